@@ -26,8 +26,6 @@ above, and the others are as shown. Text in, values out: no file is opened here 
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -42,11 +40,10 @@ from flowctl.flow.limits import (
     write_marks,
 )
 from flowctl.printable import short
+from flowctl.tomltext import TomlText
 
 VERSION: Final = 1
 """Counted up when a key changes its meaning; a server refuses what it does not know, rather than guess."""
-MOST_BYTES: Final = 1024 * 1024
-"""Longest limits file: a thousand times what all keys and a page of comments need."""
 MOST_TIME_S: Final = 86_400.0
 """Longest time: whatever waits a day for a viewer of a live stream was meant to be off, which is 0."""
 MOST_TEXT: Final = 1000
@@ -96,49 +93,7 @@ def parse_limits_file(text: str, where: str) -> LimitsFile:
         ConfigError: it is no TOML, has a key that is unknown, or a value that is not allowed; names the file, the line
             or key, the value, and what is allowed.
     """
-    return _Reader(text, where).read(read_toml(text, where))
-
-
-def read_toml(text: str, where: str, sample: str = "docs/how-to.md") -> dict[str, Any]:
-    """Return the tables of a TOML file of settings.
-
-    Args:
-        text: of the file.
-        where: its name.
-        sample: page with an example, for the hint of an error.
-
-    Raises:
-        ConfigError: it is too long, or no TOML; names the file and the line.
-    """
-    if len(text.encode(errors="replace")) > MOST_BYTES:
-        raise ConfigError(f"{where}: it has more than {MOST_BYTES} bytes, settings are a page at most")
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is a number of 5000 digits
-        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"{where}: not valid TOML: {said}", hint=f"see {sample} for an example") from error
-
-
-def place_of(lines: list[str], where: str, section: str, key: str) -> str:
-    """Return file and line of a key, for errors; those of its section where it is missing or written uncommonly.
-
-    Args:
-        lines: of the file.
-        where: its name.
-        section: table that the key stands in; empty: the top.
-        key: name of the key, or of a table at the top.
-    """
-    now, place = "", f"{where}, [{section}]" if section else where
-    for number, line in enumerate(lines, 1):
-        if header := re.match(r"\s*+\[++([^\]#]++)\]", line):
-            now = header[1].strip().strip("\"'")
-            if not section and now == key:
-                return f"{where}, line {number}"
-            if section and now == section:
-                place = f"{where}, line {number}"
-        elif now == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
-            return f"{where}, line {number}"
-    return place
+    return _Reader(TomlText(text, where)).read()
 
 
 def render(file: LimitsFile) -> str:
@@ -179,16 +134,15 @@ class _Reader:
     """Turns the tables of one file into values, and knows the lines for its errors.
 
     Args:
-        text: contents of the file.
-        where: its name.
+        toml: the file.
     """
 
-    def __init__(self, text: str, where: str) -> None:
-        self._lines = text.splitlines()
-        self._where = where
+    def __init__(self, toml: TomlText) -> None:
+        self._toml: Final = toml
 
-    def read(self, table: Mapping[str, Any]) -> LimitsFile:
-        """Return what `table` says."""
+    def read(self) -> LimitsFile:
+        """Return what the file says."""
+        table = self._toml.table
         self._known("", table, _TOP)
         version = table.get("version")
         if type(version) is not int or version != VERSION:
@@ -267,4 +221,4 @@ class _Reader:
         return ConfigError(f"{self._place(section, key)}: {key} {shown}, it must be {allowed}")
 
     def _place(self, section: str, key: str) -> str:
-        return place_of(self._lines, self._where, section, key)
+        return self._toml.place(*filter(None, (section, key)))

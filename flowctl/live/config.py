@@ -262,13 +262,17 @@ class LiveConfig(ServeOptions):
         object.__setattr__(self, "_levels", Levels(()))
         for level in self.levels:
             try:
-                self._with(level)
+                self.with_level(level)
             except (ConfigError, AttributeError, TypeError) as error:
                 raise ConfigError(f"{level}: {error}") from error
         object.__setattr__(self, "_levels", Levels((*(item.level for item in self.audiences), *self.levels)))
 
-    def _with(self, level: Level) -> LiveConfig:
-        """Return what one level alone makes of these settings; unlike `at`, marks that do not fit are an error."""
+    def with_level(self, level: Level) -> LiveConfig:
+        """Return what one level alone makes of these settings.
+
+        Raises:
+            ConfigError: they do not go together; unlike in `at`, marks that do not are an error here.
+        """
         soft, hard, low = (level.values.get(path) for path in MARKS)
         if not soft is hard is low is None:
             Limits.parse(soft or write_marks(self.limits, "soft"), hard, low)

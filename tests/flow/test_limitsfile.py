@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.flow.limitsfile import MOST_BYTES, LimitsFile, parse_limits_file, render
+from flowctl.flow.limitsfile import LimitsFile, parse_limits_file, render
+from flowctl.tomltext import MOST_BYTES
 
 SMALL = 'version = 1\n[limits]\nsoft = "2MiB,2048,4s"\n'
 FULL = """

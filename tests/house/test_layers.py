@@ -27,7 +27,7 @@ def layer(modules: str, may_import: str = "", *, pure: bool = False) -> Layer:
 
 
 LAYERS = {
-    "words": layer("errors units reasons addresses fieldtypes printable", pure=True),
+    "words": layer("errors units reasons addresses fieldtypes printable tomltext", pure=True),
     "text": layer("text", "words"),
     "flow": layer("flow", "words", pure=True),
     "outcomes": layer("outcomes", "words", pure=True),
@@ -99,6 +99,7 @@ CLI_MAY_LOAD = (
         "flowctl.server.bans",
         "flowctl.text.output",
         "flowctl.printable",
+        "flowctl.tomltext",
     ),
     *("typer", "click"),
 )

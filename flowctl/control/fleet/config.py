@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from flowctl.control.fleet.wire import MOST_NAME
 from flowctl.errors import ConfigError
-from flowctl.flow.limitsfile import MOST_BYTES, place_of, read_toml
 from flowctl.printable import short
 from flowctl.rpc.wire.addresses import Address, Transport
+from flowctl.tomltext import MOST_BYTES, TomlText
 from flowctl.zeromq.keytext import parse_key
 
 MOST_MEMBERS: Final = 32
@@ -101,19 +101,19 @@ def parse_config(text: str, where: str, base: Path) -> FleetConfig:
     Raises:
         ConfigError: it is not valid; names the file, the line, the value and what is allowed.
     """
-    return _Reader(text, where, base).read(read_toml(text, where, "docs/fleet.toml"))
+    return _Reader(TomlText(text, where, "docs/fleet.toml"), base).read()
 
 
 class _Reader:
     """Turns the tables of one file into values, and knows the lines for its errors."""
 
-    def __init__(self, text: str, where: str, base: Path) -> None:
-        self._lines = text.splitlines()
-        self._where = where
+    def __init__(self, toml: TomlText, base: Path) -> None:
+        self._toml: Final = toml
         self._base = base
 
-    def read(self, table: Mapping[str, Any]) -> FleetConfig:
-        """Return what `table` says."""
+    def read(self) -> FleetConfig:
+        """Return what the file says."""
+        table = self._toml.table
         self._known("", table, _TOP)
         members = self._members(table.get("members"))
         name = self._text("", table, "name")
@@ -139,13 +139,14 @@ class _Reader:
         if not isinstance(table, dict):
             raise self._error("", "members", table, "tables, each of which begins with [members.NAME]")
         if not 1 <= len(table) <= MOST_MEMBERS:
-            raise ConfigError(f"{self._where}: it has {len(table)} members, 1 to {MOST_MEMBERS} are allowed")
+            raise ConfigError(f"{self._toml.where}: it has {len(table)} members, 1 to {MOST_MEMBERS} are allowed")
         found: dict[str, MemberAddress] = {}
         for name, item in table.items():
             section = f"members.{name}"
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"{self._where}: the member {short(name)}: a name has 1 to {MOST_NAME} letters, digits, . _ or -"
+                    f"{self._toml.where}: the member {short(name)}: a name has 1 to {MOST_NAME} letters, "
+                    "digits, . _ or -"
                 )
             if not isinstance(item, dict):
                 raise self._error("members", name, item, "a table with an address")
@@ -184,14 +185,14 @@ class _Reader:
             missing = f"members.{bare[0]} has no key" if bare else "key_file is missing"
             why = f"others than its user reach {tcp}" if tcp else "some have keys"
             raise ConfigError(
-                f"{self._where}: {missing}, but {why}: anybody could lift the bans of the fleet",
+                f"{self._toml.where}: {missing}, but {why}: anybody could lift the bans of the fleet",
                 hint="flowctl rpc keygen FILE makes a key pair: key_file names the file, key is the public one",
             )
         owners: dict[bytes, str] = {}
         for name, item in config.members.items():
             if item.pubkey is not None and owners.setdefault(item.pubkey, name) != name:
                 raise ConfigError(
-                    f"{self._where}: members.{name} has the key of members.{owners[item.pubkey]}",
+                    f"{self._toml.where}: members.{name} has the key of members.{owners[item.pubkey]}",
                     hint="a member is known by its key: flowctl rpc keygen FILE makes one for each",
                 )
         if len(str(config.status_socket).encode()) > _MOST_PATH_BYTES:
@@ -218,4 +219,4 @@ class _Reader:
         )
 
     def _place(self, section: str, key: str) -> str:
-        return place_of(self._lines, self._where, section, key)
+        return self._toml.place(*filter(None, (*section.split(".", 1), key)))

@@ -25,12 +25,12 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from flowctl.errors import BusyError, ClosedError, ConfigError
-from flowctl.flow import limitsfile
 from flowctl.flow.limitsfile import LimitsFile, parse_limits_file
 from flowctl.live.reload.watchfile import FileStatus, WatchedFile
 from flowctl.loop.locks import OwnedLock
 from flowctl.server import bans as bans_format
 from flowctl.server.bans import BanList
+from flowctl.tomltext import MOST_BYTES
 
 _log: Final = structlog.get_logger("flowctl.live")
 _POLL_S: Final = 1.0
@@ -78,7 +78,7 @@ class Reload:
         self._apply_bans = apply_bans
         self._files: Final[dict[str, WatchedFile]] = {}
         if limits is not None:
-            self._files["limits"] = WatchedFile(limits, self._take_limits, limitsfile.MOST_BYTES)
+            self._files["limits"] = WatchedFile(limits, self._take_limits, MOST_BYTES)
         if bans is not None:
             self._files["bans"] = WatchedFile(bans, self._take_bans, bans_format.MOST_BYTES)
         self._also: Final = also

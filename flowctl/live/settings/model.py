@@ -5,12 +5,13 @@ listing are made of it. A field names its place in `LiveConfig` (``settings.stuc
 there, and its range is what the dataclass there takes: neither is written twice. What has no field is for code alone.
 Pydantic is loaded with this room and by nothing else of flowctl.
 
-Levels (application, stream, role) are one more table of the file each, whose names are fields of this model.
+Levels (application, stream, role) are tables of the file, whose keys are those fields that are of a role or a stream.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple, Self
 
@@ -54,7 +55,7 @@ from flowctl.live.settings.kinds import (
     Text,
     Workers,
 )
-from flowctl.live.settings.levels import put, replaced
+from flowctl.live.settings.levels import Level, Role, put, replaced
 from flowctl.server.program import ServeOptions, ServerProgram
 from flowctl.telemetry.privacy import read_key
 
@@ -63,29 +64,64 @@ _OF_ALL: Final = frozenset(item.name for item in dataclasses.fields(ServeOptions
 """Fields of `LiveConfig` that every server has."""
 
 
-def _at(path: str, what: str, *, streams: bool | None = None) -> Any:
+class Takes(enum.Enum):
+    """When a server that runs takes another value of a setting."""
+
+    NOW = "now"
+    NEW = "new connections"
+    RESTART = "restart"
+
+
+_VIEWER: Final = frozenset({Role.VIEWER})
+_PUBLISHER: Final = frozenset({Role.PUBLISHER})
+_BOTH: Final = frozenset(Role)
+_STREAM: Final[frozenset[Role]] = frozenset()
+"""Of the stream itself: applications and streams may say it, roles may not."""
+
+
+def _at(
+    path: str,
+    what: str,
+    *,
+    streams: bool | None = None,
+    takes: Takes = Takes.RESTART,
+    of: frozenset[Role] | None = None,
+) -> Any:
     """Return the field of a setting that has a place in `LiveConfig`, with the default that stands there.
 
     Args:
         path: of the place.
         what: it does, in a line.
         streams: whether it means nothing to a server without streams. None: as its place says.
+        takes: when a server that runs takes another value.
+        of: roles in a stream that it is of; with an application or stream it may differ. None: it is the server's.
     """
     streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
-    return Field(
-        default=_value(_DEFAULTS, path), description=what, json_schema_extra={"path": path, "streams": streams}
-    )
+    extra: dict[str, Any] = {"path": path, "streams": streams, "takes": takes, "of": of}
+    return Field(default=_value(_DEFAULTS, path), description=what, json_schema_extra=extra)
 
 
-def _own(what: str, *, path: str | None = None, streams: bool = True) -> Any:
+def _own(
+    what: str,
+    *,
+    path: str | None = None,
+    streams: bool = True,
+    takes: Takes = Takes.RESTART,
+    of: frozenset[Role] | None = None,
+) -> Any:
     """Return the field of a setting that is not there unless it is given, or that takes more than putting somewhere."""
-    return Field(default=None, description=what, json_schema_extra={"path": path, "streams": streams})
+    extra: dict[str, Any] = {"path": path, "streams": streams, "takes": takes, "of": of}
+    return Field(default=None, description=what, json_schema_extra=extra)
 
 
 def _value(settings: Any, path: str) -> Any:
     for name in path.split("."):
         settings = getattr(settings, name)
     return settings
+
+
+PART: Final = "part of"
+"""In the context of a validation: the settings are of a level, and stand for part of those in force."""
 
 
 class LiveSettings(BaseModel):
@@ -106,56 +142,108 @@ class LiveSettings(BaseModel):
         "socket_options.notsent_lowat_bytes", "Unsent bytes the kernel takes before it says stop; 0: its own choice."
     )
 
-    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False)
-    hard: Marks = _own("Hard limit; without it twice the soft one.", streams=False)
-    low: Marks = _own("Low mark; without it half the soft one.", streams=False)
+    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, takes=Takes.NOW, of=_BOTH)
+    hard: Marks = _own("Hard limit; without it twice the soft one.", streams=False, takes=Takes.NOW, of=_BOTH)
+    low: Marks = _own("Low mark; without it half the soft one.", streams=False, takes=Takes.NOW, of=_BOTH)
     limits: File = _at("limits_file", "Read the limits from this TOML file, now and when it changes.")
-    stuck: Duration = _at("settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.")
-    soft_too_long: Duration = _at("settings.soft_too_long_s", "Cut a peer above its soft limit for so long; 0: off.")
-    target_delay: Target = _at(
-        "limits.target_delay_ms", "How late pictures may reach a slow viewer; later ones are left out.", streams=True
+    stuck: Duration = _at(
+        "settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.", takes=Takes.NOW, of=_BOTH
     )
-    policy: Policy = _at("policy", "What is left out for slow viewers.")
-    audiences: Audiences = _at("audiences", "Target delay and policy of some streams; the first that fits counts.")
+    soft_too_long: Duration = _at(
+        "settings.soft_too_long_s", "Cut a peer above its soft limit for so long; 0: off.", takes=Takes.NOW, of=_BOTH
+    )
+    target_delay: Target = _at(
+        "limits.target_delay_ms",
+        "How late pictures may reach a slow viewer; later ones are left out.",
+        streams=True,
+        takes=Takes.NOW,
+        of=_BOTH,
+    )
+    policy: Policy = _at("policy", "What is left out for slow viewers.", takes=Takes.NOW, of=_VIEWER)
+    audiences: Audiences = _at(
+        "audiences",
+        "Target delay and policy of viewers of some streams; the nearest that fits counts.",
+        takes=Takes.NOW,
+    )
     age_axis: Age = _at("settings.age_from", "Age limit: of what is queued, or the viewer's whole delay.", streams=True)
     return_after: Duration = _at(
-        "return_after_s", "Bring a viewer back to live that took nothing for so long; 0: send all that is old."
+        "return_after_s",
+        "Bring a viewer back to live that took nothing for so long; 0: send all that is old.",
+        takes=Takes.NOW,
+        of=_VIEWER,
     )
-    memory_budget: Size = _at("memory_budget_bytes", "What may wait for all slow viewers together; 0: no limit.")
+    memory_budget: Size = _at(
+        "memory_budget_bytes", "What may wait for all slow viewers together; 0: no limit.", takes=Takes.NOW
+    )
     memory_budget_per_address: Flag = _at(
-        "memory_budget_per_address", "Count the viewers of one address as one for the budget."
+        "memory_budget_per_address", "Count the viewers of one address as one for the budget.", takes=Takes.NOW
     )
     shadow_limits: Shadow = _own("Compare with these limits, which do nothing; each as bytes,messages,age.")
 
-    max_connections: Count = _at("admission.connections", "Connections in all; 0: what the limit of open files allows.")
-    per_address: Count = _at("admission.connections_per_address", "Connections of one address; 0: any number.")
+    max_connections: Count = _at(
+        "admission.connections", "Connections in all; 0: what the limit of open files allows.", takes=Takes.NOW
+    )
+    per_address: Count = _at(
+        "admission.connections_per_address", "Connections of one address; 0: any number.", takes=Takes.NOW
+    )
     new_per_address: Rate = _at(
-        "admission.new_per_address_and_s", "New connections of one address per second; 0: any number."
+        "admission.new_per_address_and_s", "New connections of one address per second; 0: any number.", takes=Takes.NOW
     )
     publishers_per_address: Count = _at(
-        "publishers_per_address", "Streams that one address may publish at a time; 0: any number."
+        "publishers_per_address",
+        "Streams that one address may publish at a time; 0: any number.",
+        takes=Takes.NOW,
+        of=_PUBLISHER,
     )
     work_share_per_connection: Share = _at(
-        "work.share_per_connection", "Of a thread's time, what the input of one connection may take; 0: any."
+        "work.share_per_connection",
+        "Of a thread's time, what the input of one connection may take; 0: any.",
+        takes=Takes.NEW,
     )
-    work_share_per_address: Share = _at("work.share_per_address", "The same of all connections of one address; 0: any.")
+    work_share_per_address: Share = _at(
+        "work.share_per_address", "The same of all connections of one address; 0: any.", takes=Takes.NEW
+    )
     bans: File = _at("bans_file", "Keep out whom this file of JSON lines names, now and when it changes.")
     ban_store: File = _at("ban_store", "Keep the bans of commands and penalties in this SQLite file across restarts.")
-    credentials_file: File = _own("File of user:password lines for Adobe authentication; without it there is none.")
+    credentials_file: File = _own(
+        "File of user:password lines for Adobe authentication; without it there is none.", takes=Takes.NEW
+    )
     hooks: Text = _at("hooks", "package.module:Name of a LiveHooks class of yours: who may publish and play.")
 
-    flush: Duration = _at("flush_interval_s", "Longest time between two flushes of a stream.")
-    gop_cache: Size = _at("cache.size_bytes", "GOP cache of a stream; 0: none.")
-    media_message: Size = _at("rtmp.limits.media_message_bytes", "Largest audio or video message that is taken.")
-    second_publisher: Second = _at("second_publisher", "What happens when a name is published twice.")
-    return_grace: Duration = _at(
-        "return_grace_s", "How long a publisher whose connection broke may stay away unnoticed; 0: not at all."
+    flush: Duration = _at(
+        "flush_interval_s", "Longest time between two flushes of a stream.", takes=Takes.NOW, of=_STREAM
     )
-    first_media: Duration = _at("rtmp.limits.first_media_s", "Cut a publisher that sends nothing at first; 0: never.")
-    media_silence: Duration = _at("media_silence_s", "Cut a publisher without sound and picture; 0: never.")
-    players_may_wait: Flag = _at("players_may_wait", "Whether players may wait for a publisher.")
-    player_wait: Duration = _at("rtmp.limits.player_wait_s", "How long they may wait; 0: for ever.")
-    ping_after: Duration = _at("rtmp.limits.ping_after_s", "Ask a peer that is silent whether it is there; 0: never.")
+    gop_cache: Size = _at("cache.size_bytes", "GOP cache of a stream; 0: none.", takes=Takes.NOW, of=_STREAM)
+    media_message: Size = _at(
+        "rtmp.limits.media_message_bytes", "Largest audio or video message that is taken.", takes=Takes.NEW
+    )
+    second_publisher: Second = _at(
+        "second_publisher", "What happens when a name is published twice.", takes=Takes.NOW, of=_PUBLISHER
+    )
+    return_grace: Duration = _at(
+        "return_grace_s",
+        "How long a publisher whose connection broke may stay away unnoticed; 0: not at all.",
+        takes=Takes.NOW,
+        of=_PUBLISHER,
+    )
+    first_media: Duration = _at(
+        "rtmp.limits.first_media_s",
+        "Cut a publisher that sends nothing at first; 0: never.",
+        takes=Takes.NOW,
+        of=_PUBLISHER,
+    )
+    media_silence: Duration = _at(
+        "media_silence_s", "Cut a publisher without sound and picture; 0: never.", takes=Takes.NOW, of=_PUBLISHER
+    )
+    players_may_wait: Flag = _at(
+        "players_may_wait", "Whether players may wait for a publisher.", takes=Takes.NOW, of=_VIEWER
+    )
+    player_wait: Duration = _at(
+        "rtmp.limits.player_wait_s", "How long they may wait; 0: for ever.", takes=Takes.NOW, of=_VIEWER
+    )
+    ping_after: Duration = _at(
+        "rtmp.limits.ping_after_s", "Ask a peer that is silent whether it is there; 0: never.", takes=Takes.NEW
+    )
 
     events: Folder = _at("events.folder", "Record what happens to each connection as Parquet files there.")
     events_node: Text = _at("events.node", "Name of this server in records. Default: host name and port.")
@@ -189,10 +277,19 @@ class LiveSettings(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        """See that the limits go together."""
-        self._limits()
+    def _in_order(self, info: ValidationInfo) -> Self:
+        """See that the limits go together; those of a level with the server's, see `LiveConfig.with_level`."""
+        if not (info.context or {}).get(PART):
+            self._limits()
         return self
+
+    def level(self, application: str, stream: str, role: Role | None) -> Level:
+        """Return what these settings are for an application, a stream or a role."""
+        values: dict[str, Any] = {}
+        for name in self.model_fields_set:
+            path = place(name)
+            values[path or f"limits.{name}"] = getattr(self, name)
+        return Level(application=application, stream=stream, role=role, values=values)
 
     def options(self, program: ServerProgram, extra: Mapping[str, str]) -> ServeOptions:
         """Return what these settings make of the usual ones: a `LiveConfig` for a program with streams.
@@ -250,6 +347,18 @@ def place(name: str) -> str | None:
 def of_streams(name: str) -> bool:
     """Return whether a setting means nothing to a server without streams."""
     return bool(_extra(name)["streams"])
+
+
+def taken(name: str) -> Takes:
+    """Return when a server that runs takes another value of a setting."""
+    found: Takes = _extra(name)["takes"]
+    return found
+
+
+def roles_of(name: str) -> frozenset[Role] | None:
+    """Return the roles that a setting is of, none where it is the stream's. None: it is the server's."""
+    found: frozenset[Role] | None = _extra(name)["of"]
+    return found
 
 
 def _extra(name: str) -> Any:

@@ -1,26 +1,31 @@
 """Where settings come from: a TOML file, the environment and the command line, and which of them counts.
 
-Option (or ``--set``) over environment over file over default. An error names where the value stands, what it is and
-what is allowed.
+Option (or ``--set``) over environment over file over default, within each level. An error names where the value stands,
+what it is and what is allowed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
 from flowctl.errors import ConfigError
-from flowctl.flow.limitsfile import place_of, read_toml
-from flowctl.live.settings.model import LiveSettings, kind_of, of_streams, settings_of
+from flowctl.live.config import LiveConfig
+from flowctl.live.settings.levels import Level, Role
+from flowctl.live.settings.model import PART, LiveSettings, kind_of, of_streams, roles_of, settings_of
 from flowctl.printable import short
 from flowctl.rtmp.limits import WireLimits
 from flowctl.server.program import ServeOptions, ServerProgram
+from flowctl.tomltext import TomlText, dotted
 
+_ROLES: Final = {item.value: item for item in Role}
 ENVIRONMENT: Final = "FLOWCTL_"
 _NOT_SETTINGS: Final = frozenset({"CACHE", "CONFIG", "FFMPEG", "KEY", "LOG_LEVEL", "MASTER", "SERVER"})
 """Variables of other parts of flowctl, without their prefix."""
@@ -61,6 +66,24 @@ class Given(NamedTuple):
     source: str
 
 
+class Place(NamedTuple):
+    """A level: the server where all is empty, an application, streams, a role, or a role of one of these."""
+
+    application: str = ""
+    stream: str = ""
+    role: Role | None = None
+
+    def __str__(self) -> str:
+        """As the file writes it."""
+        return str(Level(application=self.application, stream=self.stream, role=self.role)) if any(self) else "server"
+
+
+SERVER: Final = Place()
+Settings: TypeAlias = dict[Place, dict[str, Given]]
+"""What was given, by level and name."""
+_KINDS: Final = ("application", "stream", "role")
+
+
 def read_settings(
     program: ServerProgram,
     *,
@@ -68,84 +91,221 @@ def read_settings(
     pairs: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
+    text: str | None = None,
 ) -> ServeOptions:
     """Return what a server is to be built with.
 
     Args:
         program: the server.
         options: values of options, by the name of the setting.
-        pairs: those of ``--set``: ``name=value``; as strong as options.
+        pairs: those of ``--set``: ``name=value``, or ``role.viewer.name=value`` for a level; as strong as options.
         environment: variables, of which those that begin with ``FLOWCTL_`` count. None: there are none.
         file: TOML file of settings. None: there is none.
+        text: its contents. None: they are read.
 
     Raises:
         ConfigError: a setting is unknown, given twice or has a wrong value; names where it stands, the value, and what
             is allowed. Or settings do not go together, or a file cannot be read.
     """
-    given: dict[str, Given] = {}
-    for source in (_of_file(file), _of_environment(environment or {}), _of_options(options or {}, pairs)):
-        _check_known(program, source)
-        given |= source
-    if marks := given.keys() & {"soft", "hard", "low", "target_delay"} if "limits" in given else ():
+    given = gather(program, options=options, pairs=pairs, environment=environment, file=file, text=text)
+    return settings_of_all(program, given)
+
+
+def gather(
+    program: ServerProgram,
+    *,
+    options: Mapping[str, str] | None = None,
+    pairs: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    text: str | None = None,
+) -> Settings:
+    """Return what was given of all sources, as `read_settings`, by level; the strongest source of each."""
+    found: Settings = {SERVER: {}}
+    for source in (_of_file(file, text), _of_environment(environment or {}), _of_options(options or {}, pairs)):
+        for level, given in source.items():
+            _check_known(program, given, level)
+            found[level] = found.get(level, {}) | given
+    return found
+
+
+def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
+    """Return what a server is to be built with, of all that was given.
+
+    Raises:
+        ConfigError: see `read_settings`.
+    """
+    server = given[SERVER]
+    if marks := server.keys() & {"soft", "hard", "low", "target_delay"} if "limits" in server else ():
         raise ConfigError(
-            f"{given[min(marks)].source} and {given['limits'].source} both set the limits",
+            f"{server[min(marks)].source} and {server['limits'].source} both set the limits",
             hint="leave one of the two out",
         )
-    asked = [name for name in given if name.startswith(("events_", "flights"))]
-    if asked and "events" not in given:
+    asked = [name for name in server if name.startswith(("events_", "flights"))]
+    if asked and "events" not in server:
         raise ConfigError(
-            f"{given[asked[0]].source} is set, but nothing is recorded", hint="give events (--events FOLDER) as well"
+            f"{server[asked[0]].source} is set, but nothing is recorded", hint="give events (--events FOLDER) as well"
         )
-    extra = {name: str(item.value) for name, item in given.items() if name in program.extra}
-    return _validated({name: item for name, item in given.items() if name not in extra}).options(program, extra)
+    extra = {name: str(item.value) for name, item in server.items() if name in program.extra}
+    settings = _validated({name: item for name, item in server.items() if name not in extra})
+    options = settings.options(program, extra)
+    if not isinstance(options, LiveConfig):
+        return options
+    levels = []
+    for place, values in given.items():
+        if place != SERVER and values:
+            level = _validated(values, part=True).level(*place)
+            try:
+                options.with_level(level)
+            except ConfigError as error:
+                name = min(values.keys() & {"soft", "hard", "low"}, default=min(values))
+                raise ConfigError(f"{values[name].source}: {error}", hint=error.hint) from error
+            levels.append(level)
+    return dataclasses.replace(options, levels=tuple(levels)) if levels else options
 
 
-def _of_file(file: Path | None) -> dict[str, Given]:
+def _of_file(file: Path | None, text: str | None) -> Settings:
     if file is None:
         return {}
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8") if text is None else text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"cannot read the settings in {file}: {error}", hint="is the path right (--config, FLOWCTL_CONFIG)?"
         ) from error
-    lines = text.splitlines()
-    table = read_toml(text, str(file))
-    return {name: Given(value, f"{place_of(lines, str(file), '', name)}: {name}") for name, value in table.items()}
+    toml = TomlText(text, str(file), "docs/flowctl.toml")
+    found: Settings = {}
+
+    def note(path: tuple[str, ...], value: object) -> None:
+        source = f"{toml.place(*path)}: {dotted(path)}"
+        level, name = _level_of(path, source)
+        if name:
+            found.setdefault(level, {})[name] = Given(value, source)
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                note((*path, key), inner)
+        else:
+            raise ConfigError(f"{source} is {short(value)}, it must be a table of settings", hint=_LEVELS_HINT)
+
+    for key, value in toml.table.items():
+        if key in _KINDS:
+            note((key,), value)
+        else:
+            found.setdefault(SERVER, {})[key] = Given(value, f"{toml.place(key)}: {key}")
+    return found
 
 
-def _of_environment(environment: Mapping[str, str]) -> dict[str, Given]:
+_LEVELS_HINT: Final = (
+    'levels are [application.NAME], [stream."app/stream"] with * and ?, [role.viewer] and [role.publisher], and '
+    "[application.NAME.viewer] and so on"
+)
+
+
+def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
+    """Return the level of a key of the file, and its name there; empty: it is a table around settings.
+
+    Raises:
+        ConfigError: there is no such role.
+    """
+    kind, *rest = path
+    if kind == "role":
+        if rest and rest[0] not in _ROLES:
+            raise ConfigError(f"{source}: there is no role {short(rest[0])}", hint="viewer or publisher")
+        role, inner = (_ROLES[rest[0]], rest[1:]) if rest else (None, [])
+        return Place(role=role), ".".join(inner)
+    name, inner = (rest[0], rest[1:]) if rest else ("", [])
+    role = None
+    if inner and inner[0] in _ROLES:
+        role, inner = _ROLES[inner[0]], inner[1:]
+    if rest and not name:
+        raise ConfigError(f"{source}: the name is empty", hint=_LEVELS_HINT)
+    place = Place(application=name, role=role) if kind == "application" else Place(stream=name, role=role)
+    return place, ".".join(inner)
+
+
+def _of_environment(environment: Mapping[str, str]) -> Settings:
     names = {key.removeprefix(ENVIRONMENT): key for key in environment if key.startswith(ENVIRONMENT)}
+    found: Settings = {}
     for name, key in names.items():
         if name != name.lower().upper():  # FLOWCTL_stuck would be a second FLOWCTL_STUCK
             raise ConfigError(
                 f"{short(key)}: variables of settings are in capitals", hint=f"{ENVIRONMENT}{name.lower().upper():.60}"
             )
-    return {name.lower(): Given(environment[key], key) for name, key in names.items() if name not in _NOT_SETTINGS}
-
-
-def _of_options(options: Mapping[str, str], pairs: Iterable[str]) -> dict[str, Given]:
-    found = {name: Given(value, "--" + name.replace("_", "-")) for name, value in options.items()}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--set {short(pair)} is not name=value", hint="for example --set stuck=20s")
-        if name in found:
-            raise ConfigError(f"{found[name].source} and --set {name} set the same", hint="leave one of the two out")
-        found[name] = Given(value, f"--set {name}")
+        if name in _NOT_SETTINGS:
+            continue
+        path = tuple(name.lower().split("__"))
+        level, setting = (SERVER, name.lower())
+        if path[0] in _KINDS and len(path) > 1:
+            level, setting = _level_of(path, key)
+            if not setting:
+                raise ConfigError(f"{key} names no setting", hint=f"for example {key}__POLICY")
+        found.setdefault(level, {})[setting] = Given(environment[key], key)
     return found
 
 
-def _check_known(program: ServerProgram, given: Mapping[str, Given]) -> None:
-    """Refuse settings that the program does not have."""
+def _of_options(options: Mapping[str, str], pairs: Iterable[str]) -> Settings:
+    found: Settings = {SERVER: {name: Given(value, "--" + name.replace("_", "-")) for name, value in options.items()}}
+    for pair in pairs:
+        name, equals, value = _pair(pair)
+        if not equals or not name:
+            raise ConfigError(f"--set {short(pair)} is not name=value", hint="for example --set stuck=20s")
+        level, setting = SERVER, name
+        if name.split(".")[0] in _KINDS and "." in name:
+            level, setting = _level_of(_key(name, pair), f"--set {name}")
+            if not setting:
+                raise ConfigError(f"--set {short(name)} names no setting", hint=_LEVELS_HINT)
+        there = found.setdefault(level, {})
+        if setting in there:
+            raise ConfigError(f"{there[setting].source} and --set {name} set the same", hint="leave one of the two out")
+        there[setting] = Given(value, f"--set {name}")
+    return found
+
+
+def _pair(text: str) -> tuple[str, str, str]:
+    """Return name, sign and value of a text of ``--set``; a name in quotes may have an equals sign."""
+    found = re.match(r"((?:[^\"'=]|\"[^\"]*\"|'[^']*')*)(=)(.*)", text, re.DOTALL)
+    return (found[1], found[2], found[3]) if found else (text, "", "")
+
+
+def _key(name: str, pair: str) -> tuple[str, ...]:
+    """Return the place that a key in the words of TOML names."""
+    try:
+        value: object = tomllib.loads(f"{name} = 0")
+    except ValueError as error:
+        raise ConfigError(
+            f"--set {short(pair)}: {short(name)} is no key", hint="write it like --set 'stream.\"live/*\".policy=...'"
+        ) from error
+    path = []
+    while isinstance(value, dict):
+        key, value = next(iter(value.items()))
+        path.append(key)
+    return tuple(path)
+
+
+def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Place) -> None:
+    """Refuse settings that the program does not have, or not at this level."""
     for name, (_, source) in given.items():
-        if name in program.extra:
+        if level != SERVER and not program.has_streams:
+            raise ConfigError(f"server {program.name!r} has no streams, it would ignore {source}", hint="leave it out")
+        if name in program.extra and level == SERVER:
             continue
         if name not in LiveSettings.model_fields:
             hint = hint_for_former(name) or _hint(name, program)
             raise ConfigError(f"{source}: server {program.name!r} has no setting {short(name)}", hint=hint)
         if of_streams(name) and not program.has_streams:
             raise ConfigError(f"server {program.name!r} has no streams, it would ignore {source}", hint="leave it out")
+        if level == SERVER:
+            continue
+        roles = roles_of(name)
+        if roles is None:
+            raise ConfigError(
+                f"{source}: {name} is a setting of the whole server",
+                hint="levels may have "
+                + ", ".join(item for item in LiveSettings.model_fields if roles_of(item) is not None),
+            )
+        if level.role is not None and level.role not in roles:
+            whose = f"of a {next(iter(roles)).value}" if roles else "of the stream itself, whatever the role"
+            raise ConfigError(f"{source}: {name} is {whose}", hint="set it for the application or the stream")
 
 
 def hint_for_former(name: str) -> str | None:
@@ -161,8 +321,8 @@ def _hint(name: str, program: ServerProgram) -> str:
     return f"did you mean {near[0]}? {listed}" if near else listed
 
 
-def _validated(given: Mapping[str, Given]) -> LiveSettings:
-    context = {name: item.source for name, item in given.items()}
+def _validated(given: Mapping[str, Given], *, part: bool = False) -> LiveSettings:
+    context: dict[str, Any] = {name: item.source for name, item in given.items()} | ({PART: True} if part else {})
     try:
         return LiveSettings.model_validate({name: item.value for name, item in given.items()}, context=context)
     except ValidationError as error:

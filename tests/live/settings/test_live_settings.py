@@ -320,7 +320,7 @@ def test_setting_of_one_program_when_given_is_its_own_text(tmp_path):
     ("text", "said"),
     [
         ("stuck = ", "not valid TOML"),
-        ("stuck = 1\nstuck = 2\n", "not valid TOML"),
+        ("stuck = 1\nstuck = 2\n", "line 2: stuck is there twice, line 1 has it already"),
         ("# \udcff", "cannot read the settings in"),
     ],
 )
