@@ -49,3 +49,13 @@ def address_key(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64)) + "/64"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine and nobody else: a loopback address, or ``localhost``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

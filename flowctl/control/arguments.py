@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from flowctl.addresses import parse_network
@@ -20,6 +21,7 @@ from flowctl.units import parse_duration
 
 MOST_TEXT: Final = 200
 """Longest text of an argument, characters: a reason stands in a line of the log."""
+_MOST_DIGITS: Final = 18
 MOST_DURATION_S: Final = 10 * 365 * 86_400.0
 """Longest duration: ten years; what is meant to last longer lasts until it is taken back."""
 
@@ -31,11 +33,13 @@ class Kind(NamedTuple):
         word: for it, in help and tables: ``NETWORK``.
         read: returns the value of what was given; the second argument is the name, for errors.
         flag: whether it is yes or no, on a command line by being there.
+        schema: the same as JSON Schema, as far as that can say it, for descriptions of the API.
     """
 
     word: str
     read: Callable[[object, str], Any]
     flag: bool = False
+    schema: Mapping[str, Any] = MappingProxyType({"type": "string", "maxLength": MOST_TEXT})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +102,13 @@ def number(low: int, high: int, word: str = "NUMBER") -> Kind:
 
     def read(value: object, name: str) -> int:
         text = str(value) if type(value) is int else value
-        digits = isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= 18
+        digits = isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
         if not digits or not low <= int(str(text)) <= high:
             raise ConfigError(f"{name} is {short(value)}, it must be a whole number from {low} to {high}")
         return int(str(text))
 
-    return Kind(word, read)
+    most = min(high, 10**_MOST_DIGITS - 1)
+    return Kind(word, read, schema={"type": "integer", "minimum": low, "maximum": most})
 
 
 def text(word: str = "TEXT", most: int = MOST_TEXT) -> Kind:
@@ -114,7 +119,7 @@ def text(word: str = "TEXT", most: int = MOST_TEXT) -> Kind:
             raise ConfigError(f"{name} is {short(value)}, it must be up to {most} characters that can be printed")
         return value
 
-    return Kind(word, read)
+    return Kind(word, read, schema={"type": "string", "maxLength": most})
 
 
 def choice(*words: str) -> Kind:
@@ -125,7 +130,7 @@ def choice(*words: str) -> Kind:
             raise ConfigError(f"{name} is {short(value)}, it must be {' or '.join(words)}")
         return value
 
-    return Kind("|".join(words), read)
+    return Kind("|".join(words), read, schema={"type": "string", "enum": list(words)})
 
 
 def duration(most_s: float = MOST_DURATION_S) -> Kind:
@@ -146,20 +151,20 @@ def duration(most_s: float = MOST_DURATION_S) -> Kind:
             )
         return seconds
 
-    return Kind("DURATION", read)
+    return Kind("DURATION", read, schema={"type": ["number", "string"], "minimum": 0, "maximum": most_s})
 
 
 def flag() -> Kind:
     """Return the kind of yes and no."""
 
     def read(value: object, name: str) -> bool:
-        known = {"yes": True, "no": False}
+        known = {"yes": True, "no": False, "true": True, "false": False}
         found = known.get(value) if isinstance(value, str) else value
         if not isinstance(found, bool):
             raise ConfigError(f"{name} is {short(value)}, it must be yes or no (true or false)")
         return found
 
-    return Kind("yes|no", read, flag=True)
+    return Kind("yes|no", read, flag=True, schema={"type": "boolean"})
 
 
 def network() -> Kind:

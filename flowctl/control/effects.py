@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +45,7 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             return False
         if stream is not None and stream not in getattr(connection.session, "streams", list)():
             return False
-        return network is None or _lies_in(connection.peer[0], network)
+        return network is None or lies_in(connection.peer[0], network)
 
     kicked = server.kick(wanted, asked["reason"])
     if not kicked and number is not None:
@@ -51,7 +53,8 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     return {"kicked": len(kicked), "connections": [item.number for item in kicked[:_TOLD]]}
 
 
-def _lies_in(address: str, network: Any) -> bool:
+def lies_in(address: str, network: Any) -> bool:
+    """Return whether the address of a peer is in a network."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -63,6 +66,10 @@ def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Show limits, or set them: those of the server, or of one connection."""
     number = asked["connection"]
     connection = None
+    if number is not None and asked.get("stream") is not None:
+        raise ConfigError("limits: connection and stream are both given", hint="leave one of the two out")
+    if asked.get("stream") is not None:
+        return _limits_of_stream(server, asked)
     if number is not None:
         connection = next((item for item in server.connections() if item.number == number), None)
         if connection is None:
@@ -78,6 +85,26 @@ def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     shown = _limits_shown(server, wanted, None) | {"was": str(now), "connections": count}
     until = "until the limits file changes, or " if "limits" in server.reload.status else ""
     return shown | {"note": f"in force {until}until the server ends"}
+
+
+def _limits_of_stream(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Show the limits of those who play or publish a stream, or set them; those who come later have the usual ones."""
+    pattern = asked["stream"]
+    found = [
+        item
+        for item in server.connections()
+        if any(fnmatchcase(name, pattern) for name in getattr(item.session, "streams", list)())
+    ]
+    if not found:
+        raise LocalProtocolError(f"nobody plays or publishes {pattern}", hint="flowctl streams lists them")
+    now = found[0].sender.limits
+    wanted = _limits_asked(now, asked)
+    shown = _limits_shown(server, wanted or now, None) | {"stream": pattern, "connections": len(found)}
+    if wanted is None:
+        return shown | {"limits_of": dict(Counter(str(item.sender.limits) for item in found))}
+    for item in found:
+        item.sender.set_limits(wanted)
+    return shown | {"was": str(now), "note": "in force for those who are connected now"}
 
 
 def _limits_asked(now: Limits, asked: Mapping[str, Any]) -> Limits | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 from flowctl.errors import LocalProtocolError
 from flowctl.flow.state import SendState
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from flowctl.live.hub import Viewer
     from flowctl.live.server import LiveServer
     from flowctl.live.statistics import ViewerStatistics
+    from flowctl.sending.figures import Account
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
 
 
 @runtime_checkable
@@ -37,7 +39,7 @@ class Described(Protocol):
 _WORK_S: Final = 0.0003
 _REST_S: Final = 0.001
 """As those who gather figures of thousands of viewers rest (`flowctl.live.oversight.pace`)."""
-_TEXT: Final = 100
+TEXT: Final = 100
 """Longest name of a player or stream that is told, characters."""
 
 
@@ -62,7 +64,7 @@ def _companions(server: LiveServer) -> Json:
     return {item.title: item.figures() for item in server.companions if isinstance(item, Described)}
 
 
-def paced(items: list[tuple[str, Viewer]]) -> Iterator[tuple[str, Viewer]]:
+def paced(items: Iterable[_T]) -> Iterator[_T]:
     """Iterate with rests, so that the poll groups get the interpreter in between."""
     since = time.perf_counter()
     for item in items:
@@ -104,8 +106,8 @@ def _streams(server: LiveServer, pattern: str) -> list[Json]:
             publisher = stream.publisher
             found.append(
                 {
-                    "stream": foreign(stream.name, _TEXT),
-                    "publisher": None if publisher is None else _publisher(publisher.peer),
+                    "stream": foreign(stream.name, TEXT),
+                    "publisher": None if publisher is None else address_of(publisher.peer),
                     "media": stream.media,
                     "viewers": count,
                     "standby": len(stream.standby),
@@ -124,8 +126,7 @@ def _viewers(server: LiveServer, pattern: str, which: str) -> list[tuple[str, Vi
         if not fnmatchcase(name, pattern):
             continue
         account = viewer.connection.sender.account(rows=False)
-        slow = account.state is not SendState.READY or account.lagging or account.picture_share < 1
-        if slow or which == "all":
+        if which == "all" or is_slow(account):
             delay_ms = account.delay_ms if account.lagging else 0.0
             ranked.append((-account.state, account.picture_share, -delay_ms, viewer.connection.number, name, viewer))
     return [(name, viewer) for *_, name, viewer in sorted(ranked, key=lambda item: item[:4])]
@@ -134,15 +135,15 @@ def _viewers(server: LiveServer, pattern: str, which: str) -> list[tuple[str, Vi
 def _viewer(stream: str, found: ViewerStatistics) -> Json:
     return {
         "connection": found.number,
-        "peer": _peer(found.peer),
-        "stream": foreign(stream, _TEXT),
+        "peer": address_of(found.peer),
+        "stream": foreign(stream, TEXT),
         "state": found.state.name,
         "delay_ms": round(found.viewer_delay_ms),
         "pictures": round(found.sender.picture_share, 3),
         "queued_bytes": found.sender.load.size_bytes,
         "dropped": found.sender.dropped_messages,
         "open_s": round(found.connected_s, 1),
-        "agent": foreign(found.user_agent, _TEXT),
+        "agent": foreign(found.user_agent, TEXT),
         "why": found.why,
     }
 
@@ -157,9 +158,9 @@ def _connection(server: LiveServer, number: int) -> Json:
     streams: list[str] = getattr(session, "streams", list)()
     return {
         "connection": number,
-        "peer": _peer(connection.peer),
-        "streams": [foreign(name, _TEXT) for name in streams],
-        "agent": foreign(getattr(session, "user_agent", ""), _TEXT),
+        "peer": address_of(connection.peer),
+        "streams": [foreign(name, TEXT) for name in streams],
+        "agent": foreign(getattr(session, "user_agent", ""), TEXT),
         "state": found.state.name,
         "why": connection.why(),
         "delay_ms": round(sender.sample_delay()),
@@ -181,11 +182,12 @@ def _connection(server: LiveServer, number: int) -> Json:
     }
 
 
-def _publisher(peer: tuple[str, int]) -> str:
-    """Return the address of a publisher; one that is this server itself says whom it follows, and has no port."""
-    return _peer(peer) if peer[1] else peer[0]
+def is_slow(account: Account) -> bool:
+    """Return whether a viewer is in trouble, has something left over, or does not get all of the pictures."""
+    return account.state is not SendState.READY or account.lagging or account.picture_share < 1
 
 
-def _peer(peer: tuple[str, int]) -> str:
+def address_of(peer: tuple[str, int]) -> str:
+    """Return address and port; a peer that is this server itself says whom it follows, and has no port."""
     host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
-    return f"{host}:{peer[1]}"
+    return f"{host}:{peer[1]}" if peer[1] else peer[0]

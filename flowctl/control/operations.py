@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from flowctl.control import effects, figures, together
+from flowctl.control import effects, events, figures, listings, together
 from flowctl.control.arguments import (
     Argument,
     choice,
     duration,
+    flag,
     marks,
     network,
     number,
@@ -28,8 +29,10 @@ from flowctl.control.arguments import (
     target_delay,
     text,
 )
-from flowctl.control.together import Together
+from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
+from flowctl.control.together import MOST_PAGE, MOST_ROWS, Together
 from flowctl.errors import BusyError, ClosedError, ConfigError, FlowctlError, LocalProtocolError
+from flowctl.flow.state import SendState
 from flowctl.printable import short
 
 if TYPE_CHECKING:
@@ -37,8 +40,8 @@ if TYPE_CHECKING:
 
 CATEGORY: Final = "flow"
 """What the names of the operations begin with where they are called: ``flow.stats``."""
-MOST_PAGE: Final = 1000
-"""Longest page of a list: half a megabyte of viewers with their reasons."""
+MOST_CURSOR: Final = 2400
+"""Longest cursor of events, characters: a place of 30 for each process."""
 MOST_CALL: Final = 64 * 1024
 """Longest call, octets: a hundred times what all arguments of any operation take."""
 MOST_ANSWER: Final = (1 << 20) - 1024
@@ -101,6 +104,8 @@ class Operation:
 
 Effect: TypeAlias = Callable[[Operation, Mapping[str, Any]], dict[str, Any]]
 _CONNECTION: Final = number(1, 2**63 - 1)
+_FITS: Final = "Streams whose app/stream fits; * and ? stand for any."
+_REVERSE: Final = Argument(name="reverse", kind=flag(), what="The other way round.", default=False)
 _ORIGIN: Final = Argument(name="origin", kind=text(most=100), what="Who asks, for the log and the changes.", default="")
 _PAGE: Final = (
     Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of each list, up to {MOST_PAGE}.", default=50),
@@ -121,14 +126,58 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Show a running server: figures, streams, and who is slow and why.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Only this one, with its ledger.", first=True),
-            Argument(
-                name="stream", kind=text(), what="Streams whose app/stream fits; * and ? stand for any.", default="*"
-            ),
+            Argument(name="stream", kind=text(), what=_FITS, default="*"),
             Argument(name="viewers", kind=choice("slow", "all", "none"), what="Which viewers.", default="slow"),
             *_PAGE,
         ),
         effect=figures.stats,
         together=together.STATS,
+        looks=True,
+    ),
+    Operation(
+        name="streams",
+        permission=Permission.BASIC,
+        summary="List the streams with their publishers and viewers by state.",
+        arguments=(
+            Argument(name="stream", kind=text(), what=_FITS, default="*", first=True),
+            Argument(name="sort", kind=choice(*STREAM_SORTS), what="In which order.", default="viewers"),
+            _REVERSE,
+            *_PAGE,
+        ),
+        effect=listings.streams,
+        together=together.STREAMS,
+        looks=True,
+    ),
+    Operation(
+        name="connections",
+        permission=Permission.BASIC,
+        summary="List the connections: state, what waits on each axis, drops and why; or one with its ledger.",
+        arguments=(
+            Argument(name="connection", kind=_CONNECTION, what="Only this one, with its ledger.", first=True),
+            Argument(name="state", kind=choice(*(item.name for item in SendState), "slow"), what="In which state."),
+            Argument(name="stream", kind=text(), what=_FITS, default="*"),
+            Argument(name="role", kind=choice("viewer", "publisher", "none"), what="What it does."),
+            Argument(name="protocol", kind=text(most=20), what="What it speaks, such as rtmp."),
+            Argument(name="peer", kind=network(), what="Who comes from this address or network."),
+            Argument(name="sort", kind=choice(*CONNECTION_SORTS), what="In which order.", default="worst"),
+            _REVERSE,
+            Argument(name="limit", kind=number(1, MOST_ROWS), what=f"Most of the list, up to {MOST_ROWS}.", default=50),
+            _PAGE[1],
+        ),
+        effect=listings.connections,
+        together=together.CONNECTIONS,
+        looks=True,
+    ),
+    Operation(
+        name="events",
+        permission=Permission.BASIC,
+        summary="Tell what happened: changes of state, drops, limits that were hit, publishers, and ends.",
+        arguments=(
+            Argument(name="since", kind=text(most=MOST_CURSOR), what="The cursor of the last answer.", default=""),
+            Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=200),
+        ),
+        effect=events.events,
+        together=together.EVENTS,
         looks=True,
     ),
     Operation(
@@ -147,9 +196,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="limits",
         permission=Permission.ADMIN,
-        summary="Show the limits, or set them for open and new connections, or for one.",
+        summary="Show the limits, or set them for open and new connections, for one, or for those of a stream.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Only of this one.", first=True),
+            Argument(name="stream", kind=text(), what="Only of who plays or publishes such a stream now."),
             Argument(name="soft", kind=marks(), what="Soft limit of what waits for one peer."),
             Argument(name="hard", kind=marks(), what="Hard limit; without it twice the soft one."),
             Argument(name="low", kind=marks(), what="Low mark; without it half the soft one."),
@@ -307,6 +357,10 @@ def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, 
         message = f"the answer has {len(made)} octets, a message has up to {MOST_ANSWER}"
         return _as_json({"error": {"code": "TOO_LONG", "message": message, "hint": "ask for less with --limit"}})
     return made
+
+
+ANSWERED: Final = b'{"result": '
+"""What an answer that is none of an error begins with; the rest of it, but for the last octet, is the result."""
 
 
 def _as_json(value: Any) -> bytes:

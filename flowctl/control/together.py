@@ -15,13 +15,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS, Rank, worst_first
 from flowctl.errors import BusyError, FlowctlError, LocalProtocolError
-from flowctl.flow.state import SendState
 
 Json: TypeAlias = dict[str, Any]
 Asked: TypeAlias = Mapping[str, Any]
 Results: TypeAlias = Sequence[tuple[int, Json]]
 """What was answered, with the number of the process, by number."""
+MOST_PAGE: Final = 1000
+"""Longest page of a list: half a megabyte of viewers with their reasons."""
+MOST_ROWS: Final = 500
+"""Longest page of connections: each has a kilobyte with its axes, drops and reasons."""
+MOST_PLACES: Final = 80
+"""Processes that a cursor of events has a place for: more than there are workers."""
 _TOLD: Final = 100
 """Numbers of connections told of a kick, as of one process."""
 
@@ -58,12 +64,19 @@ class Together:
         merge: returns the answer of all, of theirs; of an operation on one connection the one that has it counts.
         prepare: returns the values that each is asked with, of those that were given and the time of day.
         in_force: what it sets is also for processes that are started later.
+        lists: names of the lists of the answer that are read page by page; those in `whole` to their ends, since
+            entries of several processes are added, the others as far as the page asked for.
+        whole: as above.
+        page: entries of a list that one process is asked for at a time: as many as an operation's argument takes.
     """
 
     who: Who = Who.ALL
     merge: Callable[[Asked, Results], Json] = _first
     prepare: Callable[[Asked, datetime], Asked] = _same
     in_force: bool = False
+    lists: tuple[str, ...] = ()
+    whole: frozenset[str] = frozenset()
+    page: int = MOST_PAGE
 
 
 class Answer(NamedTuple):
@@ -118,7 +131,7 @@ def _stats(asked: Asked, results: Results) -> Json:
     """Join figures, streams by name, and the viewers in the order that each process has them in."""
     first, end = asked["offset"], asked["offset"] + asked["limit"]
     streams = _streams(results)
-    viewers = heapq.merge(*([row | {"worker": n} for row in found["viewers"]] for n, found in results), key=_rank)
+    viewers = heapq.merge(*([row | {"worker": n} for row in found["viewers"]] for n, found in results), key=worst_first)
     return {
         "server": _server(results),
         "streams": streams[first:end],
@@ -130,11 +143,6 @@ def _stats(asked: Asked, results: Results) -> Json:
             "limit": asked["limit"],
         },
     }
-
-
-def _rank(viewer: Json) -> tuple[Any, ...]:
-    """Return the place of a viewer among others: the worst first."""
-    return -SendState[viewer["state"]], viewer["pictures"], -viewer["delay_ms"], viewer["connection"]
 
 
 def _streams(results: Results) -> list[Json]:
@@ -151,6 +159,39 @@ def _streams(results: Results) -> list[Json]:
             known["standby"] += row["standby"]
             known["in_bytes"] = max(known["in_bytes"], row["in_bytes"])
     return sorted(found.values(), key=lambda item: (-item["viewers"], item["stream"]))
+
+
+def _stream_list(asked: Asked, results: Results) -> Json:
+    """Join streams by name: each is published in one process and may be followed by others."""
+    found: dict[str, Json] = {}
+    for number, result in results:
+        for row in result["streams"]:
+            known = found.get(row["stream"])
+            if known is None:
+                found[row["stream"]] = row | {"worker": number if _publishes(row) else None}
+                continue
+            if _publishes(row) and known["worker"] is None:
+                known |= {name: row[name] for name in ("publisher", "connection", "media")} | {"worker": number}
+            for name in ("viewers", "slow", "standby", "sent_bytes"):
+                known[name] += row[name]
+            for name in ("in_bytes", "in_messages"):
+                known[name] = max(known[name], row[name])
+            known["states"] = added((known["states"], row["states"]))
+    return _page(asked, "streams", list(found.values()), STREAM_SORTS[asked["sort"]], len(found))
+
+
+def _connection_list(asked: Asked, results: Results) -> Json:
+    """Join connections, and sort them again: each process has those that come first of its own."""
+    rows = [row | {"worker": number} for number, found in results for row in found["connections"]]
+    count = sum(found["found"]["connections"] for _, found in results)
+    return _page(asked, "connections", rows, CONNECTION_SORTS[asked["sort"]], count)
+
+
+def _page(asked: Asked, name: str, rows: list[Json], rank: Rank, count: int) -> Json:
+    first = asked["offset"]
+    rows.sort(key=rank, reverse=asked["reverse"])
+    found = {name: count, "offset": first, "limit": asked["limit"]}
+    return {name: rows[first : first + asked["limit"]], "found": found}
 
 
 def _publishes(row: Json) -> bool:
@@ -200,7 +241,10 @@ def _kick(asked: Asked, results: Results) -> Json:
 
 def _limits(asked: Asked, results: Results) -> Json:
     del asked
-    return results[0][1] | {"connections": sum(found["connections"] for _, found in results)}
+    made = results[0][1] | {"connections": sum(found["connections"] for _, found in results)}
+    if "limits_of" in made:
+        made["limits_of"] = added(found["limits_of"] for _, found in results)
+    return made
 
 
 def _with_end(asked: Asked, now: datetime) -> Asked:
@@ -258,7 +302,23 @@ def _reload(asked: Asked, results: Results) -> Json:
     return made | ({"faults": list(faults)} if faults else {})
 
 
-STATS: Final = Together(merge=_stats)
+def _events(asked: Asked, results: Results) -> Json:
+    """Join events by their times; processes that have not answered keep their places in the cursor."""
+    rows = [row | {"worker": number} for number, found in results for row in found["events"]]
+    now = dict(found["cursor"].split(":") for _, found in results)
+    before = dict(part.split(":") for part in asked["since"].split(",") if part.count(":") == 1)
+    places = list((before | now).items())[-MOST_PLACES:]
+    return {
+        "events": sorted(rows, key=lambda row: row["at"]),
+        "cursor": ",".join(f"{run}:{number}" for run, number in places),
+        "lost": sum(found["lost"] for _, found in results),
+    }
+
+
+STATS: Final = Together(merge=_stats, lists=("streams", "viewers"), whole=frozenset({"streams"}))
+STREAMS: Final = Together(merge=_stream_list, lists=("streams",), whole=frozenset({"streams"}))
+CONNECTIONS: Final = Together(merge=_connection_list, lists=("connections",), page=MOST_ROWS)
+EVENTS: Final = Together(merge=_events)
 KICK: Final = Together(merge=_kick)
 LIMITS: Final = Together(merge=_limits, in_force=True)
 BAN: Final = Together(who=Who.FIRST, merge=_ban, prepare=_with_end, in_force=True)

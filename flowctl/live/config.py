@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.addresses import LAST_PORT
 from flowctl.errors import ConfigError
 from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
@@ -179,6 +180,10 @@ class LiveConfig(ServeOptions):
             ``flowctl serve live`` puts beside the server, listens there; a server by itself does not.
         control_keys: file with the key pair of the server, for ``tcp://``.
         control_clients: file of the public keys that may connect there, with what each may do.
+        admin: ``host:port`` where the admin surface (HTTP API, metrics, dashboard) listens, or ``off``;
+            `flowctl.admin.listener.AdminListener`, which ``flowctl serve live`` puts beside the server. Without tokens
+            it must be an address of this machine's own (loopback).
+        admin_token_file: file of ``TOKEN [basic|admin]`` lines; callers then have to show one of them.
         workers: processes that serve the one port together, 0 for one per core; ``flowctl serve`` starts them. A server
             that is built from these settings is one process, whatever they say.
         origin: ``host:port`` where streams are offered to edges in segments, to everybody who can connect; empty:
@@ -214,6 +219,8 @@ class LiveConfig(ServeOptions):
     control: str = "ipc"
     control_keys: Path | None = None
     control_clients: Path | None = None
+    admin: str = "off"
+    admin_token_file: Path | None = None
     workers: int = 1
     origin: str = ""
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
@@ -253,6 +260,8 @@ class LiveConfig(ServeOptions):
                 hint="write host:port, for example 10.0.0.5:1936",
             )
         self._check_control()
+        if self.admin != "off":
+            _ = self.admin_address
         self._check_levels()
 
     def _check_levels(self) -> None:
@@ -301,6 +310,21 @@ class LiveConfig(ServeOptions):
             role: None: what holds for both.
         """
         return self._levels.find(stream, role, self._of) if self._levels else self
+
+    @property
+    def admin_address(self) -> tuple[str, int]:
+        """Host and port of `admin`.
+
+        Raises:
+            ConfigError: it is no address.
+        """
+        found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,\[\]:@\s]+)):([0-9]{1,5})", self.admin)
+        if found is None or int(found[3]) > LAST_PORT:
+            raise ConfigError(
+                f"admin is {short(self.admin)}, which is no address to listen on",
+                hint="off, or host:port, for example 127.0.0.1:1985",
+            )
+        return found[1] or found[2], int(found[3])
 
     def _check_control(self) -> None:
         """See that `control` names addresses."""

@@ -184,7 +184,7 @@ class Hub:
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
         self.gate: Final = Gate(config)
-        self.observers: tuple[Observer, ...] = ()  # set before the first connection
+        self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         self.taker: Taker | None = None  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
         self.names: Names | None = None  # set before the first connection
@@ -525,6 +525,11 @@ class Hub:
         """Keep the last figures of a viewer that has gone."""
         with self._lock:
             self._ended.append(viewer)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Tell `observer` too from now on; of connections that are open it may hear anything first. Any thread."""
+        with self._lock:
+            self.observers = (*self.observers, observer)
 
     def limit_hit(self, limit: str) -> None:
         """Count a request that was refused because of a limit."""

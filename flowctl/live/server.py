@@ -28,6 +28,7 @@ from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.playing import ViewerSession
 from flowctl.live.records.flights import make_flights
+from flowctl.live.records.recent import RecentEvents
 from flowctl.live.records.recording import Recording, usual_node
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
@@ -73,6 +74,7 @@ class LiveServer(Server):
         recording: records what happens. None: it was not asked for.
         flights: records connections so that they can be replayed. None: nothing is recorded.
         changes: what was changed while it ran, and by whom.
+        recent: what happened to its connections lately; observes them once somebody has asked.
         companions: what begins and ends with it.
         limits_from: where the limits in force come from: ``start``, ``limits file`` or ``command``.
         started_at: seconds on `clock`; 0 before the start.
@@ -114,6 +116,7 @@ class LiveServer(Server):
         self.flights: Flights | None = None
         on_error = config.on_error or self.hub.oversight.report
         self.changes: Final = Changes(on_error)
+        self.recent: Final = RecentEvents(self.hub)
         self.companions: Final[list[Companion]] = []
         self.limits_from = "start"
         self.started_at = 0.0

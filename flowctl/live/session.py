@@ -10,7 +10,7 @@ episode. Who else wants to know what happens, records for one, is an `Observer` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import structlog
 
@@ -90,6 +90,10 @@ class LiveSession(ViewerSession):
     Args:
         hub: the streams, with the settings of the server.
         now: time in seconds.
+
+    Attributes:
+        protocol: what the peer speaks, for lists of connections.
+        user_agent: what it calls itself.
     """
 
     __slots__ = (
@@ -102,6 +106,7 @@ class LiveSession(ViewerSession):
         "_rtmp",
         "_user",
     )
+    protocol: ClassVar[str] = "rtmp"
 
     def __init__(self, hub: Hub, now: float) -> None:
         super().__init__(hub)
@@ -122,6 +127,13 @@ class LiveSession(ViewerSession):
         """Return the names of the streams that it plays or publishes. Any thread."""
         names = [publishing.stream.name for publishing in tuple(self._publishing.values())]
         return [*names, *super().streams()]
+
+    @property
+    def role(self) -> str:
+        """``publisher`` or ``viewer``; empty: neither yet. Any thread."""
+        if self._publishing:
+            return "publisher"
+        return "" if self._playing is None else "viewer"
 
     # -- what the hub asks for
 

@@ -19,6 +19,11 @@ def build(options: ServeOptions) -> LiveServer:
         from flowctl.control.listener import listener_of  # noqa: PLC0415 - as said
 
         server.companions.append(listener_of(server))
+    if server.config.admin != "off":
+        # As above: it brings FastAPI and uvicorn with it, of an extra of its own.
+        from flowctl.admin.listener import admin_of  # noqa: PLC0415 - as said
+
+        server.companions.append(admin_of(server))
     return server
 
 

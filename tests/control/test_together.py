@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from flowctl.control.operations import BY_NAME, OPERATIONS, error_dict, error_of, read_arguments
+from flowctl.control.ranks import worst_first
 from flowctl.control.summary import merged, shown
 from flowctl.control.together import Answer, combine
 from flowctl.errors import BusyError, ConfigError, FlowctlError, LocalProtocolError
@@ -87,12 +88,10 @@ RANKED = st.lists(
 @given(st.lists(RANKED, min_size=1, max_size=4), st.integers(1, 7))
 def test_stats_when_paged_show_each_viewer_once_the_worst_first(workers, page):
     """Pages of any length, one after the other, are the sorted list of all viewers of all workers."""
-    from flowctl.control.together import _rank
-
     answers, everybody = [], []
     for number, items in enumerate(workers, 1):
         rows = [viewer(number * 1000 + at, state=s, pictures=p, delay_ms=d) for at, (s, p, d) in enumerate(items)]
-        rows.sort(key=_rank)
+        rows.sort(key=worst_first)
         answers.append(stats(number, viewers=rows))
         everybody += rows
     seen = []
@@ -100,7 +99,7 @@ def test_stats_when_paged_show_each_viewer_once_the_worst_first(workers, page):
         found = come_to("stats", *answers, offset=offset, limit=page)
         assert found["found"]["viewers"] == len(everybody)
         seen += [row["connection"] for row in found["viewers"]]
-    assert seen == [row["connection"] for row in sorted(everybody, key=_rank)]
+    assert seen == [row["connection"] for row in sorted(everybody, key=worst_first)]
 
 
 def test_answers_when_one_is_missing_name_it():

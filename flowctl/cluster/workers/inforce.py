@@ -40,7 +40,8 @@ class InForce:
             asked: the values of its arguments, as the workers were given them.
             result: what came of it.
         """
-        if name == "limits" and asked["connection"] is None and "was" in result:
+        of_all = asked.get("connection") is None and asked.get("stream") is None
+        if name == "limits" and of_all and "was" in result:
             self._limits = {mark: result[mark] for mark in _MARKS} | {"connection": None, "origin": asked["origin"]}
             self._limits_digest = self._digest()
         elif name == "ban":

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from flowctl.cluster.workers.inforce import InForce
 from flowctl.cluster.workers.order import WORKER
 from flowctl.control import effects
-from flowctl.control.operations import BY_NAME, MOST_PAGE, Operation, Permission, answer_with, error_dict, error_of
+from flowctl.control.operations import BY_NAME, Operation, Permission, answer_with, error_dict, error_of
 from flowctl.control.together import Answer, Who, combine
 from flowctl.errors import ClosedError, FlowctlError, RpcError
 from flowctl.live.changes import Change, Changes
@@ -128,6 +128,8 @@ class Operating:
             self._drains()
         if operation.name == "stats":
             return self._stats(operation, prepared)
+        if operation.looks and how.who is Who.ALL:
+            return combine(how, prepared, self._looked(operation, prepared))
         if how.who is Who.ONE:
             return combine(how, prepared, self._any(operation.name, prepared))
         return self._all(operation, prepared)
@@ -216,9 +218,9 @@ class Operating:
 
     def _stats(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
         """Ask all for figures: of one connection, or whole lists up to the end of the page, page by page."""
+        answers = self._looked(operation, asked)
         if asked["connection"] is not None:
-            return combine(operation.together, asked, [reply for reply, _ in self._ask(self._now(), "stats", asked)])
-        answers = self._pages(asked)
+            return combine(operation.together, asked, answers)
         made = combine(operation.together, asked, answers)
         down = list(self._down())
         server = made["server"]
@@ -239,26 +241,34 @@ class Operating:
             made["warning"] = "; ".join(filter(None, [made.get("warning"), names]))
         return made
 
-    def _pages(self, asked: Mapping[str, Any]) -> list[Answer]:
+    def _looked(self, operation: Operation, asked: Mapping[str, Any]) -> list[Answer]:
+        """Ask all, side by side, for what they only look at; lists page by page."""
+        if operation.together.lists and asked.get("connection") is None:
+            return self._pages(operation, asked)
+        return [reply for reply, _ in self._ask(self._now(), operation.name, asked)]
+
+    def _pages(self, operation: Operation, asked: Mapping[str, Any]) -> list[Answer]:
         """Return what each has up to the end of the page: of streams all, since those of several are added."""
+        how = operation.together
         need, offset = asked["offset"] + asked["limit"], 0
         whole: dict[int, Json] = {}
         failed: list[Answer] = []
         targets = self._now()
         while targets:
-            page = {**asked, "offset": offset, "limit": MOST_PAGE}
-            if offset >= need:
+            page = {**asked, "offset": offset, "limit": how.page}
+            if offset >= need and "viewers" in asked:
                 page["viewers"] = "none"
-            answers = [reply for reply, _ in self._ask(targets, "stats", page)]
+            answers = [reply for reply, _ in self._ask(targets, operation.name, page)]
             failed += [reply for reply in answers if reply.result is None]
-            offset += MOST_PAGE
+            offset += how.page
             more = set()
             for number, found in ((reply.worker, reply.result) for reply in answers if reply.result is not None):
                 known = whole.setdefault(number, found)
                 if known is not found:
-                    for name in ("streams", "viewers"):
+                    for name in how.lists:
                         known[name] += found[name]
-                if offset < max(known["found"]["streams"], min(need, known["found"]["viewers"])):
+                counts = known["found"]
+                if offset < max(counts[name] if name in how.whole else min(need, counts[name]) for name in how.lists):
                     more.add(number)
             targets = [item for item in targets if item.number in more]
         incomplete = {reply.worker for reply in failed}

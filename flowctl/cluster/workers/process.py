@@ -81,6 +81,7 @@ def options_of(order: Order) -> LiveConfig:
         listen_fd=order.listen_fd,
         control="off",
         ban_store=None,  # it has one writer
+        admin="off",
         workers=1,
         events=events,
         flights=flights,

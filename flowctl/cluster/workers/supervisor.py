@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
@@ -53,6 +53,9 @@ from flowctl.rpc.message import Message
 from flowctl.rpc.node import RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
 from flowctl.server.program import ServerProgram
+
+if TYPE_CHECKING:
+    from flowctl.admin.listener import AdminListener
 
 _log: Final = structlog.get_logger("flowctl.workers")
 _STOP_S: Final = 7.0
@@ -189,6 +192,12 @@ class Supervisor:
             clock=clock,
         )
         self._control: ControlListener | None = None
+        self._admin: AdminListener | None = None
+        if options.admin != "off":
+            # Loaded where it is asked for: it brings FastAPI and uvicorn with it, of an extra of its own.
+            from flowctl.admin.listener import AdminListener  # noqa: PLC0415 - as said
+
+            self._admin = AdminListener(options, self.operating.answer, self._report)
         self._workers: dict[int, Worker] = {}  # by serial; guarded by _lock
         self._serial = 0
         self._restarts: Final = {number: Restarts(Random()) for number in range(1, count + 1)}
@@ -233,6 +242,8 @@ class Supervisor:
         if self.options.control_addresses:
             self._control = ControlListener(self.options, self.address, self.operating.answer, self._report)
             self._control.start()
+        if self._admin is not None:
+            self._admin.start()
         _log.info("workers started", count=self._count, pids=[worker.pid for worker in self.workers()])
         return True
 
@@ -274,8 +285,9 @@ class Supervisor:
     def stop(self, deadline_s: float = _STOP_S) -> bool:
         """End all workers in order, those that take too long at once; return whether all ended in order."""
         self.accept_no_more()
-        if self._control is not None:
-            self._control.stop(1.0)
+        for listener in (self._control, self._admin):
+            if listener is not None:
+                listener.stop(1.0)
         in_time = True
         for worker in self.workers():
             with contextlib.suppress(ProcessLookupError):
@@ -308,7 +320,7 @@ class Supervisor:
     @property
     def bound(self) -> list[str]:
         """Where operators reach the server."""
-        return [] if self._control is None else self._control.bound
+        return [address for item in (self._control, self._admin) if item is not None for address in item.bound]
 
     def reload_now(self) -> None:
         """Have all workers look at their files now; nothing is waited for."""

@@ -143,6 +143,7 @@ Target = Annotated[
 ]
 Shadow = Annotated[Limits | None, _only_text(lambda text, _: _shadow(text)), Kind("soft[/hard]")]
 Listening = Annotated[str, BeforeValidator(_items), Kind("off|addresses")]
+Admin = Annotated[str, Kind("off|host:port")]
 Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), Kind("path")]
 Policy = Annotated[str, Kind("|".join(LIVE_POLICIES))]
 Audiences = Annotated[

@@ -82,6 +82,8 @@ EXAMPLES = {
     "control": ("ipc:///run/one.sock,tcp://[::1]:7000", "control", "ipc:///run/one.sock,tcp://[::1]:7000"),
     "control_keys": ("server.key", "control_keys", Path("server.key")),
     "control_clients": ("clients", "control_clients", Path("clients")),
+    "admin": ("[::1]:1985", "admin", "[::1]:1985"),
+    "admin_token_file": ("tokens", "admin_token_file", Path("tokens")),
 }
 """What is written, the field of `LiveConfig` in which it is seen, and what stands there then."""
 
@@ -173,6 +175,8 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
         ("second_publisher", "both", "is 'both', allowed: refuse|replace|standby"),
         ("origin", "1936", "no address to listen on"),
         ("control", "ipc,udp://x", "'udp://x' is no address to listen on"),
+        ("admin", "1985", "which is no address to listen on"),
+        ("admin", "127.0.0.1:65536", "which is no address to listen on"),
         ("return_grace", "soon", "'soon' is not a number with a unit"),
         ("return_grace", "-1", "'-1' is not a number with a unit"),
         ("players_may_wait", "maybe", "is 'maybe', it must be yes or no"),

@@ -1,0 +1,296 @@
+"""The application of the admin surface: its paths, made from the table of operations, and their description."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import FastAPI, Request, Response
+from fastapi import Path as PathParameter
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from flowctl.admin.asking import Asking, Refused
+from flowctl.admin.guard import EVENTS, Guard, Receive, Scope, Send
+from flowctl.admin.models import ANSWERS, Anything, OneConnection, Problem
+from flowctl.admin.streaming import MOST_LISTENERS, EventStreams
+from flowctl.admin.tokens import Tokens
+from flowctl.control.arguments import Argument
+from flowctl.control.operations import OPERATIONS, Operation, Permission
+
+ASSETS: Final = Path(__file__).with_name("assets")
+API: Final = "/api/v1"
+_NOT_STATIC: Final = ("/api/", "/metrics", "/openapi.json", "/healthz", "/readyz")
+_JSON: Final = "application/json"
+_MOST_NUMBER: Final = 10**18 - 1
+_APART: Final = frozenset({"events", "streams"})
+"""Operations with a path of their own here."""
+_BOTH: Final = frozenset({"limits"})
+"""Operations that show where nothing is to be set."""
+_SHOWN_BY: Final = frozenset({"connection", "stream"})
+_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"model": Problem, "description": what}
+    for status, what in (
+        (400, "The request makes no sense."),
+        (401, "A token is missing or wrong."),
+        (403, "The caller may not do this."),
+        (404, "There is no such thing."),
+        (409, "It cannot be done."),
+        (413, "The request is too long."),
+        (415, "The body is not JSON."),
+        (421, "The Host is not ours."),
+        (422, "An argument is wrong."),
+        (500, "The server has failed."),
+        (503, "The server is busy, or ends."),
+    )
+}
+
+
+class AdminApp:
+    """The ASGI application of the admin surface.
+
+    Args:
+        asking: asks the server.
+        tokens: what callers have to show. None: nothing.
+    """
+
+    def __init__(self, asking: Asking, tokens: Tokens | None) -> None:
+        self._asking: Final = asking
+        self.streams: Final = EventStreams(asking)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        app = FastAPI(
+            title="flowctl admin API",
+            version=_version(),
+            docs_url=None,  # their pages come from other hosts
+            redoc_url=None,
+            openapi_url="/openapi.json",
+        )
+        app.add_exception_handler(Refused, _refused)
+        app.add_exception_handler(HTTPException, _failed)
+        app.add_exception_handler(RequestValidationError, _wrong)
+        app.add_exception_handler(Exception, _broken)
+        self._add_operations(app)
+        self._add_health(app)
+        app.mount("/", StaticFiles(directory=ASSETS, html=True, check_dir=False))
+        self.api: Final = app
+        self._guard: Final = Guard(app, tokens, lambda path: not path.startswith(_NOT_STATIC))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        self._loop = asyncio.get_running_loop()
+        await self._guard(scope, receive, send)
+
+    def end(self) -> None:
+        """End the streams of events. Any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.streams.end)
+
+    # -- paths
+
+    def _add_operations(self, app: FastAPI) -> None:
+        for operation in OPERATIONS:
+            if operation.name in _APART:
+                continue
+            if operation.looks or operation.name in _BOTH:
+                self._add(app, "GET", operation, self._look(operation))
+            if not operation.looks:
+                self._add(app, "POST", operation, self._change(operation))
+        streams = next(item for item in OPERATIONS if item.name == "streams")
+        self._add(app, "GET", streams, self._streams)
+
+        async def one(request: Request, connection: Annotated[int, PathParameter(ge=1, le=_MOST_NUMBER)]) -> Response:
+            """Return one connection with its ledger."""
+            try:
+                made = await self._asking.ask("connections", {"connection": connection}, _permission(request))
+            except Refused as error:
+                raise _missing(error) from error
+            return Response(made, media_type=_JSON)
+
+        app.add_api_route(f"{API}/connections/{{connection}}", one, response_model=OneConnection, responses=_PROBLEMS)
+        app.add_api_route(EVENTS, self._events, response_class=Response, responses=_PROBLEMS | _STREAM)
+
+    def _add(
+        self, app: FastAPI, method: str, operation: Operation, endpoint: Callable[..., Awaitable[Response]]
+    ) -> None:
+        """Add the path of an operation, described as the table has it."""
+        arguments = operation.arguments
+        if method == "GET" and not operation.looks:
+            arguments = tuple(item for item in arguments if item.name in _SHOWN_BY)
+        described = {"parameters": [_parameter(item) for item in arguments]} if method == "GET" else _body_of(arguments)
+        app.add_api_route(
+            f"{API}/{operation.name}",
+            endpoint,
+            methods=[method],
+            name=f"{operation.name}_{method.lower()}",
+            summary=operation.summary,
+            response_model=ANSWERS.get(operation.name, Anything),
+            responses=_PROBLEMS,
+            openapi_extra={**described, "x-permission": operation.permission.name.lower()},
+        )
+
+    def _look(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def look(request: Request) -> Response:
+            given = _query(request)
+            if not operation.looks:
+                given = {name: value for name, value in given.items() if name in _SHOWN_BY}
+            made = await self._asking.ask(operation.name, given, _permission(request))
+            return Response(made, media_type=_JSON)
+
+        return look
+
+    def _change(self, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+        async def change(request: Request) -> Response:
+            made = await self._asking.ask(operation.name, await _arguments(request), _permission(request))
+            return Response(made, media_type=_JSON)
+
+        return change
+
+    async def _streams(self, request: Request) -> Response:
+        """Return a page of the streams."""
+        made = await self._asking.ask("streams", _query(request), _permission(request))
+        return Response(b'{"code": 0, "server": "flowctl", ' + made[1:], media_type=_JSON)
+
+    async def _events(self, request: Request) -> Response:
+        """Send events as they come; ``Last-Event-ID`` goes on where one was."""
+        if _permission(request) < Permission.BASIC:
+            raise Refused({"code": "FORBIDDEN", "message": "events take the level basic"})
+        if self.streams.count >= MOST_LISTENERS:
+            said = {"code": "BUSY", "message": f"{MOST_LISTENERS} listen to events already", "hint": "try again"}
+            raise Refused(said)
+        return _Stream(self.streams)
+
+    def _add_health(self, app: FastAPI) -> None:
+        async def healthz() -> dict[str, str]:
+            """Return that the process is there."""
+            return {"status": "ok"}
+
+        async def readyz() -> JSONResponse:
+            """Return whether new connections are taken: not while the server drains."""
+            try:
+                found = await self._asking.ask("stats", {"stream": "", "viewers": "none"})
+            except Refused as error:
+                return JSONResponse({"status": str(error.said["code"]).lower()}, 503)
+            drains = "drains_for_s" in json.loads(found)["server"]
+            return JSONResponse({"status": "draining" if drains else "ready"}, 503 if drains else 200)
+
+        app.add_api_route("/healthz", healthz)
+        app.add_api_route("/readyz", readyz, responses={503: {"description": "It drains, or does not answer."}})
+
+
+class _Stream(Response):
+    """A response that goes on."""
+
+    def __init__(self, streams: EventStreams) -> None:
+        super().__init__()
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._streams.serve(scope, receive, send)
+
+
+_STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "Events: state, drops, late, return, limit, publish, close, change, and lost: how many were not "
+        "sent to this listener.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+
+
+def _permission(request: Request) -> Permission:
+    found: Permission = request.state.permission
+    return found
+
+
+def _query(request: Request) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in given:
+            raise Refused({"code": "WRONG_ARGUMENT", "message": f"{name[:80]!r} is given twice"})
+        given[name] = value
+    return given
+
+
+async def _arguments(request: Request) -> Mapping[str, Any]:
+    """Return the arguments of a body; nothing at all stands for none.
+
+    Raises:
+        Refused: it is no JSON object.
+    """
+    body = await request.body()
+    try:
+        value = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise Refused({"code": "WRONG_ARGUMENT", "message": "the body is no JSON"}) from error
+    if not isinstance(value, dict):
+        raise Refused({"code": "WRONG_ARGUMENT", "message": "the body is no JSON object"})
+    return value
+
+
+def _missing(error: Refused) -> Refused:
+    """Return the refusal of a path that names what is not there."""
+    return Refused({**error.said, "code": "NOT_FOUND"}) if error.said["code"] == "NOT_POSSIBLE" else error
+
+
+def _parameter(argument: Argument) -> dict[str, Any]:
+    schema = dict(argument.kind.schema)
+    if argument.default is not None:
+        schema["default"] = argument.default
+    return {
+        "name": argument.name,
+        "in": "query",
+        "required": argument.required,
+        "description": argument.what,
+        "schema": schema,
+    }
+
+
+def _body_of(arguments: tuple[Argument, ...]) -> dict[str, Any]:
+    properties = {item.name: {**item.kind.schema, "description": item.what} for item in arguments}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": [item.name for item in arguments if item.required],
+        "additionalProperties": False,
+    }
+    required = bool(schema["required"])
+    return {"requestBody": {"required": required, "content": {_JSON: {"schema": schema}}}}
+
+
+async def _refused(request: Request, error: Any) -> Response:
+    del request
+    headers = {"retry-after": "1"} if error.status == 503 else None
+    return JSONResponse(error.said, error.status, headers)
+
+
+async def _failed(request: Request, error: Any) -> Response:
+    del request
+    code = {404: "NOT_FOUND", 405: "WRONG_METHOD", 413: "TOO_LONG"}.get(error.status_code, "FAILED")
+    said = {"code": code, "message": str(error.detail), "hint": None}
+    return JSONResponse(said, error.status_code, error.headers)
+
+
+async def _wrong(request: Request, error: Any) -> Response:
+    del request
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return JSONResponse({"code": "WRONG_ARGUMENT", "message": f"{place}: {first['msg']}", "hint": None}, 422)
+
+
+async def _broken(request: Request, error: Any) -> Response:
+    """Answer where we have failed; uvicorn logs how."""
+    del request, error
+    return JSONResponse({"code": "FAILED", "message": "the server has failed", "hint": "its log says how"}, 500)
+
+
+def _version() -> str:
+    try:
+        return version("flowctl")
+    except PackageNotFoundError:
+        return "unknown"

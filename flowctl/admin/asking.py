@@ -1,0 +1,91 @@
+"""Asks the one table of operations on behalf of HTTP: on threads of its own, so many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeAlias
+
+import structlog
+
+from flowctl.control.operations import ANSWERED, BY_NAME, Permission
+
+_log: Final = structlog.get_logger("flowctl.admin")
+CarryOut: TypeAlias = Callable[[str, bytes, Permission, str], bytes]
+"""Carries out an operation, given its name, the call, what the caller may do, and who that is; returns the answer."""
+MOST_WAITING: Final = 32
+"""Calls of a kind that are being carried out or wait for it: as of the other surface, half for want of names."""
+_STATUS: Final = {
+    "FORBIDDEN": 403,
+    "WRONG_ARGUMENT": 422,
+    "NOT_POSSIBLE": 409,
+    "NOT_FOUND": 404,
+    "BUSY": 503,
+    "ENDING": 503,
+    "TOO_LONG": 422,
+}
+
+
+class Refused(Exception):  # noqa: N818 - what is refused need not be anybody's error
+    """An operation was not carried out.
+
+    Attributes:
+        status: of HTTP.
+        said: code, message and hint.
+    """
+
+    def __init__(self, said: Mapping[str, Any], status: int | None = None) -> None:
+        super().__init__(said["message"])
+        self.said: Final = {name: said.get(name) for name in ("code", "message", "hint")}
+        self.status: Final = status or _STATUS.get(said["code"], 500)
+
+
+class Asking:
+    """Asks operations from a loop.
+
+    Args:
+        carry_out: carries them out, on another thread.
+    """
+
+    def __init__(self, carry_out: CarryOut) -> None:
+        self._carry_out: Final = carry_out
+        # One thread that looks and one that changes, as of the other surface: changes are made in order.
+        self._pools: Final = {
+            True: ThreadPoolExecutor(1, thread_name_prefix="flowctl-admin-looks"),
+            False: ThreadPoolExecutor(1, thread_name_prefix="flowctl-admin-changes"),
+        }
+        self._waiting: Final = {True: 0, False: 0}  # the loop's thread
+
+    async def ask(
+        self, name: str, given: Mapping[str, Any] | None = None, permission: Permission = Permission.BASIC
+    ) -> bytes:
+        """Return the result of an operation as JSON.
+
+        Raises:
+            Refused: it was not carried out.
+        """
+        looks = BY_NAME[name].looks
+        if self._waiting[looks] >= MOST_WAITING:
+            raise Refused({"code": "BUSY", "message": "too many calls are waiting already", "hint": "try again"})
+        self._waiting[looks] += 1
+        call = json.dumps(dict(given or {})).encode()
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._pools[looks], self._carry_out, name, call, permission, "admin")
+        future.add_done_callback(lambda _: self._done(looks))  # not before: a caller may leave, its call goes on
+        made = await asyncio.shield(future)
+        done = made.startswith(ANSWERED)
+        if not looks:
+            _log.info("operation", name=name, caller="admin", done=done)
+        if not done:
+            raise Refused(json.loads(made)["error"])
+        return made[len(ANSWERED) : -1]
+
+    def _done(self, looks: bool) -> None:  # noqa: FBT001 - which of two pools
+        self._waiting[looks] -= 1
+
+    def stop(self) -> None:
+        """Carry nothing more out."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,237 @@
+"""What the API answers, typed: its description is made of these, and tests hold the answers against them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, Field
+
+State = Literal["READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT"]
+
+
+class Problem(BaseModel):
+    """Why a request was not carried out."""
+
+    code: str
+    message: str
+    hint: str | None = None
+
+
+class Answer(BaseModel):
+    """What every answer may have: a warning says what was not done, or by whom it was not answered."""
+
+    warning: str | None = None
+
+
+class Found(BaseModel):
+    """Which page of how many."""
+
+    offset: int
+    limit: int
+    streams: int | None = None
+    connections: int | None = None
+    bans: int | None = None
+    viewers: int | None = None
+
+
+class Axis(BaseModel):
+    """What waits on one axis, and its marks; a mark of 0 is off."""
+
+    value: float
+    low: int
+    soft: int
+    hard: int
+
+
+class Axes(BaseModel):
+    """What waits for a peer, on three axes."""
+
+    bytes: Axis
+    messages: Axis
+    age_ms: Axis
+
+
+class Connection(BaseModel):
+    """One connection, as lists show it."""
+
+    connection: int
+    peer: str
+    protocol: str
+    role: Literal["viewer", "publisher", "none"]
+    stream: str | None
+    state: State
+    since_s: float = Field(description="how long it has been in that state")
+    axes: Axes
+    delay_ms: float = Field(description="how far behind the peer is, our queue and the kernel's")
+    pictures: float = Field(description="share of the pictures of the last 20 s that were sent, 0 to 1")
+    rate_bytes_per_s: float | None = Field(description="what the peer takes, where it was measured")
+    stalled_s: float
+    queued_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    dropped: int
+    drops: dict[str, dict[str, int]] = Field(description="messages dropped, by reason and class")
+    open_s: float
+    agent: str
+    why: str
+    worker: int | None = None
+
+
+class LedgerRow(BaseModel):
+    """One thing that was done to a peer."""
+
+    ago_s: float
+    what: str
+    state: State | None
+    why: str
+
+
+class ConnectionInFull(Connection):
+    """One connection with its limits and its ledger."""
+
+    streams: list[str]
+    limits: str
+    time_in_states_s: dict[State, float]
+    longest_stall_s: float
+    returns: int
+    ledger: list[LedgerRow]
+
+
+class Connections(Answer):
+    """A page of connections."""
+
+    connections: list[Connection]
+    found: Found
+
+
+class OneConnection(Answer):
+    """One connection."""
+
+    connection: ConnectionInFull
+
+
+class Stream(BaseModel):
+    """One stream, with what SRS tells of one beside it."""
+
+    stream: str
+    publisher: str | None
+    connection: int | None
+    media: str
+    viewers: int
+    states: dict[State, int]
+    slow: int
+    standby: int
+    in_bytes: int
+    in_messages: int
+    sent_bytes: int
+    worker: int | None = None
+
+
+class Streams(Answer):
+    """A page of streams; `code` and `server` are there for tools of SRS."""
+
+    code: int
+    server: str
+    streams: list[Stream]
+    found: Found
+
+
+class Kicked(Answer):
+    """How many connections were ended, and the numbers of some."""
+
+    kicked: int
+    connections: list[int]
+
+
+class Banned(Answer):
+    """What is in force for the network."""
+
+    cidr: str
+    action: str
+    expires: str | None = None
+    reason: str = ""
+    ended: int
+    in_file: bool
+    kept: str
+
+
+class Lifted(Answer):
+    """What was in force for the network."""
+
+    lifted: list[dict[str, Any]]
+
+
+class Bans(Answer):
+    """A page of bans."""
+
+    bans: list[dict[str, Any]]
+    found: Found
+
+
+class LimitsShown(Answer):
+    """Limits in force, and what they were where they were set."""
+
+    soft: str
+    hard: str
+    low: str
+    target_delay: str
+    hard_policy: str
+    limits: str
+    was: str | None = None
+    connections: int | None = None
+    connection: int | None = None
+
+
+class Draining(Answer):
+    """How long the server is still there."""
+
+    draining: bool
+    again: bool
+    ends_within_s: float
+    connections: int
+
+
+class Change(BaseModel):
+    """One change of the running server."""
+
+    version: int
+    at: float
+    what: str
+    origin: str
+    detail: dict[str, Any]
+
+
+class Changes(Answer):
+    """What was changed; `whole`: nothing in between is missing."""
+
+    run: str
+    version: int
+    whole: bool
+    changes: list[Change]
+
+
+class Stats(Answer):
+    """Figures of the server, its streams, and its viewers that are slow; or one connection."""
+
+    server: dict[str, Any] | None = None
+    connection: dict[str, Any] | None = None
+
+
+class Anything(Answer):
+    """An answer whose names depend on the settings of the server."""
+
+
+ANSWERS: Final[dict[str, type[BaseModel]]] = {
+    "stats": Stats,
+    "streams": Streams,
+    "connections": Connections,
+    "kick": Kicked,
+    "limits": LimitsShown,
+    "ban": Banned,
+    "unban": Lifted,
+    "bans": Bans,
+    "drain": Draining,
+    "reload": Anything,
+    "changes": Changes,
+}
+"""By operation; one that is not here answers as it likes."""

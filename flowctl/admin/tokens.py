@@ -1,0 +1,59 @@
+"""Who may do what on the admin surface: tokens of a file, compared in constant time; their text is kept nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Final
+
+from flowctl.control.operations import Permission
+from flowctl.errors import ConfigError
+
+_LEAST: Final = 16
+"""Shortest token, characters: one that is made at random has 80 bits with that."""
+_MOST_BYTES: Final = 64 * 1024
+_LEVELS: Final = {"basic": Permission.BASIC, "admin": Permission.ADMIN}
+
+
+class Tokens:
+    """The tokens of a file: lines ``TOKEN [basic|admin]``, without a level admin; ``#`` begins a comment.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: it cannot be read, has no token, or one that is short or has no such level.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            text = path.read_bytes()[:_MOST_BYTES].decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"admin_token_file: cannot read {path}: {error}") from error
+        self._digests: Final[list[tuple[bytes, Permission]]] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            level = _LEVELS.get(words[1] if len(words) > 1 else "admin")
+            if level is None or len(words) > 2 or len(words[0]) < _LEAST or not words[0].isascii():
+                raise ConfigError(
+                    f"{path}, line {number}: not TOKEN [basic|admin] with a token of {_LEAST} characters or more",
+                    hint="python -c 'import secrets; print(secrets.token_urlsafe())' makes one",
+                )
+            self._digests.append((_digest(words[0]), level))
+        if not self._digests:
+            raise ConfigError(f"admin_token_file: {path} has no token", hint="a line of it is TOKEN [basic|admin]")
+
+    def permission(self, token: str) -> Permission:
+        """Return what the bearer of a token may do; all are looked at, however early one fits."""
+        given, found = _digest(token), Permission.NONE
+        for digest, level in self._digests:
+            if hmac.compare_digest(digest, given):
+                found = max(found, level)
+        return found
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,132 @@
+"""The last things that happened to the sessions of a server, in memory, for those who watch it.
+
+It observes from the first time that somebody asks; a server that nobody watches has none of this. Edges between READY
+and OVERLOADED are left out: they come with every large key frame at the edge of a link, from thousands of viewers, and
+say little (`flowctl.flow.ledger.Ledger` treats them so too).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from flowctl.connection import Connection
+from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.flow.state import SendState
+from flowctl.live.observer import Observer
+from flowctl.loop.locks import OwnedLock
+from flowctl.printable import foreign
+from flowctl.reasons import CloseReason
+from flowctl.rtmp import events as rtmp_events
+
+KEPT: Final = 1024
+"""Events kept: seconds of the worst trouble, hours of usual days, and half a megabyte."""
+_TEXT: Final = 200
+"""Longest text of an event, characters."""
+_TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN})
+_FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
+
+
+class Observed(Protocol):
+    """What has observers, as this needs it."""
+
+    def add_observer(self, observer: Observer) -> None:
+        """Tell `observer` too from now on."""
+
+
+class RecentEvents:
+    """The last events of a server; an observer of its sessions.
+
+    Args:
+        hub: whose sessions.
+        wall: seconds since the epoch.
+
+    Attributes:
+        run: differs from one start of a server to the next: numbers begin anew then.
+    """
+
+    def __init__(self, hub: Observed, wall: Callable[[], float] = time.time) -> None:
+        self.run: Final = secrets.token_hex(4)
+        self._hub: Final = hub
+        self._wall: Final = wall
+        self._lock: Final = OwnedLock()
+        self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)  # guarded by _lock
+        self._count = 0  # number of the last one; guarded by _lock
+        self._observes = False  # guarded by _lock
+
+    def since(self, number: int | None, most: int) -> tuple[list[dict[str, Any]], int, int]:
+        """Return events, oldest first, and observe from now on. Any thread.
+
+        Args:
+            number: of the event after which to begin. None: the last ones.
+            most: at most so many.
+
+        Returns:
+            The events, the number of the last of them, and how many before them are no longer there.
+        """
+        with self._lock:
+            first, self._observes = not self._observes, True
+            kept, count = list(self._kept), self._count
+        if first:
+            self._hub.add_observer(self)
+        oldest = count - len(kept)  # number of the last one that is gone
+        if number is None:
+            begin = max(oldest, count - most)
+            return kept[begin - oldest :], count, 0
+        begin = min(max(number, oldest), count)
+        found = kept[begin - oldest :][:most]
+        return found, begin + len(found), max(0, oldest - number)
+
+    def _note(self, what: str, connection: Connection, **more: Any) -> None:
+        session = connection.session
+        streams: list[str] = getattr(session, "streams", list)()
+        event = {
+            "at": round(self._wall(), 3),
+            "what": what,
+            "connection": connection.number,
+            "peer": f"{connection.peer[0]}:{connection.peer[1]}",
+            "role": getattr(session, "role", "") or "none",
+            "stream": foreign(streams[0], _TEXT) if streams else None,
+            **more,
+        }
+        with self._lock:
+            self._count += 1
+            self._kept.append(event)
+
+    # -- as an observer
+
+    def opened(self, connection: Connection) -> None:
+        """Leave it out: it has done nothing yet."""
+
+    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
+        """Leave it out: what came of it is told."""
+
+    def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
+        """Note a publisher."""
+        self._note("publish", connection, why="stands by" if standby else "")
+
+    def play_started(self, connection: Connection, stream: str, now: float) -> None:
+        """Leave it out: viewers come by the thousand, and are counted elsewhere."""
+
+    def limit_hit(
+        self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
+    ) -> None:
+        """Note a limit that somebody went over."""
+        self._note("limit", connection, limit=limit, value=value, maximum=maximum)
+
+    def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
+        """Note a change of state, or an episode of drops."""
+        change = entry.change
+        why = foreign(entry.why, _TEXT)
+        if change is not None and max(change.old, change.new) > _FLAP:
+            self._note("state", connection, old=change.old.name, state=change.new.name, why=why)
+        elif entry.kind in _TOLD:
+            lost = sum(counts.total_messages for counts in (entry.dropped or {}).values())
+            self._note(entry.kind.value, connection, dropped=lost, why=why)
+
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+        """Note the end."""
+        self._note("close", connection, reason=reason.value, why=foreign(details, _TEXT), limit=limit)

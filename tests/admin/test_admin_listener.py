@@ -1,0 +1,218 @@
+"""The admin surface over real sockets: what it answers, to whom, and how it begins and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from e2e_kit import NAME, Clients, open_live_server, wait_for_viewers, wait_until
+
+from flowctl.admin.listener import admin_of
+from flowctl.errors import ConfigError
+from flowctl.media.synthetic import SyntheticSource
+
+ADMIN = "administrators-token"
+BASIC = "token-of-those-who-look"
+
+
+@pytest.fixture
+def admin(tmp_path):
+    """Return a function that starts a live server with an admin surface, and a client of it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(tokens=None, **settings):
+            if tokens is not None:
+                path = tmp_path / "tokens"
+                path.write_text(tokens)
+                settings["admin_token_file"] = path
+            server = stack.enter_context(open_live_server(admin="127.0.0.1:0", **settings))
+            listener = admin_of(server)
+            stack.callback(listener.stop, 5.0)
+            listener.start()
+            http = stack.enter_context(httpx.Client(base_url=listener.bound[0], timeout=20.0))
+            return SimpleNamespace(server=server, listener=listener, http=http)
+
+        yield start
+
+
+@pytest.fixture
+def clients():
+    """Return a thread for players and publishers."""
+    with Clients() as clients:
+        yield clients
+
+
+def events_of(response):
+    """Iterate over the events of a stream: what each is, and what it says."""
+    what = ""
+    for line in response.iter_lines():
+        name, _, value = line.partition(": ")
+        if name == "event":
+            what = value
+        elif name == "data":
+            yield what, json.loads(value)
+
+
+def test_streams_and_connections_when_asked_for_are_told_with_their_figures(admin, clients):
+    """A publisher and a viewer are one stream and two connections; one of them is told with its ledger."""
+    found = admin()
+    clients.publish(found.server, SyntheticSource())
+    clients.play(found.server)
+    wait_for_viewers(found.server, 1)
+    stream = wait_until(lambda: found.http.get("/api/v1/streams").json()["streams"], "a stream")[0]
+    assert (stream["stream"], stream["viewers"], stream["states"]["READY"]) == (NAME, 1, 1)
+    rows = found.http.get("/api/v1/connections", params={"sort": "number"}).json()["connections"]
+    assert [(row["role"], row["stream"], row["protocol"]) for row in rows] == [
+        ("publisher", NAME, "rtmp"),
+        ("viewer", NAME, "rtmp"),
+    ]
+    assert stream["connection"] == rows[0]["connection"]
+    assert [row["role"] for row in found.http.get("/api/v1/connections?role=viewer").json()["connections"]] == [
+        "viewer"
+    ]
+    one = found.http.get(f"/api/v1/connections/{rows[1]['connection']}").json()["connection"]
+    assert one["axes"]["bytes"]["soft"] == found.server.limits.size.soft
+    assert one["ledger"] == []
+    assert found.http.get("/api/v1/connections/999999999").status_code == 404
+
+
+def test_kick_when_asked_for_ends_the_connection_and_is_told_as_an_event(admin, clients):
+    """A kick ends the viewer; who listens to events hears of the end with its reason."""
+    found = admin()
+    clients.publish(found.server, SyntheticSource())
+    player = clients.play(found.server)
+    wait_for_viewers(found.server, 1)
+    [viewer] = found.http.get("/api/v1/connections?role=viewer").json()["connections"]
+    with found.http.stream("GET", "/api/v1/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        wait_until(lambda: found.server.hub.observers, "somebody who observes")
+        said = found.http.post("/api/v1/kick", json={"connection": viewer["connection"], "reason": "a test"})
+        assert said.json()["kicked"] == 1
+        what, event = next(item for item in events_of(response) if item[0] == "close")
+    assert (what, event["connection"], event["reason"]) == ("close", viewer["connection"], "kicked")
+    assert "a test" in event["why"]
+    wait_until(lambda: player.end, "the player's end")
+
+
+def test_ban_and_limits_when_changed_are_told_as_changes(admin):
+    """What is changed is told to those who listen, and undone by another call."""
+    found = admin()
+    with found.http.stream("GET", "/api/v1/events") as response:
+        wait_until(lambda: found.server.hub.observers, "somebody who observes")
+        wait_until(lambda: found.listener._app.streams._version, "the changes so far")
+        assert found.http.post("/api/v1/ban", json={"network": "192.0.2.7", "reason": "rude"}).status_code == 200
+        what, change = next(events_of(response))
+    assert (what, change["what"], change["detail"]["cidr"]) == ("change", "ban", "192.0.2.7/32")
+    assert [item["cidr"] for item in found.http.get("/api/v1/bans").json()["bans"]] == ["192.0.2.7/32"]
+    assert found.http.post("/api/v1/unban", json={"network": "192.0.2.7"}).json()["lifted"]
+    said = found.http.post("/api/v1/limits", json={"soft": "1MiB,100,2s"}).json()
+    assert said["soft"] == "1MiB,100,2s" == found.http.get("/api/v1/limits").json()["soft"]
+
+
+def test_listener_when_it_could_be_reached_by_others_without_a_token_refuses_to_start():
+    """Beyond loopback there has to be a token; the error says what to do."""
+    with (
+        open_live_server(admin="0.0.0.0:0") as server,
+        pytest.raises(ConfigError, match="anybody could operate the server") as caught,
+    ):
+        admin_of(server)
+    assert "admin_token_file" in caught.value.hint
+
+
+def test_listener_when_its_port_is_taken_says_so():
+    """A port in use is an error that names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with open_live_server(admin=address) as server:
+            listener = admin_of(server)
+            with pytest.raises(ConfigError, match=address):
+                listener.start()
+            listener.stop(1.0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "rebound.example.com"}, 421),
+        ({"host": "127.0.0.1.example.com:80"}, 421),
+        ({"origin": "http://example.com"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+def test_change_when_a_page_of_another_site_sends_it_is_refused(admin, headers, status):
+    """Neither a form of another site nor a name that resolves to this machine can change anything."""
+    found = admin()
+    usual = {"content-type": "application/json"}
+    said = found.http.post("/api/v1/ban", content=b'{"network": "192.0.2.7"}', headers=usual | headers)
+    assert said.status_code == status
+    assert set(said.json()) == {"code", "message", "hint"}
+    assert len(found.server.admission.bans) == 0
+
+
+def test_body_when_it_is_too_long_is_refused_however_it_comes(admin):
+    """More than a call may have is refused, announced or not."""
+    found = admin()
+    body, kind = b" " * 70_000, {"content-type": "application/json"}
+    for content in (body, iter([body])):
+        said = found.http.post("/api/v1/ban", content=content, headers=kind)
+        assert (said.status_code, said.json()["code"]) == (413, "TOO_LONG")
+
+
+def test_tokens_when_there_are_some_decide_who_may_do_what(admin):
+    """Without a token there is only the page; with one for looking no change; a query is no place for it."""
+    found = admin(tokens=f"# who\n{ADMIN}\n{BASIC} basic\n")
+    get, post = found.http.get, found.http.post
+    assert get("/healthz").status_code == 200
+    for path in ("/api/v1/streams", "/openapi.json", "/api/v1/events", f"/api/v1/streams?token={ADMIN}"):
+        said = get(path)
+        assert (said.status_code, said.headers["www-authenticate"]) == (401, "Bearer")
+    basic, full = ({"authorization": f"Bearer {token}"} for token in (BASIC, ADMIN))
+    assert get("/api/v1/streams", headers=basic).status_code == 200
+    assert post("/api/v1/ban", json={"network": "192.0.2.7"}, headers=basic).status_code == 403
+    assert post("/api/v1/ban", json={"network": "192.0.2.7"}, headers=full).status_code == 200
+    assert get("/api/v1/streams", headers={"authorization": f"Bearer {ADMIN}x"}).status_code == 401
+    assert get("/api/v1/streams", headers=full | {"host": "admin.example.com"}).status_code == 200
+
+
+@pytest.mark.parametrize("text", ["", "short", f"{ADMIN} root", f"{ADMIN} basic more"])
+def test_tokens_when_the_file_is_wrong_keep_the_server_from_starting(admin, text):
+    """A short token, a level that there is not, or none at all is an error, which does not tell the token."""
+    with pytest.raises(ConfigError) as caught:
+        admin(tokens=text)
+    assert ADMIN not in str(caught.value)
+
+
+def test_ready_when_the_server_drains_says_so(admin):
+    """A balancer sends nobody to a server that drains."""
+    found = admin()
+    assert found.http.get("/readyz").json() == {"status": "ready"}
+    with socket.create_connection(found.server.address, timeout=20):
+        wait_until(lambda: len(found.server.connections()) == 1, "a connection that keeps it")
+        assert found.http.post("/api/v1/drain", json={"within": 60}).json()["draining"]
+        said = found.http.get("/readyz")
+        assert (said.status_code, said.json()) == (503, {"status": "draining"})
+        assert found.http.get("/healthz").status_code == 200
+
+
+def test_paths_when_there_is_nothing_are_told_as_problems(admin):
+    """Wrong paths, methods and arguments are told in one form, with headers that keep browsers safe."""
+    found = admin()
+    for method, path, status in (
+        ("GET", "/api/v1/nothing", 404),
+        ("DELETE", "/api/v1/kick", 405),
+        ("GET", "/api/v1/connections?state=HAPPY", 422),
+        ("GET", "/api/v1/connections?sort=worst&sort=sent", 422),
+        ("GET", "/api/v1/connections/zero", 422),
+    ):
+        said = found.http.request(method, path)
+        assert (said.status_code, set(said.json())) == (status, {"code", "message", "hint"}), path
+        assert said.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in said.headers["content-security-policy"]
+        assert "server" not in said.headers
