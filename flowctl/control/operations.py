@@ -199,7 +199,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Show the limits, or set them for open and new connections, for one, or for those of a stream.",
         arguments=(
             Argument(name="connection", kind=_CONNECTION, what="Only of this one.", first=True),
-            Argument(name="stream", kind=text(), what="Only of who plays or publishes such a stream now."),
+            Argument(name="stream", kind=text(), what="Only of those that play or publish such a stream now."),
             Argument(name="soft", kind=marks(), what="Soft limit of what waits for one peer."),
             Argument(name="hard", kind=marks(), what="Hard limit; without it twice the soft one."),
             Argument(name="low", kind=marks(), what="Low mark; without it half the soft one."),
