@@ -64,6 +64,7 @@ from flowctl.loop.sockets import (
     round_trip_us,
     unacknowledged_bytes,
 )
+from flowctl.loop.tls import HANDSHAKE_S, TlsSocket
 from flowctl.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
 from flowctl.outgoing.streamlog import Wire
 from flowctl.pollgroup import GroupState, PollGroup
@@ -82,6 +83,8 @@ _CLOSE: Final = Purpose("close")
 _LEDGER: Final = Purpose("ledger")
 _DEADLINE: Final = Purpose("deadline")
 _CALLS: Final = Purpose("calls")
+_SECURE: Final = Purpose("TLS output")
+_SECURE_INPUT: Final = Purpose("TLS input")
 _WORK: Final = object()
 """Owner of the hold while the peer has used up its share of the thread."""
 HELD_END_S: Final = 5.0
@@ -263,6 +266,7 @@ class Connection:
         "_over",
         "_received_later",
         "_receiving",
+        "_secure",
         "_sender_due",
         "_sock",
         "_timer_due",
@@ -303,6 +307,7 @@ class Connection:
         options.apply(sock)
         self._notsent_lowat_bytes = options.notsent_lowat_bytes
         self._sock = sock
+        self._secure = TlsSocket.of(sock)  # the same socket, where it speaks TLS
         # Shared with Registration and Receiver: it is held for a few assignments at a time, and a lock is 110 bytes.
         self._lock = OwnedLock()
         self.number: Final = next(_numbers)
@@ -334,13 +339,16 @@ class Connection:
         self._receiving = False  # a coroutine of `received` runs
         self._received_later: Final = inspect.iscoroutinefunction(session.received)
         session.connection = self
+        if self._secure is not None:
+            self._secure.handshake_by = self.opened_at + HANDSHAKE_S
+            self._secure.on_kept = self._secure_kept
         self.sender: Final = make_sender(
             self, sock, limits=limits, policy=policy, frontend=self, settings=settings, deferred=deferred
         )
         self.receiver: Final = Receiver(
             self.registration,
             self,
-            sock.recv_into,
+            sock.recv_into if self._secure is None else partial(self._read_secure, self._secure),
             capacity_bytes=capacity_bytes,
             clock=clock,
             lock=self._lock,
@@ -453,8 +461,12 @@ class Connection:
         if not self._opened:
             self._opened = True
             self._call(group, self.session.opened, "opened")
+            if self._secure is not None and not self._secure.server_side:
+                self.receiver.input_ready()  # the client speaks first
         if self.sender.blocked:
             self.want_writable(True)
+        elif self._secure is not None:
+            self._watch_secure()
 
     def detached(self, group: PollGroup) -> None:
         """Stop living on `group`; called by the group."""
@@ -715,6 +727,8 @@ class Connection:
             return
         if wanted:
             group.watch_input(self._sock, self.receiver.input_ready, gather=self._gathers)
+            if self._secure is not None and self._secure.pending_input():
+                self.registration.run_soon(self.receiver.input_ready, _SECURE_INPUT)
         else:
             group.watch_end(self._sock, self._peer_ended)
 
@@ -793,10 +807,75 @@ class Connection:
         group = self.group
         if group is None or self._over:
             return
-        if wanted:
+        if self._secure is not None:
+            self._secure.write_waits = wanted
+            self._watch_secure()
+        elif wanted:
             group.watch_output(self._sock, self.sender.writable)
         else:
             group.unwatch_output(self._sock)
+
+    # -- TLS: the handshake, and what else its socket waits for
+
+    def _read_secure(self, sock: TlsSocket, buffer: memoryview) -> int:
+        """Read from `sock`, or take a step of its handshake."""
+        if not sock.established:
+            return self._step_of_handshake(sock, buffer)
+        try:
+            return sock.recv_into(buffer)
+        except BlockingIOError:
+            if sock.read_wants_write:
+                self._watch_secure()
+            raise
+
+    def _step_of_handshake(self, sock: TlsSocket, buffer: memoryview) -> int:
+        """Go on with the handshake: it is the peer's work, and waits where there is no time for it in this turn."""
+        group = self.group
+        if group is not None and sock.server_side and (group.work.handshakes_wait or self.work.turn_over):
+            raise BlockingIOError  # it stays readable: the loop asks again in its next turn
+        began = self._begin_turn()
+        try:
+            return sock.recv_into(buffer)
+        finally:
+            took_s = self._charge(began)
+            if group is not None:
+                group.work.handshake(took_s)
+            if sock.established:
+                sock.handshake_by = _NEVER
+                self._arm()
+            self._watch_secure()
+
+    def _secure_kept(self) -> None:
+        """TLS has taken more than the kernel."""
+        self.registration.run_soon(self._watch_secure, _SECURE)
+
+    def _watch_secure(self) -> None:
+        """Watch the socket for output while TLS waits for that, or the Sender does and TLS can help it."""
+        group, sock = self.group, self._secure
+        if group is None or sock is None or self._over:
+            return
+        if sock.read_wants_write or (sock.established and (sock.kept_bytes or sock.write_waits)):
+            group.watch_output(sock, self._secure_writable)
+        else:
+            group.unwatch_output(sock)
+
+    def _secure_writable(self) -> None:
+        """The kernel takes more: go on with what waits for it, in the order in which it came."""
+        sock = self._secure
+        if sock is None:
+            return
+        if sock.read_wants_write:
+            self.receiver.input_ready()
+        try:
+            free = sock.push()
+        except OSError as error:
+            self.sender.broken(error.with_traceback(None))
+            return
+        if free and sock.write_waits:
+            self.sender.writable()
+        self._watch_secure()
+
+    # -- output: what else the Sender asks of its host
 
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
         """Hand an edge to the session; under the Sender's lock."""
@@ -854,6 +933,8 @@ class Connection:
         when = min(self._sender_due, self._timer_due, self._work_due)
         if self._held_end is not None:
             when = min(when, self._held_end[0])
+        if self._secure is not None:
+            when = min(when, self._secure.handshake_by)
         if when < _NEVER:
             group.deadlines.set(self, when)
         else:
@@ -867,6 +948,9 @@ class Connection:
         if now >= self._work_due:
             self._work_due = _NEVER
             self.receiver.resume(_WORK)
+        if self._secure is not None and now >= self._secure.handshake_by:
+            self._secure.handshake_by = _NEVER
+            self.terminate(CloseReason.HANDSHAKE_TIMEOUT, f"the TLS handshake took more than {HANDSHAKE_S:g} s")
         late = now - self._timer_due >= _LATE_S
         if late and self.receiver.reading:
             self.receiver.input_ready()  # the session may have been about to say that nothing has come

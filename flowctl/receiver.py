@@ -558,7 +558,7 @@ class Receiver:
                 count = self._read_into(scratch[kept : kept + room])
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:
+            except (OSError, RemoteProtocolError) as error:  # the latter: TLS that is none
                 self._end = error
                 return
             if count == 0:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from flowctl.loop.sockets import unacknowledged_bytes
+from flowctl.loop.tls import TlsSocket
 from flowctl.pollgroup import PollGroup
 
 LINGER_S: Final = 30.0
@@ -49,12 +51,23 @@ class Lingering:
         self._seen = (unacknowledged_bytes(sock), 0)  # what was unacknowledged and what discarded at the last look
         self._until: Final = group.now() + LINGER_S
         group.watch_input(sock, self._input_ready)
+        if isinstance(sock, TlsSocket) and sock.kept_bytes:
+            group.watch_output(sock, partial(self._push, sock))
         group.deadlines.set(self, group.now() + LINGER_QUIET_S)
 
     def stop(self) -> None:
         """Watch and wait no more; `over` is not called."""
         self._group.unwatch_input(self._sock)
+        self._group.unwatch_output(self._sock)
         self._group.deadlines.remove(self)
+
+    def _push(self, sock: TlsSocket) -> None:
+        """Have the kernel take what TLS has kept, and the end of the stream behind it."""
+        try:
+            if sock.push():
+                self._group.unwatch_output(sock)
+        except OSError:
+            self._end(reset=False)
 
     def _input_ready(self) -> None:
         try:

@@ -17,6 +17,7 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
+from flowctl.loop.tls import TlsSocket
 
 NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 """Default of TCP_NOTSENT_LOWAT: how much unsent data the kernel takes before it says EAGAIN.
@@ -93,12 +94,14 @@ def round_trip_us(sock: socket.socket) -> int:
 def unacknowledged_bytes(sock: socket.socket) -> int:
     """Return the bytes that the kernel holds of `sock`'s output: unsent, and sent but not acknowledged.
 
+    What TLS has taken and keeps for the kernel counts too.
+
     0 where the socket is closed or the system cannot tell.
     """
     value = array.array("i", [0])
     with contextlib.suppress(OSError, ValueError):  # a closed socket has the descriptor -1
         fcntl.ioctl(sock.fileno(), _SIOCOUTQ, value)
-    return value[0]
+    return value[0] + sock.kept_bytes if isinstance(sock, TlsSocket) else value[0]
 
 
 _LEFT_UNREAD_BYTES: Final = 256 * 1024
@@ -128,7 +131,7 @@ def end_output(sock: socket.socket) -> bool:
         sock.shutdown(socket.SHUT_WR)
     except OSError:
         return True
-    return ended_by_peer(sock)
+    return ended_by_peer(sock) and not (isinstance(sock, TlsSocket) and sock.kept_bytes)
 
 
 def ended_by_peer(sock: socket.socket) -> bool:

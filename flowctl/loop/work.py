@@ -46,6 +46,9 @@ ADDRESS_TURN_S: Final = 0.016
 """The same of all connections of one address together, in one turn of the loop: short beside the 40 ms of a flush, and
 half of it is for those that have hardly done anything yet."""
 
+HANDSHAKES_TURN_S: Final = 0.004
+"""Time that handshakes of all peers together get in one turn of the loop: that of one turn of a fan-out."""
+
 _NEVER: Final = float("-inf")
 _ROOM: Final = 0.98
 """A slowed peer goes on when its sum has faded to this part of what is allowed: 30 ms of work, so that it is not held
@@ -297,7 +300,10 @@ class WorkAccount:
 
 
 class WorkBook:
-    """The accounts of one thread.
+    """The accounts of one thread; and what the handshakes of TLS, of all peers together, take of one of its turns.
+
+    A handshake is a millisecond of arithmetic that anybody may ask for without having said who he is, from any number
+    of addresses. Those for which there is no time left in a turn wait in the kernel for the next.
 
     Args:
         call_next_turn: calls back at the beginning of the thread's next turn.
@@ -306,11 +312,12 @@ class WorkBook:
         turn_ends_at: when the input that is being treated has had the thread for `TURN_S`, in seconds.
     """
 
-    __slots__ = ("_addresses", "_call_next_turn", "_left", "turn_ends_at")
+    __slots__ = ("_addresses", "_call_next_turn", "_handshakes_s", "_left", "turn_ends_at")
 
     def __init__(self, call_next_turn: Callable[[Callable[[], None]], None]) -> None:
         self._call_next_turn: Final = call_next_turn
         self.turn_ends_at = 0.0
+        self._handshakes_s = 0.0  # of this turn of the loop
         self._addresses: dict[str, AddressWork] = {}
         self._left: OrderedDict[str, None] = OrderedDict()  # addresses without connections, first to leave first
 
@@ -336,6 +343,20 @@ class WorkBook:
             if len(self._left) <= _MOST_LEFT and self._addresses[oldest].recent_s(now) >= _NOTED_S:
                 return
             del self._left[oldest], self._addresses[oldest]
+
+    @property
+    def handshakes_wait(self) -> bool:
+        """Whether handshakes have had their part of this turn of the loop."""
+        return self._handshakes_s >= HANDSHAKES_TURN_S
+
+    def handshake(self, took_s: float) -> None:
+        """Note work on a handshake."""
+        if not self._handshakes_s:
+            self._call_next_turn(self._next_turn)
+        self._handshakes_s += took_s
+
+    def _next_turn(self) -> None:
+        self._handshakes_s = 0.0
 
     @property
     def addresses_count(self) -> int:

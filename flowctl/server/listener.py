@@ -17,6 +17,7 @@ from flowctl.connection import Session
 from flowctl.deferred import Registration
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.pollgroup import PollGroup
+from flowctl.server.certificate import Certificate
 from flowctl.server.proxied import Peer, Proxied
 from flowctl.server.proxyheader import TrustedProxies
 
@@ -50,16 +51,25 @@ class Listener:
         host: the server.
         session_factory: makes the session of a connection that comes here.
         name: what it is for, in messages.
+        tls: of what connects here. None: it is plain.
 
     Attributes:
         address: where it listens.
         pauses: times that accepting rested because the process had no descriptor left.
     """
 
-    def __init__(self, sock: socket.socket, host: Host, session_factory: Callable[[], Session], name: str = "") -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        host: Host,
+        session_factory: Callable[[], Session],
+        name: str = "",
+        tls: Certificate | None = None,
+    ) -> None:
         self.sock = sock
         self.session_factory: Final = session_factory
         self.name: Final = name
+        self.tls: Final = tls
         self.address: Final[tuple[str, int]] = sock.getsockname()[:2]
         self.registration: Final = Registration()
         self.pauses = 0

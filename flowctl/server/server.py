@@ -27,6 +27,7 @@ from flowctl.sender import Sender
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import Admission, AdmissionLimits, describe_ban
 from flowctl.server.bans import Ban, BanAction, BanList
+from flowctl.server.certificate import Certificate
 from flowctl.server.listener import Listener, listening_socket, socket_of
 from flowctl.server.proxyheader import TrustedProxies
 from flowctl.server.signals import EndSignals
@@ -183,6 +184,7 @@ class Server:
         *,
         session_factory: Callable[[], Session] | None = None,
         name: str = "",
+        tls: Certificate | None = None,
         listen_fd: int | None = None,
     ) -> tuple[str, int]:
         """Listen on one more address, with the same admission, limits and end. Before `start`.
@@ -192,6 +194,7 @@ class Server:
             port: 0 lets the system choose one.
             session_factory: makes the sessions of what connects there. None: that of the server.
             name: what it is for, in messages.
+            tls: what connects there speaks TLS with this certificate. None: it is plain.
             listen_fd: descriptor of a socket that listens already, which the server closes in the end. None: it makes
                 its own.
 
@@ -205,7 +208,7 @@ class Server:
         if self._started:
             raise LocalProtocolError("Server.listen() was called after the start", hint="call it before start()")
         sock = listening_socket(host, port, name) if listen_fd is None else socket_of(listen_fd)
-        listener = Listener(sock, self, session_factory or self._factory, name)
+        listener = Listener(sock, self, session_factory or self._factory, name, tls)
         self.listeners.append(listener)
         return listener.address
 
@@ -526,6 +529,8 @@ class Server:
             return
         self.accepted_count += 1
         try:
+            if listener.tls is not None:
+                sock = listener.tls.wrap(sock)
             self._serve(sock, _made(listener.session_factory), peer=peer, on_released=self._on_released)
         except BaseException as error:  # noqa: BLE001 - a fault of the factory must cost neither the socket nor the place
             sock.close()

@@ -1,0 +1,133 @@
+"""A server's certificate: read from files, and again when they change; what is wrong with a new one changes nothing."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import stat
+from pathlib import Path
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.loop.tls import TlsSocket, with_tls
+
+_KTLS: Final = 8
+"""SSL_OP_ENABLE_KTLS: the kernel encrypts where it can. Harmless where it cannot. Python 3.12 has a name for it."""
+
+_State = tuple[tuple[int, int, int], ...]
+
+
+class Certificate:
+    """Certificate and key of a server, as files in PEM. Any thread.
+
+    Args:
+        certificate: the server's own, then those of the authorities between it and one that clients know.
+        key: its private key, without a pass phrase; nobody but its owner may have access to it.
+
+    Raises:
+        ConfigError: a file cannot be read or is wrong, or the two do not belong together.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self.certificate: Final = certificate
+        self.key: Final = key
+        self._seen = self._state()
+        self._context = self._load()
+
+    def wrap(self, sock: socket.socket) -> TlsSocket:
+        """Return a new connection's socket with TLS; `sock` must not be used any more.
+
+        Raises:
+            OSError: the peer has gone; `sock` is closed.
+        """
+        return with_tls(sock, self._context)
+
+    def look(self) -> bool:
+        """Read the files again if they have changed; return whether newcomers get another certificate from now on.
+
+        Connections that are open keep theirs.
+
+        Raises:
+            ConfigError: as above. The certificate of before stays in force, and this is told once per change.
+        """
+        seen = self._state()
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self._context = self._load()
+        return True
+
+    def _state(self) -> _State:
+        """Return what tells these files from others."""
+        found = []
+        for path in (self.certificate, self.key):
+            try:
+                status = path.stat()
+            except OSError:
+                found.append((0, 0, 0))
+            else:
+                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(found)
+
+    def _load(self) -> ssl.SSLContext:
+        check_private(self.key, "tls_key")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Peers that renegotiate would make us work at will; TLS 1.3 has no such thing.
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | _KTLS
+        try:
+            text = self.certificate.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"tls_certificate: cannot read {self.certificate}: {error.strerror}", hint="name a file in PEM"
+            ) from error
+        if b"-----BEGIN CERTIFICATE-----" not in text:
+            raise ConfigError(f"tls_certificate: there is no certificate in {self.certificate}", hint="it must be PEM")
+        try:
+            # Given no pass phrase OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(self.certificate, self.key, password=_no_pass_phrase)
+        except _PassPhraseError as error:
+            raise ConfigError(
+                f"tls_key: {self.key} has a pass phrase", hint="write it without: openssl pkey -in KEY -out NEW"
+            ) from error
+        except ssl.SSLError as error:
+            raise self._wrong(error) from error
+        except OSError as error:
+            raise ConfigError(f"tls_key: cannot read {self.key}: {error.strerror}") from error
+        return context
+
+    def _wrong(self, error: ssl.SSLError) -> ConfigError:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return ConfigError(
+                f"tls_key: {self.key} is not the key of {self.certificate}",
+                hint="give the two files that were made together",
+            )
+        reason = (error.reason or "not readable as PEM").lower().replace("_", " ")
+        return ConfigError(
+            f"tls_certificate {self.certificate} and tls_key {self.key}: {reason}",
+            hint="both must be PEM, and a renewal must have replaced both",
+        )
+
+
+class _PassPhraseError(Exception):
+    """The key has a pass phrase."""
+
+
+def _no_pass_phrase() -> str:
+    raise _PassPhraseError
+
+
+def check_private(path: Path, what: str) -> None:
+    """See that nobody but its owner may use a file of secrets.
+
+    Raises:
+        ConfigError: its group or others may, or it cannot be looked at.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot read {path}: {error.strerror}", hint="name a file in PEM") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"{what}: {path} has mode {mode:04o}: others than its owner may use it", hint=f"chmod 600 {path}"
+        )
