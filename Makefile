@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The oldest supported first: what works there works on the others.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3 python
 
-.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench rivals fuzz clean
+.PHONY: help setup lock setup-pipeline test lint types demo demo-pipeline demo-cluster serve bench rivals browser fuzz clean
 .DEFAULT_GOAL := help
 
 help:  ## show the targets
@@ -79,6 +79,9 @@ bench: $(READY)  ## measure for about an hour, and write the figures into docs/b
 
 rivals: $(READY)  ## install what benches and load tests compare with: Node-Media-Server, and nginx-rtmp as root on Debian
 	$(BIN)/python bench/install_rivals.py
+
+browser: $(READY)  ## install Chromium and its driver, for the tests of the dashboard: as root on Debian
+	$(BIN)/python tests/install_browser.py
 
 fuzz: $(READY)  ## the fuzz target for 5 minutes, then the property tests with 50 times their examples
 	$(BIN)/python tests/rtmp/fuzz_rtmp.py --seconds 300

@@ -79,6 +79,7 @@ def _server(server: LiveServer) -> Json:
     drains_for_s = server.drains_for_s
     figures: Json = {
         "url": f"rtmp://{server.address[0]}:{server.address[1]}/",
+        "listeners": [{"name": item.name or "rtmp", "address": address_of(item.address)} for item in server.listeners],
         "pid": os.getpid(),
         "up_s": round(server.clock() - server.started_at, 1),
         "busy": round(max(group.busy_fraction for group in groups), 3),

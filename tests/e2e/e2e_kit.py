@@ -47,13 +47,14 @@ def wait_until(condition, what, timeout_s=PATIENCE_S):
 
 
 @contextlib.contextmanager
-def open_live_server(*, limits=None, wire=None, rtmp=None, **options):
+def open_live_server(*, limits=None, wire=None, rtmp=None, make=LiveServer, **options):
     """Run a live server; fail if one of its handlers raised.
 
     Args:
         limits: of the viewers. None: the server's defaults.
         wire: fields of `WireLimits`.
         rtmp: fields of `ServerSessionConfig`.
+        make: makes the server of its `LiveConfig`.
         options: further fields of `LiveConfig`.
     """
     failures = []
@@ -62,7 +63,7 @@ def open_live_server(*, limits=None, wire=None, rtmp=None, **options):
     # Twenty healthy players, several bad ones and a publisher all come from one address within a moment.
     options.setdefault("admission", AdmissionLimits(connections_per_address=64, burst_per_address=64))
     session = ServerSessionConfig(limits=WireLimits(**(wire or {})), **(rtmp or {}))
-    server = LiveServer(
+    server = make(
         LiveConfig(
             rtmp=session,
             on_error=lambda where, error: failures.append((where, "".join(format_exception(error)))),

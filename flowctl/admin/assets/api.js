@@ -1,7 +1,7 @@
 // What is asked of the server: figures, operations, and its events. The token goes into a header, never into an address.
 
 const BASE = "api/v1/";
-const SILENCE_MS = 15_000; // the server says something every second or two: this long without a word, and we ask anew
+const SILENCE_MS = 40_000; // the server says something every 15 s: this long without a word, and we ask anew
 const TRY_AGAIN_MS = [500, 1000, 2000, 4000, 8000];
 
 export class Refused extends Error {

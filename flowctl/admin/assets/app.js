@@ -6,12 +6,15 @@ import { Lanes } from "./charts.js";
 import { Detail } from "./detail.js";
 import { Picture } from "./picture.js";
 import { Viewers } from "./viewers.js";
-import { STATES, count, duration, foreign, make, percent, put, rate } from "./words.js";
+import { STATES, count, duration, foreign, make, percent, put, rate, tone } from "./words.js";
 
 const LOOK_MS = 1000; // how often figures are asked for while the page is seen
 const STALE_S = 4; // without news for so long the page says that it is old
 const SPAN_S = 300;
+const SOON_MS = 300; // least time from look to look, however much happens
 const MOST_EVENTS = 100;
+const MOST_STREAMS = 1000;
+const BY_THEMSELVES = new Set(["peer closed", "peer reset", "finished", "shutdown"]); // ends that are nobody's doing
 
 const element = (id) => document.getElementById(id);
 const now = () => performance.now() / 1000;
@@ -20,7 +23,9 @@ let heardAt = null; // when the server last said something
 let lost = null; // why not, if it does not
 let server = {}; // figures of the server
 let soon = 0; // timer of a look that was asked for
+let due = null; // when, if one is
 let looking = false;
+let lookedAt = 0;
 const before = new Map(); // octets and time of each stream at the last look
 
 const picture = new Picture();
@@ -30,21 +35,37 @@ const viewers = new Viewers(open, () => look());
 
 // -- looking
 
+/** Look sooner than usual, for something happened; many things at once are one look. */
+function lookSoon() {
+  const wait = Math.max(0, lookedAt + SOON_MS - performance.now());
+  if (due === null || performance.now() + wait < due) plan(wait);
+}
+
+function plan(waitMs) {
+  clearTimeout(soon);
+  due = performance.now() + waitMs;
+  soon = setTimeout(look, waitMs);
+}
+
 /** Ask for all that is shown. One look at a time; who asks meanwhile gets another one afterwards. */
 async function look() {
-  clearTimeout(soon);
   if (looking) {
-    soon = setTimeout(look, 100);
+    plan(100);
     return;
   }
+  clearTimeout(soon);
+  due = null;
   looking = true;
+  lookedAt = performance.now();
   try {
     const number = detail.number;
-    const [streams, listed, one] = await Promise.all([
-      get("streams", { limit: 100 }), get("connections", viewers.asked()), number === null ? null : chosen(number),
+    const [figures, streams, listed, one] = await Promise.all([
+      get("stats", { viewers: "none", limit: 1 }), get("streams", { limit: MOST_STREAMS }),
+      get("connections", viewers.asked()), number === null ? null : chosen(number),
     ]);
     heard();
     const at = now();
+    showServer(figures.server, streams, at);
     for (const row of listed.connections) detail.remember(row, at);
     showStreams(streams, at);
     viewers.show(listed);
@@ -53,7 +74,7 @@ async function look() {
     missed(error);
   } finally {
     looking = false;
-    if (!document.hidden) soon = setTimeout(look, LOOK_MS);
+    if (!document.hidden && due === null) plan(LOOK_MS);
   }
 }
 
@@ -62,7 +83,7 @@ async function chosen(number) {
     const said = await get(`connections/${number}`);
     return said.connection?.axes ? said.connection : said;
   } catch (error) {
-    if (!(error instanceof Refused) || [401, 403].includes(error.status)) throw error;
+    if (error.status !== 404) throw error;
     if (detail.number === number) detail.gone();
     return null;
   }
@@ -98,16 +119,25 @@ function freshness() {
 
 // -- showing
 
-function showServer(figures) {
-  server = { ...server, ...figures };
-  put(element("server").firstChild, foreign(server.url ?? ""));
-  put(element("tile-viewers"), count(server.viewers));
-  put(element("tile-slow"), count(server.slow));
-  put(element("tile-streams"), count(server.streams));
-  put(element("tile-dropped"), count(server.dropped));
-  put(element("tile-busy"), percent(server.busy));
-  put(element("tile-up"), duration(server.up_s));
-  document.title = server.slow ? `(${server.slow}) flowctl` : "flowctl";
+function showServer(figures, { streams, found }, at) {
+  server = figures;
+  const states = STATES.map((state) => sum(streams, (row) => row.states[state] ?? 0));
+  const slow = sum(streams, (row) => row.slow);
+  const cut = sum(Object.entries(figures.closed), ([reason, number]) => (BY_THEMSELVES.has(reason) ? 0 : number));
+  put(element("server").firstChild, foreign(figures.url));
+  put(element("tile-viewers"), count(sum(states, (each) => each)));
+  put(element("tile-slow"), count(slow));
+  put(element("tile-streams"), count(found.streams));
+  put(element("tile-cut"), count(cut));
+  element("tile-cut").title = Object.entries(figures.closed).map(([reason, each]) => `${reason}: ${each}`).join(", ");
+  put(element("tile-busy"), percent(figures.busy));
+  put(element("tile-up"), duration(figures.up_s));
+  lanes.add(at, states);
+  document.title = slow ? `(${slow}) flowctl` : "flowctl";
+}
+
+function sum(items, figure) {
+  return items.reduce((total, item) => total + figure(item), 0);
 }
 
 function showStreams({ streams: rows }, at) {
@@ -147,16 +177,16 @@ function streamRow(name) {
   return row;
 }
 
-/** Where a stream is watched over HTTP: the listener's port, on the host that this page came from. */
+/** Where a stream is watched over HTTP: the listener's address, or its port here where it listens on all. */
 function mediaUrl(name) {
-  const listener = server.http;
+  const wanted = location.protocol === "https:" ? "https" : "http";
+  const listeners = server.listeners ?? [];
+  const listener = listeners.find((item) => item.name === wanted) ?? listeners.find((item) => item.name === "https");
   if (!listener) return "";
-  const url = new URL(location.href);
-  url.port = String(listener.port);
-  url.protocol = listener.tls ? "https:" : "http:";
-  url.search = url.hash = "";
-  url.pathname = `/${name.split("/").map(encodeURIComponent).join("/")}.flv`;
-  return url.href;
+  const [, host, port] = /^(.*):(\d+)$/.exec(listener.address);
+  const everywhere = ["0.0.0.0", "[::]"].includes(host);
+  const path = name.split("/").map(encodeURIComponent).join("/");
+  return `${listener.name}://${everywhere ? location.hostname : host}:${port}/${path}.flv`;
 }
 
 // -- one viewer
@@ -233,20 +263,16 @@ function say(text) {
 
 // -- what happens
 
-function happened(name, data) {
+function happened(name, event) {
   heard();
-  if (name === "figures") {
-    showServer(data);
-    lanes.add(now(), STATES.map((state) => data.states?.[state] ?? 0));
-    return;
-  }
-  clearTimeout(soon);
-  soon = setTimeout(look, 50);
+  lookSoon();
   element("events-empty").hidden = true;
   const list = element("events");
-  const what = make("b", { text: `${foreign(data.what ?? name, 60)} ` });
-  const words = make("bdi", { text: foreign([data.peer, data.stream, data.why].filter(Boolean).join(" · "), 400) });
-  list.prepend(make("li", {}, make("span", { text: new Date().toLocaleTimeString("en-GB") }), make("span", {}, what, words)));
+  const at = event.at ? new Date(event.at * 1000) : new Date();
+  const what = make("b", { cls: tone(event.state), text: `${foreign(event.state ?? event.reason ?? event.what ?? name, 60)} ` });
+  const who = [event.peer, event.stream, event.why || event.limit].filter(Boolean).map((part) => foreign(part, 250));
+  const words = make("bdi", { text: who.join(" · ") });
+  list.prepend(make("li", {}, make("time", { text: at.toLocaleTimeString("en-GB"), datetime: at.toISOString() }), make("span", {}, what, words)));
   while (list.children.length > MOST_EVENTS) list.lastChild.remove();
 }
 

@@ -1,0 +1,302 @@
+"""The dashboard in a real browser: what it shows of a slow viewer, and when, what it does, and whom it asks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+
+import pytest
+from dashboard_kit import COLOURS, PHONE, WIDE, Browser, contrast, luminance, open_dashboard, why_not
+from e2e_kit import NAME, Clients, wait_for_keys, wait_until
+from selenium.webdriver.common.keys import Keys
+
+from flowctl.client.player import PlayProfile
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import SendState
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.rtmp.session_config import ClientSessionConfig
+
+THROTTLED = PlayProfile(rate=200_000)
+LIMITS = Limits.parse("64KiB,0,0", "64MiB,0,0")
+"""A viewer that reads an eighth of the stream is at the soft limit within half a second, and is not cut."""
+TOKEN = "a-token-of-the-tests-0123456789"
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
+TURNED = "\u202egnp.live\u2066"
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no browser: {why_not()}")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Return the one browser of all these tests."""
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@contextlib.contextmanager
+def shown_server(**options):
+    """Run a live server with its dashboard and a stream; return the server, its clients and the dashboard's address."""
+    with contextlib.ExitStack() as stack:
+        server, address = stack.enter_context(open_dashboard(limits=LIMITS, **options))
+        clients = stack.enter_context(Clients())
+        clients.publish(server, SyntheticSource(video_bit_rate=1_600_000, fps=30, key_interval_s=2))
+        wait_for_keys(server, 1)
+        yield server, clients, address
+
+
+@pytest.fixture(scope="module")
+def room():
+    """Return a server that only this machine reaches, and that asks for no token."""
+    with shown_server() as found:
+        yield found
+
+
+@pytest.fixture
+def slow(room):
+    """Return a function that starts a viewer behind a thin line; it is gone after the test."""
+    server, clients, _ = room
+    started = []
+
+    def play():
+        started.append(clients.play(server, THROTTLED))
+        return started[-1]
+
+    yield play
+    ports = {client.local_port for client in started}
+    server.kick(lambda connection: connection.peer[1] in ports, "the test is over")
+    wait_until(lambda: not any(item.peer[1] in ports for item in server.connections()), "the viewers gone")
+
+
+def name_of(client):
+    """Return how the page calls a client."""
+    return f"127.0.0.1:{client.local_port}"
+
+
+def state_of(browser, client):
+    """Return the state that the list has for a client; "": it is not listed."""
+    return browser.run(
+        "const row = [...document.querySelectorAll('#viewers tbody')].find((item) => "
+        "item.querySelector('button').textContent === arguments[0]); "
+        "return row?.querySelector('.chip').textContent ?? ''",
+        name_of(client),
+    )
+
+
+def choose(browser, client):
+    """Choose a viewer of the list."""
+    browser.wait(lambda: state_of(browser, client), f"{name_of(client)} in the list")
+    browser.run(
+        "[...document.querySelectorAll('#viewers button')].find((item) => item.textContent === arguments[0]).click()",
+        name_of(client),
+    )
+    browser.wait(lambda: browser.text("#detail-peer") == name_of(client), "the viewer's figures")
+
+
+def connection_of(server, client):
+    return next((item for item in server.connections() if item.peer[1] == client.local_port), None)
+
+
+def test_throttled_viewer_when_watched_turns_soft_limit_within_2_s_with_its_reason(browser, room, slow):
+    """From the server's edge to the page it is less than 2 s, with axis, value and limit; the ledger has it too."""
+    server, _, address = room
+    browser.open(address)
+    browser.wait(lambda: browser.text("#freshness") == "live", "figures")
+    viewer = slow()
+    wait_until(lambda: (item := connection_of(server, viewer)) and item.sender.state is SendState.SOFT_LIMIT, "slow")
+    began = time.monotonic()
+    browser.wait(lambda: state_of(browser, viewer) == "SOFT_LIMIT", "SOFT_LIMIT on the page", 2.0)
+    assert time.monotonic() - began < 2.0
+    why = browser.run("return document.querySelector('#viewers .why').textContent")
+    assert "bytes" in why
+    assert "limit 65536" in why
+    choose(browser, viewer)
+    browser.wait(lambda: "SOFT_LIMIT" in browser.text("#ledger"), "the edge in the ledger")
+    assert [text for text in browser.texts("#axes .label > span:last-child") if "soft 64" in text]
+    assert browser.text("#states .lane:nth-child(3) b") == "1"
+
+
+def test_kick_when_confirmed_ends_the_connection(browser, room, slow):
+    """The dialog asks first; then the connection is gone at the server, and the page says so."""
+    server, _, address = room
+    browser.open(address)
+    viewer = slow()
+    choose(browser, viewer)
+    browser.click("#do-kick")
+    browser.fill("#ask input[name=reason]", "too slow")
+    assert connection_of(server, viewer) is not None
+    browser.click("#ask-do")
+    wait_until(lambda: viewer.end is not None, "the end")
+    wait_until(lambda: connection_of(server, viewer) is None, "gone at the server")
+    browser.wait(lambda: browser.text("#detail-state") == "GONE", "its end on the page")
+    assert "Kicked" in browser.text("#said")
+
+
+def test_limits_when_changed_are_in_force_for_that_connection(browser, room, slow):
+    """New marks of one viewer are those of its Sender, and its charts show them."""
+    server, _, address = room
+    browser.open(address)
+    viewer = slow()
+    choose(browser, viewer)
+    browser.click("#do-limits")
+    browser.fill("#ask input[name=soft]", "1MiB,500,2s")
+    browser.fill("#ask input[name=hard]", "nonsense")
+    browser.click("#ask-do")
+    browser.wait(lambda: "nonsense" in browser.text("#ask-fault"), "what is wrong with them")
+    browser.fill("#ask input[name=hard]", "8MiB,5000,20s")
+    browser.click("#ask-do")
+    sender = connection_of(server, viewer).sender
+    wait_until(lambda: sender.limits.size.soft == 1 << 20, "the limits in force")
+    assert (sender.limits.messages.hard, server.limits.size.soft) == (5000, 64 * 1024)
+    browser.wait(lambda: "soft 1.0 MiB" in browser.text("#axes"), "the new marks on the page")
+
+
+def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):
+    """By the browser's own account everything came from this host, and nothing was refused by the page's policy."""
+    _, _, address = room
+    browser.open(address)
+    viewer = slow()
+    choose(browser, viewer)
+    browser.click("#token-open")
+    browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    time_s = browser.run("return performance.now()")
+    browser.wait(lambda: browser.run("return performance.now()") > time_s + 1500, "another look")
+    entries = browser.run("return performance.getEntriesByType('resource').map((item) => new URL(item.name).host)")
+    assert set(entries) == {address.split("/")[2]}
+    assert browser.hosts() == {"127.0.0.1"}
+    assert browser.faults() == []
+
+
+def test_page_when_only_keys_are_used_can_be_operated(browser, room, slow):
+    """Tab reaches a viewer and what can be done to it, focus can be seen everywhere, Enter acts, Escape goes back."""
+    server, _, address = room
+    browser.open(address)
+    viewer = slow()
+    browser.wait(lambda: state_of(browser, viewer), "the viewer")
+    keys = browser.driver.switch_to
+    seen = []
+    for _ in range(40):
+        keys.active_element.send_keys(Keys.TAB)
+        said, outline = browser.run(
+            "const a = document.activeElement; "
+            "const o = getComputedStyle(a.matches('.tabs input') ? a.nextElementSibling : a); "
+            "return [a.getAttribute('aria-label') || a.textContent || a.name || a.id, "
+            "o.outlineStyle !== 'none' && parseFloat(o.outlineWidth) >= 1]"
+        )
+        seen.append(said)
+        assert outline, f"focus cannot be seen on {said!r}"
+        if said == name_of(viewer):
+            break
+    assert seen[-1] == name_of(viewer), seen
+    assert {"Token", f"Watch {NAME}"} <= set(seen)
+    keys.active_element.send_keys(Keys.ENTER)
+    browser.wait(lambda: browser.text("#detail-peer") == name_of(viewer), "its figures")
+    for _ in range(6):
+        keys.active_element.send_keys(Keys.TAB)
+        if keys.active_element.get_attribute("id") == "do-kick":
+            break
+    keys.active_element.send_keys(Keys.ENTER)
+    assert browser.run("return document.getElementById('ask').open") is True
+    keys.active_element.send_keys(Keys.ESCAPE)
+    browser.wait(lambda: not browser.run("return document.getElementById('ask').open"), "the dialog to close")
+    keys.active_element.send_keys(Keys.ESCAPE)
+    browser.wait(lambda: keys.active_element.text == name_of(viewer), "focus back in the list")
+    assert connection_of(server, viewer) is not None
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_when_light_or_dark_wide_or_narrow_fits_and_can_be_read(browser, room, slow, size, scheme):
+    """Nothing is wider than the screen, colours follow the reader's, and every text has a contrast of 4.5 or more."""
+    _, _, address = room
+    browser.open(address, size=size, scheme=scheme)
+    viewer = slow()
+    choose(browser, viewer)
+    wide = browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide == 0
+    ink, paper = browser.run(COLOURS, browser.find("body"))
+    assert (luminance(paper) > 0.8, luminance(ink) < 0.1) == ((True, True) if scheme == "light" else (False, False))
+    card = browser.run(COLOURS, browser.find("section"))[1]
+    for css in (
+        "h2",
+        ".hint",
+        ".tiles dt",
+        ".viewers .why",
+        ".viewers .of",
+        ".facts dt",
+        "#do-kick",
+        ".empty",
+        ".clock",
+    ):
+        colour = browser.run(COLOURS, browser.wait(lambda css=css: browser.find(css), css))[0]
+        assert contrast(colour, card) >= 4.5, f"{css}: {colour} on {card}"
+    assert browser.run("return document.querySelectorAll('button:not(:disabled)').length") > 5
+
+
+def test_token_when_one_is_set_is_asked_for_kept_in_the_tab_and_lets_ban(browser, tmp_path):
+    """Without it nothing is shown; with it an address is banned; it is in no address and no storage that lasts."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{TOKEN} admin\n")
+    with shown_server(admin_token_file=tokens) as (server, clients, address):
+        slow = clients.play(server, THROTTLED)
+        browser.open(address)
+        browser.wait(lambda: browser.run("return document.getElementById('token-dialog').open"), "to be asked")
+        assert browser.text("#viewers tbody") == ""
+        browser.fill("#token", TOKEN)
+        browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+        choose(browser, slow)
+        browser.click("#do-ban")
+        browser.fill("#ask input[name=network]", "127.0.0.77")  # not ours: the publisher comes from the same address
+        browser.fill("#ask input[name=duration]", "10min")
+        browser.fill("#ask input[name=reason]", "abuse")
+        browser.click("#ask-do")
+        wait_until(lambda: server.admission.bans.bans, "the ban")
+        assert [(str(ban.network), ban.reason) for ban in server.admission.bans.bans] == [("127.0.0.77/32", "abuse")]
+        kept = browser.run("return [location.href, document.cookie, JSON.stringify(localStorage)]")
+        assert not any(TOKEN in text for text in kept)
+        asked = browser.run("return performance.getEntriesByType('resource').map((item) => item.name)")
+        assert not any(TOKEN in text for text in asked)
+        browser.run("sessionStorage.clear()")
+
+
+@pytest.mark.parametrize(
+    ("stream", "agent"),
+    [(HOSTILE, HOSTILE), ("turned", TURNED), ("x" * 200, "y" * 4000)],
+    ids=["markup", "turned round", "4 kB"],
+)
+def test_names_when_hostile_are_only_read(browser, room, stream, agent):
+    """A stream's name and what a player calls itself are text: nothing runs, nothing turns round, nothing overflows."""
+    server, clients, address = room
+    config = dataclasses.replace(ClientSessionConfig(), flash_version=agent)
+    source = SyntheticSource(video_bit_rate=100_000)
+    peers = [clients.publish(server, source, name=f"live/{stream}", config=config)]
+    wait_for_keys(server, 1, f"live/{stream}")
+    peers.append(clients.play(server, name=f"live/{stream}", config=config))
+    browser.open(address, size=PHONE)
+    browser.click(".tabs label:last-child")
+    browser.wait(lambda: len(browser.texts("#streams tr")) == 2, "both streams")
+    choose(browser, peers[1])
+    browser.wait(
+        lambda: agent[:5] in browser.text("#detail-facts") or "\\" in browser.text("#detail-facts"), "its name"
+    )
+    assert browser.driver.title.endswith("flowctl")
+    assert browser.run("return document.querySelectorAll('main script, main img').length") == 0
+    assert not set(browser.text("main")) & set(TURNED[:1] + TURNED[-1:])
+    assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    assert browser.faults() == []
+    ports = {client.local_port for client in peers}
+    server.kick(lambda connection: connection.peer[1] in ports, "")
+    wait_until(lambda: not any(connection_of(server, client) for client in peers), "both gone")
+
+
+def test_server_when_gone_is_said_and_found_again(browser):
+    """What is shown is called stale when the server is silent, and live again when one answers at the same place."""
+    with shown_server() as (_, _, address):
+        browser.open(address)
+        browser.wait(lambda: browser.text("#freshness") == "live", "figures")
+    browser.wait(lambda: "stale" in browser.text("#freshness"), "that it is stale")
+    assert browser.run("return document.body.classList.contains('stale')")
+    port = address.rstrip("/").rpartition(":")[2]
+    with open_dashboard(limits=LIMITS, admin=f"127.0.0.1:{port}"):
+        browser.wait(lambda: browser.text("#freshness") == "live", "the server again")
