@@ -24,6 +24,7 @@ class LiveRequest:
         user: who has logged in with a password. None: the server asks for none.
         user_agent: what the client calls itself; "" when it does not say.
         bearer: what stands behind ``Bearer`` in the Authorization header of HTTP; "" for RTMP, or where there is none.
+        protocol: ``"rtmp"``; of another, such as ``"http"``, connections are not asked about.
         page_url: page on which the player is (RTMP ``pageUrl``, HTTP ``Referer``); "" when it does not say.
     """
 
@@ -33,6 +34,7 @@ class LiveRequest:
     url: RtmpUrl
     user: str | None = None
     user_agent: str = ""
+    protocol: str = "rtmp"
     bearer: str = field(default="", repr=False)
     page_url: str = field(default="", repr=False)
 

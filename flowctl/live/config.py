@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.access.rules import Access
 from flowctl.addresses import LAST_PORT
 from flowctl.errors import ConfigError
 from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
@@ -166,6 +167,7 @@ class LiveConfig(ServeOptions):
         levels: what differs for an application, a stream or a role, see `at`.
         audiences: target delay and policy of the viewers of some streams: levels in few words, nearer than `levels`
             of the same pattern.
+        access: who may connect, publish and play; everybody, unless it says otherwise.
         hooks: ``package.module:Name`` of a `LiveHooks` class, where no object is given; empty: none.
         limits_file: limits that are read at the start, instead of `limits`, and again whenever the file changes; see
             `flowctl.flow.limitsfile`. None: there is no file.
@@ -210,6 +212,7 @@ class LiveConfig(ServeOptions):
     shadow: Candidate | None = None
     levels: tuple[Level, ...] = ()
     audiences: tuple[Audience, ...] = ()
+    access: Access = field(default_factory=Access)
     hooks: str = ""
     limits_file: Path | None = None
     bans_file: Path | None = None

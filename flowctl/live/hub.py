@@ -183,7 +183,7 @@ class Hub:
         self._closed: dict[CloseReason, int] = {}  # guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
-        self.gate: Final = Gate(config)
+        self.gate: Final = Gate(lambda: self.config)
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         self.taker: Taker | None = None  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)

@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl.addresses import address_key
+from flowctl.access.request import Kind
+from flowctl.addresses import address_key, is_loopback
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, LimitExceededError
 from flowctl.flight.flights import Flights
@@ -379,9 +380,27 @@ class LiveServer(Server):
         self.hub.oversight.start()
         for companion in self.companions:
             companion.start()
+        self._tell_what_is_open()
         _log.info(
             "live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups)
         )
+
+    def _tell_what_is_open(self) -> None:
+        """Say what everybody may do on a server that others than this machine can reach."""
+        public = [item.address[0] for item in self.listeners if not is_loopback(item.address[0])]
+        if not public:
+            return
+        config = self.hub.config
+        missing = None if config.has_levels else config.access.missing()
+        if missing is not None:
+            _log.error("nobody will be let in", why=missing)
+        kinds: list[Kind] = ["publish", "play"]
+        hooks = self._hooks.decides if self._hooks is not None else {}
+        asked = config.rtmp.credentials is not None or hooks.get("connect")
+        free = [kind for kind in kinds if config.access.open_to_all(kind) and not (asked or hooks.get(kind))]
+        if free:
+            hint = "see docs/access.md: publish_auth, play_auth, allow_publish, on_publish and others"
+            _log.warning("open to everybody", may=" and ".join(free), host=",".join(dict.fromkeys(public)), hint=hint)
 
     def _before_stop(self, deadline_s: float) -> None:
         """Ask clients that understand it to reconnect."""

@@ -37,6 +37,7 @@ LAYERS = {
     "charts": layer("charts", "words", pure=True),
     "log": layer("log", "words text rtmp"),
     "loop": layer("loop deferred pollgroup pollgroups", "words"),
+    "access": layer("access", "words rtmp loop"),
     "zeromq": layer("zeromq", "words loop"),
     "rpc": layer("rpc", "words outcomes loop zeromq"),
     "messenger": layer("messenger", "words flow outcomes loop zeromq"),
@@ -52,7 +53,6 @@ LAYERS = {
     "testing": layer("testing", "words flow loop sending connection"),
     "media": layer("media", "words rtmp"),
     "client": layer("client", "words flow rtmp loop sending receiver connection media"),
-    "access": layer("access", "words rtmp"),
     "live": layer(
         "live",
         "words access flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight",
@@ -74,7 +74,7 @@ LAYERS = {
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),
     "cli": layer(
         "cli __main__",
-        "words text flow rtmp judging log zeromq server telemetry flight media client live control cluster "
+        "words text access flow rtmp judging log zeromq server telemetry flight media client live control cluster "
         "loop remux loadtest demo pipeline",
     ),
 }

@@ -18,6 +18,10 @@ from pydantic import (
     ValidationInfo,
 )
 
+from flowctl.access.keys import KeyFile, read_keys
+from flowctl.access.rules import HookFailure, Proof
+from flowctl.access.tokens import SecretFile, read_secrets
+from flowctl.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.addresses import Network
 from flowctl.errors import ConfigError
 from flowctl.flight.options import parse_networks
@@ -25,6 +29,7 @@ from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.live.config import Audience, SecondPublisher, parse_audiences
 from flowctl.printable import short
+from flowctl.rtmp.url import redact_url
 from flowctl.sending.settings import AgeSource
 from flowctl.telemetry.options import Addresses, Streams
 from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
@@ -107,6 +112,18 @@ def _proxies(text: str, source: str) -> tuple[str, ...]:
     return tuple(map(str, parse_networks(text, source)))
 
 
+def _proofs(text: str, source: str) -> tuple[Proof, ...]:
+    known = {item.value: item for item in Proof}
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if wrong := [word for word in words if word not in known]:
+        raise ConfigError(f"{source} has {short(wrong[0])}, it must be some of {', '.join(known)} with commas between")
+    return tuple(known[word] for word in words)
+
+
+def _urls(text: str, _source: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
 def _items(value: Any) -> Any:
     """Let a list of the file be written as such."""
     texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
@@ -159,3 +176,19 @@ Age = Annotated[AgeSource, Kind("queue|delay", lambda item: item.value)]
 Second = Annotated[SecondPublisher, Kind("refuse|replace|standby", lambda item: item.value)]
 HowAddresses = Annotated[Addresses, Kind("plain|truncated|hashed", lambda item: item.value)]
 HowStreams = Annotated[Streams, Kind("hash|plain", lambda item: item.value)]
+Proofs = Annotated[
+    tuple[Proof, ...],
+    _only_text(_proofs),
+    BeforeValidator(_items),
+    Kind("key,token,jwt", lambda items: _commas(item.value for item in items)),
+]
+Keys = Annotated[KeyFile | None, _only_text(lambda text, source: read_keys(_path(text, source))), Kind("path")]
+Secrets = Annotated[SecretFile | None, _only_text(lambda text, source: read_secrets(_path(text, source))), Kind("path")]
+WebTokens = Annotated[WebTokenKey | None, _only_text(lambda text, _: read_web_token_key(text)), Kind("algorithm:path")]
+Hooks = Annotated[
+    tuple[str, ...],
+    _only_text(_urls),
+    BeforeValidator(_items),
+    Kind("addresses", lambda urls: _commas(map(redact_url, urls))),
+]
+Failure = Annotated[HookFailure, Kind("refuse|allow", lambda item: item.value)]

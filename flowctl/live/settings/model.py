@@ -36,24 +36,30 @@ from flowctl.live.settings.kinds import (
     Audiences,
     Count,
     Duration,
+    Failure,
     File,
     Flag,
     Folder,
+    Hooks,
     HowAddresses,
     HowStreams,
+    Keys,
     Kind,
     Listening,
     Marks,
     Networks,
     Policy,
+    Proofs,
     Proxies,
     Rate,
     Second,
+    Secrets,
     Shadow,
     Share,
     Size,
     Target,
     Text,
+    WebTokens,
     Workers,
 )
 from flowctl.live.settings.levels import Level, Role, put, replaced
@@ -210,6 +216,66 @@ class LiveSettings(BaseModel):
         "File of user:password lines for Adobe authentication; without it there is none.", takes=Takes.NEW
     )
     hooks: Text = _at("hooks", "package.module:Name of a LiveHooks class of yours: who may publish and play.")
+
+    publish_auth: Proofs = _at(
+        "access.publish_auth",
+        "What publishers must bring, one of it: a key, a token; none.",
+        takes=Takes.NOW,
+        of=_PUBLISHER,
+    )
+    play_auth: Proofs = _at("access.play_auth", "The same for viewers.", takes=Takes.NOW, of=_VIEWER)
+    keys_file: Keys = _at(
+        "access.keys",
+        "Hashes of stream keys, one per line, as flowctl key hash writes them.",
+        takes=Takes.NOW,
+        of=_BOTH,
+    )
+    token_secret_file: Secrets = _at(
+        "access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", takes=Takes.NOW, of=_BOTH
+    )
+    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", takes=Takes.NOW, of=_BOTH)
+    token_leeway: Duration = _at(
+        "access.leeway_s", "How far clocks of those who make tokens may be apart.", takes=Takes.NOW, of=_BOTH
+    )
+    allow_connect: Networks = _at(
+        "access.allow_connect", "Networks that may connect, no others; empty: all.", takes=Takes.NOW, of=_STREAM
+    )
+    deny_connect: Networks = _at("access.deny_connect", "Networks that may not connect.", takes=Takes.NOW, of=_STREAM)
+    allow_publish: Networks = _at(
+        "access.allow_publish", "Networks that may publish, no others; empty: all.", takes=Takes.NOW, of=_PUBLISHER
+    )
+    deny_publish: Networks = _at(
+        "access.deny_publish", "Networks that may not publish.", takes=Takes.NOW, of=_PUBLISHER
+    )
+    allow_play: Networks = _at(
+        "access.allow_play", "Networks that may play, no others; empty: all.", takes=Takes.NOW, of=_VIEWER
+    )
+    deny_play: Networks = _at("access.deny_play", "Networks that may not play.", takes=Takes.NOW, of=_VIEWER)
+    on_connect: Hooks = _at(
+        "access.on_connect", "HTTP hooks (SRS) that are asked who may connect.", takes=Takes.NOW, of=_STREAM
+    )
+    on_publish: Hooks = _at(
+        "access.on_publish", "HTTP hooks that are asked who may publish.", takes=Takes.NOW, of=_PUBLISHER
+    )
+    on_play: Hooks = _at("access.on_play", "HTTP hooks that are asked who may play.", takes=Takes.NOW, of=_VIEWER)
+    on_unpublish: Hooks = _at(
+        "access.on_unpublish", "HTTP hooks that are told of the end of a publication.", takes=Takes.NOW, of=_PUBLISHER
+    )
+    on_stop: Hooks = _at(
+        "access.on_stop", "HTTP hooks that are told of the end of a play.", takes=Takes.NOW, of=_VIEWER
+    )
+    on_close: Hooks = _at(
+        "access.on_close", "HTTP hooks that are told of the end of a connection.", takes=Takes.NOW, of=_STREAM
+    )
+    hook_timeout: Duration = _at(
+        "access.hook_timeout_s", "Time that HTTP hooks have for an answer.", takes=Takes.NOW, of=_BOTH
+    )
+    hook_failure: Failure = _at(
+        "access.hook_failure",
+        "Who asks while HTTP hooks are dead or slow is refused or let in.",
+        takes=Takes.NOW,
+        of=_BOTH,
+    )
 
     flush: Duration = _at(
         "flush_interval_s", "Longest time between two flushes of a stream.", takes=Takes.NOW, of=_STREAM

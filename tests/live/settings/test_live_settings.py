@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from flowctl.access.keys import KeyFile, StoredKey
+from flowctl.access.rules import HookFailure, Proof
+from flowctl.access.tokens import SecretFile
+from flowctl.access.webtokens import WebTokenKey
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
@@ -57,6 +61,26 @@ EXAMPLES = {
     "ban_store": ("bans.sqlite", "ban_store", Path("bans.sqlite")),
     "credentials_file": ("users", "rtmp.credentials", {"ann": "pw"}),
     "hooks": ("mine:Hooks", "hooks", "mine:Hooks"),
+    "publish_auth": ("key, jwt", "access.publish_auth", (Proof.KEY, Proof.JWT)),
+    "play_auth": ("token", "access.play_auth", (Proof.TOKEN,)),
+    "keys_file": ("keys", "access.keys", KeyFile("keys", (StoredKey(bytes(16), bytes(32), "play", "live/*"),))),
+    "token_secret_file": ("key", "access.token_secrets", SecretFile("key", (KEY,))),
+    "jwt_key": ("HS256:long", "access.jwt_key", WebTokenKey("HS256", "long", None, KEY * 2)),
+    "token_leeway": ("1min", "access.leeway_s", 60.0),
+    "allow_connect": ("10.0.0.0/8", "access.allow_connect", (ip_network("10.0.0.0/8"),)),
+    "deny_connect": ("192.0.2.1", "access.deny_connect", (ip_network("192.0.2.1"),)),
+    "allow_publish": ("10.0.0.1, ::1", "access.allow_publish", (ip_network("10.0.0.1"), ip_network("::1"))),
+    "deny_publish": ("192.0.2.1", "access.deny_publish", (ip_network("192.0.2.1"),)),
+    "allow_play": ("2001:db8::/32", "access.allow_play", (ip_network("2001:db8::/32"),)),
+    "deny_play": ("192.0.2.1", "access.deny_play", (ip_network("192.0.2.1"),)),
+    "on_connect": ("http://h:85/a https://h/b", "access.on_connect", ("http://h:85/a", "https://h/b")),
+    "on_publish": ("http://h/", "access.on_publish", ("http://h/",)),
+    "on_play": ("http://h/", "access.on_play", ("http://h/",)),
+    "on_unpublish": ("http://h/", "access.on_unpublish", ("http://h/",)),
+    "on_stop": ("http://h/", "access.on_stop", ("http://h/",)),
+    "on_close": ("http://h/", "access.on_close", ("http://h/",)),
+    "hook_timeout": ("900ms", "access.hook_timeout_s", 0.9),
+    "hook_failure": ("allow", "access.hook_failure", HookFailure.ALLOW),
     "flush": ("100ms", "flush_interval_s", 0.1),
     "gop_cache": ("1MiB", "cache.size_bytes", 1 << 20),
     "media_message": ("4MiB", "rtmp.limits.media_message_bytes", 4 << 20),
@@ -118,7 +142,8 @@ def test_examples_when_compared_with_the_settings_are_all_of_them():
 def test_setting_when_given_is_seen_in_its_place(name, tmp_path, monkeypatch):
     """Each setting has its effect, and no other: from a file, from the environment, as an option and with --set."""
     monkeypatch.chdir(tmp_path)
-    for file, data in (("users", b"ann:pw\n"), ("key", KEY)):
+    stored = f"sha256:{bytes(16).hex()}:{bytes(32).hex()} play live/*".encode()
+    for file, data in (("users", b"ann:pw\n"), ("key", KEY), ("long", KEY * 2), ("keys", stored)):
         Path(file).write_bytes(data)
         Path(file).chmod(0o600)
     text, path, expected = EXAMPLES[name]

@@ -1,0 +1,117 @@
+"""``flowctl key``: stream keys, their hashes, and signed addresses that expire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flowctl.access.request import Kind
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Make stream keys, hash them, and sign addresses.")
+
+_For = Annotated[str, typer.Option("--for", metavar="publish|play", help="What it is for; without it both.")]
+_Streams = Annotated[str, typer.Option(metavar="PATTERN", help="Of app/stream, with * and ?; without it all.")]
+
+
+@app.callback()
+def key() -> None:
+    """Make stream keys, hash them, and sign addresses."""
+
+
+@app.command("make")
+def make(
+    file: Annotated[Path | None, typer.Argument(help="keys_file that gets its hash as a line; made if absent.")] = None,
+    *,
+    kind: _For = "",
+    streams: _Streams = "",
+) -> None:
+    """Make a stream key and write it; the server gets its hash alone."""
+    from flowctl.access.keys import hash_key, make_key
+    from flowctl.text.output import say
+
+    made = make_key()
+    line = _line(hash_key(made), kind, streams)
+    if file is None:
+        say(line, to_stderr=True)
+    else:
+        before = file.read_text("utf-8") if file.exists() else ""
+        file.write_text(before + ("" if before.endswith("\n") or not before else "\n") + line + "\n", "utf-8")
+        say(f"its hash is in {file}; this is the key, behind the name: app/stream?key=...", to_stderr=True)
+    say(made)
+
+
+@app.command("hash")
+def hash_(*, kind: _For = "", streams: _Streams = "") -> None:
+    """Read a stream key from standard input, and write the line for keys_file."""
+    import sys
+
+    from flowctl.access.keys import hash_key
+    from flowctl.text.output import say
+
+    say(_line(hash_key(sys.stdin.readline().strip()), kind, streams))
+
+
+@app.command("secret")
+def secret(file: Annotated[Path, typer.Argument(help="token_secret_file; a new file.")]) -> None:
+    """Make a secret for signed addresses, in a file that only its owner can read."""
+    import os
+    import secrets
+
+    from flowctl.errors import ConfigError
+
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise ConfigError(f"{file} is there already", hint="secrets are not overwritten: name another file") from error
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(secrets.token_urlsafe(32) + "\n")
+
+
+@app.command("sign")
+def sign(
+    file: Annotated[Path, typer.Argument(metavar="SECRET_FILE", help="Of flowctl key secret.")],
+    kind: Annotated[str, typer.Argument(metavar="publish|play", help="What it allows.")],
+    stream: Annotated[str, typer.Argument(help="app/stream")],
+    *,
+    within: Annotated[str, typer.Option("--within", help="How long it is good for, from now on.")] = "1h",
+    address: Annotated[str, typer.Option(help="Address or network that alone may use it.")] = "",
+) -> None:
+    """Write app/stream with a signed token that expires."""
+    import time
+
+    from flowctl.access.tokens import read_secrets, signed_query
+    from flowctl.addresses import parse_network
+    from flowctl.errors import ConfigError
+    from flowctl.rtmp.url import check_name
+    from flowctl.text.output import say
+    from flowctl.units import parse_duration
+
+    found = _kind(kind)
+    check_name(stream, "stream name")
+    if found is None or "/" not in stream or "?" in stream:
+        raise ConfigError("it is publish or play, and a stream", hint="flowctl key sign tokens.secret play live/room")
+    if address:
+        parse_network(address, "--address")
+    expires = int(time.time() + parse_duration(within, "--within"))
+    say(f"{stream}?{signed_query(read_secrets(file).secrets[0], found, stream, expires, address)}")
+
+
+def _kind(text: str) -> Kind | None:
+    from flowctl.errors import ConfigError
+
+    if text in ("publish", "play"):
+        return "publish" if text == "publish" else "play"
+    if text:
+        raise ConfigError(f"{text!r:.40} is nothing that is allowed", hint="publish or play")
+    return None
+
+
+def _line(stored: str, kind: str, streams: str) -> str:
+    from flowctl.errors import ConfigError
+
+    if len(streams.split()) > 1 or streams in ("publish", "play"):
+        raise ConfigError("--streams is a pattern of app/stream", hint="such as live/*")
+    return " ".join(filter(None, [stored, _kind(kind), streams]))

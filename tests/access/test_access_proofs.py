@@ -1,0 +1,295 @@
+"""What somebody brings to be let in: stream keys, signed tokens, and web tokens."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+
+import jwt
+import pytest
+
+from flowctl.access.keys import hash_key, make_key, read_keys
+from flowctl.access.tokens import read_secrets, sign, signed_query
+from flowctl.access.webtokens import read_web_token_key
+from flowctl.errors import ConfigError
+from flowctl.rtmp.url import parse_query
+
+SECRET = b"a secret of sixteen or more bytes, for tests"
+LONG = SECRET * 2
+KEY = "a-key-that-nobody-guesses"
+NOW = 1_800_000_000
+
+
+def written(path, *lines):
+    """Write a file that only its owner can read."""
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o600)
+    return path
+
+
+# -- keys
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "stream", "expected"),
+    [
+        ("", "publish", "live/room", True),
+        ("", "play", "live/room", True),
+        ("publish", "publish", "live/room", True),
+        ("publish", "play", "live/room", False),
+        ("play live/*", "play", "live/room", True),
+        ("play live/*", "play", "other/room", False),
+        ("live/room", "publish", "live/room2", False),
+    ],
+)
+def test_key_is_good_for_what_its_line_says(tmp_path, line, kind, stream, expected):
+    """A line may say of which streams a key is, and whether it is to publish or to play."""
+    keys = read_keys(written(tmp_path / "keys", "# ours", "", f"{hash_key(KEY)} {line}"))
+    assert keys.allows([KEY], kind, stream) is expected
+    assert not keys.allows([KEY + "x"], kind, stream)
+    assert not keys.allows([], kind, stream)
+
+
+def test_keys_when_one_of_several_fits_are_good_and_none_is_stored_as_it_is(tmp_path):
+    """Any line counts, any of what was tried; the file and the object show no key, nor any hash."""
+    path = written(tmp_path / "keys", *(hash_key(make_key()) for _ in range(3)), hash_key(KEY))
+    keys = read_keys(path)
+    assert keys.allows(["", "wrong" * 5, KEY], "play", "live/room")
+    assert not keys.allows(["", "wrong" * 5, "\udcff" * 20, "x" * 100_000], "play", "live/room")
+    assert KEY not in path.read_text() + repr(keys)
+    assert keys.keys[3].digest.hex() not in repr(keys)
+    assert hash_key(KEY) != hash_key(KEY)  # salted
+
+
+@pytest.mark.parametrize("key", ["short", "x" * 15, "with blank in the middle", "a&b" * 8, "x" * 2000, "a?b" * 9, ""])
+def test_key_that_is_none_is_not_hashed(key):
+    """Too short, or not to be put into an address; the message does not show it."""
+    with pytest.raises(ConfigError) as caught:
+        hash_key(key)
+    assert not key or key not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line", [KEY, "sha256:00", "sha256:0011223344556677:" + "0" * 63, f"{'x' * 5} publish", "md5:00:00"]
+)
+def test_line_that_is_no_stored_key_is_named_by_its_number_alone(tmp_path, line):
+    """Somebody who writes the key itself into the file does not find it in the log."""
+    path = written(tmp_path / "keys", hash_key(KEY), line)
+    with pytest.raises(ConfigError, match="keys, line 2 is no stored key") as caught:
+        read_keys(path)
+    assert line not in str(caught.value)
+
+
+def test_keys_file_when_empty_or_absent_is_an_error(tmp_path):
+    """A file without keys would let nobody in, and nobody would know why."""
+    for path in (written(tmp_path / "none", "# nothing"), tmp_path / "absent"):
+        with pytest.raises(ConfigError):
+            read_keys(path)
+
+
+# -- signed tokens
+
+
+@pytest.fixture
+def secrets(tmp_path):
+    return read_secrets(written(tmp_path / "secrets", SECRET.decode(), "an older secret that is good still"))
+
+
+def fault_of(secrets, query, kind="play", stream="live/room", address="192.0.2.7", now=NOW, leeway=10.0):
+    return secrets.fault(parse_query(query), kind, stream, address, now, leeway)
+
+
+def test_token_is_good_until_it_expires_and_no_longer(secrets):
+    """Also for as long as clocks may be apart; replayed afterwards it is refused."""
+    query = signed_query(SECRET, "play", "live/room", NOW + 60)
+    for now, expected in ((NOW, None), (NOW + 60, None), (NOW + 70, None), (NOW + 71, "The token has expired.")):
+        assert fault_of(secrets, query, now=now) == expected
+    assert fault_of(secrets, query, now=NOW + 61, leeway=0.0) == "The token has expired."
+    assert fault_of(secrets, query, now=NOW - 86400) is None  # a clock that was set back lets nobody out
+
+
+@pytest.mark.parametrize(
+    "asked", [{"kind": "publish"}, {"stream": "live/room2"}, {"stream": "live/roo"}, {"stream": "live"}]
+)
+def test_token_is_one_for_its_action_and_stream_alone(secrets, asked):
+    """What lets somebody play does not let him publish, nor play another stream."""
+    query = signed_query(SECRET, "play", "live/room", NOW + 60)
+    assert fault_of(secrets, query, **asked) == "The token is not one for this."
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda query: query.replace(f"expires={NOW + 60}", f"expires={NOW + 61}"),
+        lambda query: query.replace("expires=", "expires=0"),
+        lambda query: query[:-1],
+        lambda query: query + "A",
+        lambda query: query.replace("token=", "token=\udcff"),
+        lambda query: query + "&address=192.0.2.7",
+        lambda query: query.split("&", maxsplit=1)[0],
+        lambda query: query.split("&")[1],
+        lambda query: query.replace("expires=", "expires=-"),
+        lambda query: query.replace("expires=", "expires=\u0661"),
+        lambda query: query.replace("expires=", "expires=1" + "0" * 5000),
+        lambda _: "",
+    ],
+)
+def test_token_when_anything_is_changed_is_refused(secrets, changed):
+    """A digit, a letter, an address that was not signed, a part that is missing."""
+    assert fault_of(secrets, changed(signed_query(SECRET, "play", "live/room", NOW + 60))) is not None
+
+
+@pytest.mark.parametrize(
+    ("bound", "address", "good"),
+    [
+        ("192.0.2.7", "192.0.2.7", True),
+        ("192.0.2.7", "::ffff:192.0.2.7", True),
+        ("192.0.2.7", "192.0.2.8", False),
+        ("192.0.2.0/24", "192.0.2.8", True),
+        ("2001:db8::/64", "2001:db8::5", True),
+        ("2001:db8::/64", "192.0.2.7", False),
+        ("nonsense", "192.0.2.7", False),
+    ],
+)
+def test_token_when_bound_to_an_address_is_good_from_there_alone(secrets, bound, address, good):
+    """The address is signed with the rest, so that it can neither be changed nor left out."""
+    query = signed_query(SECRET, "play", "live/room", NOW + 60, bound)
+    assert (fault_of(secrets, query, address=address) is None) is good
+    assert fault_of(secrets, query.replace(f"&address={bound}", ""), address=address) is not None
+
+
+def test_token_of_any_secret_of_the_file_is_good(secrets):
+    """So that a secret can be replaced while tokens of the one before it are still about."""
+    assert fault_of(secrets, signed_query(b"an older secret that is good still", "play", "live/room", NOW)) is None
+    assert fault_of(secrets, signed_query(b"a secret that is not in the file", "play", "live/room", NOW)) is not None
+    assert "older" not in repr(secrets)
+
+
+def test_token_when_made_elsewhere_is_what_the_documents_say():
+    """Five lines, HMAC-SHA256, base64 for addresses without padding: a fixed one, so that no change goes unnoticed."""
+    assert sign(SECRET, "play", "live/room", NOW) == "sj6mo6rXLCq2dACeDvyxGrcTTijrc9P1Bfu-OSMY_bc"
+
+
+@pytest.mark.parametrize(("mode", "text"), [(0o644, SECRET.decode()), (0o600, "short"), (0o600, "# none"), (0o600, "")])
+def test_secrets_when_others_may_read_them_or_they_are_short_are_refused(tmp_path, mode, text):
+    """No message shows a secret."""
+    path = written(tmp_path / "secrets", text)
+    path.chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        read_secrets(path)
+    assert not text or text not in str(caught.value)
+
+
+# -- web tokens
+
+
+@pytest.fixture
+def key(tmp_path):
+    return read_web_token_key(f"HS256:{written(tmp_path / 'jwt', LONG.decode())}")
+
+
+def claims(**changed):
+    return {"exp": time.time() + 60, "actions": ["play"], "streams": "live/*"} | changed
+
+
+def web_fault(key, token, kind="play", stream="live/room", leeway=10.0):
+    return key.fault(token, kind, stream, leeway)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, None),
+        ({"exp": 1}, "The token has expired."),
+        ({"exp": "tomorrow"}, "The token is not one for this."),
+        ({"exp": float("inf")}, "The token is not one for this."),
+        ({"nbf": 9e9}, "The token is not one for this."),
+        ({"aud": "another service"}, "The token is not one for this."),
+        ({"actions": "play"}, None),
+        ({"actions": "publish"}, "The token is not one to play."),
+        ({"actions": None}, "The token is not one to play."),
+        ({"actions": {"play": 1}}, "The token is not one to play."),
+        ({"streams": ["other/*", "live/room"]}, None),
+        ({"streams": "other/*"}, "The token is one for another stream."),
+        ({"streams": [1, None, {}]}, "The token is one for another stream."),
+    ],
+)
+def test_web_token_is_good_for_what_it_claims(key, changed, expected):
+    """The time must be there and not be over; actions and streams are named by it."""
+    assert web_fault(key, jwt.encode(claims(**changed), LONG, "HS256")) == expected
+
+
+def test_web_token_is_good_while_clocks_may_be_apart(key):
+    """Those who make tokens have a clock of their own."""
+    token = jwt.encode(claims(exp=time.time() - 5), LONG, "HS256")
+    assert web_fault(key, token, leeway=3600.0) is None
+    assert web_fault(key, token, leeway=1.0) == "The token has expired."
+
+
+def test_web_token_that_never_expires_is_refused(key):
+    """One that was copied once would be good for ever."""
+    found = claims()
+    del found["exp"]
+    assert web_fault(key, jwt.encode(found, LONG, "HS256")) == "The token is not one for this."
+
+
+def part(value):
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda: part({"alg": "none"}) + "." + part(claims()) + ".",
+        lambda: part({"alg": "None", "typ": "JWT"}) + "." + part(claims()) + ".AAAA",
+        lambda: jwt.encode(claims(), LONG, "HS512"),
+        lambda: jwt.encode(claims(), LONG + b"another", "HS256"),
+        lambda: jwt.encode(claims(), LONG, "HS256") + "A",
+        lambda: "a.b.c",
+        lambda: "." * 8000,
+        lambda: "x" * 9000,
+        lambda: "\udcff.\udcff.\udcff",
+        lambda: "",
+    ],
+    ids=["none", "None", "other algorithm", "other secret", "changed", "garbage", "dots", "long", "no text", "empty"],
+)
+def test_web_token_that_is_forged_is_refused(key, forge):
+    """The algorithm is that of the setting, whatever the token says of itself; nothing is raised for any text."""
+    assert web_fault(key, forge()) in {"The token is not one for this.", "A web token is needed."}
+
+
+def test_web_token_signed_with_the_public_key_as_a_secret_is_refused(tmp_path):
+    """The old trick: a token that says HS256, to a server with a public key, which everybody has."""
+    rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
+    from cryptography.hazmat.primitives import serialization
+
+    private = rsa.generate_private_key(65537, 2048)
+    public = private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    (tmp_path / "jwt.pem").write_bytes(public)
+    key = read_web_token_key(f"RS256:{tmp_path / 'jwt.pem'}")
+    assert web_fault(key, jwt.encode(claims(), private, "RS256")) is None
+    head = f"{part({'alg': 'HS256', 'typ': 'JWT'})}.{part(claims())}"
+    forged = base64.urlsafe_b64encode(hmac.digest(public, head.encode(), hashlib.sha256)).rstrip(b"=").decode()
+    assert web_fault(key, f"{head}.{forged}") == "The token is not one for this."
+
+
+@pytest.mark.parametrize("text", ["none:{}", "HS256", "HS256:", "RS256:{}", "HS512:{}", "HS256:{}-absent", "XX:{}"])
+def test_web_token_key_that_is_none_is_an_error_of_the_settings(tmp_path, text):
+    """An algorithm there is not, a file there is not, a secret too short for its hash, and no key at all."""
+    path = written(tmp_path / "jwt", SECRET.decode())
+    with pytest.raises(ConfigError) as caught:
+        read_web_token_key(text.format(path))
+    assert SECRET.decode() not in str(caught.value)
+
+
+def test_web_token_key_that_others_may_read_is_refused(tmp_path):
+    """A shared secret is one."""
+    path = written(tmp_path / "jwt", LONG.decode())
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="mode 0640"):
+        read_web_token_key(f"HS256:{path}")

@@ -1,0 +1,206 @@
+"""What the settings say: networks and proofs, for each that asks, and what is open to everybody."""
+
+from __future__ import annotations
+
+import time
+from ipaddress import ip_network
+
+import jwt
+import pytest
+
+from flowctl.access.keys import KeyFile, StoredKey, hash_key
+from flowctl.access.request import LiveRequest, Refusal, Why
+from flowctl.access.rules import Access, Proof
+from flowctl.access.tokens import SecretFile, signed_query
+from flowctl.access.webtokens import WebTokenKey
+from flowctl.errors import ConfigError
+from flowctl.rtmp.url import from_connect, parse_url
+
+SECRET = b"a secret of thirty-two or more bytes, for tests"
+KEY = "a-key-that-nobody-guesses"
+_, _SALT, _DIGEST = hash_key(KEY).split(":")
+KEYS = KeyFile("keys", (StoredKey(bytes.fromhex(_SALT), bytes.fromhex(_DIGEST)),))
+SECRETS = SecretFile("secrets", (SECRET,))
+WEB = WebTokenKey("HS256", "jwt", SECRET, SECRET)
+FROM = "This is not allowed from your address."
+
+
+def nets(*texts):
+    return tuple(ip_network(text) for text in texts)
+
+
+def ask(access, kind="play", query="", address="192.0.2.7", **more):
+    """Return why a request is refused: text and reason, or None."""
+    url = more.pop("url", None) or parse_url(f"rtmp://h/live/room?{query}")
+    request = LiveRequest(kind=kind, connection=1, peer=(address, 5), url=url, **more)
+    found = access.check(request, time.time())
+    return None if found is None else (found.text, found.why)
+
+
+@pytest.mark.parametrize("kind", ["connect", "publish", "play"])
+def test_nothing_set_lets_everybody(kind):
+    """As a server on this machine alone has always been."""
+    assert ask(Access(), kind) is None
+    assert ask(Access(), kind, address="") is None
+
+
+@pytest.mark.parametrize("kind", ["connect", "publish", "play"])
+@pytest.mark.parametrize(
+    ("allowed", "denied", "address", "good"),
+    [
+        (["10.0.0.0/8"], [], "10.1.2.3", True),
+        (["10.0.0.0/8"], [], "192.0.2.7", False),
+        (["10.0.0.0/8"], [], "::ffff:10.1.2.3", True),
+        (["10.0.0.0/8"], [], "2001:db8::1", False),
+        (["10.0.0.0/8"], [], "fe80::1%eth0", False),
+        (["fe80::/10"], [], "fe80::1%eth0", True),
+        (["10.0.0.0/8"], ["10.1.0.0/16"], "10.1.2.3", False),
+        (["10.0.0.0/8"], ["10.1.0.0/16"], "10.2.2.3", True),
+        ([], ["192.0.2.0/24"], "192.0.2.7", False),
+        ([], ["192.0.2.0/24"], "::ffff:192.0.2.7", False),
+        ([], ["192.0.2.0/24"], "192.0.3.7", True),
+        (["10.0.0.0/8"], [], "", False),
+        ([], ["0.0.0.0/0", "::/0"], "2001:db8::1", False),
+    ],
+)
+def test_networks_are_held_to_for_each_kind(kind, allowed, denied, address, good):
+    """Denied ones never, then allowed ones alone where any are named; of another kind they say nothing."""
+    access = Access(**{f"allow_{kind}": nets(*allowed), f"deny_{kind}": nets(*denied)})
+    assert ask(access, kind, address=address) == (None if good else (FROM, Why.FORBIDDEN))
+    other = {"connect": "play", "publish": "connect", "play": "publish"}[kind]
+    assert ask(access, other, address=address) is None
+
+
+def test_viewer_over_http_is_held_to_the_networks_of_connections_too():
+    """It is asked about once, so a ban of connections must not be one of RTMP alone."""
+    for access in (Access(deny_connect=nets("192.0.2.7")), Access(allow_connect=nets("10.0.0.0/8"))):
+        assert ask(access, protocol="http") == (FROM, Why.FORBIDDEN)
+        assert ask(access) is None
+    both = Access(allow_connect=nets("192.0.2.0/24"), allow_play=nets("10.0.0.0/8"))
+    assert ask(both, protocol="http") == (FROM, Why.FORBIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("tc_url", "app", "name"),
+    [
+        (f"rtmp://h/live?key={KEY}", "live", "room"),
+        ("rtmp://h/live", "live", f"room?key={KEY}"),
+        ("rtmp://h/live", f"live?key={KEY}", "room"),
+        ("rtmp://h/live", "live", f"room?secret={KEY}"),
+        (f"rtmp://h/live/room?secret={KEY}", "live/room", ""),
+        (f"rtmp://h/live?key={KEY}/room", f"live?key={KEY}/room", "room"),
+        ("", f"live?other=1&key={KEY}", "room"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["publish", "play"])
+def test_key_is_found_wherever_clients_put_it(tc_url, app, name, kind):
+    """In the address, behind the application, behind the name of the stream."""
+    access = Access(publish_auth=(Proof.KEY,), play_auth=(Proof.KEY,), keys=KEYS)
+    url = from_connect(tc_url, app).with_stream(name)
+    assert url.path == "live/room"
+    assert ask(access, kind, url=url) is None
+    wrong = from_connect(tc_url.replace(KEY, "x" * 20), app.replace(KEY, "x" * 20)).with_stream(
+        name.replace(KEY, "x" * 20)
+    )
+    assert ask(access, kind, url=wrong) == ("The stream key is wrong.", Why.UNAUTHORIZED)
+
+
+def test_proof_is_asked_for_where_it_is_set_and_nowhere_else():
+    """A server may want keys of publishers and let everybody play."""
+    access = Access(publish_auth=(Proof.KEY,), keys=KEYS)
+    assert ask(access, "publish") == ("A stream key is needed.", Why.UNAUTHORIZED)
+    assert ask(access, "play") is None
+    assert ask(access, "connect") is None
+
+
+def test_any_of_several_proofs_is_enough_and_what_is_said_is_of_the_one_that_was_tried():
+    """A key, or a token, or a web token: in the address, or in the header of HTTP."""
+    access = Access(play_auth=(Proof.KEY, Proof.TOKEN, Proof.JWT), keys=KEYS, token_secrets=SECRETS, jwt_key=WEB)
+    good = jwt.encode({"exp": time.time() + 60, "actions": "play", "streams": "*"}, SECRET, "HS256")
+    late = jwt.encode({"exp": time.time() - 60, "actions": "play", "streams": "*"}, SECRET, "HS256")
+    signed = signed_query(SECRET, "play", "live/room", int(time.time()) + 60)
+    old = signed_query(SECRET, "play", "live/room", int(time.time()) - 60)
+    for given in (
+        {"query": f"key={KEY}"},
+        {"query": signed},
+        {"query": f"jwt={good}"},
+        {"query": f"token={good}"},
+        {"bearer": good},
+        {"bearer": KEY},
+    ):
+        assert ask(access, **given) is None
+    for given, said in (
+        ({"query": "key=wrong"}, "The stream key is wrong."),
+        ({"query": old}, "The token has expired."),
+        ({"query": f"jwt={late}"}, "The token has expired."),
+        ({"bearer": late}, "The token has expired."),
+    ):
+        assert ask(access, **given) == (said, Why.UNAUTHORIZED)
+    assert ask(access)[1] is Why.UNAUTHORIZED
+
+
+def test_proof_that_cannot_be_checked_lets_nobody_in():
+    """A role may be told to want keys where no level names a file of them."""
+    access = Access(publish_auth=(Proof.KEY,))
+    assert ask(access, "publish", query=f"key={KEY}") == (
+        "The server cannot check this proof.",
+        Why.UNAVAILABLE,
+    )
+    assert access.missing() == "publish_auth asks for key, but there is no keys_file"
+    assert Access(play_auth=(Proof.JWT,)).missing() == "play_auth asks for jwt, but there is no jwt_key"
+    assert Access(publish_auth=(Proof.KEY,), keys=KEYS).missing() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "publish", "play"),
+    [
+        ({}, True, True),
+        ({"publish_auth": (Proof.KEY,)}, False, True),
+        ({"allow_play": nets("10.0.0.0/8")}, True, False),
+        ({"allow_connect": nets("10.0.0.0/8")}, False, False),
+        ({"deny_connect": nets("10.0.0.0/8")}, True, True),
+        ({"on_publish": ("http://h/",)}, False, True),
+        ({"on_connect": ("http://h/",)}, False, False),
+        ({"on_close": ("http://h/",)}, True, True),
+    ],
+)
+def test_what_is_open_to_everybody_is_known(fields, publish, play):
+    """So that a server which listens for the world can say it."""
+    access = Access(**fields)
+    assert (access.open_to_all("publish"), access.open_to_all("play")) == (publish, play)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"leeway_s": -1.0},
+        {"leeway_s": float("nan")},
+        {"leeway_s": 4000.0},
+        {"hook_timeout_s": 0.0},
+        {"hook_timeout_s": float("inf")},
+        {"on_publish": ("ftp://h/",)},
+        {"on_publish": ("h/hook",)},
+        {"on_play": ("http://",)},
+        {"on_close": ("http://h:99999/",)},
+        {"on_connect": ("http://[::1/",)},
+        {"on_connect": ("http://h/a\nb",)},
+        {"on_stop": tuple(f"http://h/{at}" for at in range(9))},
+    ],
+)
+def test_access_when_a_value_is_out_of_range_is_refused(fields):
+    """The error names the field."""
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        Access(**fields)
+
+
+def test_no_secret_is_shown_by_any_of_it():
+    """Errors, logs and tests print objects."""
+    access = Access(keys=KEYS, token_secrets=SECRETS, jwt_key=WEB)
+    request = LiveRequest(
+        kind="play", connection=1, peer=("h", 1), url=parse_url(f"rtmp://u:pw@h/live/room?key={KEY}"), bearer=KEY
+    )
+    shown = repr(access) + repr(request) + repr(Refusal("no"))
+    assert not any(secret in shown for secret in (KEY, SECRET.decode(), "pw", _DIGEST))
+    with pytest.raises(ConfigError) as caught:
+        Access(on_publish=(f"ftp://u:{KEY}@h/?token={KEY}",))
+    assert KEY not in str(caught.value)

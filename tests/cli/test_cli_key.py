@@ -1,0 +1,74 @@
+"""``flowctl key``: what it writes is what a server takes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from flowctl.access.keys import read_keys
+from flowctl.access.tokens import read_secrets
+from flowctl.cli.app import app
+from flowctl.rtmp.url import parse_query
+
+
+def run(*args, text=None):
+    return CliRunner().invoke(app, ["key", *map(str, args)], input=text)
+
+
+def test_key_that_is_made_is_good_and_its_hash_alone_is_kept(tmp_path):
+    """The key goes to standard output, its hash into the file, with what it is for; a second one joins it."""
+    file = tmp_path / "keys"
+    first = run("make", file, "--for", "publish", "--streams", "live/*").stdout.strip()
+    second = run("make", file).stdout.strip()
+    keys = read_keys(file)
+    assert keys.allows([first], "publish", "live/room")
+    assert not keys.allows([first], "play", "live/room")
+    assert keys.allows([second], "play", "other/room")
+    assert first not in file.read_text()
+    assert first != second
+
+
+def test_key_from_standard_input_is_hashed(tmp_path):
+    """It is no argument, which others would see in the list of processes."""
+    line = run("hash", "--for", "play", text="a-key-of-my-own-choice\n").stdout
+    (tmp_path / "keys").write_text(line)
+    assert read_keys(tmp_path / "keys").allows(["a-key-of-my-own-choice"], "play", "live/room")
+
+
+@pytest.mark.parametrize(
+    "args", [["hash", "--for", "both"], ["hash", "--streams", "a b"], ["hash"], ["make", "--for", "x"]]
+)
+def test_key_when_it_is_too_short_or_for_nothing_is_refused(args):
+    """Nothing is written then."""
+    result = run(*args, text="short\n" if args == ["hash"] else "a-key-of-my-own-choice\n")
+    assert result.exit_code != 0
+    assert "sha256" not in result.stdout
+
+
+def test_address_that_is_signed_is_good_for_its_time(tmp_path):
+    """The secret is made, nobody else may read it, and it is not overwritten."""
+    file = tmp_path / "tokens.secret"
+    assert run("secret", file).exit_code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    before = file.read_bytes()
+    assert run("secret", file).exit_code != 0
+    assert file.read_bytes() == before
+    address = run("sign", file, "play", "live/room", "--within", "2h", "--address", "192.0.2.7").stdout.strip()
+    stream, _, query = address.partition("?")
+    pairs, secrets, now = parse_query(query), read_secrets(file), time.time()
+    assert stream == "live/room"
+    assert secrets.fault(pairs, "play", "live/room", "192.0.2.7", now, 0.0) is None
+    assert secrets.fault(pairs, "play", "live/room", "192.0.2.7", now + 7100, 0.0) is None
+    assert secrets.fault(pairs, "play", "live/room", "192.0.2.7", now + 7300, 0.0) is not None
+    assert secrets.fault(pairs, "publish", "live/room", "192.0.2.7", now, 0.0) is not None
+
+
+@pytest.mark.parametrize("args", [["view", "live/room"], ["play", "room"], ["play", "live/a?b"], ["play", "live/.."]])
+def test_address_when_it_makes_no_sense_is_not_signed(tmp_path, args):
+    """An action there is not, a name that is none."""
+    run("secret", tmp_path / "s")
+    result = run("sign", tmp_path / "s", *args)
+    assert result.exit_code != 0
+    assert "token=" not in result.stdout

@@ -1,0 +1,147 @@
+"""The gate: settings of each application, stream and role are held to, by RTMP and HTTP alike, before any hook."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from ipaddress import ip_network
+
+import pytest
+import structlog
+from live_kit import World, config
+
+from flowctl.access.keys import KeyFile, StoredKey, hash_key
+from flowctl.access.request import LiveRequest, Refusal, Why
+from flowctl.access.rules import Access, Proof
+from flowctl.access.tokens import SecretFile, signed_query
+from flowctl.live.config import LiveConfig
+from flowctl.live.gate import Gate
+from flowctl.live.server import LiveServer
+from flowctl.live.settings.levels import Level, Role
+from flowctl.reasons import CloseReason
+from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
+from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.rtmp.url import parse_url
+
+KEY = "a-key-that-nobody-guesses"
+_, _SALT, _DIGEST = hash_key(KEY).split(":")
+KEYS = KeyFile("keys", (StoredKey(bytes.fromhex(_SALT), bytes.fromhex(_DIGEST)),))
+SECRETS = SecretFile("secrets", (b"a secret of sixteen or more bytes",))
+HERE = (ip_network("192.0.2.1"),)
+
+
+def request_of(kind="play", text="rtmp://h/live/room", **more):
+    url = parse_url(text) if kind != "connect" else dataclasses.replace(parse_url(text), app="live", stream="")
+    return LiveRequest(kind=kind, connection=1, peer=("192.0.2.1", 1), url=url, **more)
+
+
+def asked(gate, *args, **more):
+    return gate.ask(request_of(*args, **more), lambda *_: None)
+
+
+def test_levels_of_application_and_role_have_access_of_their_own():
+    """A private application beside a public one; of a role what is set for the role."""
+    levels = (
+        Level(application="vip", values={"access.play_auth": (Proof.KEY,), "access.keys": KEYS}),
+        Level(application="vip", role=Role.PUBLISHER, values={"access.deny_publish": HERE}),
+        Level(application="closed", values={"access.deny_connect": HERE}),
+    )
+    gate = Gate(lambda: LiveConfig(levels=levels))
+    assert asked(gate, "play") is None
+    assert asked(gate, "play", "rtmp://h/vip/room").why is Why.UNAUTHORIZED
+    assert asked(gate, "play", f"rtmp://h/vip/room?key={KEY}") is None
+    assert asked(gate, "publish", f"rtmp://h/vip/room?key={KEY}").why is Why.FORBIDDEN
+    assert asked(gate, "publish") is None
+    assert asked(gate, "connect") is None
+    closed = LiveRequest(kind="connect", connection=1, peer=("192.0.2.1", 1), url=parse_url("rtmp://h/closed"))
+    assert gate.ask(closed, lambda *_: None).why is Why.FORBIDDEN
+
+
+def test_settings_that_change_hold_for_the_next_who_asks():
+    """The gate asks what holds now."""
+    now = [LiveConfig()]
+    gate = Gate(lambda: now[0])
+    assert asked(gate) is None
+    now[0] = LiveConfig(access=Access(deny_play=HERE))
+    assert isinstance(asked(gate), Refusal)
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [("http://ann:pw@h/live/room", True), ("http://ann:no@h/live/room", False), ("http://bob:pw@h/live/room", False),
+     ("http://h/live/room", False), ("http://ann:@h/live/room", False), ("http://:@h/live/room", False)],
+)  # fmt: skip
+def test_password_is_asked_for_over_http_where_rtmp_asks_for_one(text, good):
+    """The credentials of RTMP are no use where somebody only has to come over HTTP."""
+    gate = Gate(lambda: LiveConfig(rtmp=ServerSessionConfig(credentials={"ann": "pw"})))
+    found = asked(gate, "play", text, protocol="http")
+    assert (found is None) is good
+    assert good or found.why is Why.UNAUTHORIZED
+    assert asked(gate, "play", "rtmp://h/live/room", user="ann") is None
+
+
+def rejected(peer):
+    return [(event.code, event.description) for event in peer.events if isinstance(event, Rejected)]
+
+
+@pytest.mark.parametrize(
+    ("access", "ask", "name", "expected"),
+    [
+        ({"deny_connect": HERE}, "play", "live/room", ("NetConnection.Connect.Rejected", "from your address")),
+        ({"deny_publish": HERE}, "publish", "live/room", ("NetStream.Publish.BadName", "from your address")),
+        ({"deny_play": HERE}, "play", "live/room", ("NetStream.Play.Failed", "from your address")),
+        ({"publish_auth": (Proof.KEY,), "keys": KEYS}, "publish", "live/room?key=guessed",
+         ("NetStream.Publish.Unauthorized", "The stream key is wrong.")),
+        ({"play_auth": (Proof.TOKEN,), "token_secrets": SECRETS}, "play", "live/room",
+         ("NetStream.Play.Failed", "A signed token is needed.")),
+    ],
+)  # fmt: skip
+def test_client_of_rtmp_is_refused_in_its_words(access, ask, name, expected):
+    """A session on the wire: the code that clients know, and what a person understands."""
+    world = World(config(access=Access(**access)))
+    peer = getattr(world.connect(), ask)(name)
+    world.run()
+    ((code, description),) = rejected(peer)
+    assert code == expected[0]
+    assert expected[1] in description
+    assert world.hub.snapshot().streams == {}
+    assert world.group.failures == []
+
+
+def test_client_of_rtmp_with_what_is_asked_for_is_let_in():
+    """A key to publish, and a signed token to play."""
+    access = Access(publish_auth=(Proof.KEY,), keys=KEYS, play_auth=(Proof.TOKEN,), token_secrets=SECRETS)
+    world = World(config(access=access))
+    assert world.connect().publish(f"live/room?key={KEY}").has(PublishStarted)
+    query = signed_query(SECRETS.secrets[0], "play", "live/room", int(time.time()) + 60)
+    assert world.connect().play(f"live/room?{query}").has(PlayStarted)
+
+
+def test_refused_publisher_that_stays_is_closed_soon():
+    """Encoders that do not know the code wait for our close."""
+    world = World(config(access=Access(deny_publish=HERE)))
+    peer = world.connect().publish()
+    world.run(3.0)
+    assert peer.ended is not None
+    assert peer.ended[0] is not CloseReason.LIMIT_HIT
+
+
+@pytest.mark.parametrize(
+    ("host", "access", "said"),
+    [
+        ("127.0.0.1", {}, []),
+        ("0.0.0.0", {}, [("open to everybody", "publish and play")]),
+        ("0.0.0.0", {"publish_auth": (Proof.KEY,), "keys": KEYS}, [("open to everybody", "play")]),
+        ("0.0.0.0", {"allow_connect": HERE}, []),
+        ("0.0.0.0", {"allow_connect": HERE, "play_auth": (Proof.KEY,)}, [("nobody will be let in", None)]),
+    ],
+)
+def test_server_that_others_can_reach_says_what_is_open_to_everybody(host, access, said):
+    """In its log, when it starts; on this machine alone there is nobody to warn of."""
+    server = LiveServer(LiveConfig(host=host, access=Access(**access)))
+    try:
+        with structlog.testing.capture_logs() as lines:
+            server._tell_what_is_open()
+    finally:
+        server.close_listeners()
+    assert [(line["event"], line.get("may")) for line in lines] == said
