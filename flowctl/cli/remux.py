@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from flowctl.cluster.follow import Follow
+    from flowctl.remux.hls import HlsWriter
     from flowctl.remux.recorder import FinishedFile, Form, Recorder
     from flowctl.rtmp.url import RtmpUrl
 
@@ -76,6 +77,47 @@ def record(
     _summarise(addresses, recorders, follows, as_json=as_json)
 
 
+def hls(
+    urls: Annotated[list[str], typer.Argument(metavar="URL...", help="What to write: rtmp://host/app/stream.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files; made if it is not there.")],
+    form: Annotated[str, typer.Option("--format", help="auto: as the codecs need it; ts; fmp4.")] = "auto",
+    segment_time: Annotated[str, typer.Option(help="A segment ends at the key frame behind so much time.")] = "4s",
+    segments: Annotated[int, typer.Option(min=3, max=100, help="Segments in the playlist.")] = 6,
+    keep_free: Annotated[str, typer.Option(help="Room on the disk that is left to others; 0: none.")] = "64MiB",
+    duration: Annotated[str | None, typer.Option(help="End after this time. Default: when interrupted.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when each stream has ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
+) -> None:
+    """Write live streams as HLS: DIR/app/stream.m3u8 and its segments, in as few files as players need.
+
+    Have them served by "flowctl serve live --hls-folder DIR", or by any server of files.
+    """
+    from flowctl.cli.common import optional_duration, set_up_log
+    from flowctl.errors import ConfigError
+    from flowctl.units import parse_duration, parse_size
+
+    set_up_log()
+    addresses = _addresses(urls)
+    check_media()
+    from flowctl.remux.hls import HlsSettings, HlsWriter, SegmentForm
+
+    if form not in (names := [item.value for item in SegmentForm]):
+        raise ConfigError(f"--format {form!r} is not one of {', '.join(names)}")
+    settings = HlsSettings(
+        folder=out,
+        segment_s=parse_duration(segment_time, "--segment-time"),
+        listed=segments,
+        form=SegmentForm(form),
+        keep_free_bytes=parse_size(keep_free, "--keep-free"),
+    )
+    duration_s = optional_duration(duration, "--duration")
+    _made(out)
+    writers = [HlsWriter(url.app, url.stream or url.app, settings) for url in addresses]
+    follows = _run(addresses, writers, duration_s=duration_s, once=once)
+    _summarise(addresses, writers, follows, as_json=as_json)
+
+
 def _addresses(urls: list[str]) -> list[RtmpUrl]:
     """Return the addresses to pull from.
 
@@ -106,7 +148,26 @@ def _form(form: str) -> Callable[[], Form]:
 
     if form == "flv":
         return FlvForm
+    if form == "mp4":
+        check_media()
+        from flowctl.remux.container import Mp4Form
+
+        return Mp4Form
     raise ConfigError(f"--format {form!r} is not one of flv, mp4")
+
+
+def check_media() -> None:
+    """See that PyAV is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    import importlib.util
+
+    from flowctl.errors import ConfigError
+
+    if importlib.util.find_spec("av") is None:
+        raise ConfigError("PyAV is not installed", hint="in flowctl's source folder: pip install '.[media]'")
 
 
 def _made(folder: Path) -> None:
@@ -146,7 +207,9 @@ def _tell(file: FinishedFile, *, as_json: bool) -> None:
         say(str(file.path))
 
 
-def _run(addresses: list[RtmpUrl], recorders: list[Recorder], *, duration_s: float | None, once: bool) -> list[Follow]:
+def _run(
+    addresses: list[RtmpUrl], recorders: Sequence[Recorder | HlsWriter], *, duration_s: float | None, once: bool
+) -> list[Follow]:
     """Record until it is to end; then finish the files."""
     import time
 
@@ -180,7 +243,7 @@ def _run(addresses: list[RtmpUrl], recorders: list[Recorder], *, duration_s: flo
     return follows
 
 
-def _progress(recorders: list[Recorder]) -> None:
+def _progress(recorders: Sequence[Recorder | HlsWriter]) -> None:
     """Write one line over the one before."""
     from flowctl.units import format_duration, format_size
 
@@ -194,7 +257,9 @@ def _progress(recorders: list[Recorder]) -> None:
     sys.stderr.flush()
 
 
-def _summarise(addresses: list[RtmpUrl], recorders: list[Recorder], follows: list[Follow], *, as_json: bool) -> None:
+def _summarise(
+    addresses: list[RtmpUrl], recorders: Sequence[Recorder | HlsWriter], follows: list[Follow], *, as_json: bool
+) -> None:
     """Say what was recorded.
 
     Raises:
@@ -215,7 +280,7 @@ def _summarise(addresses: list[RtmpUrl], recorders: list[Recorder], follows: lis
                 "lost_messages": figures.lost_messages,
                 "lost_bytes": figures.lost_bytes,
                 "connections": follow.statistics().connections,
-                "why": figures.why or follow.statistics().why,
+                "why": figures.why,
             }
         )
     if as_json:
@@ -228,4 +293,4 @@ def _summarise(addresses: list[RtmpUrl], recorders: list[Recorder], follows: lis
     if lost_messages:
         why = ", ".join(sorted({row["why"] for row in rows if row["why"] and row["lost_messages"]}))
         hint = "make room on the disk of --out, or name another one"
-        raise FlowctlError(f"{lost_messages} messages were not recorded{': ' + why if why else ''}", hint=hint)
+        raise FlowctlError(f"{lost_messages} messages were not written{': ' + why if why else ''}", hint=hint)

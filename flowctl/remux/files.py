@@ -28,6 +28,9 @@ _FIELDS: Final = frozenset({"app", "stream", "time"})
 _NAME_BYTES: Final = 200
 """Of one part of a path; file systems have 255, of which ``.flv.part`` and a number need some."""
 _TRIES: Final = 1000
+_AGAIN_SHARE: Final = 20
+_AGAIN_BYTES: Final = 64 << 20
+"""A disk that was full has room again when a 20th of it is free, or this."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._=@+-]*\Z")
 
 
@@ -82,27 +85,38 @@ class Room:
     Args:
         folder: on that disk.
         keep_free_bytes: the floor: less than this is left to others. 0: everything may be used.
-        free_bytes: asks the disk; for tests.
+        usage: asks the disk for the bytes that are free, and for its size; for tests.
     """
 
-    def __init__(self, folder: Path, keep_free_bytes: int, free_bytes: Callable[[Path], int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, keep_free_bytes: int, usage: Callable[[Path], tuple[int, int]] | None = None
+    ) -> None:
         self._folder: Final = folder
         self._keep_free_bytes: Final = keep_free_bytes
-        self._free_bytes: Final = free_bytes or _free_bytes
+        self._usage: Final = usage or _usage
 
-    def check(self) -> None:
+    def check(self, *, again: bool = False) -> None:
         """See that there is room.
+
+        Args:
+            again: there was none a moment ago: then some more has to be free, or there would be a file a moment.
 
         Raises:
             OSError: there is less than the floor (ENOSPC), or the disk does not answer.
         """
-        if self._keep_free_bytes and self._free_bytes(self._folder) < self._keep_free_bytes:
-            raise OSError(errno.ENOSPC, f"less than {self._keep_free_bytes} bytes are free")
+        if not (self._keep_free_bytes or again):
+            return
+        free_bytes, size_bytes = self._usage(self._folder)
+        least_bytes = self._keep_free_bytes
+        if again:
+            least_bytes += min(size_bytes // _AGAIN_SHARE, _AGAIN_BYTES)
+        if free_bytes < least_bytes:
+            raise OSError(errno.ENOSPC, f"{free_bytes} bytes are free, less than {least_bytes}")
 
 
-def _free_bytes(folder: Path) -> int:
+def _usage(folder: Path) -> tuple[int, int]:
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 class PartFile:

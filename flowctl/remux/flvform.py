@@ -44,12 +44,7 @@ class FlvForm:
     def __init__(self) -> None:
         self._base_ms: int | None = None
 
-    def fits(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bool:
-        """Whether `units` can go on in this file: always."""
-        del headers, units
-        return True
-
-    def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes:
+    def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
         """Return the octets that `units` are."""
         if self._base_ms is not None:
             return tags_of(units, self._base_ms)

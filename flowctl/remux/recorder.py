@@ -13,7 +13,6 @@ there is room and a key frame. Nobody but this recording is disturbed.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import threading
 import time
@@ -29,9 +28,9 @@ from flowctl.flow.state import MessageClass
 from flowctl.remux.course import Course, Unit
 from flowctl.remux.files import NameTemplate, PartFile, Room
 from flowctl.remux.intake import Began, Came, Ended, Intake, Item
+from flowctl.remux.worker import Worker
 
 _log: Final = structlog.get_logger("flowctl.remux")
-LOOK_S: Final = 0.2
 RETRY_S: Final = 2.0
 """Between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
 PIECE_BYTES: Final = 32 << 20
@@ -53,11 +52,8 @@ class Form(Protocol):
     def by_groups(self) -> bool:
         """Whether it takes groups of pictures; otherwise whatever has come."""
 
-    def fits(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bool:
-        """Whether `units` can go on in this file."""
-
-    def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes:
-        """Return the octets that `units` are; the first ones with what stands before them.
+    def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
+        """Return the octets that `units` are, the first ones with what stands before them; None: another file's.
 
         Raises:
             ValueError: they are nothing that the format can hold; says why.
@@ -183,7 +179,7 @@ class Recorder:
         self._clock, self._wall = clock, wall
         self.intake: Final = intake or Intake()
         self.stream_ended: Final = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker(f"{app}/{stream}", self.intake, self.work, self._end)
         self._course = Course()
         self._piece: list[Unit] = []  # not written yet
         self._piece_bytes = 0
@@ -205,15 +201,11 @@ class Recorder:
 
     def start(self) -> None:
         """Begin."""
-        self._thread = threading.Thread(target=self._run, name="flowctl-record", daemon=True)
-        self._thread.start()
+        self._worker.start()
 
     def stop(self, deadline_s: float) -> bool:
         """Write what has come, finish the file; return whether that was done in time."""
-        self.intake.close()
-        if self._thread is not None:
-            self._thread.join(deadline_s)
-        return self._state is RecorderState.ENDED
+        return self._worker.stop(deadline_s)
 
     def statistics(self) -> RecorderStatistics:
         """Return a snapshot. Figures of the recorder's thread may be a step apart."""
@@ -230,18 +222,6 @@ class Recorder:
         )
 
     # -- the recorder's thread
-
-    def _run(self) -> None:
-        try:
-            while (items := self.intake.get(LOOK_S)) is not None:
-                self.work(items)
-        except Exception:  # noqa: BLE001 - the end of a thread that nobody waits for has to be told
-            _log.exception("recording failed", stream=self._name)
-        finally:
-            with contextlib.suppress(Exception):
-                self.finish("stopped")
-            self._state = RecorderState.ENDED
-            self.stream_ended.set()
 
     @property
     def _name(self) -> str:
@@ -272,6 +252,11 @@ class Recorder:
         self._write_piece()
         self._close_file(why)
         self._running = False
+
+    def _end(self, why: str) -> None:
+        self.finish(why)
+        self._state = RecorderState.ENDED
+        self.stream_ended.set()
 
     def _end_publication(self, why: str) -> None:
         self.finish(why)
@@ -339,7 +324,7 @@ class Recorder:
         if self._clock() < self._no_room_until:
             return False
         try:
-            self._room.check()
+            self._room.check(again=self._settings.folder.exists())
         except OSError as error:
             self._why = error.strerror or str(error)
             self._no_room_until = self._clock() + RETRY_S
@@ -365,13 +350,14 @@ class Recorder:
         return False
 
     def _write(self, piece: list[Unit]) -> None:
-        form = self._form
-        if form is not None and not form.fits(self._opening, piece):
-            self._close_file("its tracks changed")
-            form = None
-        if form is None:
-            form = self._make_form()
+        form = self._form or self._make_form()
         data = form.add(self._opening, piece)
+        if data is None:
+            self._close_file("its tracks changed")
+            form = self._make_form()
+            data = form.add(self._opening, piece)
+        if not data:
+            return
         self._room.check()
         if self._file is None:
             path = self._settings.folder / self._settings.template.path(self._app, self._stream, self._wall())

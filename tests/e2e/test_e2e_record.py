@@ -53,7 +53,7 @@ def test_record_when_ffmpeg_publishes_writes_every_frame(tmp_path, live, program
     server = live()
     path = sample(recipe)
     with recording(server, tmp_path, "--once", "--name", "{stream}") as process:
-        programs.publish(server, path, rate=4.0)
+        programs.publish(server, path, rate=16.0)
         status, files, summary, log = finished(process)
     assert status == 0, log
     assert [item["file"] for item in files] == [str(tmp_path / "stream.flv")]
@@ -95,3 +95,64 @@ def test_record_when_killed_leaves_a_file_that_the_next_start_finishes(tmp_path,
         assert finished(process, signal.SIGINT)[0] == 0
     assert frames_of(read_flv(tmp_path / "first.flv"), TAG_VIDEO)
     assert not part.exists()
+
+
+def test_record_when_the_disk_is_full_disturbs_nobody_and_goes_on(tmp_path, live, clients, sample):
+    """A real disk that is full ends the file; a player beside it gets everything, and with room a new file begins."""
+    with small_disk(tmp_path / "disk") as folder:
+        server = live()
+        player = clients.play(server)
+        with recording(server, folder, "--keep-free", "0", "--name", "a") as process:
+            publisher = clients.publish(server, FlvFile(sample("plain")), loop=True, pace=8.0)
+            wait_until((folder / "a.flv").exists, "the file that filled the disk")
+            assert frames_of(read_flv(folder / "a.flv"), TAG_VIDEO)
+            (folder / "a.flv").unlink()
+            wait_until(lambda: len(list(folder.iterdir())) > 0, "another file")
+            status, files, summary, log = finished(process, signal.SIGTERM)
+        assert status == 1
+        assert len(files) >= 2
+        assert "make room" in log
+        assert log.index("recording is interrupted") < log.index("recording goes on")
+        assert summary["streams"][0]["lost_messages"] > 0
+        got = frames_of(list(player.messages), TAG_VIDEO)
+        assert got == frames_of(publisher.messages, TAG_VIDEO)[: len(got)]
+        assert publisher.end is None
+
+
+@contextlib.contextmanager
+def small_disk(folder):
+    """A disk of 1 MB that is full when it is; skips where none can be made."""
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("form", ["ts", "fmp4"])
+def test_hls_when_ffmpeg_reads_it_decodes_every_picture(tmp_path, live, programs, sample, ffmpeg_path, form):
+    """FFmpeg publishes, ``flowctl hls`` writes, and FFmpeg finds every picture behind the playlist, in order."""
+    server = live()
+    path = sample("b_frames")
+    command = [*COMMAND, "hls", address_of(server), "--out", str(tmp_path), "--format", form, "--segment-time", "1s"]
+    with subprocess.Popen([*command, "--once", "--segments", "8"], stderr=subprocess.PIPE, text=True) as process:
+        wait_for_viewers(server, 1)
+        programs.publish(server, path, rate=16.0)
+        _, log = process.communicate(timeout=20)
+    assert process.returncode == 0, log
+    playlist = tmp_path / "live" / "stream.m3u8"
+    assert playlist.read_text().count("#EXTINF") == 4
+    assert pictures_by(ffmpeg_path, playlist) == pictures_by(ffmpeg_path, path)
+
+
+def pictures_by(ffmpeg, source):
+    """Return the checksum of each picture that FFmpeg decodes."""
+    command = [str(ffmpeg), "-v", "error", "-i", str(source), "-map", "0:v", "-fps_mode", "passthrough"]
+    done = subprocess.run([*command, "-f", "framemd5", "-"], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stderr == ""
+    return [line.split(",")[-1].strip() for line in done.stdout.splitlines() if not line.startswith("#")]

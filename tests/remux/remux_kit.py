@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import zlib
 from pathlib import Path
 
 from flowctl.flv import FlvReader
@@ -117,3 +119,22 @@ def source(seconds, **settings):
 def moved(tags, by_ms):
     """Return tags on a later clock."""
     return [tag._replace(timestamp=(tag.timestamp + by_ms) & 0xFFFFFFFF) for tag in tags]
+
+
+def pictures_of(data, form=None):
+    """Return (time in s, checksum) of each picture and of each frame of sound that a decoder gives, in order."""
+    import av
+
+    found = {"video": [], "audio": []}
+    for kind, frames in found.items():
+        opened = av.open(io.BytesIO(data) if isinstance(data, bytes) else str(data), format=form)
+        with opened as container:
+            if any(stream.type == kind for stream in container.streams):
+                for frame in container.decode(**{kind: 0}):
+                    frames.append((round(float(frame.time), 2), zlib.crc32(frame.to_ndarray().tobytes())))
+    return found
+
+
+def checksums(found):
+    """Return the checksums alone."""
+    return {kind: [checksum for _, checksum in frames] for kind, frames in found.items()}

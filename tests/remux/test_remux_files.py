@@ -116,7 +116,15 @@ def test_template_when_it_is_no_name_is_refused(template):
 
 def test_room_when_less_than_the_floor_is_free_is_none(tmp_path):
     """The floor counts, and 0 lifts it."""
-    Room(tmp_path, 100, lambda _: 100).check()
-    Room(tmp_path, 0, lambda _: 0).check()
-    with pytest.raises(OSError, match="100 bytes"):
-        Room(tmp_path, 100, lambda _: 99).check()
+    Room(tmp_path, 100, lambda _: (100, 1000)).check()
+    Room(tmp_path, 0, lambda _: (0, 1000)).check()
+    with pytest.raises(OSError, match="less than 100"):
+        Room(tmp_path, 100, lambda _: (99, 1000)).check()
+
+
+def test_room_when_there_was_none_has_to_be_more(tmp_path):
+    """A disk that was full is used again when a 20th of it is free above the floor, not at the first byte."""
+    for free, floor in ((149, 100), (49, 0)):
+        with pytest.raises(OSError, match="less than"):
+            Room(tmp_path, floor, lambda _, free=free: (free, 1000)).check(again=True)
+        Room(tmp_path, floor, lambda _, free=free: (free + 1, 1000)).check(again=True)

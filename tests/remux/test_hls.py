@@ -1,0 +1,192 @@
+"""HLS in a folder: segments that decode to what was published, few files, and a playlist that is true at any time."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from remux_kit import checksums, moved, pictures_of, source
+
+from flowctl.errors import ConfigError
+from flowctl.remux.files import Room
+from flowctl.remux.hls import HlsSettings, HlsWriter, SegmentForm
+from flowctl.remux.intake import Began, Came, Ended
+from flowctl.remux.recorder import RecorderState
+from flowctl.testing import ManualClock
+
+
+class Writing:
+    """A writer of HLS that is fed by hand; the first number is 1000."""
+
+    def __init__(self, folder, *, app="live", stream="room", room=None, wall_s=1000.0, **settings):
+        self.clock = ManualClock()
+        self.folder = folder / app
+        self.writer = HlsWriter(
+            app,
+            stream,
+            HlsSettings(folder=folder, **{"segment_s": 1.0} | settings),
+            room=room,
+            clock=self.clock,
+            wall=lambda: wall_s,
+        )
+
+    def feed(self, tags):
+        for tag in tags:
+            self.writer.work([Came(tag.type_id, tag.timestamp, tag.payload)])
+
+    def say(self, *items):
+        self.writer.work(items)
+
+    @property
+    def text(self):
+        return self.writer.playlist_path.read_text()
+
+    @property
+    def listed(self):
+        return [line for line in self.text.splitlines() if not line.startswith("#")]
+
+    @property
+    def files(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def media(self):
+        """Return what is behind the names of the playlist, put together, part by part between discontinuities."""
+        parts = [b""]
+        for line in self.text.splitlines():
+            if line == "#EXT-X-DISCONTINUITY" and parts[-1]:
+                parts.append(b"")
+            elif found := re.match(r'#EXT-X-MAP:URI="(.*)"', line):
+                parts[-1] += (self.folder / found[1]).read_bytes()
+            elif not line.startswith("#"):
+                parts[-1] += (self.folder / line).read_bytes()
+        return parts
+
+
+@pytest.mark.parametrize(
+    ("recipe", "form", "suffix"),
+    [("plain", "auto", ".ts"), ("b_frames", "ts", ".ts"), ("b_frames", "fmp4", ".m4s"), ("hevc", "auto", ".m4s")],
+)
+def test_hls_when_decoded_has_every_frame(tmp_path, sample, recipe, form, suffix):
+    """All segments behind each other decode to every frame that was published, to the bit."""
+    path, tags = sample(recipe)
+    writing = Writing(tmp_path, form=SegmentForm(form))
+    writing.say(Began())
+    writing.feed(tags)
+    writing.say(Ended("over"))
+    assert len(writing.listed) == 3
+    assert {Path(name).suffix for name in writing.listed} == {suffix}
+    (media,) = writing.media()
+    got, published = pictures_of(media), pictures_of(path)
+    assert checksums(got) == checksums(published)
+    steps = [b - a for frames in got.values() for (a, _), (b, _) in itertools.pairwise(frames)]
+    assert max(steps) < 0.06  # times go on across segments
+    assert writing.text.endswith("#EXT-X-ENDLIST\n")
+    durations = [float(item) for item in re.findall(r"EXTINF:([\d.]+)", writing.text)]
+    assert sum(durations) == pytest.approx(3.0, abs=0.1)
+
+
+def test_hls_when_a_segment_is_fetched_alone_it_begins_with_a_key_frame(tmp_path, sample):
+    """A player can begin with any segment."""
+    _, tags = sample("b_frames")
+    writing = Writing(tmp_path)
+    writing.feed(tags)
+    assert len(writing.listed) == 2
+    for name in writing.listed:
+        assert len(pictures_of((writing.folder / name).read_bytes())["video"]) == 30
+
+
+def test_hls_when_it_goes_on_keeps_few_files_and_no_temporary_ones(tmp_path):
+    """However long a stream is, there are twice as many segments as are listed, and each one listed is there."""
+    writing = Writing(tmp_path, listed=3, form=SegmentForm.FMP4)
+    tags = source(20)
+    for begin in range(0, len(tags), 7):
+        writing.feed(tags[begin : begin + 7])
+        if writing.writer.playlist_path.exists():
+            assert set(writing.listed) <= set(writing.files)
+            assert len(writing.files) <= 2 * 3 + 2
+            assert not [name for name in writing.files if name.endswith(".part")]
+    assert len(writing.listed) == 3
+
+
+def test_hls_when_the_publisher_restarts_says_so(tmp_path, sample):
+    """Another publication, with pictures of another size, stands behind a discontinuity, and both decode."""
+    (first, tags), (second, others) = sample("plain"), sample("larger")
+    writing = Writing(tmp_path)
+    for part in (tags, others):
+        writing.say(Began())
+        writing.feed(part)
+    writing.say(Ended("over"))
+    assert [checksums(pictures_of(part))["video"] for part in writing.media()] == [
+        checksums(pictures_of(path))["video"] for path in (first, second)
+    ]
+    assert writing.text.count("#EXT-X-DISCONTINUITY\n") == 1
+
+
+def test_hls_when_the_clock_jumps_says_so_and_goes_on(tmp_path, sample):
+    """A jump is a discontinuity; no segment has the length of the jump."""
+    _, tags = sample("plain")
+    writing = Writing(tmp_path)
+    writing.feed(moved(tags, 100_000))
+    writing.feed(moved([tag for tag in tags if tag.timestamp], 900_000))
+    writing.say(Ended("over"))
+    assert writing.text.count("#EXT-X-DISCONTINUITY\n") == 1
+    assert max(float(item) for item in re.findall(r"EXTINF:([\d.]+)", writing.text)) < 1.2
+
+
+def test_hls_when_it_starts_again_takes_no_old_name(tmp_path):
+    """A new run removes what the last one left of this stream, and its numbers are larger, whatever the clock says."""
+    first = Writing(tmp_path, wall_s=5000.0)
+    first.feed(source(4))
+    other = first.folder / "room-2.m3u8"
+    other.write_text("of another stream")
+    (first.folder / "room-9.ts.part").write_text("torn")
+    second = Writing(tmp_path, wall_s=10.0)
+    second.feed(source(4))
+    numbers = [[int(re.search(r"-(\d+)", name)[1]) for name in writing] for writing in (first.listed, second.listed)]
+    assert min(numbers[1]) >= 5003
+    assert sorted([*second.listed, "room.m3u8", "room-2.m3u8"]) == second.files
+
+
+def test_hls_when_the_disk_is_full_keeps_what_is_there_and_goes_on(tmp_path):
+    """No room costs segments, which are counted; the playlist stays true, and what follows is told to be apart."""
+    free = [1000]
+    writing = Writing(tmp_path, room=Room(tmp_path, 100, lambda _: (free[0], 1000)))
+    tags = source(9)
+    writing.feed([tag for tag in tags if tag.timestamp < 3500])
+    before = writing.text
+    free[0] = 1
+    writing.feed([tag for tag in tags if 3500 <= tag.timestamp < 5500])
+    assert writing.writer.statistics().state is RecorderState.NO_ROOM
+    assert writing.text == before
+    lost = writing.writer.statistics().lost_messages
+    assert lost
+    free[0] = 1000
+    writing.clock.advance(10.0)
+    writing.feed([tag for tag in tags if tag.timestamp >= 5500])
+    assert writing.text.count("#EXT-X-DISCONTINUITY\n") == 1
+    assert set(writing.listed) <= set(writing.files)
+    assert writing.writer.statistics().lost_messages == lost
+
+
+def test_hls_when_nothing_but_sound_comes_is_cut_by_time(tmp_path):
+    """A radio station has segments too."""
+    writing = Writing(tmp_path)
+    writing.feed([tag for tag in source(4) if tag.type_id != 9])
+    assert len(writing.listed) == 3
+
+
+def test_hls_when_the_stream_has_a_bad_name_stays_in_the_folder(tmp_path):
+    """Names are encoded, in files and in the playlist."""
+    writing = Writing(tmp_path, stream="../../a b")
+    writing.feed(source(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["live"]
+    assert writing.listed[0] == "%252E.%252F..%252Fa%2520b-1000.ts"
+
+
+@pytest.mark.parametrize("settings", [{"segment_s": 0.5}, {"segment_s": 31}, {"listed": 2}, {"listed": 101}])
+def test_settings_when_out_of_range_are_refused(tmp_path, settings):
+    """An error names the setting and its range."""
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))} is"):
+        HlsSettings(folder=tmp_path, **settings)

@@ -1,0 +1,100 @@
+"""Recordings as fragmented MP4: what a decoder gets out of them is what was published, frame by frame."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from remux_kit import Bench, Disk, checksums, moved, pictures_of, source
+
+from flowctl.remux.container import Mp4Form
+from flowctl.remux.files import recover
+from flowctl.remux.recorder import RecorderState
+from flowctl.remux.recovery import whole_bytes
+
+
+@pytest.mark.parametrize("recipe", ["plain", "b_frames", "hevc", "silent"])
+def test_mp4_when_decoded_has_every_frame_at_its_time(tmp_path, sample, recipe):
+    """Pictures and sound are those that were published, to the bit, and so are their times."""
+    path, tags = sample(recipe)
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed(moved(tags, 4_000_000_000))
+    bench.end()
+    assert bench.files == ["live-room.mp4"]
+    got, published = pictures_of(tmp_path / "live-room.mp4"), pictures_of(path)
+    assert checksums(got) == checksums(published)
+    first = min(frames[0][0] for frames in published.values() if frames)
+    for kind, frames in published.items():
+        apart = [abs(a - (b - first)) for (a, _), (b, _) in zip(got[kind], frames, strict=True)]
+        assert max(apart, default=0) <= 0.07, kind  # what B-frames delay the first picture
+
+
+def test_mp4_when_rotated_begins_each_file_at_a_key_frame(tmp_path, sample):
+    """Each file is decoded alone, and together they have every picture once."""
+    path, tags = sample("b_frames")
+    bench = Bench(tmp_path, Mp4Form, max_s=1.0)
+    bench.feed(tags)
+    bench.recorder.finish("stopped")
+    assert len(bench.finished) == 3
+    got = [checksum for item in bench.finished for checksum in checksums(pictures_of(item.path))["video"]]
+    assert got == checksums(pictures_of(path))["video"]
+
+
+def test_mp4_when_killed_is_decoded_as_it_is_and_after_recovery(tmp_path, sample):
+    """What a killed process has written can be played at once; the next start cuts off half a fragment."""
+    _, tags = sample("plain")
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed(tags)
+    os.close(bench.recorder._file._number)
+    part = tmp_path / "live-room.mp4.part"
+    pictures = checksums(pictures_of(part))["video"]
+    assert len(pictures) == 75  # five of six groups: the last one was not complete
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-7])
+    assert recover(tmp_path, whole_bytes) == [tmp_path / "live-room.mp4"]
+    assert checksums(pictures_of(tmp_path / "live-room.mp4"))["video"] == pictures[:60]
+
+
+def test_mp4_when_the_picture_changes_its_size_is_two_files(tmp_path, sample):
+    """A new configuration is a new file, each of which decodes to the end."""
+    (first, tags), (second, others) = sample("plain"), sample("larger")
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed(tags)
+    bench.feed(moved(others, 3000))
+    bench.end()
+    assert [checksums(pictures_of(item.path))["video"] for item in bench.finished] == [
+        checksums(pictures_of(path))["video"] for path in (first, second)
+    ]
+
+
+def test_mp4_when_sound_begins_later_is_two_files(tmp_path, sample):
+    """A track that was not there before needs another beginning of the file."""
+    _, tags = sample("plain")
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed([tag for tag in tags if tag.type_id != 8 or tag.timestamp >= 1500])
+    bench.end()
+    assert [item.why for item in bench.finished] == ["its tracks changed", "the stream ended"]
+    assert [bool(pictures_of(item.path)["audio"]) for item in bench.finished] == [False, True]
+
+
+def test_mp4_when_the_disk_is_full_keeps_whole_fragments(tmp_path, sample):
+    """The file ends with what is whole of it."""
+    _, tags = sample("plain")
+    bench = Bench(tmp_path, Mp4Form, disk=Disk(20_000))
+    bench.feed(tags)
+    assert bench.figures.state is RecorderState.NO_ROOM
+    assert 0 < len(pictures_of(tmp_path / "live-room.mp4")["video"]) < 90
+    assert bench.figures.lost_messages
+
+
+def test_mp4_when_the_media_cannot_be_read_tells_and_goes_on(tmp_path):
+    """Pictures that are none cost themselves, and not the recording of what follows."""
+    good = source(2)
+    broken = [tag._replace(payload=tag.payload[:5] + b"\xff" * 20) if tag.type_id == 9 else tag for tag in source(2)]
+    bench = Bench(tmp_path, Mp4Form)
+    bench.begin()
+    bench.feed(broken)
+    bench.begin()
+    bench.feed(good)
+    bench.end()
+    assert len(pictures_of(bench.finished[-1].path)["video"]) == 20

@@ -1,0 +1,71 @@
+"""The playlist of HLS: it slides, never repeats a number, and says when media does not belong together."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowctl.remux.playlist import Playlist, Segment
+
+
+def test_playlist_when_it_slides_counts_what_left():
+    """The first number is that of the first segment listed, and discontinuities that have left are counted."""
+    playlist = Playlist(100, 3, 4.0)
+    for number in range(6):
+        playlist.add(Segment(f"s-{number}.ts", 4.0, discontinuity=number in (1, 4)))
+    assert playlist.text() == (
+        "#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:4\n#EXT-X-MEDIA-SEQUENCE:103\n"
+        "#EXT-X-DISCONTINUITY-SEQUENCE:1\n#EXTINF:4.000,\ns-3.ts\n#EXT-X-DISCONTINUITY\n#EXTINF:4.000,\ns-4.ts\n"
+        "#EXTINF:4.000,\ns-5.ts\n"
+    )
+
+
+def test_playlist_when_initialisation_changes_names_each_once():
+    """Fragmented MP4 has a map before the first segment, and before the first that needs another one."""
+    playlist = Playlist(1, 5, 2.0)
+    for number, init in enumerate(("a.mp4", "a.mp4", "b.mp4")):
+        playlist.add(Segment(f"{number}.m4s", 2.0, init, discontinuity=number == 2))
+    lines = playlist.text().splitlines()
+    assert [line for line in lines if "MAP" in line] == ['#EXT-X-MAP:URI="a.mp4"', '#EXT-X-MAP:URI="b.mp4"']
+    assert "#EXT-X-VERSION:6" in lines
+    assert lines.index("#EXT-X-DISCONTINUITY") + 1 == lines.index('#EXT-X-MAP:URI="b.mp4"')
+
+
+def test_playlist_when_the_stream_comes_back_begins_anew_behind_the_old_numbers():
+    """After the end only what is new is listed; numbers go on, so players that stayed find their way."""
+    playlist = Playlist(10, 4, 2.0)
+    for number in range(3):
+        playlist.add(Segment(f"{number}.ts", 2.0))
+    playlist.ended = True
+    assert playlist.text().endswith("2.ts\n#EXT-X-ENDLIST\n")
+    playlist.add(Segment("3.ts", 2.0, discontinuity=True))
+    assert "ENDLIST" not in playlist.text()
+    assert playlist.text().endswith("#EXT-X-MEDIA-SEQUENCE:13\n#EXT-X-DISCONTINUITY\n#EXTINF:2.000,\n3.ts\n")
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 70), st.booleans(), st.sampled_from(["", "a", "b"])), max_size=40),
+    st.integers(3, 6),
+)
+def test_playlist_when_anything_is_added_stays_bounded_and_true(segments, listed):
+    """Files that exist are those listed and as many before; no number goes back; no segment is longer than promised."""
+    playlist = Playlist(7, listed, 4.0)
+    there, least = set(), 0
+    for number, (duration_s, discontinuity, init) in enumerate(segments):
+        assert playlist.next_number == 7 + number
+        there |= {f"{number}.ts", *([init] if init else [])}
+        there -= set(playlist.add(Segment(f"{number}.ts", duration_s, init, discontinuity=discontinuity)))
+        text = playlist.text()
+        names = [line for line in text.splitlines() if not line.startswith("#")]
+        assert set(names) <= there
+        assert set(re.findall(r'MAP:URI="(.*)"', text)) <= there
+        assert len(names) <= listed
+        assert len([name for name in there if name.endswith(".ts")]) <= 2 * listed
+        first = int(re.search(r"MEDIA-SEQUENCE:(\d+)", text)[1])
+        assert first == 7 + int(names[0].removesuffix(".ts"))
+        target = int(re.search(r"TARGETDURATION:(\d+)", text)[1])
+        assert target >= least
+        least = target
+        assert all(int(float(item) + 0.5) <= target for item in re.findall(r"EXTINF:([\d.]+)", text))
