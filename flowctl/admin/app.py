@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import FastAPI, Request, Response
 from fastapi import Path as PathParameter
@@ -18,7 +20,9 @@ from starlette.exceptions import HTTPException
 
 from flowctl.admin.asking import Asking, Refused
 from flowctl.admin.guard import EVENTS, Guard, Receive, Scope, Send
-from flowctl.admin.models import ANSWERS, Anything, OneConnection, Problem
+from flowctl.admin.metrics import Metrics
+from flowctl.admin.models import ANSWERS, Anything, OneConnection, Problem, Srs
+from flowctl.admin.srs import Rates, Summaries, head, shaped_client, shaped_stream, version_of
 from flowctl.admin.streaming import MOST_LISTENERS, EventStreams
 from flowctl.admin.tokens import Tokens
 from flowctl.control.arguments import Argument
@@ -28,8 +32,8 @@ ASSETS: Final = Path(__file__).with_name("assets")
 API: Final = "/api/v1"
 _NOT_STATIC: Final = ("/api/", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _JSON: Final = "application/json"
-_MOST_NUMBER: Final = 10**18 - 1
-_APART: Final = frozenset({"events", "streams"})
+_Number: TypeAlias = Annotated[int, PathParameter(ge=1, le=10**18 - 1)]
+_APART: Final = frozenset({"events", "streams", "metrics"})
 """Operations with a path of their own here."""
 _BOTH: Final = frozenset({"limits"})
 """Operations that show where nothing is to be set."""
@@ -62,11 +66,17 @@ class AdminApp:
 
     def __init__(self, asking: Asking, tokens: Tokens | None) -> None:
         self._asking: Final = asking
+        self._version: Final = _version()
+        self._metrics: Final = Metrics(self._version)
+        self._writes: Final = asyncio.Lock()  # one at a time writes metrics
+        self._rates: Final = Rates()
+        self._summaries: Final = Summaries()
         self.streams: Final = EventStreams(asking)
+        self._began_at: Final = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         app = FastAPI(
             title="flowctl admin API",
-            version=_version(),
+            version=self._version,
             docs_url=None,  # their pages come from other hosts
             redoc_url=None,
             openapi_url="/openapi.json",
@@ -77,6 +87,7 @@ class AdminApp:
         app.add_exception_handler(Exception, _broken)
         self._add_operations(app)
         self._add_health(app)
+        self._add_srs(app)
         app.mount("/", StaticFiles(directory=ASSETS, html=True, check_dir=False))
         self.api: Final = app
         self._guard: Final = Guard(app, tokens, lambda path: not path.startswith(_NOT_STATIC))
@@ -104,7 +115,7 @@ class AdminApp:
         streams = next(item for item in OPERATIONS if item.name == "streams")
         self._add(app, "GET", streams, self._streams)
 
-        async def one(request: Request, connection: Annotated[int, PathParameter(ge=1, le=_MOST_NUMBER)]) -> Response:
+        async def one(request: Request, connection: _Number) -> Response:
             """Return one connection with its ledger."""
             try:
                 made = await self._asking.ask("connections", {"connection": connection}, _permission(request))
@@ -152,9 +163,69 @@ class AdminApp:
         return change
 
     async def _streams(self, request: Request) -> Response:
-        """Return a page of the streams."""
-        made = await self._asking.ask("streams", _query(request), _permission(request))
-        return Response(b'{"code": 0, "server": "flowctl", ' + made[1:], media_type=_JSON)
+        """Return a page of the streams, each with what SRS tells of one; ``start`` and ``count`` are SRS's words."""
+        given = _in_our_words(_query(request))
+        found = json.loads(await self._asking.ask("streams", given, _permission(request)))
+        now_ms, up_s = int(time.time() * 1000), time.monotonic() - self._began_at
+        rows = [row | shaped_stream(row, self._rates, up_s, now_ms) for row in found["streams"]]
+        return JSONResponse(head(os.getpid()) | found | {"streams": rows})
+
+    def _add_srs(self, app: FastAPI) -> None:
+        """Add the paths that only tools of SRS ask for; paths with a slash behind are the same to it."""
+
+        async def versions() -> JSONResponse:
+            """Return the version, as SRS does."""
+            return JSONResponse(head(os.getpid()) | {"data": version_of(self._version)})
+
+        async def summaries(request: Request) -> JSONResponse:
+            """Return figures of process and machine, as SRS does."""
+            allowed = _permission(request)
+            said = json.loads(await self._asking.ask("stats", {"stream": "", "viewers": "none"}, allowed))
+            parts = json.loads(await self._asking.ask("metrics", {}, allowed))["parts"]
+            threads = [thread for part in parts for thread in part["threads"].values()]
+            totals = sum(item["received_bytes"] for item in threads), sum(item["sent_bytes"] for item in threads)
+            data = self._summaries.summary(said["server"], self._version, totals)
+            return JSONResponse(head(os.getpid()) | {"data": data})
+
+        async def clients(request: Request) -> JSONResponse:
+            """Return a page of the connections, as SRS does; ``start`` and ``count`` say which."""
+            given = {"sort": "number"} | _in_our_words(_query(request))
+            found = json.loads(await self._asking.ask("connections", given, _permission(request)))
+            rows = [shaped_client(row, self._rates) for row in found["connections"]]
+            return JSONResponse(head(os.getpid()) | {"clients": rows})
+
+        async def client(request: Request, number: _Number) -> JSONResponse:
+            """Return one connection, as SRS does."""
+            try:
+                made = await self._asking.ask("connections", {"connection": number}, _permission(request))
+            except Refused as error:
+                raise _missing(error) from error
+            return JSONResponse(
+                head(os.getpid()) | {"client": shaped_client(json.loads(made)["connection"], self._rates)}
+            )
+
+        async def kick(request: Request, number: _Number) -> JSONResponse:
+            """End a connection, as SRS does."""
+            asked = {"connection": number, "reason": "DELETE"}
+            try:
+                await self._asking.ask("kick", asked, _permission(request))
+            except Refused as error:
+                raise _missing(error) from error
+            return JSONResponse(head(os.getpid()))
+
+        for path, method, endpoint in (
+            ("versions", "GET", versions),
+            ("summaries", "GET", summaries),
+            ("clients", "GET", clients),
+            ("clients/{number}", "GET", client),
+            ("clients/{number}", "DELETE", kick),
+        ):
+            app.add_api_route(
+                f"{API}/{path}", endpoint, methods=[method], responses=_PROBLEMS, response_model=Srs, name=path + method
+            )
+            if not path.endswith("}"):
+                app.add_api_route(f"{API}/{path}/", endpoint, methods=[method], include_in_schema=False)
+        app.add_api_route(f"{API}/streams/", self._streams, include_in_schema=False)
 
     async def _events(self, request: Request) -> Response:
         """Send events as they come; ``Last-Event-ID`` goes on where one was."""
@@ -179,6 +250,15 @@ class AdminApp:
             drains = "drains_for_s" in json.loads(found)["server"]
             return JSONResponse({"status": "draining" if drains else "ready"}, 503 if drains else 200)
 
+        async def metrics(request: Request) -> Response:
+            """Return metrics in the text format of Prometheus."""
+            said = json.loads(await self._asking.ask("metrics", {}, _permission(request)))
+            loop = asyncio.get_running_loop()
+            async with self._writes:
+                text = await loop.run_in_executor(None, self._metrics.text, said)
+            return Response(text, media_type=_PROMETHEUS)
+
+        app.add_api_route("/metrics", metrics, response_class=Response, responses=_PROBLEMS | _METRICS)
         app.add_api_route("/healthz", healthz)
         app.add_api_route("/readyz", readyz, responses={503: {"description": "It drains, or does not answer."}})
 
@@ -194,6 +274,10 @@ class _Stream(Response):
         await self._streams.serve(scope, receive, send)
 
 
+_PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+_METRICS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "Events: state, drops, late, return, limit, publish, close, change, and lost: how many were not "
@@ -215,6 +299,11 @@ def _query(request: Request) -> dict[str, Any]:
             raise Refused({"code": "WRONG_ARGUMENT", "message": f"{name[:80]!r} is given twice"})
         given[name] = value
     return given
+
+
+def _in_our_words(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments in our words: SRS calls a page ``start`` and ``count``."""
+    return {{"start": "offset", "count": "limit"}.get(name, name): value for name, value in given.items()}
 
 
 async def _arguments(request: Request) -> Mapping[str, Any]:

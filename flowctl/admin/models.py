@@ -117,12 +117,14 @@ class Stream(BaseModel):
     publisher: str | None
     connection: int | None
     media: str
+    codecs: dict[str, str]
     viewers: int
     states: dict[State, int]
     slow: int
     standby: int
     in_bytes: int
     in_messages: int
+    in_frames: int
     sent_bytes: int
     worker: int | None = None
 
@@ -134,6 +136,15 @@ class Streams(Answer):
     server: str
     streams: list[Stream]
     found: Found
+
+
+class Srs(BaseModel):
+    """What every answer in the shapes of SRS begins with."""
+
+    code: int
+    server: str
+    service: str
+    pid: str
 
 
 class Kicked(Answer):

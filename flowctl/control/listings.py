@@ -57,12 +57,14 @@ def _stream(stream: Any, viewers: int) -> Json:
         "publisher": None if publisher is None else address_of(publisher.peer),
         "connection": None if publisher is None or follows else publisher.number,
         "media": stream.media,
+        "codecs": {kind: foreign(codec, TEXT) for kind, codec in tuple(stream.codecs.items()) if codec},
         "viewers": viewers,
         "states": {state.name: 0 for state in SendState},
         "slow": 0,
         "standby": len(stream.standby),
         "in_bytes": stream.bytes_in,
         "in_messages": sum(stream.messages_in),
+        "in_frames": stream.messages_by_type[0],
         "sent_bytes": 0,
     }
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from flowctl.control import effects, events, figures, listings, together
+from flowctl.control import effects, events, figures, listings, metrics, together
 from flowctl.control.arguments import (
     Argument,
     choice,
@@ -178,6 +178,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         ),
         effect=events.events,
         together=together.EVENTS,
+        looks=True,
+    ),
+    Operation(
+        name="metrics",
+        permission=Permission.BASIC,
+        summary="Tell sums for monitoring: by stream, role, state and reason, for each process.",
+        arguments=(),
+        effect=metrics.metrics,
+        together=together.METRICS,
         looks=True,
     ),
     Operation(

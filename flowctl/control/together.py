@@ -171,10 +171,12 @@ def _stream_list(asked: Asked, results: Results) -> Json:
                 found[row["stream"]] = row | {"worker": number if _publishes(row) else None}
                 continue
             if _publishes(row) and known["worker"] is None:
-                known |= {name: row[name] for name in ("publisher", "connection", "media")} | {"worker": number}
+                known |= {name: row[name] for name in ("publisher", "connection", "media", "codecs")} | {
+                    "worker": number
+                }
             for name in ("viewers", "slow", "standby", "sent_bytes"):
                 known[name] += row[name]
-            for name in ("in_bytes", "in_messages"):
+            for name in ("in_bytes", "in_messages", "in_frames"):
                 known[name] = max(known[name], row[name])
             known["states"] = added((known["states"], row["states"]))
     return _page(asked, "streams", list(found.values()), STREAM_SORTS[asked["sort"]], len(found))
@@ -315,9 +317,16 @@ def _events(asked: Asked, results: Results) -> Json:
     }
 
 
+def _metrics(asked: Asked, results: Results) -> Json:
+    """Keep each process by itself: what is added up must not go down when one of them begins anew."""
+    del asked
+    return {"parts": [part | {"worker": number} for number, found in results for part in found["parts"]]}
+
+
 STATS: Final = Together(merge=_stats, lists=("streams", "viewers"), whole=frozenset({"streams"}))
 STREAMS: Final = Together(merge=_stream_list, lists=("streams",), whole=frozenset({"streams"}))
 CONNECTIONS: Final = Together(merge=_connection_list, lists=("connections",), page=MOST_ROWS)
+METRICS: Final = Together(merge=_metrics)
 EVENTS: Final = Together(merge=_events)
 KICK: Final = Together(merge=_kick)
 LIMITS: Final = Together(merge=_limits, in_force=True)

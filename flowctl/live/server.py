@@ -29,6 +29,7 @@ from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.playing import ViewerSession
 from flowctl.live.records.flights import make_flights
+from flowctl.live.records.meters import Meters
 from flowctl.live.records.recent import RecentEvents
 from flowctl.live.records.recording import Recording, usual_node
 from flowctl.live.reload.reload import Reload
@@ -76,6 +77,7 @@ class LiveServer(Server):
         flights: records connections so that they can be replayed. None: nothing is recorded.
         changes: what was changed while it ran, and by whom.
         recent: what happened to its connections lately; observes them once somebody has asked.
+        meters: sums for monitoring; the same.
         companions: what begins and ends with it.
         limits_from: where the limits in force come from: ``start``, ``limits file`` or ``command``.
         started_at: seconds on `clock`; 0 before the start.
@@ -118,6 +120,7 @@ class LiveServer(Server):
         on_error = config.on_error or self.hub.oversight.report
         self.changes: Final = Changes(on_error)
         self.recent: Final = RecentEvents(self.hub)
+        self.meters: Final = Meters(self.hub)
         self.companions: Final[list[Companion]] = []
         self.limits_from = "start"
         self.started_at = 0.0

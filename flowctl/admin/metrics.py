@@ -1,0 +1,166 @@
+"""Metrics for Prometheus, made of the sums that each process tells: a registry of their own, none by connection.
+
+Counters never go down: what a process that has ended had counted stays, and the one in its place is added to it. Text
+of peers reaches labels without control characters, and few streams have labels (`flowctl.live.records.meters`).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeHistogramMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from flowctl.live.records.meters import DELAY_BOUNDS_S
+
+Json: TypeAlias = Mapping[str, Any]
+Counts: TypeAlias = Counter[tuple[str, tuple[str, ...]]]
+
+COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "flowctl_sent_bytes": ("Wire bytes that the kernel took.", ("stream", "role")),
+    "flowctl_received_bytes": ("Wire bytes that were read.", ("stream", "role")),
+    "flowctl_dropped_messages": ("Messages that were not sent to a peer.", ("stream", "role", "reason")),
+    "flowctl_closed_connections": ("Connections that have ended.", ("stream", "role", "reason")),
+    "flowctl_state_seconds": ("Time that connections spent in a state.", ("stream", "role", "state")),
+    "flowctl_limit_hits": ("Times that somebody went over a limit.", ("limit",)),
+    "flowctl_accepted_connections": ("Connections that were accepted.", ()),
+    "flowctl_refused_connections": ("Connections that were turned away.", ("limit",)),
+    "flowctl_flush_rounds": ("Rounds in which streams were written to their viewers.", ()),
+    "flowctl_handler_errors": ("Exceptions of handlers, which were contained.", ()),
+}
+"""Counters: what they count, and their labels; their samples are called so with ``_total`` behind."""
+GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "flowctl_connections": ("Open connections.", ("stream", "role", "state")),
+    "flowctl_streams": ("Streams that are published.", ()),
+    "flowctl_bans": ("Bans in force.", ()),
+    "flowctl_draining": ("1 while no new connections are taken.", ()),
+    "flowctl_thread_busy_ratio": ("Share of its time that a poll group's handlers ran.", ("worker", "thread")),
+    "flowctl_thread_longest_turn_seconds": ("Longest that one handler has kept a poll group.", ("worker", "thread")),
+    "flowctl_uptime_seconds": ("Time since a process began to serve.", ("worker",)),
+    "flowctl_workers": ("Processes that have answered.", ()),
+}
+DELAY: Final = "flowctl_viewer_delay_seconds"
+"""How far behind the viewers are that are there now, by stream: a histogram of the moment."""
+
+
+class Metrics(Collector):
+    """Text of metrics from what processes tell. One thread at a time.
+
+    Args:
+        version: of flowctl, for its label.
+    """
+
+    def __init__(self, version: str) -> None:
+        self._version: Final = version
+        self._registry: Final = CollectorRegistry()
+        self._parts: list[Json] = []
+        self._last: dict[int, tuple[int, Counts]] = {}  # process and its counts, by worker
+        self._gone: Final[Counts] = Counter()  # of processes that have ended
+        self._registry.register(self)
+
+    def text(self, said: Json) -> bytes:
+        """Return the metrics in the text format of Prometheus, version 0.0.4."""
+        self._parts = said["parts"]
+        for part in self._parts:
+            worker, pid = part.get("worker", 0), part["pid"]
+            known = self._last.get(worker)
+            if known is not None and known[0] != pid:
+                self._gone.update(known[1])
+            self._last[worker] = pid, _counts_of(part)
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the families; called by the registry."""
+        if not self._parts:
+            return
+        total: Counts = Counter(self._gone)
+        for _, counts in self._last.values():
+            total.update(counts)
+        families: dict[str, Metric] = {
+            name: CounterMetricFamily(name, what, labels=labels) for name, (what, labels) in COUNTERS.items()
+        }
+        for (name, labels), value in total.items():
+            families[name].add_metric(labels, value)  # type: ignore[attr-defined]  # each family has it
+        yield from families.values()
+        gauges = {name: GaugeMetricFamily(name, what, labels=labels) for name, (what, labels) in GAUGES.items()}
+        for (name, labels), value in _gauges_of(self._parts).items():
+            gauges[name].add_metric(labels, value)
+        yield from gauges.values()
+        yield self._delays()
+        build = InfoMetricFamily("flowctl_build", "Which flowctl this is.")
+        build.add_metric([], {"version": self._version, "python": platform.python_version()})
+        yield build
+
+    def _delays(self) -> GaugeHistogramMetricFamily:
+        found: dict[str, tuple[list[int], float]] = {}
+        for row in _rows(self._parts):
+            if row["role"] == "viewer":
+                counts, sum_s = found.get(row["stream"], ([0] * len(row["delays"]), 0.0))
+                counts = [known + more for known, more in zip(counts, row["delays"], strict=True)]
+                found[row["stream"]] = counts, sum_s + row["delay_s"]
+        family = GaugeHistogramMetricFamily(DELAY, "How far behind viewers are now.", labels=["stream"])
+        for stream, (counts, sum_s) in found.items():
+            buckets, below = [], 0
+            for bound, count in zip((*map(str, DELAY_BOUNDS_S), "+Inf"), counts, strict=True):
+                below += count
+                buckets.append((bound, float(below)))
+            family.add_metric([stream], buckets, sum_s)
+        return family
+
+
+def _rows(parts: Iterable[Json]) -> Iterator[Json]:
+    for part in parts:
+        yield from part["rows"]
+
+
+def _counts_of(part: Json) -> Counts:
+    """Return the counters of one process."""
+    counts: Counts = Counter()
+    for row in part["rows"]:
+        whose = row["stream"], row["role"]
+        counts["flowctl_sent_bytes", whose] += row["sent_bytes"]
+        counts["flowctl_received_bytes", whose] += row["received_bytes"]
+        for name, values in (
+            ("flowctl_dropped_messages", row["dropped"]),
+            ("flowctl_closed_connections", row["closed"]),
+            ("flowctl_state_seconds", row["state_s"]),
+        ):
+            for word, value in values.items():
+                counts[name, (*whose, word)] += value
+    for name, values in (("flowctl_limit_hits", part["limit_hits"]), ("flowctl_refused_connections", part["refused"])):
+        for word, value in values.items():
+            counts[name, (word,)] += value
+    counts["flowctl_accepted_connections", ()] += part["accepted"]
+    counts["flowctl_flush_rounds", ()] += part["flush_rounds"]
+    counts["flowctl_handler_errors", ()] += sum(thread["errors"] for thread in part["threads"].values())
+    return counts
+
+
+def _gauges_of(parts: Iterable[Json]) -> Counts:
+    """Return the gauges of all processes: what is the same in each is the largest, what is shared out is added."""
+    found: Counts = Counter()
+    for part in parts:
+        worker = str(part.get("worker", 0))
+        for row in part["rows"]:
+            for state, count in row["states"].items():
+                found["flowctl_connections", (row["stream"], row["role"], state)] += count
+        for name, thread in part["threads"].items():
+            found["flowctl_thread_busy_ratio", (worker, name)] = thread["busy"]
+            found["flowctl_thread_longest_turn_seconds", (worker, name)] = thread["longest_turn_s"]
+        found["flowctl_uptime_seconds", (worker,)] = part["up_s"]
+        found["flowctl_workers", ()] += 1
+        found["flowctl_streams", ()] += part["streams"]
+        for name in ("bans", "draining"):
+            key = f"flowctl_{name}", ()
+            found[key] = max(found[key], int(part[name]))
+    return found
