@@ -137,6 +137,7 @@ def _viewer(stream: str, found: ViewerStatistics) -> Json:
     return {
         "connection": found.number,
         "peer": address_of(found.peer),
+        "protocol": found.protocol,
         "stream": foreign(stream, TEXT),
         "state": found.state.name,
         "delay_ms": round(found.viewer_delay_ms),
@@ -160,6 +161,7 @@ def _connection(server: LiveServer, number: int) -> Json:
     return {
         "connection": number,
         "peer": address_of(connection.peer),
+        "protocol": getattr(session, "protocol", ""),
         "streams": [foreign(name, TEXT) for name in streams],
         "agent": foreign(getattr(session, "user_agent", ""), TEXT),
         "state": found.state.name,

@@ -130,6 +130,20 @@ def _audience_target_ms(word: str, streams: str) -> int | None:
         raise ConfigError(said, hint=_AUDIENCE_HINT) from error
 
 
+def _address(name: str, text: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``; the host of IPv6 stands in brackets.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,:\[\]\s]+)):([0-9]{1,5})", text)
+    if found is None or int(found[3]) > LAST_PORT:
+        raise ConfigError(
+            f"{name}: {short(text)} is no address to listen on", hint="write host:port, for example 0.0.0.0:8080"
+        )
+    return found[1] or found[2], int(found[3])
+
+
 def worker_count(workers: int) -> int:
     """Return how many processes `LiveConfig.workers` stands for: where it is 0, one per core that this one may use."""
     return workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
@@ -190,6 +204,10 @@ class LiveConfig(ServeOptions):
             that is built from these settings is one process, whatever they say.
         origin: ``host:port`` where streams are offered to edges in segments, to everybody who can connect; empty:
             nowhere. `flowctl.cluster.origin.Origin`, which ``flowctl serve live`` puts beside the server, does it.
+        http: ``host:port[,host:port]`` where streams are played over HTTP and WebSocket as FLV; empty: nowhere.
+            `flowctl.httpd.serving.serve_http`, which ``flowctl serve live`` calls, does it.
+        http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
+            those of this server itself.
 
     Raises:
         ConfigError: a value is out of range.
@@ -226,6 +244,8 @@ class LiveConfig(ServeOptions):
     admin_token_file: Path | None = None
     workers: int = 1
     origin: str = ""
+    http: str = ""
+    http_origins: str = "*"
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -265,6 +285,7 @@ class LiveConfig(ServeOptions):
         self._check_control()
         if self.admin != "off":
             _ = self.admin_address
+        _ = self.http_addresses
         self._check_levels()
 
     def _check_levels(self) -> None:
@@ -337,6 +358,20 @@ class LiveConfig(ServeOptions):
                     f"control is {short(self.control)}: {short(address)} is no address to listen on",
                     hint="off, or some of ipc, ipc:///path and tcp://host:port with commas between them",
                 )
+
+    @property
+    def http_addresses(self) -> tuple[tuple[str, int], ...]:
+        """The addresses of `http`: host and port of each.
+
+        Raises:
+            ConfigError: one is none.
+        """
+        return tuple(_address("http", item.strip()) for item in self.http.split(",") if item.strip())
+
+    @property
+    def http_origin_set(self) -> frozenset[str]:
+        """The origins of `http_origins`, in lower case."""
+        return frozenset(item.strip().rstrip("/").lower() for item in self.http_origins.split(",") if item.strip())
 
     @property
     def control_addresses(self) -> tuple[str, ...]:

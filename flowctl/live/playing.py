@@ -12,7 +12,7 @@ protocol derives from it and adds the protocol.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -180,6 +180,10 @@ class Playing:
         """Follow the log from `place` on, with the GOP cache if there is one."""
         start, prefix, wait = place
         FollowPlace(self._connection, self._wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
+
+    def follow_live(self) -> None:
+        """Follow the log from where a viewer starts now."""
+        self.follow(self.stream.start_place(self._wire))
 
     def stream_ended(self) -> None:
         """Wait from now on, if the publisher has gone for good: the hub's word may be outdated by now."""
@@ -374,8 +378,6 @@ class ViewerSession(Session):
 
     __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "user_agent")
 
-    protocol: ClassVar[str] = "rtmp"
-
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._config = hub.config
@@ -383,6 +385,11 @@ class ViewerSession(Session):
         self._played: LiveRequest | None = None  # what it plays. None: nobody is told of its end
         self._limit_hit: str | None = None
         self.user_agent = ""
+
+    @property
+    def protocol(self) -> str:
+        """See above."""
+        return "rtmp"
 
     def behaves(self) -> bool:
         """Return whether it plays: what has not begun to in time, or breaks a limit, is ended anyway."""

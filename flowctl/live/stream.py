@@ -215,9 +215,10 @@ class Stream:
             self.messages_in[message_class] += 1
             self.bytes_in += len(payload)
             header_key = None
+            if message_class is MessageClass.HEADER or info.kind not in self.codecs:  # some have no header
+                self._note_codec(info)
             if message_class is MessageClass.HEADER:
                 header_key = info.sticky_key
-                self._note_codec(info)
             elif message_class is MessageClass.KEY:
                 self._key_seen = True
             elif message_class in _FRAMES and not self._key_seen:
@@ -335,7 +336,7 @@ class Stream:
         return rebased
 
     def _note_codec(self, info: MediaInfo) -> None:
-        """Note what a header of the publisher that counts says about the codec."""
+        """Note what the publisher that counts shows of the codec."""
         self._lock.assert_owned()
         if info.codec and (0 in info.tracks or info.kind not in self.codecs):
             self.codecs[info.kind] = info.codec

@@ -9,6 +9,15 @@ from flowctl.server.program import ServeOptions, ServerProgram
 def build(options: ServeOptions) -> LiveServer:
     """Return a live server that listens for operations, and for edges, where its settings say so."""
     server = build_live_server(options)
+    if server.config.http:
+        # Loaded for a server that serves HTTP: h11 and wsproto are not for others.
+        from flowctl.httpd.serving import serve_http  # noqa: PLC0415 - as said
+
+        try:
+            serve_http(server)
+        except BaseException:
+            server.close_listeners()
+            raise
     if server.config.origin:
         # As below: it brings diffusion with it.
         from flowctl.cluster.origin import Origin  # noqa: PLC0415 - as said

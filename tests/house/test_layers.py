@@ -57,6 +57,10 @@ LAYERS = {
         "live",
         "words access flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight",
     ),
+    "httpd": layer(
+        "httpd",
+        "words access flow rtmp outgoing log loop sending receiver connection server live",
+    ),
     "control": layer(
         "control", "words text flow outcomes log loop zeromq rpc messenger sending connection server live"
     ),

@@ -328,6 +328,8 @@ class LiveSettings(BaseModel):
     flights_addresses: Networks = _at("flights.addresses", "Addresses whose connections are all recorded.")
     flights_at_once: Count = _at("flights.most_at_once", "Connections recorded at a time.")
 
+    http: Text = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")
+    http_origins: Text = _at("http_origins", "Origins of pages that may play over HTTP, with commas; *: all.")
     origin: Text = _at("origin", "Offer streams in segments to edges at host:port, to all who can connect.")
     control: Listening = _at("control", "Where operators reach it: ipc for this user; tcp takes keys and clients.")
     control_keys: File = _at("control_keys", "File with the server's key pair, of flowctl rpc keygen.")

@@ -1,0 +1,97 @@
+"""A response that is a stream: what a play tells its player over HTTP, which is little: it begins, and it ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowctl import flv
+from flowctl.httpd.exchange import Headers
+from flowctl.httpd.formats import frame
+from flowctl.httpd.websocket import WebSocketPeer
+from flowctl.live.stream import Stream
+from flowctl.rtmp.server.states import StreamState
+
+SETTLE_S: Final = 1.0
+"""How long a stream that has just begun may take to show both sound and picture. The header of FLV says which there
+are, and mpegts.js waits for ever for one that was announced and does not come."""
+FLV_TYPE: Final = "video/x-flv"
+
+
+class FlvPlay:
+    """Where the play of one response stands: the `flowctl.live.playing.PlayWords` of HTTP. The connection's thread.
+
+    Args:
+        websocket: the player, if it takes WebSocket frames.
+        gives_up_at: when waiting for a publisher ends, in seconds.
+
+    Attributes:
+        begun: whether the response has begun.
+        state: PLAYING or WAITING.
+        websocket: as above.
+        gives_up_at: as above.
+        look_at: when to look again what the stream shows. None: it need not be.
+        taken: whether the kernel has the head of the response, so that answers to frames go behind it.
+    """
+
+    __slots__ = ("begun", "gives_up_at", "look_at", "state", "taken", "websocket")
+
+    def __init__(self, websocket: WebSocketPeer | None, gives_up_at: float) -> None:
+        self.begun = self.taken = False
+        self.state = StreamState.WAITING
+        self.websocket: Final = websocket
+        self.gives_up_at: Final = gives_up_at
+        self.look_at: float | None = None
+
+    def stream_state(self, stream_id: int) -> StreamState:
+        """Return where it stands."""
+        del stream_id
+        return self.state
+
+    def accept_play(self, stream_id: int) -> None:
+        """It plays from now on."""
+        del stream_id
+        self.state = StreamState.PLAYING
+
+    def play_waiting(self, stream_id: int) -> None:
+        """It waits for a publisher: there is no answer yet."""
+        del stream_id
+        self.state = StreamState.WAITING
+
+    def publish_notify(self, stream_id: int, *, send: bool) -> None:
+        """The stream is published."""
+        del stream_id, send
+        self.state = StreamState.PLAYING
+
+    def unpublish_notify(self, stream_id: int, *, send: bool) -> None:
+        """The publisher has gone: a response that has begun ends, another one waits on."""
+        del stream_id, send
+        self.state = StreamState.WAITING
+
+    def repeat_notify(self, stream_id: int) -> None:
+        """Say nothing: the response says it."""
+
+    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
+        """Say nothing: the status of the answer says it."""
+
+    def settled(self, stream: Stream, now: float) -> bool:
+        """Return whether it is known what the stream shows, or was waited for long enough."""
+        return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S
+
+    def head(self, stream: Stream, headers: Headers) -> bytes:
+        """Return all that goes before the first tag: the head of the response, and FLV's own.
+
+        The body is as long as the connection lasts: players of HTTP/1.0 know no chunks, and tags in chunks would be
+        serialised once more.
+        """
+        kinds = _kinds(stream)
+        media = flv.header(audio="audio" in kinds, video="video" in kinds)
+        if self.websocket is not None:
+            return self.websocket.accept(headers) + frame(media)
+        lines = [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store"), ("Connection", "close"), *headers]
+        text = "".join(f"{name}: {value}\r\n" for name, value in lines)
+        return f"HTTP/1.1 200 OK\r\n{text}\r\n".encode("latin-1") + media
+
+
+def _kinds(stream: Stream) -> set[str]:
+    """Return which of audio and video the publisher has shown; both where it has shown none."""
+    return {"audio", "video"} & set(stream.codecs) or {"audio", "video"}

@@ -1,0 +1,90 @@
+"""Streams as FLV: tags for HTTP, and the same tags in WebSocket frames; each message complete, and serialised once."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from flowctl import flv
+from flowctl.rtmp.wire import CLOCK_MASK, TYPE_DATA_AMF0, TYPE_DATA_AMF3
+
+_MEDIA: Final = frozenset({flv.TAG_AUDIO, flv.TAG_VIDEO, flv.TAG_SCRIPT})
+_AMF0_INSIDE: Final = b"\0"
+"""First octet of an AMF3 data message whose values are AMF0, as those of Flash's encoders are; the rest is one."""
+
+_BINARY: Final = 0x82
+_CLOSE: Final = 0x88
+"""First octets of WebSocket frames that are whole messages (RFC 6455 section 5.2)."""
+_SHORT: Final = 126
+_LONG: Final = 127
+"""Lengths that stand for two and for eight octets of length behind them."""
+_GONE: Final = struct.pack(">H", 1000) + b"the publisher has gone"
+
+
+def frame(payload: bytes, first: int = _BINARY) -> bytes:
+    """Return a WebSocket frame of a server, which is not masked, with `payload`."""
+    size = len(payload)
+    if size < _SHORT:
+        return bytes((first, size)) + payload
+    if size <= 0xFFFF:
+        return struct.pack(">BBH", first, _SHORT, size) + payload
+    return struct.pack(">BBQ", first, _LONG, size) + payload
+
+
+def _unframed(wire: bytes) -> bytes:
+    """Return what `frame` was given."""
+    return wire[{_SHORT: 4, _LONG: 10}.get(wire[1], 2) :]
+
+
+class FlvTags:
+    """FLV tags, each with the back pointer behind it: a `flowctl.live.wirelog.WireFormat`.
+
+    Timestamps are those of the stream; players go by differences.
+    """
+
+    name = "http-flv"
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as a tag; empty for what FLV has no tag for."""
+        if type_id == TYPE_DATA_AMF3 and payload[:1] == _AMF0_INSIDE:
+            type_id, payload = TYPE_DATA_AMF0, payload[1:]
+        return flv.tag(type_id, timestamp & CLOCK_MASK, payload) if type_id in _MEDIA else b""
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of a tag."""
+        timestamp = int.from_bytes(wire[7:8] + wire[4:7], "big")
+        return wire[0], timestamp, wire[flv.TAG_HEADER_BYTES : -flv.BACK_POINTER_BYTES]
+
+    def begin(self, timestamp: int) -> bytes:
+        """Return nothing: FLV has no word for it."""
+        del timestamp
+        return b""
+
+    def end(self, timestamp: int) -> bytes:
+        """Return nothing: the response ends."""
+        del timestamp
+        return b""
+
+
+class FlvFrames(FlvTags):
+    """FLV tags, each in a binary WebSocket frame of its own."""
+
+    name = "ws-flv"
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as a frame; empty for what FLV has no tag for."""
+        tag = super().serialise(type_id, timestamp, payload)
+        return frame(tag) if tag else b""
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of a tag in a frame."""
+        return super().deserialise(_unframed(wire))
+
+    def end(self, timestamp: int) -> bytes:
+        """Return a close frame, which stands behind all that was published."""
+        del timestamp
+        return frame(_GONE, _CLOSE)
+
+
+TAGS: Final = FlvTags()
+FRAMES: Final = FlvFrames()

@@ -1,0 +1,156 @@
+"""A live server with an HTTP listener on loopback, streams put into its hub by hand, and raw clients."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from connection_kit import WAIT_S
+from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
+
+from flowctl.flv import FlvReader
+from flowctl.httpd.serving import listen_http
+from flowctl.live.config import LiveConfig
+from flowctl.live.server import build_live_server
+from flowctl.rtmp.amf.amf0 import encode
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
+from flowctl.server.admission import AdmissionLimits
+
+FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
+METADATA = encode("onMetaData") + encode({"width": 640.0})
+HOST = "Host: example.test\r\n"
+
+
+class Publisher:
+    """Publishes a stream of a server in the same process."""
+
+    peer = ("192.0.2.7", 7)
+    number = 7
+
+    def __init__(self, server, name="live/room", *, headers=True) -> None:
+        self.hub, self.clock = server.hub, server.clock
+        self.stream = self.hub.publish(name, self)
+        self.at = 0
+        if headers:
+            self.send(TYPE_DATA_AMF0, METADATA)
+            self.send(TYPE_VIDEO, AVC_HEADER)
+            self.send(TYPE_AUDIO, AAC_HEADER)
+
+    def on_thread(self, callback, *args):
+        callback(*args)
+
+    def publish_replaced(self, stream):
+        pass
+
+    def send(self, type_id, payload, timestamp=None):
+        self.stream.publish(self, type_id, self.at if timestamp is None else timestamp, payload, self.clock())
+
+    def group(self, tag=b"", size=0):
+        """Send a key frame, sound, and a picture."""
+        self.send(TYPE_VIDEO, key(tag, size))
+        self.send(TYPE_AUDIO, audio(tag))
+        self.at += 40
+        self.send(TYPE_VIDEO, inter(tag, size))
+        self.at += 40
+
+    def end(self):
+        self.hub.unpublish(self.stream, self, grace=False)
+
+
+class Client:
+    """A raw HTTP client."""
+
+    def __init__(self, address) -> None:
+        self.sock = socket.create_connection(address, WAIT_S)
+        self.sock.settimeout(WAIT_S)
+        self.rest = b""
+
+    def send(self, data) -> None:
+        self.sock.sendall(data.encode() if isinstance(data, str) else data)
+
+    def get(self, path="/live/room.flv", headers="", method="GET"):
+        self.send(f"{method} {path} HTTP/1.1\r\n{HOST}{headers}\r\n")
+        return self.answer(body=method != "HEAD")
+
+    def read(self) -> bool:
+        data = self.sock.recv(65536)
+        self.rest += data
+        return bool(data)
+
+    def answer(self, *, body=True):
+        """Return status, headers and body of the next answer; the body of a stream stays in `rest`."""
+        while b"\r\n\r\n" not in self.rest:
+            assert self.read(), self.rest
+        head, _, self.rest = self.rest.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        size = int(headers.get("content-length", 0)) if body else 0
+        while len(self.rest) < size:
+            assert self.read()
+        found, self.rest = self.rest[:size], self.rest[size:]
+        return int(status.split()[1]), headers, found
+
+    def tags(self, count):
+        """Return FLV header and the first `count` tags of a stream."""
+        reader, tags = FlvReader(check_back_pointers=True), []
+        while True:
+            data, self.rest = self.rest, b""
+            tags += reader.feed(data) if data else []
+            if len(tags) >= count:
+                return reader.header, tags
+            assert self.read(), f"ended after {len(tags)} tags"
+
+    def to_end(self) -> bytes:
+        """Return all that comes until the server ends."""
+        try:
+            while self.read():
+                pass
+        except ConnectionResetError:
+            pass
+        found, self.rest = self.rest, b""
+        return found
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Web:
+    """A live server with one HTTP listener."""
+
+    def __init__(self, loop_factory, *, limits=None, handlers=None, hooks=None, **config) -> None:
+        config.setdefault("admission", FREE)
+        self.server = build_live_server(LiveConfig(port=0, loop_factory=loop_factory, **config), hooks)
+        self.errors = []
+        self.address = listen_http(self.server, "127.0.0.1", 0, limits=limits, handlers=handlers)
+        self.server.start()
+        self.clients = []
+
+    def client(self) -> Client:
+        self.clients.append(Client(self.address))
+        return self.clients[-1]
+
+    def get(self, path="/live/room.flv", headers="", method="GET"):
+        return self.client().get(path, headers, method)
+
+    def publisher(self, name="live/room", **options) -> Publisher:
+        return Publisher(self.server, name, **options)
+
+    def viewers(self):
+        return [found for stream in self.server.hub.snapshot().streams.values() for found in stream.viewers]
+
+    def ended(self):
+        return self.server.hub.snapshot().ended
+
+    def stop(self) -> None:
+        for client in self.clients:
+            client.close()
+        assert self.server.stop(2.0)
+
+
+def wait_for(condition):
+    """Wait until `condition()` is true, and return what it returns."""
+    until = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.005)
+    return found

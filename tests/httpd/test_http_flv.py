@@ -1,0 +1,215 @@
+"""Streams over HTTP and WebSocket as FLV, on real sockets: what players are sent, when, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+from http_kit import HOST, wait_for
+from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Pong, Request
+
+from flowctl import flv
+from flowctl.flv import FlvReader
+from flowctl.httpd.formats import FRAMES, TAGS
+from flowctl.httpd.limits import HttpLimits
+from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
+
+
+class Socket:
+    """A WebSocket player by wsproto."""
+
+    def __init__(self, web, target="/live/room.flv") -> None:
+        self.client = web.client()
+        self.wire = WSConnection(ConnectionType.CLIENT)
+        self.send(Request(host="example.test", target=target))
+        self.events = []
+
+    def send(self, event) -> None:
+        self.client.send(self.wire.send(event))
+
+    def until(self, kind):
+        """Return the next event of a kind, and keep those before it."""
+        while True:
+            for event in self.wire.events():
+                self.events.append(event)
+                if isinstance(event, kind):
+                    return event
+            data = self.client.sock.recv(65536)
+            self.wire.receive_data(data or None)
+
+    def tags(self, count):
+        """Return header and tags of the first frames, each of which is one of them."""
+        reader = FlvReader(check_back_pointers=True)
+        found = []
+        while len(found) < count:
+            whole = b""
+            while True:
+                message = self.until(BytesMessage)
+                whole += bytes(message.data)
+                if message.message_finished:
+                    break
+            tags = reader.feed(whole)
+            assert len(tags) == 1 or reader.position == flv.HEADER_BYTES + flv.BACK_POINTER_BYTES
+            found += tags
+        return reader.header, found
+
+
+def test_stream_when_it_is_published_begins_with_headers_and_the_cached_key_frame(web):
+    """A player gets FLV's header with what there is, metadata, codec headers, and the group from its key frame on."""
+    web = web()
+    publisher = web.publisher()
+    publisher.group(b"one")
+    client = web.client()
+    status, headers, _ = client.get()
+    header, tags = client.tags(6)
+    assert (status, headers["content-type"], headers["connection"]) == (200, "video/x-flv", "close")
+    assert (header.audio, header.video) == (True, True)
+    assert [tag.type_id for tag in tags] == [18, 9, 8, 9, 8, 9]
+    assert [tag.payload for tag in tags[1:]] == [AVC_HEADER, AAC_HEADER, key(b"one"), audio(b"one"), inter(b"one")]
+
+
+def test_stream_when_the_publisher_ends_ends_the_response_behind_the_last_tag(web):
+    """All that was published arrives, then the end; the log says why."""
+    web = web()
+    publisher = web.publisher()
+    publisher.group(b"one")
+    client = web.client()
+    client.get()
+    wait_for(web.viewers)
+    publisher.group(b"two")
+    publisher.end()
+    reader = FlvReader(check_back_pointers=True)
+    tags = reader.feed(client.to_end())
+    reader.finish()
+    assert tags[-1].payload == inter(b"two")
+    assert wait_for(web.ended)[-1].details == "the publisher has gone"
+
+
+def test_stream_when_only_sound_is_published_announces_sound_alone(web):
+    """What is announced and does not come is waited for by mpegts.js, for ever."""
+    web = web()
+    publisher = web.publisher(headers=False)
+    publisher.stream.published_at -= 5.0
+    publisher.send(TYPE_AUDIO, AAC_HEADER)
+    publisher.send(TYPE_AUDIO, audio(b"a"))
+    client = web.client()
+    client.get()
+    header, _ = client.tags(1)
+    assert (header.audio, header.video) == (True, False)
+
+
+def test_player_when_nobody_publishes_waits_and_is_served_when_somebody_does(web):
+    """As players of RTMP; nothing is sent before, so that it may still be 404."""
+    web = web()
+    client = web.client()
+    client.send(f"GET /live/room.flv HTTP/1.1\r\n{HOST}\r\n")
+    wait_for(web.viewers)
+    web.publisher().group(b"one")
+    assert client.answer()[0] == 200
+    assert client.tags(4)[1][3].payload == key(b"one")
+
+
+def test_player_when_nobody_publishes_in_time_gets_404_and_may_ask_again(web):
+    """The wait is bounded, and the connection is as good as before."""
+    web = web(limits=HttpLimits(wait_s=0.05))
+    client = web.client()
+    status, _, body = client.get()
+    assert (status, body) == (404, b"Nobody publishes this stream.\n")
+    assert client.get("/other.txt")[0] == 404
+    assert web.viewers() == []
+
+
+def test_player_when_players_may_not_wait_gets_404_at_once(web):
+    """A server that lets no player wait says so."""
+    assert web(players_may_wait=False).get()[0] == 404
+
+
+def test_head_when_of_a_stream_says_what_get_would(web):
+    """The head comes without entering a viewer."""
+    web = web()
+    client = web.client()
+    assert client.get(method="HEAD")[0] == 404
+    web.publisher()
+    status, headers, _ = client.get(method="HEAD")
+    assert (status, headers["content-type"], web.viewers()) == (200, "video/x-flv", [])
+
+
+def test_websocket_when_it_plays_gets_each_tag_in_a_frame_and_a_close_at_the_end(web):
+    """The same stream in binary frames, and close code 1000 behind the last one."""
+    web = web()
+    publisher = web.publisher()
+    publisher.group(b"one", 70_000)
+    player = Socket(web)
+    player.until(AcceptConnection)
+    header, tags = player.tags(6)
+    assert (header.audio, header.video) == (True, True)
+    assert tags[3].payload == key(b"one", 70_000)
+    assert [viewer.protocol for viewer in web.viewers()] == ["ws-flv"]
+    publisher.end()
+    closed = player.until(CloseConnection)
+    assert (closed.code, closed.reason) == (1000, "the publisher has gone")
+    assert player.client.sock.recv(1) == b""
+
+
+def test_websocket_when_it_pings_is_answered_and_when_it_closes_the_play_ends(web):
+    """Pong has what ping had; a close is answered by one."""
+    web = web()
+    web.publisher().group()
+    player = Socket(web)
+    player.until(AcceptConnection)
+    player.send(Ping(payload=b"are you there"))
+    assert player.until(Pong).payload == b"are you there"
+    player.send(CloseConnection(code=1000, reason="enough"))
+    assert player.until(CloseConnection).code == 1000
+    assert wait_for(web.ended)[-1].details == "the player closed: 1000 enough"
+
+
+@pytest.mark.parametrize(("headers", "status"), [("Sec-WebSocket-Version: 12\r\n", 426), ("", 400)])
+def test_websocket_when_the_handshake_is_wrong_is_refused(web, headers, status):
+    """Another version is told which one there is."""
+    web = web()
+    web.publisher()
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    found, answer, _ = web.get(headers=upgrade + headers)
+    assert (found, answer["sec-websocket-version"]) == (status, "13")
+
+
+def test_viewers_when_over_both_protocols_follow_one_log_each(web):
+    """A message is serialised once per format, however many watch."""
+    web = web()
+    publisher = web.publisher()
+    publisher.group(b"one")
+    clients = [web.client() for _ in range(3)]
+    for client in clients:
+        client.get()
+    Socket(web).until(AcceptConnection)
+    names = sorted(wire.wire_format.name for wire in publisher.stream.wires)
+    assert names == ["1", "http-flv", "ws-flv"]
+    assert sorted(viewer.protocol for viewer in web.viewers()) == ["http-flv"] * 3 + ["ws-flv"]
+
+
+@pytest.mark.parametrize("wire_format", [TAGS, FRAMES])
+@pytest.mark.parametrize("size", [1, 100, 111, 125, 126, 65_000, 70_000])
+def test_formats_when_read_back_give_what_was_put_in(wire_format, size):
+    """A log may be written anew from its messages."""
+    for timestamp in (0, 0xFFFFFF, 0x1000000, 0xFFFFFFFF):
+        message = (TYPE_VIDEO, timestamp, b"v" * size)
+        assert wire_format.deserialise(wire_format.serialise(*message)) == message
+
+
+def test_formats_when_data_is_amf3_take_what_is_amf0_inside():
+    """FLV has script tags of AMF0 alone."""
+    assert TAGS.serialise(TYPE_DATA_AMF3, 5, b"\0\x02\0\x01x") == flv.tag(18, 5, b"\x02\0\x01x")
+    assert TAGS.serialise(TYPE_DATA_AMF3, 5, b"\x06x") == b""
+
+
+def test_viewer_when_kicked_ends_as_one_of_rtmp_does(web):
+    """The operation ends the connection with its reason."""
+    web = web()
+    web.publisher().group()
+    client = web.client()
+    client.get()
+    wait_for(web.viewers)
+    assert len(web.server.kick(lambda connection: True, "test")) == 1
+    client.to_end()
+    assert wait_for(web.ended)[-1].reason.value == "kicked"
