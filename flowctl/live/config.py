@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.access.rules import Access
-from flowctl.addresses import LAST_PORT
+from flowctl.addresses import LAST_PORT, Network
 from flowctl.errors import ConfigError
 from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
@@ -18,6 +18,7 @@ from flowctl.flight.options import FlightOptions
 from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks, write_marks
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.judging.penalties import PenaltyLimits
 from flowctl.judging.shadow import Candidate
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, merged, placed, with_marks
 from flowctl.loop.work import WorkLimits
@@ -189,6 +190,8 @@ class LiveConfig(ServeOptions):
         ban_store: SQLite file in which bans of commands and penalties are kept across restarts; made if it is not
             there, and one server's alone. None: those of commands go to `bans_file`, if there is one; others are not
             kept.
+        penalties: what one address may do before it is limited, and then banned for a time.
+        penalties_spare: addresses and networks that are never punished: monitors, edges, the own office.
         events: what is recorded, and where to; without a folder, nothing.
         flights: which connections are recorded so that they can be replayed; needs the folder of `events`.
         control: where operators reach the server; ``off``, or addresses with commas between them: ``ipc`` (a socket
@@ -235,6 +238,8 @@ class LiveConfig(ServeOptions):
     limits_file: Path | None = None
     bans_file: Path | None = None
     ban_store: Path | None = None
+    penalties: PenaltyLimits = field(default_factory=PenaltyLimits)
+    penalties_spare: tuple[Network, ...] = ()
     events: EventsOptions = field(default_factory=EventsOptions)
     flights: FlightOptions = field(default_factory=FlightOptions)
     control: str = "ipc"

@@ -34,6 +34,9 @@ class Observer(Protocol):
     ) -> None:
         """It went over `limit`; None: how far, or what is allowed, is not known."""
 
+    def denied(self, connection: Connection, kind: str, now: float) -> None:
+        """It was not allowed to do what it asked for: ``connect``, ``publish`` or ``play``."""
+
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Note what its Sender did."""
 

@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import structlog
@@ -21,8 +22,10 @@ from flowctl.flight.words import limits_as_dict
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES
-from flowctl.live.bans.banning import Banned, Banning
+from flowctl.judging.penalties import Penalties, Verdict
+from flowctl.live.bans.banning import PENALTY, Banned, Banning
 from flowctl.live.bans.kept import KeptBans
+from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
 from flowctl.live.changes import Change, Changes
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
@@ -44,6 +47,8 @@ _log: Final = structlog.get_logger("flowctl.live")
 _REFUSAL_LOG_S: Final = 10.0
 """Refused connections of one address are logged at most once in this time; the next line says how many there were."""
 _MOST_REFUSED: Final = 1024
+_FLOODS: Final = 50
+"""Bursts of new connections that may come to nothing before an address is punished for them."""
 _RECONNECT_HEAD_START_S: Final = 0.2
 """Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
 _DRAIN_LOOK_S: Final = 0.05
@@ -75,6 +80,7 @@ class LiveServer(Server):
         reload: watches the files of limits and bans, if there are any.
         recording: records what happens. None: it was not asked for.
         flights: records connections so that they can be replayed. None: nothing is recorded.
+        penalties: has those banned or limited who do too much of what costs. None: nobody.
         changes: what was changed while it ran, and by whom.
         recent: what happened to its connections lately; observes them once somebody has asked.
         meters: sums for monitoring; the same.
@@ -133,14 +139,17 @@ class LiveServer(Server):
             also=self._look_at_bans,
             on_error=on_error,
         )
+        self.penalties = self._penalty_watch()
         try:
             self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file, _kept_bans(config))
             self._banning.begin()
+            if self.penalties is not None:
+                self.hub.observers += (self.penalties,)
             self.reload.read_first()
             if config.events.folder:
                 events = dataclasses.replace(config.events, node=config.events.node or usual_node(self.address[1]))
                 self.recording = Recording(events, self.hub.fanouts, self.connections, self.clock)
-                self.hub.observers = (self.recording.sessions,)
+                self.hub.observers += (self.recording.sessions,)
                 self.flights = make_flights(config.flights, self.recording.events)
                 self._make_sender = self.flights.make_sender
         except BaseException:
@@ -155,6 +164,8 @@ class LiveServer(Server):
 
     def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
         """Log and record a refused connection, but not each one of a flood."""
+        if self.penalties is not None:
+            self.penalties.refused(peer, error)
         if self.recording is not None:
             self.recording.refused(peer, error)
         now = self.clock()
@@ -207,8 +218,55 @@ class LiveServer(Server):
         _log.info("limits changed", was=str(was), connections=len(self.connections()), **now)
         self._note_change("limits file", now)
 
+    def _penalty_watch(self) -> PenaltyWatch | None:
+        limits, admission = self.config.penalties, self.config.admission
+        if not limits.on:
+            return None
+        # Who lets an address open connections as fast as it likes is not to be protected from that, and who lets it
+        # open more at once may have more of them come to nothing.
+        most = max(limits.connections.count, _FLOODS * admission.burst_per_address)
+        count = most if admission.new_per_address_and_s and limits.connections.count else 0.0
+        limits = dataclasses.replace(limits, connections=dataclasses.replace(limits.connections, count=count))
+        return PenaltyWatch(
+            Penalties(limits),
+            self.connections,
+            Spared(self.config.penalties_spare, self.trusted_proxies),
+            self.reload.soon,
+            self._punish,
+            self.clock,
+        )
+
     def _look_at_bans(self) -> None:
         self._banning.look()
+        if self.penalties is not None:
+            self.penalties.look()
+
+    def _punish(self, verdicts: list[Verdict]) -> None:
+        """Decide about addresses that have done too much, and carry that out; the thread of the files."""
+        behaving = self.end_guilty(verdicts)
+        self.punish(bans_of(verdicts, behaving, datetime.now(UTC)))
+
+    def end_guilty(self, verdicts: Iterable[Verdict]) -> list[int]:
+        """End the connections that are guilty, and return of each verdict how many others behave. Any thread."""
+        behaving = []
+        for verdict in verdicts:
+            count, guilty = (0, []) if self.penalties is None else self.penalties.behaving_and_guilty(verdict)
+            behaving.append(count)
+            details = f"penalty, {verdict.offence.value}: more than {verdict.allowance}"
+            for connection in guilty:
+                connection.close(CloseReason.BANNED, details)
+            if guilty:
+                numbers = [item.number for item in guilty]
+                _log.warning("penalty: connections ended", cidr=verdict.cidr, why=details, connections=numbers)
+        return behaving
+
+    def punish(self, bans: list[Ban]) -> None:
+        """Put bans of penalties in force; the thread of the files. Connections that behave go on."""
+        ended = self._banning.punish(bans)
+        for ban in bans:
+            detail = ban.as_dict()
+            _log.warning("penalty", **detail, ended=ended)
+            self._note_change("ban", detail, PENALTY)
 
     def _apply_bans(self, bans: BanList) -> None:
         """Take a ban list: refuse whom it names, and end their connections that take no part."""
@@ -379,7 +437,7 @@ class LiveServer(Server):
             self._hooks.start()
         super().start()
         self.started_at = self.clock()
-        self.reload.start(anyway=self.config.ban_store is not None)
+        self.reload.start(anyway=self.config.ban_store is not None or self.penalties is not None)
         self.hub.oversight.start()
         for companion in self.companions:
             companion.start()

@@ -68,6 +68,8 @@ class Endpoint:
         "_pong_at",  # float: when we last answered a ping
         "_second",  # float: when the second began in which rates are counted
         "_window_sent",  # int: the window we announced last, 0 for none
+        "command_total",  # int: commands of the connection, for accounts; any thread may read it
+        "control_total",  # int: control messages, likewise
         "handshake",  # Handshake | None: None when done
         "last_acknowledged_bytes",  # int: last sequence number the peer acknowledged; read by telemetry
         "last_input",  # float: when octets came last
@@ -77,6 +79,8 @@ class Endpoint:
 
     def __init__(self, config: ControlConfig, handshake: Handshake, writer: ChunkWriter, now: float) -> None:
         self._config = config
+        self.command_total = 0
+        self.control_total = 0
         self._command_count = 0
         self._control_count = 0
         self._counters: dict[str, int] | None = None
@@ -254,6 +258,7 @@ class Endpoint:
         """
         self._turn_second(now)
         self._control_count += 1
+        self.control_total += 1
         maximum = self._config.control_messages_per_second
         if maximum and self._control_count > maximum:
             raise LimitExceededError("control_messages_per_second", self._control_count, maximum)
@@ -266,6 +271,7 @@ class Endpoint:
         """
         self._turn_second(now)
         self._command_count += 1
+        self.command_total += 1
         maximum = self._config.limits.commands_per_second
         if maximum and self._command_count > maximum:
             raise LimitExceededError("commands_per_second", self._command_count, maximum)

@@ -8,7 +8,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, ParamSpec, Self
 
@@ -328,6 +328,11 @@ class Server:
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._stopping.is_set()
+
+    @property
+    def trusted_proxies(self) -> Container[str]:
+        """Addresses that say first whom they speak for."""
+        return self._trusted
 
     # -- connections
 

@@ -68,7 +68,7 @@ def open_live_server(*, limits=None, wire=None, rtmp=None, make=LiveServer, **op
             rtmp=session,
             on_error=lambda where, error: failures.append((where, "".join(format_exception(error)))),
             **options,
-        )
+        ),
     )
     with server:
         yield server

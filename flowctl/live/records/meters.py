@@ -209,6 +209,9 @@ class Meters:
         with self._lock:
             self._limits[limit] += 1
 
+    def denied(self, connection: Connection, kind: str, now: float) -> None:
+        """Leave it out: the end of the connection is counted."""
+
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Leave it out: the connection's own sums have it."""
 

@@ -117,6 +117,10 @@ class RecentEvents:
         """Note a limit that somebody went over."""
         self._note("limit", connection, limit=limit, value=value, maximum=maximum)
 
+    def denied(self, connection: Connection, kind: str, now: float) -> None:
+        """Note a try that is not allowed."""
+        self._note("denied", connection, why=f"{kind} is not allowed")
+
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Note a change of state, or an episode of drops."""
         change = entry.change

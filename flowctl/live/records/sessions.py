@@ -88,6 +88,9 @@ class SessionRecords:
         record = self._record(connection)
         record.limit_hit(now if record.ended_at is None else record.ended_at, limit, value, maximum)
 
+    def denied(self, connection: Connection, kind: str, now: float) -> None:
+        """Note nothing: the end of the connection says it, and the log."""
+
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Record what the Sender did, with how it stands now."""
         record = self._record(connection)

@@ -27,6 +27,7 @@ from flowctl.errors import ConfigError
 from flowctl.flight.options import parse_networks
 from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_marks
 from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.judging.penalties import Allowance
 from flowctl.live.config import Audience, SecondPublisher, parse_audiences
 from flowctl.printable import short
 from flowctl.rtmp.url import redact_url
@@ -100,6 +101,20 @@ def _shadow(text: str) -> Limits:
     return Limits.parse(soft, hard if slash else None)
 
 
+def _allowance(text: str, source: str) -> Allowance:
+    count, slash, period = text.partition("/")
+    if not slash:
+        raise ConfigError(f"{source} is {short(text)}, it must be a number in a time, such as 600/5min")
+    try:
+        return Allowance(_number(count, source), parse_duration(period, source))
+    except ConfigError as error:
+        raise ConfigError(f"{source} is {short(text)}: {error}", hint="write it like 600/5min") from error
+
+
+def _write_allowance(value: Allowance) -> str:
+    return f"{value.count:g}/{write_duration(value.period_s)}"
+
+
 def _workers(text: str, source: str) -> int:
     if text == "auto":
         return 0
@@ -148,6 +163,7 @@ Count = Annotated[int, _text(parse_count), _STRICT, Kind("number")]
 Workers = Annotated[int, _text(_workers), _STRICT, Kind("number|auto", lambda value: str(value) if value else "auto")]
 Rate = Annotated[float, _text(_number), _FINITE, Kind("rate", "{:g}".format)]
 Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".format)]
+Allowed = Annotated[Allowance, _only_text(_allowance), Kind("number/duration", _write_allowance)]
 Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]
 Text = Annotated[str, Kind("text")]
 File = Annotated[Path | None, _only_text(_path), Kind("path")]

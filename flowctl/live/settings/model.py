@@ -33,6 +33,7 @@ from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.kinds import (
     Admin,
     Age,
+    Allowed,
     Audiences,
     Count,
     Duration,
@@ -212,6 +213,13 @@ class LiveSettings(BaseModel):
     )
     bans: File = _at("bans_file", "Keep out whom this file of JSON lines names, now and when it changes.")
     ban_store: File = _at("ban_store", "Keep the bans of commands and penalties in this SQLite file across restarts.")
+    penalties: Flag = _at("penalties.on", "Limit, and then ban for a time, addresses that do too much of what costs.")
+    penalties_spare: Networks = _at("penalties_spare", "Addresses that are never punished: monitors, edges.")
+    penalty_connections: Allowed = _at("penalties.connections", "Fruitless connections of one address; 0/1s: any.")
+    penalty_refused: Allowed = _at("penalties.refused", "Its tries that were not allowed; 0/1s: any.")
+    penalty_commands: Allowed = _at("penalties.commands", "Its commands; 0/1s: any.")
+    penalty_control: Allowed = _at("penalties.control", "Its control messages; 0/1s: any.")
+    penalty_limits: Allowed = _at("penalties.limits", "Its points for limits that it broke; 0/1s: any.")
     credentials_file: File = _own(
         "File of user:password lines for Adobe authentication; without it there is none.", takes=Takes.NEW
     )

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.jobs.weights import PROOF, Weights
+from flowctl.pipeline.jobs.weights import Weights
 from flowctl.pipeline.tables import addresses
 from flowctl.reasons import SLOW_ENDS, CloseReason
+from flowctl.server.guilt import PROOF
 from flowctl.telemetry.schema import EventName, Role
 
 if TYPE_CHECKING:

@@ -30,51 +30,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
+from flowctl.server.guilt import LIMIT_POINTS, MILD_LIMITS
 
-PROOF: Final = 12.0
-_LIMITS: Final = {
-    # what no sound implementation announces or sends
-    "chunk_size_min_bytes": PROOF,
-    "chunk_streams": PROOF,
-    "unfinished_bytes": PROOF,
-    "command_message_bytes": PROOF,
-    "control_message_bytes": PROOF,
-    "aggregate_messages": PROOF,
-    "amf_depth": PROOF,
-    "amf_nodes": PROOF,
-    "amf_repeated_bytes": PROOF,
-    "control_messages_per_second": PROOF,
-    "commands_per_second": PROOF,
-    "paused_input_bytes": 6.0,
-    "pending_output_bytes": 6.0,
-    # seen of broken ones as well
-    "chunk_size_max_bytes": 6.0,
-    "media_message_bytes": 6.0,
-    "amf_string_bytes": 6.0,
-    "input_buffer_bytes": 6.0,
-    "first_command_s": 0.5,
-    "unpublished_bytes": 1.0,  # an encoder that does not wait for the answer, and was refused its name
-    "message_streams": 1.0,  # a player that makes a stream per channel, and deletes none
-    "data_message_bytes": 1.0,  # the key frame index of a very long file
-    "work_share_per_connection": 1.0,  # an encoder far above what the server is meant for
-    "work_share_per_address": 0.5,  # the same, of several behind one router
-    "first_media_s": 0.5,  # an encoder that is slow to start
-    "publishers_per_address": 0.5,
-    "streams": 0.1,
-    # a server's own fullness, a phone that went away, or what another kind of evidence says already
-    "messages_per_second": 0.0,  # slows the peer down and ends nothing
-    "handshake_time_s": 0.0,  # told by handshake_timeout
-    "player_stream_ids": 0.0,  # others may have used them up
-    "ping_silence_s": 0.0,
-    "media_silence_s": 0.0,  # an encoder that hangs
-    "player_wait_s": 0.0,  # waiting for a stream that has not begun is what viewers do
-    "connections": 0.0,
-    "connections_per_address": 0.0,
-    "new_per_address_and_s": 0.0,
-}
 DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
-        **{f"limit_hit.{name}": weight for name, weight in _LIMITS.items()},
+        **{f"limit_hit.{name}": weight for name, weight in LIMIT_POINTS.items()},
         "limit_hit.*": 1.0,  # a limit that is not in this table
         "handshake_timeout": 0.5,  # dead links do it, browsers that connect ahead, and peers that occupy places
         "not_rtmp": 0.2,  # HTTP, TLS, or anything else instead of a handshake
@@ -103,9 +63,7 @@ MILD: Final = frozenset(
         "auth_refused",
         "fruitless_connection",
         "short_connection",
-        *(f"limit_hit.{name}" for name in ("first_command_s", "first_media_s", "unpublished_bytes", "message_streams")),
-        *(f"limit_hit.{name}" for name in ("data_message_bytes", "media_message_bytes", "publishers_per_address")),
-        *(f"limit_hit.{name}" for name in ("work_share_per_connection", "work_share_per_address", "streams")),
+        *(f"limit_hit.{name}" for name in MILD_LIMITS),
     }
 )
 """Kinds for which nobody is banned, however often: third parties can cause them, or honest clients do them for hours.

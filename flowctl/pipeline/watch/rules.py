@@ -11,11 +11,12 @@ from flowctl.addresses import Network
 from flowctl.errors import ConfigError
 from flowctl.pipeline.jobs.abuse import ACTIONS, is_shared, verdict
 from flowctl.pipeline.jobs.evidence import evidence, halved, points, standing, starts_of
-from flowctl.pipeline.jobs.weights import PROOF, Weights
+from flowctl.pipeline.jobs.weights import Weights
 from flowctl.pipeline.tables import addresses
 from flowctl.pipeline.tables.checks import any_of
 from flowctl.pipeline.watch.input import row_checks
 from flowctl.server.bans import MOST_BANS
+from flowctl.server.guilt import PROOF
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -222,6 +222,11 @@ class ServerSession:
         return self._endpoint.counters
 
     @property
+    def message_totals(self) -> tuple[int, int]:
+        """Commands and control messages of the peer so far; any thread."""
+        return self._endpoint.command_total, self._endpoint.control_total
+
+    @property
     def last_acknowledged_bytes(self) -> int:
         """Octets that the peer has acknowledged last, modulo 2^32, as it claims."""
         return self._endpoint.last_acknowledged_bytes

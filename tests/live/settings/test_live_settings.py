@@ -15,6 +15,7 @@ from flowctl.access.tokens import SecretFile
 from flowctl.access.webtokens import WebTokenKey
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import DEFAULT_LIMITS, Limits
+from flowctl.judging.penalties import Allowance
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.credentials import read_credentials
@@ -59,6 +60,13 @@ EXAMPLES = {
     "work_share_per_address": ("0.2", "work.share_per_address", 0.2),
     "bans": ("bans.jsonl", "bans_file", Path("bans.jsonl")),
     "ban_store": ("bans.sqlite", "ban_store", Path("bans.sqlite")),
+    "penalties": ("no", "penalties.on", False),
+    "penalties_spare": ("192.0.2.0/24", "penalties_spare", (ip_network("192.0.2.0/24"),)),
+    "penalty_connections": ("500/1min", "penalties.connections", Allowance(500, 60)),
+    "penalty_refused": ("20/10min", "penalties.refused", Allowance(20, 600)),
+    "penalty_commands": ("0/1s", "penalties.commands", Allowance(0, 1)),
+    "penalty_control": ("100/30s", "penalties.control", Allowance(100, 30)),
+    "penalty_limits": ("12/1h", "penalties.limits", Allowance(12, 3600)),
     "credentials_file": ("users", "rtmp.credentials", {"ann": "pw"}),
     "hooks": ("mine:Hooks", "hooks", "mine:Hooks"),
     "publish_auth": ("key, jwt", "access.publish_auth", (Proof.KEY, Proof.JWT)),
@@ -254,7 +262,7 @@ def test_setting_when_wrong_is_refused_with_source_value_and_hint(name, text, sa
 @pytest.mark.parametrize("value", ["true", "[5]", '[{streams = "x"}]', "{a = 1}", "-1", "nan", "inf", "2026-11-22"])
 def test_settings_when_the_file_has_another_type_are_refused(value, tmp_path):
     """No setting takes whatever the format can say: a truth value is no duration, nor is a table."""
-    truths = {"players_may_wait", "memory_budget_per_address"} if value == "true" else set()
+    truths = {"players_may_wait", "memory_budget_per_address", "penalties"} if value == "true" else set()
     for name in EXAMPLES.keys() - truths:
         records = 'events = "x"\n' if name.startswith(("events_", "flights")) else "\n"
         message, hint = refused(tmp_path=tmp_path, file=f"{records}{name} = {value}\n")

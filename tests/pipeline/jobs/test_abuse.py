@@ -12,10 +12,11 @@ from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.jobs.abuse import AbuseOptions, run
-from flowctl.pipeline.jobs.weights import PROOF, Weights
+from flowctl.pipeline.jobs.weights import Weights
 from flowctl.pipeline.tables import addresses
 from flowctl.pipeline.tables.addresses import parse_networks
 from flowctl.server.bans import Ban, BanAction, BanList, render
+from flowctl.server.guilt import PROOF
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
 NOW_S = BEGIN_S + 3600

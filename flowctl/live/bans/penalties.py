@@ -1,0 +1,288 @@
+"""Sees what the peers of a live server do that costs it, and has those banned or limited who do too much of it.
+
+Nothing is done per frame or message. Tries that are not allowed and limits that are broken are told by the sessions,
+as to any observer; commands and control messages, which each session counts anyway, are read every two seconds. The
+rules are `flowctl.judging.penalties`; what comes of them is decided on the thread of
+`flowctl.live.reload.reload.Reload`, several at a time where several offend.
+
+Who is punished is who did it: of an address that others share, the connections whose own part was large are ended, and
+those that behave go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from typing import Final
+
+from flowctl.addresses import Network
+from flowctl.connection import Connection
+from flowctl.errors import LimitExceededError
+from flowctl.flow.ledger import LedgerEntry
+from flowctl.judging.penalties import Offence, Penalties, Verdict, networks_of, sentence
+from flowctl.live.bans.banning import PENALTY
+from flowctl.loop.locks import OwnedLock
+from flowctl.reasons import CloseReason
+from flowctl.rtmp import events as rtmp_events
+from flowctl.server.bans import Ban, BanAction
+from flowctl.server.guilt import LIMIT_POINTS, MILD_LIMITS
+
+POLL_S: Final = 2.0
+"""Between two looks at the counts of all connections: a microsecond for each, a thousandth of a thread for 2000."""
+_GUILTY_SHARE: Final = 0.02
+"""Of an allowance: a connection whose own part is smaller is not guilty of an overflow."""
+_TOO_FAST: Final = "new_per_address_and_s"
+_MOST_WAITING: Final = 1024
+"""Verdicts that wait to be carried out; an address whose verdict finds no place offends again."""
+_OTHER_POINTS: Final = 1.0
+"""Of a limit that is in no table."""
+
+
+class Spared:
+    """Who is never punished.
+
+    Args:
+        networks: that the settings spare.
+        proxies: trusted ones, through which others come.
+    """
+
+    def __init__(self, networks: Iterable[Network], proxies: Container[str]) -> None:
+        self._networks: Final = tuple(networks)
+        self._proxies: Final = proxies
+
+    def __contains__(self, address: object) -> bool:
+        if address in self._proxies:
+            return True
+        if not (self._networks and isinstance(address, str)):
+            return False
+        try:
+            parsed = ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(parsed, "ipv4_mapped", None) or parsed
+        return any(mapped in network for network in self._networks)
+
+
+class _Part:
+    """What one connection did: its own levels, so that it is known who of an address is guilty."""
+
+    __slots__ = ("at", "commands", "control", "fruitful", "levels")
+
+    def __init__(self, now: float) -> None:
+        self.at = now
+        self.commands = 0  # counted so far
+        self.control = 0
+        self.fruitful = False  # it has played or published
+        self.levels: dict[Offence, float] = {}
+
+
+class PenaltyWatch:
+    """An `Observer` of a server that charges its peers' buckets. Any thread.
+
+    Args:
+        penalties: the buckets.
+        connections: returns the open connections.
+        spared: who is never punished.
+        soon: runs a job on another thread, soon.
+        decide: takes verdicts; on that thread.
+        clock: of the connections, seconds.
+    """
+
+    def __init__(
+        self,
+        penalties: Penalties,
+        connections: Callable[[], list[Connection]],
+        spared: Container[str],
+        soon: Callable[[Callable[[], None]], None],
+        decide: Callable[[list[Verdict]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._penalties: Final = penalties
+        self._connections: Final = connections
+        self._spared: Final = spared
+        self._soon: Final = soon
+        self.decide = decide
+        self._clock: Final = clock
+        self._polled_at = clock()
+        self._lock: Final = OwnedLock()
+        self._parts: dict[int, _Part] = {}  # by number of the connection; guarded by _lock
+        self._verdicts: deque[Verdict] = deque()  # guarded by _lock
+
+    # -- what is told
+
+    def opened(self, connection: Connection) -> None:
+        """Wait until there is something to count."""
+
+    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
+        """Count a login that failed."""
+        if type(event) is rtmp_events.ConnectRefused and event.reason == "auth-failed":
+            self._charge(connection, Offence.REFUSED, 1.0, now, "login")
+
+    def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
+        """Note that it publishes."""
+        del stream, standby
+        self._bore_fruit(connection, now)
+
+    def play_started(self, connection: Connection, stream: str, now: float) -> None:
+        """Note that it plays."""
+        del stream
+        self._bore_fruit(connection, now)
+
+    def denied(self, connection: Connection, kind: str, now: float) -> None:
+        """Count a try that is not allowed."""
+        self._charge(connection, Offence.REFUSED, 1.0, now, kind)
+
+    def limit_hit(
+        self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
+    ) -> None:
+        """Count a limit that was broken, but for those that others can have it break."""
+        del value, maximum
+        points = 0.0 if limit in MILD_LIMITS else LIMIT_POINTS.get(limit, _OTHER_POINTS)
+        if points:
+            self._charge(connection, Offence.LIMITS, points, now, limit)
+
+    def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
+        """Note nothing: who is slow is not guilty."""
+
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+        """Count what it did since it was looked at last, and a connection that came to nothing."""
+        del details, limit, agent
+        now = self._clock()
+        self._count(connection, now)
+        with self._lock:
+            part = self._parts.pop(connection.number, None)
+        if (part is None or not part.fruitful) and reason not in _OURS:
+            self._charge(connection, Offence.CONNECTIONS, 1.0, now, "fruitless", keep=False)
+
+    def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
+        """Count a connection that was not admitted because too many came; the others were dealt with."""
+        if error.limit == _TOO_FAST:
+            self._charge_address(peer[0], Offence.CONNECTIONS, 1.0, self._clock(), "refused")
+
+    # -- what is read
+
+    def look(self) -> None:
+        """Read the counts of all connections, every `POLL_S`; the thread of the files."""
+        now = self._clock()
+        if now - self._polled_at >= POLL_S:
+            self._polled_at = now
+            for connection in self._connections():
+                self._count(connection, now)
+
+    def _count(self, connection: Connection, now: float) -> None:
+        """Charge the commands and control messages that came since the last look."""
+        totals = getattr(connection.session, "asked_count", None)
+        if totals is None:  # another protocol
+            return
+        with self._lock:
+            part = self._part_locked(connection.number, now)
+            commands, control = totals[0] - part.commands, totals[1] - part.control
+            part.commands, part.control = totals
+        if commands > 0:
+            self._charge(connection, Offence.COMMANDS, commands, now)
+        if control > 0:
+            self._charge(connection, Offence.CONTROL, control, now)
+
+    def _bore_fruit(self, connection: Connection, now: float) -> None:
+        with self._lock:
+            self._part_locked(connection.number, now).fruitful = True
+
+    def _part_locked(self, number: int, now: float) -> _Part:
+        self._lock.assert_owned()
+        part = self._parts.get(number)
+        if part is None:
+            part = self._parts[number] = _Part(now)
+        return part
+
+    def _charge(
+        self, connection: Connection, offence: Offence, amount: float, now: float, name: str = "", *, keep: bool = True
+    ) -> None:
+        allowance = self._penalties.allowances.get(offence)
+        if allowance is None:
+            return
+        if keep:
+            with self._lock:
+                part = self._part_locked(connection.number, now)
+                passed_s, part.at = max(0.0, now - part.at), now
+                for other, level in part.levels.items():
+                    part.levels[other] = self._penalties.allowances[other].left(level, passed_s)
+                part.levels[offence] = part.levels.get(offence, 0.0) + amount
+        self._charge_address(connection.peer[0], offence, amount, now, name)
+
+    def _charge_address(self, address: str, offence: Offence, amount: float, now: float, name: str) -> None:
+        if address in self._spared:
+            return
+        with self._lock:
+            found = self._penalties.charge(address, offence, amount, now, name)
+            first = not self._verdicts
+            room = _MOST_WAITING - len(self._verdicts)
+            self._verdicts.extend(found[:room])
+        if found and first:
+            self._soon(self._carry_out)
+
+    def _carry_out(self) -> None:
+        with self._lock:
+            verdicts = list(self._verdicts)
+            self._verdicts.clear()
+        if verdicts:
+            self.decide(verdicts)
+
+    # -- who is guilty, and who is not
+
+    def behaving_and_guilty(self, verdict: Verdict) -> tuple[int, list[Connection]]:
+        """Return how many connections of its address or network behave, and which are guilty.
+
+        Guilty are those with a part that is more than a trifle and at least half of the largest: neither the neighbour
+        whose single wrong key was the one too many, nor only one of sixteen that shared the work.
+        """
+        within = [item for item in self._connections() if item.ended is None and _is_of(item.peer[0], verdict)]
+        least = self._penalties.allowances[verdict.offence].count * _GUILTY_SHARE
+        with self._lock:
+            levels = {
+                item.number: part.levels.get(verdict.offence, 0.0)
+                for item in within
+                if (part := self._parts.get(item.number)) is not None
+            }
+        least = max(least, max(levels.values(), default=0.0) / 2)
+        guilty = [item for item in within if levels.get(item.number, 0.0) >= least]
+        numbers = {item.number for item in guilty}
+        return sum(item.session.behaves() for item in within if item.number not in numbers), guilty
+
+
+_OURS: Final = frozenset(
+    {CloseReason.SHUTDOWN, CloseReason.KICKED, CloseReason.BANNED, CloseReason.INTERNAL, CloseReason.MEMORY_BUDGET}
+)
+"""Ends that are our doing: a connection that came to nothing for these is not counted."""
+
+
+def _is_of(address: str, verdict: Verdict) -> bool:
+    found = networks_of(address)
+    return found is not None and found[verdict.wide] == verdict.cidr
+
+
+def bans_of(verdicts: Iterable[Verdict], behaving: Sequence[int], now: datetime) -> list[Ban]:
+    """Return the bans that follow from verdicts.
+
+    Args:
+        verdicts: the verdicts.
+        behaving: of each, how many connections there behave.
+        now: with its zone.
+    """
+    made = []
+    for verdict, count in zip(verdicts, behaving, strict=True):
+        found = sentence(verdict, count)
+        made.append(
+            Ban(
+                cidr=verdict.cidr,
+                expires=now.astimezone(UTC) + timedelta(seconds=found.length_s),
+                action=BanAction.BAN if found.ban else BanAction.LIMIT,
+                reason=found.reason,
+                score=float(verdict.repeats),
+                evidence=verdict.evidence,
+                source=PENALTY,
+            )
+        )
+    return made
