@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from operator import sub
@@ -369,6 +370,13 @@ class Sender:
         """Decide by `policy` from the next message on. Any thread."""
         self._do("set_policy", lambda now: self._set_policy_locked(policy, now))
 
+    def set_settings(self, settings: SenderSettings) -> None:
+        """Put other times and budgets in force, but for how a slow peer is measured. Any thread.
+
+        What is measured with (`age_from`, `sample_s`, `return_delay_s`) stays as it was made with.
+        """
+        self._do("set_settings", lambda now: self._set_settings_locked(settings, now))
+
     def thin(self, mode: Thin = Thin.DROPPABLE) -> None:
         """Throw away what may be dropped of what is queued; statistics and ledger say how much it was. Any thread."""
         self._do("thin", lambda now: self._thin_request_locked(mode, now))
@@ -428,7 +436,7 @@ class Sender:
 
     @property
     def settings(self) -> SenderSettings:
-        """The times and budgets that it was made with."""
+        """The times and budgets in force."""
         return self._settings
 
     @property
@@ -1589,6 +1597,14 @@ class Sender:
         self._policy = policy
         self._patience = None
         self._apply_mask_locked(now)
+        self._arm_locked(now)
+
+    def _set_settings_locked(self, settings: SenderSettings, now: float) -> None:
+        self._lock.assert_owned()
+        was = self._settings
+        self._settings = replace(
+            settings, age_from=was.age_from, sample_s=was.sample_s, return_delay_s=was.return_delay_s
+        )
         self._arm_locked(now)
 
     def _thin_request_locked(self, mode: Thin, now: float) -> None:

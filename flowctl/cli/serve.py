@@ -98,9 +98,9 @@ def serve(
     """Run a server until SIGINT, SIGTERM or SIGQUIT.
 
     Each setting is an option, a variable FLOWCTL_NAME, or a line name = "value" of the file: the first that is there
-    counts. Limits are bytes,messages,age of what waits for one peer; 0 turns an axis off. Files of limits and bans are
-    looked at each second, and at once on SIGHUP; one that is not valid changes nothing. SIGUSR1 and SIGUSR2 log a line
-    of figures.
+    counts. Limits are bytes,messages,age of what waits for one peer; 0 turns an axis off. Files of settings, limits and
+    bans are looked at each second, and at once on SIGHUP; one that is not valid changes nothing. SIGUSR1 and SIGUSR2
+    log a line of figures.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.servers import load_server
@@ -218,7 +218,7 @@ def _run_workers(
         logger.info("figures", **supervisor.figures())
 
     ended.calls = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), tell)
-    if options.limits_file is not None or options.bans_file is not None:
+    if any(item is not None for item in (options.source, options.limits_file, options.bans_file)):
         ended.calls = {**ended.calls, signal.SIGHUP: supervisor.reload_now}
     try:
         if supervisor.start(ended.wait):

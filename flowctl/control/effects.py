@@ -220,10 +220,12 @@ def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Read the files of limits and bans now."""
+    """Read the files of settings, limits and bans now."""
     del asked
     if not server.reload.watching:
-        raise LocalProtocolError("the server has no file of limits or bans", hint="start it with --limits or --bans")
+        raise LocalProtocolError(
+            "the server has no file of settings, limits or bans", hint="start it with --config, --limits or --bans"
+        )
 
     def read() -> Json:
         """Read them; on the thread that does."""
@@ -240,6 +242,8 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             }
             for name, status in server.reload.status.items()
         }
+        if server.waiting:
+            files["config"]["waits_for_restart"] = list(server.waiting)
         faults = [item["fault"] for item in files.values() if "fault" in item]
         return files | ({"faults": faults} if faults else {})
 

@@ -58,6 +58,12 @@ class Fanouts:
                 )
             return fanout
 
+    def set_interval(self, flush_interval_s: float) -> None:
+        """Let the fan-outs flush at least that often from now on, in seconds. Any thread."""
+        self.flush_interval_s = flush_interval_s
+        for fanout in self.active:
+            fanout.pacing.set_ceiling(flush_interval_s)
+
     def interval_s(self) -> float:
         """Return the longest flush interval of all groups at present, in seconds; 0: there is none. Any thread."""
         return max((fanout.pacing.interval_s for fanout in self.active), default=0.0)

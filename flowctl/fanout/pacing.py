@@ -86,6 +86,14 @@ class Pacing:
         else:
             self._calm_since = None
 
+    def set_ceiling(self, ceiling_s: float) -> None:
+        """Let `ceiling_s` be the longest interval from now on, in seconds, 0 or more.
+
+        Any thread: the next round ends with an interval of it, whatever a round in progress does meanwhile.
+        """
+        self.ceiling_s = ceiling_s
+        self.interval_s = ceiling_s * _STEPS[self._step]
+
     def wanted_s(self, busy: float) -> float:
         """Return the interval in seconds at which rounds take their share of a thread that is `busy` (0 to 1)."""
         room = min(max((_FULL_BUSY - busy) / (_FULL_BUSY - _IDLE_BUSY), 0.0), 1.0)

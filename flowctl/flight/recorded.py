@@ -330,6 +330,12 @@ class RecordedSender(NotingSender):
         with _Public(self, "set_policy"), self._lock, self._call_locked("set_policy", {"policy": table.as_dict()}):
             super().set_policy(table)
 
+    def set_settings(self, settings: SenderSettings) -> None:
+        """Put other times in force, as `Sender.set_settings`."""
+        detail: dict[str, object] = {"settings": settings_as_dict(settings)}
+        with _Public(self, "set_settings"), self._lock, self._call_locked("set_settings", detail):
+            super().set_settings(settings)
+
     def thin(self, mode: Thin = Thin.DROPPABLE) -> None:
         """Throw away what may be dropped, as `Sender.thin`."""
         with _Public(self, "thin"), self._lock, self._call_locked("thin", {"mode": mode.name}):

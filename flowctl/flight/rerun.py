@@ -25,6 +25,7 @@ from flowctl.flight.words import (
     detail_of,
     limits_from,
     output_row,
+    settings_from,
 )
 from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.policy import Thin
@@ -173,6 +174,7 @@ class Rerun:
             "restart": self.new_restart,
             "follow": self.follow,
             "set_limits": lambda values: sender.set_limits(limits_from(values["limits"])),
+            "set_settings": lambda values: sender.set_settings(settings_from(values["settings"])),
             "set_policy": lambda values: sender.set_policy(TablePolicy.from_dict(values["policy"])),
             "thin": lambda values: sender.thin(Thin[values["mode"]]),
             "close": lambda values: sender.close(CloseReason(values["reason"])),

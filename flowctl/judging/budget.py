@@ -272,13 +272,18 @@ class MemoryBudget:
         low = int(limit_bytes * _DEFAULT_LOW_SHARE) if low_bytes is None else low_bytes
         if limit_bytes and not 0 <= low < limit_bytes:
             raise ConfigError(f"the low mark of the memory budget is {low}, it must be 0 to below {limit_bytes}")
-        self.limit_bytes: Final = limit_bytes
-        self.low_bytes: Final = low
-        self.per_address: Final = per_address
+        self.limit_bytes = limit_bytes
+        self.low_bytes = low
+        self.per_address = per_address
         self._held = NOTHING_HELD
         self._active = False
         self._thinned_at: dict[Hashable, float] = {}  # of the present episode
         self._episodes = self._thinned = self._closed = self._freed = self._emptied = 0
+
+    def set_limit(self, limit_bytes: int, *, per_address: bool) -> None:
+        """Take another budget, with the usual low mark; an episode goes on by it."""
+        self.limit_bytes, self.low_bytes = limit_bytes, int(limit_bytes * _DEFAULT_LOW_SHARE)
+        self.per_address = per_address
 
     def caches_to_empty(
         self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]

@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from flowctl.access.rules import Access
 from flowctl.addresses import LAST_PORT, Network
@@ -20,7 +20,7 @@ from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.judging.penalties import PenaltyLimits
 from flowctl.judging.shadow import Candidate
-from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, merged, placed, with_marks
+from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.printable import short
@@ -145,6 +145,44 @@ def _address(name: str, text: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
+class Difference(NamedTuple):
+    """A setting that has another value than before.
+
+    Attributes:
+        name: of the setting, or of the levels that differ.
+        path: its place in `LiveConfig`.
+        value: the new one.
+        takes: when a server that runs takes it.
+    """
+
+    name: str
+    path: str
+    value: Any
+    takes: Takes
+
+
+class Source(Protocol):
+    """The file that settings were read from, and how; see `flowctl.live.settings.sources`."""
+
+    @property
+    def file(self) -> Path:
+        """The file."""
+
+    @property
+    def text(self) -> str:
+        """What it said."""
+
+    @property
+    def settings(self) -> LiveConfig:
+        """The settings that were read."""
+
+    def read(self, text: str) -> LiveConfig:
+        """Return the settings with other contents of the file; raises ConfigError where they are not valid."""
+
+    def differences(self, before: LiveConfig, now: LiveConfig) -> list[Difference]:
+        """Return what differs, by the names that settings have for operators."""
+
+
 def worker_count(workers: int) -> int:
     """Return how many processes `LiveConfig.workers` stands for: where it is 0, one per core that this one may use."""
     return workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
@@ -212,6 +250,12 @@ class LiveConfig(ServeOptions):
         http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
             those of this server itself.
 
+        source: the file that these settings were read from, which is watched. None: there is none, or they were not
+            read.
+
+    Attributes:
+        sender: settings of each connection's Sender: `settings`, with the return to live.
+
     Raises:
         ConfigError: a value is out of range.
     """
@@ -251,6 +295,8 @@ class LiveConfig(ServeOptions):
     origin: str = ""
     http: str = ""
     http_origins: str = "*"
+    source: Source | None = field(default=None, repr=False, compare=False)
+    sender: SenderSettings = field(init=False, repr=False, compare=False)
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -291,6 +337,7 @@ class LiveConfig(ServeOptions):
         if self.admin != "off":
             _ = self.admin_address
         _ = self.http_addresses
+        object.__setattr__(self, "sender", replace(self.settings, return_after_s=self.return_after_s))
         self._check_levels()
 
     def _check_levels(self) -> None:
@@ -382,11 +429,6 @@ class LiveConfig(ServeOptions):
     def control_addresses(self) -> tuple[str, ...]:
         """The addresses of `control`, each once."""
         return () if self.control == "off" else tuple(dict.fromkeys(item.strip() for item in self.control.split(",")))
-
-    @property
-    def sender(self) -> SenderSettings:
-        """Settings of each viewer's Sender: `settings`, with the return to live."""
-        return replace(self.settings, return_after_s=self.return_after_s)
 
     def with_limits(self, file: LimitsFile) -> LiveConfig:
         """Return these settings with what a limits file says; what it does not say stays."""

@@ -190,6 +190,15 @@ class Hub:
         self.names: Names | None = None  # set before the first connection
         self.demand: Callable[[str], None] | None = None  # likewise
 
+    def configure(self, config: LiveConfig) -> None:
+        """Take other settings, for streams that are there too; sessions are told by the server. Any thread."""
+        self.config = config
+        with self._lock:
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.configure(config.at(stream.name))
+        self.oversight.configure(config)
+
     # -- publishers
 
     def publish(

@@ -132,8 +132,8 @@ class Playing:
     """
 
     __slots__ = (
-        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_video", "_viewer"),
-        *("_wire", "_words", "began_at", "before", "paused", "stream", "stream_id", "waits_until"),
+        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_own_times", "_policy_name"),
+        *("_video", "_viewer", "_wire", "_words", "began_at", "before", "paused", "stream", "stream_id", "waits_until"),
     )
 
     def __init__(
@@ -152,7 +152,9 @@ class Playing:
         self._wire = wire
         self._audio = self._video = True  # whether the player wants them
         self._episode: Episode | None = None  # most viewers have no trouble at all
-        self._own_limits = False  # whether its Sender's limits are those of this stream
+        self._own_limits: Limits | None = None  # those of this stream that its Sender was given
+        self._own_times = False  # whether the times of its Sender are those of this stream
+        self._policy_name = hub.config.policy  # of its Sender, but for what is muted
         self.stream_id = stream_id
         self.stream = stream
         self.began_at = self._connection.now()
@@ -286,10 +288,7 @@ class Playing:
 
     def _mute(self, *, audio: bool, video: bool) -> None:
         self._audio, self._video = audio, video
-        policy = self._stream_policy()
-        if self._muted:
-            policy = Muted(policy, audio=self._audio, video=self._video)
-        self._connection.sender.set_policy(policy)
+        self._put_policy()
 
     @property
     def _muted(self) -> bool:
@@ -301,30 +300,44 @@ class Playing:
     def _settings(self) -> LiveConfig:
         return self._hub.config.at(self.stream.name, Role.VIEWER)
 
-    def _stream_policy(self) -> DropPolicy:
-        return LIVE_POLICIES[self._settings.policy]
-
-    def put_settings(self, limits: Limits | None = None) -> None:
+    def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
         """Put in force what is set for viewers of the stream.
 
         Args:
             limits: the server's, which have just been changed. None: its Sender has them already.
+            changed: whether other settings of the server have just been changed.
         """
-        mine, sender = self._settings, self._connection.sender
-        if mine.limits != self._hub.config.limits:
-            self._own_limits, limits = True, mine.limits
-        elif self._own_limits:
-            self._own_limits, limits = False, mine.limits
+        usual, mine, sender = self._hub.config, self._settings, self._connection.sender
+        own = mine.limits if mine.limits != usual.limits else None
+        if own != self._own_limits:
+            limits = own or limits or usual.limits
+        elif own is not None and limits is not None:
+            limits = own
+        self._own_limits = own
         if limits is not None and limits != sender.limits:
             sender.set_limits(limits)
-        if not self._muted and sender.policy is not LIVE_POLICIES[mine.policy]:
-            sender.set_policy(LIVE_POLICIES[mine.policy])
+        own_times = mine.sender != usual.sender
+        if (changed or own_times or self._own_times) and sender.settings != mine.sender:
+            sender.set_settings(mine.sender)
+        self._own_times = own_times
+        if mine.policy != self._policy_name:
+            self._policy_name = mine.policy
+            self._put_policy()
+
+    def _put_policy(self) -> None:
+        """Let the Sender decide by the policy of the stream's viewers, with what the player has muted."""
+        policy = LIVE_POLICIES[self._policy_name]
+        if self._muted:
+            policy = Muted(policy, audio=self._audio, video=self._video)
+        self._connection.sender.set_policy(policy)
 
     def _leave_settings(self) -> None:
         usual, sender = self._hub.config, self._connection.sender
-        if self._own_limits:
+        if self._own_limits is not None:
             sender.set_limits(usual.limits)
-        if self._muted or sender.policy is not LIVE_POLICIES[usual.policy]:  # what is muted is so for this play
+        if self._own_times:
+            sender.set_settings(usual.sender)
+        if self._muted or self._policy_name != usual.policy:  # what is muted is so for this play alone
             sender.set_policy(LIVE_POLICIES[usual.policy])
 
     # -- trouble and the end
@@ -486,12 +499,30 @@ class ViewerSession(Session):
 
     # -- what is set for its audience, and the end
 
-    def put_settings(self, limits: Limits) -> None:
-        """Put in force the server's limits, which have just been changed, with what is set for the stream it plays."""
+    def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
+        """Put in force the server's settings, which have just been changed, with what is set for its stream.
+
+        Args:
+            limits: the server's, where they were changed. None: they were not.
+            changed: whether other settings were.
+        """
         if self._playing is not None:
-            self._playing.put_settings(limits)
-        elif limits != self.connection.sender.limits:
-            self.connection.sender.set_limits(limits)
+            self._playing.put_settings(limits, changed=changed)
+            return
+        usual, mine, sender = self._hub.config, self._settings, self.connection.sender
+        if mine.limits != usual.limits:
+            limits = mine.limits
+        if limits is not None and limits != sender.limits:
+            sender.set_limits(limits)
+        if (changed or mine.sender != usual.sender) and mine.sender != sender.settings:
+            sender.set_settings(mine.sender)
+        if changed:
+            sender.set_policy(LIVE_POLICIES[usual.policy])
+
+    @property
+    def _settings(self) -> LiveConfig:
+        """What is set for it while it does not play."""
+        return self._hub.config
 
     def _end_playing(self, why: str) -> None:
         playing, self._playing = self._playing, None

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -27,7 +28,7 @@ from flowctl.live.bans.banning import PENALTY, Banned, Banning
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
 from flowctl.live.changes import Change, Changes
-from flowctl.live.config import LiveConfig
+from flowctl.live.config import Difference, LiveConfig, worker_count
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.playing import ViewerSession
@@ -37,6 +38,7 @@ from flowctl.live.records.recent import RecentEvents
 from flowctl.live.records.recording import Recording, usual_node
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
+from flowctl.live.settings.levels import Takes, placed
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.bans import Ban, BanAction, BanList, utc_text
@@ -51,6 +53,7 @@ _FLOODS: Final = 50
 """Bursts of new connections that may come to nothing before an address is punished for them."""
 _RECONNECT_HEAD_START_S: Final = 0.2
 """Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
+_OF_NAMES: Final = frozenset({"second_publisher", "return_grace", "publishers_per_address"})
 _DRAIN_LOOK_S: Final = 0.05
 """Between two looks whether all have left a server that drains."""
 
@@ -76,7 +79,7 @@ class LiveServer(Server):
 
     Attributes:
         hub: the streams.
-        config: the settings.
+        config: the settings that it was started with; `hub.config` are those in force.
         reload: watches the files of limits and bans, if there are any.
         recording: records what happens. None: it was not asked for.
         flights: records connections so that they can be replayed. None: nothing is recorded.
@@ -85,7 +88,9 @@ class LiveServer(Server):
         recent: what happened to its connections lately; observes them once somebody has asked.
         meters: sums for monitoring; the same.
         companions: what begins and ends with it.
-        limits_from: where the limits in force come from: ``start``, ``limits file`` or ``command``.
+        limits_from: where the limits in force come from: ``start``, ``config file``, ``limits file`` or
+            ``command``.
+        waiting: settings that were changed in their file and wait for a restart.
         started_at: seconds on `clock`; 0 before the start.
     """
 
@@ -120,9 +125,15 @@ class LiveServer(Server):
         self._hooks: HookRunner | None = None
         if hooks is not None:
             self._hooks = self.hub.gate.hooks = HookRunner(hooks, self.groups.groups[0].report, hooks_loop)
-        self._in_force = config  # with what the limits file says
+        self._at_start = self._read = (
+            config if config.source is None else config.source.settings
+        )  # what its file of settings said then, and says now
+        self._base = config  # what it says, of settings that wait for a restart as at the start
+        self._limits_said: LimitsFile | None = None
+        self.waiting: tuple[str, ...] = ()
         self.recording: Recording | None = None
         self.flights: Flights | None = None
+        source = config.source
         on_error = config.on_error or self.hub.oversight.report
         self.changes: Final = Changes(on_error)
         self.recent: Final = RecentEvents(self.hub)
@@ -134,6 +145,7 @@ class LiveServer(Server):
         self.reload = Reload(
             self._apply_limits,
             self._apply_bans,
+            config=None if source is None else (source.file, source.text, self._apply_config),
             limits=config.limits_file,
             bans=config.bans_file,
             also=self._look_at_bans,
@@ -187,26 +199,88 @@ class LiveServer(Server):
 
     def set_limits(self, limits: Limits, settings: SenderSettings | None = None) -> None:
         """Give all connections other limits, but for what is set for their application, stream and role."""
-        self.hub.config = dataclasses.replace(self.hub.config, limits=limits)
+        config = self.hub.config
+        if settings is not None:
+            config = dataclasses.replace(config, settings=settings, return_after_s=settings.return_after_s)
+        self.hub.config = dataclasses.replace(config, limits=limits)
         super().set_limits(limits, settings)
 
-    def _put_limits(self, connection: Connection, limits: Limits) -> None:
+    def _put_limits(self, connection: Connection, limits: Limits, settings: SenderSettings | None) -> None:
         session = connection.session
-        if self.hub.config.has_levels and isinstance(session, ViewerSession):
-            session.on_thread(session.put_settings, limits)  # with what is set for the stream that it plays
+        if self.hub.config.has_levels and isinstance(session, ViewerSession):  # with what is set for its stream
+            session.on_thread(partial(session.put_settings, limits, changed=settings is not None))
         else:
-            super()._put_limits(connection, limits)
+            super()._put_limits(connection, limits, settings)
+
+    def _apply_config(self, text: str, where: str) -> None:
+        """Take other contents of the file of settings: what can change while the server runs is in force at once.
+
+        Raises:
+            ConfigError: they are not valid, by themselves or together; nothing has changed.
+        """
+        del where  # it is in the errors of the source
+        source = self.config.source
+        if source is None:
+            return
+        new = source.read(text)
+        differ = [item for item in source.differences(self._read, new) if not self._waits_for_restart(item)]
+        config = self._of_files(placed(self._base, {item.path: self._part_of(item) for item in differ}))
+        if self.limits_from == "command" and not any(item.path == "limits" for item in differ):
+            config = dataclasses.replace(config, limits=self.limits)
+        elif self.limits_from == "command":
+            self.limits_from = "config file"
+        self._read = new
+        self._base = placed(self._base, {item.path: self._part_of(item) for item in differ})
+        self.waiting = tuple(
+            item.name for item in source.differences(self._at_start, new) if self._waits_for_restart(item)
+        )
+        self._put_in_force(config)
+        now = {"changed": [item.name for item in differ if item.takes is Takes.NOW]}
+        now["new_connections"] = [item.name for item in differ if item.takes is Takes.NEW]
+        detail = {key: names for key, names in now.items() if names}
+        if self.waiting:
+            detail["waits_for_restart"] = list(self.waiting)
+            _log.warning("settings that wait for a restart have changed", settings=list(self.waiting))
+        _log.info("settings changed", file=str(source.file), connections=len(self.connections()), **detail)
+        self._note_change("config file", detail)
+
+    def _waits_for_restart(self, item: Difference) -> bool:
+        # Names are given by the supervisor of several workers, which keeps the rules that it began with.
+        return item.takes is Takes.RESTART or (self.hub.names is not None and item.name in _OF_NAMES)
+
+    def _part_of(self, item: Difference) -> Any:
+        """Return the value of a setting here: a worker has its part of what all share."""
+        whole = self._at_start.workers
+        if item.path != "memory_budget_bytes" or whole == self.config.workers:
+            return item.value
+        return -(-item.value // worker_count(whole))
+
+    def _of_files(self, config: LiveConfig) -> LiveConfig:
+        return config if self._limits_said is None else config.with_limits(self._limits_said)
+
+    def _put_in_force(self, config: LiveConfig) -> None:
+        """Let `config` be in force, for open connections too."""
+        was = self.hub.config
+        self.hub.configure(config)
+        self.admission.set_limits(config.admission)
+        self._policy, self._work_limits = LIVE_POLICIES[config.policy], config.work
+        self._limits, self._settings = config.limits, config.sender
+        limits = None if config.limits == was.limits else config.limits
+        for connection in self.connections():
+            session = connection.session
+            if isinstance(session, ViewerSession):
+                session.on_thread(partial(session.put_settings, limits, changed=True))
 
     def _apply_limits(self, file: LimitsFile) -> None:
-        """Take the limits of a file: for new connections and open ones; times for new ones only.
+        """Take the limits of a file: for new connections and open ones; times too.
 
         Raises:
             ConfigError: they do not go with the other settings of the server.
         """
-        config, was = self.config.with_limits(file), self.limits
+        config, was = self._base.with_limits(file), self.limits
         settings = config.sender
+        self._limits_said = file
         self.set_limits(file.limits, settings)
-        self._in_force = config
         now = {
             "limits": str(file.limits),
             "stuck_s": settings.stuck_s,
@@ -432,7 +506,7 @@ class LiveServer(Server):
     def start(self) -> None:
         """Start, and say where."""
         if self.recording is not None:  # before anybody can connect
-            self.recording.start(dataclasses.replace(self._in_force, limits=self.limits))
+            self.recording.start(self.hub.config)
         if self._hooks is not None:
             self._hooks.start()
         super().start()

@@ -18,8 +18,8 @@ from flowctl.access.request import TOO_SLOW, Kind, LiveRequest, Refusal, Why
 from flowctl.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerEntry
-from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
+from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import Question
 from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
@@ -506,7 +506,7 @@ class LiveSession(ViewerSession):
         publishing = Publishing(self, self.connection, self._rtmp, self._hub, event.stream_id, stream, now)
         self._publishing[event.stream_id] = publishing
         if self._hub.config.has_levels:
-            self.put_settings(self._hub.config.limits)
+            self.put_settings()
         self._rtmp.accept_publish(event.stream_id)
         self.connection.gather_input(wanted=True)
         asked = event.query.get(PARAMETER)
@@ -578,12 +578,11 @@ class LiveSession(ViewerSession):
             self._played = request
             self._hub.gate.began(request)
 
-    def put_settings(self, limits: Limits) -> None:
-        """Put in force the server's limits, which have just been changed, with what is set for what it does."""
+    @property
+    def _settings(self) -> LiveConfig:
+        """What is set for publishers of the stream that it publishes, the first one."""
         first = next(iter(self._publishing.values()), None)
-        if first is not None and self._playing is None:
-            limits = self._hub.config.at(first.stream.name, Role.PUBLISHER).limits
-        super().put_settings(limits)
+        return self._hub.config if first is None else self._hub.config.at(first.stream.name, Role.PUBLISHER)
 
     def _stream_closed(self, event: rtmp_events.StreamClosed) -> None:
         asked = None if self._question is None else self._question.event

@@ -94,7 +94,7 @@ class Stream:
         self.name: Final = name
         self._tap: Final = tap
         self._taker: Final = taker
-        self.config: Final = config
+        self.config = config  # guarded by _lock
         self.created_at: Final = now
         self._lock = OwnedLock()
         self.publisher: StreamMember | None = None  # guarded by _lock
@@ -131,6 +131,15 @@ class Stream:
         self.takeovers = 0  # changes of `publisher`; guarded by _lock
         self.past = NO_FLOW  # of the viewers that have gone; guarded by the hub's lock
         self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
+
+    def configure(self, config: LiveConfig) -> None:
+        """Take other settings: cache and flush interval at once, others for logs that are made later. Any thread."""
+        with self._lock:
+            self.config = config
+            for msid, wire in self._wires.items():
+                wire.log.cache = config.cache
+                if msid != _LINKS:
+                    wire.fanouts.set_interval(config.flush_interval_s)
 
     # -- publishing
 

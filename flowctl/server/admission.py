@@ -113,16 +113,21 @@ class Admission:
     def __init__(
         self, limits: AdmissionLimits, wall: Callable[[], float] = time.time, trusted: Container[str] = ()
     ) -> None:
-        self.limits: Final = limits
+        self.limits = limits  # replaced as a whole; guarded by _lock
         self.bans: BanList = NO_BANS
         self.elsewhere: Elsewhere | None = None
         self._wall: Final = wall
         self._trusted: Final = trusted
-        self._most: Final = limits.connections or descriptor_limit()
+        self._most = limits.connections or descriptor_limit()  # guarded by _lock
         self._lock: Final = OwnedLock()
         self._connections = 0  # guarded by _lock
         self._refused: dict[str, int] = {}  # by name of the limit; guarded by _lock
         self._addresses: OrderedDict[str, _Address] = OrderedDict()  # least recently seen first; guarded by _lock
+
+    def set_limits(self, limits: AdmissionLimits) -> None:
+        """Decide by other limits from now on; who is connected stays. Any thread."""
+        with self._lock:
+            self.limits, self._most = limits, limits.connections or descriptor_limit()
 
     @property
     def connections(self) -> int:

@@ -144,7 +144,7 @@ class Server:
         self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
         self._make_sender = make_sender
-        self._work_limits: Final = work_limits or NO_WORK_LIMITS
+        self._work_limits = work_limits or NO_WORK_LIMITS
         self._factory = session_factory
         self._limits = DEFAULT_LIMITS if limits is None else limits
         self._policy = policy
@@ -353,7 +353,7 @@ class Server:
 
         Args:
             limits: for new connections and open ones. A session that set its Sender's limits itself loses them.
-            settings: for new connections only, since a Sender keeps those that it was made with. None: as before.
+            settings: likewise; see `Sender.set_settings` for what stays as it was made with. None: as before.
         """
         check_type("limits", limits, Limits)
         check_type("settings", settings, SenderSettings, type(None))
@@ -361,11 +361,13 @@ class Server:
             self._settings = settings
         self._limits = limits
         for connection in self.connections():
-            self._put_limits(connection, limits)
+            self._put_limits(connection, limits, settings)
 
-    def _put_limits(self, connection: Connection, limits: Limits) -> None:
-        """Put `limits` in force for an open connection."""
+    def _put_limits(self, connection: Connection, limits: Limits, settings: SenderSettings | None) -> None:
+        """Put limits, and times where there are other ones, in force for an open connection."""
         connection.sender.set_limits(limits)
+        if settings is not None:
+            connection.sender.set_settings(settings)
 
     def set_bans(self, bans: BanList) -> int:
         """Keep out or limit whom `bans` names. Any thread.
@@ -451,7 +453,7 @@ class Server:
         # Who changed them meanwhile may have gone through the connections before this one was among them.
         try:
             if self._limits is not limits:
-                self._put_limits(connection, self._limits)
+                self._put_limits(connection, self._limits, self._settings)
             if self.admission.bans is not bans:
                 self._end_if_banned(connection, new=True)
         except BaseException as error:  # noqa: BLE001 - it is being served: its end is what gives its place back

@@ -178,6 +178,10 @@ class Oversight:
     def _report(self, where: str, error: Exception) -> None:
         self.report(where, error)
 
+    def configure(self, config: LiveConfig) -> None:
+        """Take another memory budget, from the next look on. Any thread."""
+        self._budget.set_limit(config.memory_budget_bytes, per_address=config.memory_budget_per_address)
+
     def start(self) -> None:
         """Look from now on, until the server stops."""
         self._call_later(LOOK_S, self._tick)

@@ -1,4 +1,4 @@
-"""Limits and bans from files, taken by a server that runs: looks at both files each second, and hands on what changed.
+"""Settings, limits and bans from files, taken by a server that runs: looks each second, and hands on what changed.
 
 A thread of its own looks, because reading and parsing may take long (a hundred thousand bans take seconds) and a poll
 group must not. While it parses it rests after each millisecond of work: the interpreter runs one thread at a time, and
@@ -56,6 +56,8 @@ class Reload:
     Args:
         apply_limits: takes a new limits file; raises ConfigError where it does not go with the server's settings.
         apply_bans: takes a new ban list.
+        config: takes the file of settings when it has changed: the file, what it said at the start, and who takes
+            another text of it, raising ConfigError where it changes nothing. None: there is none.
         limits: limits file. None: there is none.
         bans: ban file; need not be there yet. None: there is none.
         also: called at each look, on the same thread.
@@ -68,6 +70,7 @@ class Reload:
         apply_limits: Callable[[LimitsFile], None],
         apply_bans: Callable[[BanList], None],
         *,
+        config: tuple[Path, str, Callable[[str, str], None]] | None = None,
         limits: Path | None = None,
         bans: Path | None = None,
         also: Callable[[], object] | None = None,
@@ -77,6 +80,10 @@ class Reload:
         self._apply_limits = apply_limits
         self._apply_bans = apply_bans
         self._files: Final[dict[str, WatchedFile]] = {}
+        if config is not None:
+            path, text, take = config
+            self._files["config"] = WatchedFile(path, take, MOST_BYTES)
+            self._files["config"].known(text)
         if limits is not None:
             self._files["limits"] = WatchedFile(limits, self._take_limits, MOST_BYTES)
         if bans is not None:
@@ -103,7 +110,7 @@ class Reload:
 
     @property
     def status(self) -> dict[str, FileStatus]:
-        """How it stands with each file: ``limits``, ``bans``. Any thread."""
+        """How it stands with each file: ``config``, ``limits``, ``bans``. Any thread."""
         return {name: file.status for name, file in self._files.items()}
 
     def digest(self, name: str) -> str:

@@ -39,6 +39,14 @@ MARKS: Final[dict[str, Literal["soft", "hard", "low"]]] = {
 _T = TypeVar("_T")
 
 
+class Takes(enum.Enum):
+    """When a server that runs takes another value of a setting."""
+
+    NOW = "now"
+    NEW = "new connections"
+    RESTART = "restart"
+
+
 class Role(enum.Enum):
     """What a connection is to a stream."""
 

@@ -11,7 +11,6 @@ Levels (application, stream, role) are tables of the file, whose keys are those 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple, Self
 
@@ -63,21 +62,13 @@ from flowctl.live.settings.kinds import (
     WebTokens,
     Workers,
 )
-from flowctl.live.settings.levels import Level, Role, put, replaced
+from flowctl.live.settings.levels import Level, Role, Takes, put, replaced
 from flowctl.server.program import ServeOptions, ServerProgram
 from flowctl.telemetry.privacy import read_key
 
 _DEFAULTS: Final = LiveConfig()
 _OF_ALL: Final = frozenset(item.name for item in dataclasses.fields(ServeOptions))
 """Fields of `LiveConfig` that every server has."""
-
-
-class Takes(enum.Enum):
-    """When a server that runs takes another value of a setting."""
-
-    NOW = "now"
-    NEW = "new connections"
-    RESTART = "restart"
 
 
 _VIEWER: Final = frozenset({Role.VIEWER})
@@ -106,7 +97,7 @@ def _at(
     """
     streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
     extra: dict[str, Any] = {"path": path, "streams": streams, "takes": takes, "of": of}
-    return Field(default=_value(_DEFAULTS, path), description=what, json_schema_extra=extra)
+    return Field(default=value_at(_DEFAULTS, path), description=what, json_schema_extra=extra)
 
 
 def _own(
@@ -122,7 +113,8 @@ def _own(
     return Field(default=None, description=what, json_schema_extra=extra)
 
 
-def _value(settings: Any, path: str) -> Any:
+def value_at(settings: Any, path: str) -> Any:
+    """Return what stands at a place of settings, as ``settings.stuck_s``."""
     for name in path.split("."):
         settings = getattr(settings, name)
     return settings
@@ -350,9 +342,9 @@ class LiveSettings(BaseModel):
     def _in_range(cls, value: Any, info: ValidationInfo) -> Any:
         """See that the dataclass that has the setting takes the value."""
         path = place(info.field_name or "")
-        if path is not None and value != _value(_DEFAULTS, path):
+        if path is not None and value != value_at(_DEFAULTS, path):
             owner, _, name = path.rpartition(".")
-            dataclasses.replace(_value(_DEFAULTS, owner) if owner else _DEFAULTS, **{name: value})
+            dataclasses.replace(value_at(_DEFAULTS, owner) if owner else _DEFAULTS, **{name: value})
         return value
 
     @model_validator(mode="after")

@@ -16,10 +16,21 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
-from flowctl.errors import ConfigError
-from flowctl.live.config import LiveConfig
-from flowctl.live.settings.levels import Level, Role
-from flowctl.live.settings.model import PART, LiveSettings, kind_of, of_streams, roles_of, settings_of
+from flowctl.errors import ConfigError, InternalError
+from flowctl.flow.limits import Limits, write_marks
+from flowctl.live.config import Difference, LiveConfig
+from flowctl.live.settings.levels import MARKS, Level, Role, Takes
+from flowctl.live.settings.model import (
+    PART,
+    LiveSettings,
+    kind_of,
+    of_streams,
+    place,
+    roles_of,
+    settings_of,
+    taken,
+    value_at,
+)
 from flowctl.printable import short
 from flowctl.rtmp.limits import WireLimits
 from flowctl.server.program import ServeOptions, ServerProgram
@@ -107,8 +118,90 @@ def read_settings(
         ConfigError: a setting is unknown, given twice or has a wrong value; names where it stands, the value, and what
             is allowed. Or settings do not go together, or a file cannot be read.
     """
+    if file is not None and text is None:
+        text = read_file(file)
+    pairs = tuple(pairs)
     given = gather(program, options=options, pairs=pairs, environment=environment, file=file, text=text)
-    return settings_of_all(program, given)
+    found = settings_of_all(program, given)
+    if file is None or text is None or not isinstance(found, LiveConfig):
+        return found
+    ours = {key: value for key, value in (environment or {}).items() if key.startswith(ENVIRONMENT)}
+    return dataclasses.replace(found, source=FileSource(program, dict(options or {}), pairs, ours, file, text, found))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileSource:
+    """A file of settings, with what goes before it: see `flowctl.live.config.Source`, and `read_settings`."""
+
+    program: ServerProgram
+    options: Mapping[str, str]
+    pairs: tuple[str, ...]
+    environment: Mapping[str, str]
+    file: Path
+    text: str
+    settings: LiveConfig
+
+    def read(self, text: str) -> LiveConfig:
+        """Return the settings with other contents of the file; raises ConfigError where they are not valid."""
+        found = read_settings(
+            self.program,
+            options=self.options,
+            pairs=self.pairs,
+            environment=self.environment,
+            file=self.file,
+            text=text,
+        )
+        if not isinstance(found, LiveConfig):  # it was one before, and that is the program's choice
+            raise InternalError("the settings of a live server are none any more")
+        return found
+
+    def differences(self, before: LiveConfig, now: LiveConfig) -> list[Difference]:
+        """Return what differs, by the names that settings have for operators."""
+        return differences(before, now)
+
+
+_PLACES: Final = {
+    "soft": "limits",
+    "hard": "limits",
+    "low": "limits",
+    "target_delay": "limits",
+    "credentials_file": "rtmp.credentials",
+    "events_key_file": "events.key",
+    "shadow_limits": "shadow",
+}
+"""Where settings are looked for that have no place of their own, or that go together."""
+
+
+def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
+    """Return what differs between two configurations, each place once, by the names of its settings."""
+    names: dict[str, list[str]] = {}
+    for name in LiveSettings.model_fields:
+        path = _PLACES.get(name) or place(name)
+        if path is not None and path != "port":
+            names.setdefault(path, []).append(name)
+    found = []
+    for path, of in names.items():
+        if value_at(before, path) != (value := value_at(now, path)):
+            told = _changed_marks(before.limits, now.limits) if path == "limits" else of
+            found.append(Difference(", ".join(told), path, value, taken(of[0])))
+    if now.port not in {0, before.port}:  # a server that asked for any port has one
+        found.append(Difference("port", "port", now.port, Takes.RESTART))
+    if before.levels != now.levels:
+        others = [level for level in (*before.levels, *now.levels) if (level in before.levels) != (level in now.levels)]
+        which = ", ".join(dict.fromkeys(map(str, others))) or "the order of levels"
+        found.append(Difference(which, "levels", now.levels, Takes.NOW))
+    told_of = {item.path.partition(".")[0] for item in found} | {"levels", "port"}
+    found += [
+        Difference(field.name, field.name, getattr(now, field.name), Takes.RESTART)
+        for field in dataclasses.fields(LiveConfig)
+        if field.compare and field.name not in told_of and getattr(before, field.name) != getattr(now, field.name)
+    ]
+    return found
+
+
+def _changed_marks(before: Limits, now: Limits) -> list[str]:
+    marks: list[str] = [which for which in MARKS.values() if write_marks(before, which) != write_marks(now, which)]
+    return marks + (["target_delay"] if before.target_delay_ms != now.target_delay_ms else [])
 
 
 def gather(
@@ -152,9 +245,9 @@ def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
     if not isinstance(options, LiveConfig):
         return options
     levels = []
-    for place, values in given.items():
-        if place != SERVER and values:
-            level = _validated(values, part=True).level(*place)
+    for where, values in given.items():
+        if where != SERVER and values:
+            level = _validated(values, part=True).level(*where)
             try:
                 options.with_level(level)
             except ConfigError as error:
@@ -164,16 +257,24 @@ def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
     return dataclasses.replace(options, levels=tuple(levels)) if levels else options
 
 
-def _of_file(file: Path | None, text: str | None) -> Settings:
-    if file is None:
-        return {}
+def read_file(file: Path) -> str:
+    """Return the text of a file of settings.
+
+    Raises:
+        ConfigError: it cannot be read, or is no UTF-8.
+    """
     try:
-        text = file.read_text(encoding="utf-8") if text is None else text
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"cannot read the settings in {file}: {error}", hint="is the path right (--config, FLOWCTL_CONFIG)?"
         ) from error
-    toml = TomlText(text, str(file), "docs/flowctl.toml")
+
+
+def _of_file(file: Path | None, text: str | None) -> Settings:
+    if file is None:
+        return {}
+    toml = TomlText(read_file(file) if text is None else text, str(file), "docs/flowctl.toml")
     found: Settings = {}
 
     def note(path: tuple[str, ...], value: object) -> None:
@@ -219,8 +320,8 @@ def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
         role, inner = _ROLES[inner[0]], inner[1:]
     if rest and not name:
         raise ConfigError(f"{source}: the name is empty", hint=_LEVELS_HINT)
-    place = Place(application=name, role=role) if kind == "application" else Place(stream=name, role=role)
-    return place, ".".join(inner)
+    found = Place(application=name, role=role) if kind == "application" else Place(stream=name, role=role)
+    return found, ".".join(inner)
 
 
 def _of_environment(environment: Mapping[str, str]) -> Settings:

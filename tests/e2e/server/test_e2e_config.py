@@ -1,0 +1,177 @@
+"""A live server that runs takes its whole configuration again: over real sockets, for open connections and new ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
+
+from flowctl.flow.limits import Limits
+from flowctl.flow.limitsfile import LimitsFile
+from flowctl.flow.limitsfile import render as render_limits
+from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.live.config import LiveConfig
+from flowctl.live.server import build_live_server
+from flowctl.live.settings.sources import read_settings
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.server.program import ServerProgram
+
+LIVE = ServerProgram(name="live", summary="", default_port=0, build=build_live_server)
+FIRST = 'soft = "1MiB,1000,4s"\nstuck = "15s"\nmemory_budget = "1GiB"\ncontrol = "off"\n'
+
+
+def put(path, text):
+    """Write beside and rename, as writers should."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, "utf-8")
+    beside.replace(path)
+
+
+@pytest.fixture
+def configured(live, tmp_path):
+    """Return what starts a server by the text of a file of settings, and the file."""
+    path = tmp_path / "flowctl.toml"
+
+    def start(text=FIRST, **sources):
+        path.write_text(text, "utf-8")
+        settings = read_settings(LIVE, file=path, **sources)
+        usual = LiveConfig()
+        given = [item.name for item in dataclasses.fields(settings) if item.init and item.name != "rtmp"]
+        fields = {name: getattr(settings, name) for name in given if getattr(settings, name) != getattr(usual, name)}
+        return live(**fields)
+
+    return start, path
+
+
+def reload(server, path, text):
+    """Write the file and have it read; return what was noted of it."""
+    before = server.changes.version
+    put(path, text)
+    server.reload.do(server.reload.read_now)
+    return [change.detail for change in server.changes.since(before)[0] if change.what == "config file"]
+
+
+def test_config_when_the_file_changes_is_in_force_for_open_connections_at_once(configured, clients):
+    """Limits, policy, times, levels, admission, cache, flush interval: of a viewer and a publisher that are there."""
+    start, path = configured
+    server = start()
+    clients.publish(server, SyntheticSource(video_bit_rate=500_000), pace=1.0)
+    viewer = clients.play(server)
+    wait_for_viewers(server, 1)
+    sender, stream = connection_to(server, viewer).sender, server.hub._streams[NAME]
+    [told] = reload(
+        server,
+        path,
+        'soft = "2MiB,1000,4s"\nstuck = "9s"\npolicy = "audio-first"\nper_address = 7\nmemory_budget = "2GiB"\n'
+        'control = "off"\ngop_cache = "1MiB"\n[role.viewer]\ntarget_delay = "700ms"\n'
+        f'[stream."{NAME}"]\nflush = "80ms"\n[stream."{NAME}".publisher]\nsoft = "3MiB,1000,4s"\n',
+    )
+    wait_until(lambda: sender.limits == Limits.parse("2MiB,1000,4s", target_delay_ms=700), "the viewer's limits")
+    wait_until(lambda: sender.settings.stuck_s == 9.0, "the viewer's times")
+    wait_until(lambda: sender.policy is LIVE_POLICIES["audio-first"], "the viewer's policy")
+    publisher = next(item for item in server.connections() if item.session._publishing)
+    wait_until(lambda: publisher.sender.limits.size.soft == 3 << 20, "the publisher's limits")
+    assert server.admission.limits.connections_per_address == 7
+    assert server.hub.oversight._budget.limit_bytes == 2 << 30
+    assert stream._wires[1].log.cache.size_bytes == 1 << 20
+    assert {fanout.pacing.ceiling_s for fanout in stream._wires[1].fanouts.active} == {0.08}
+    assert told == {
+        "changed": [
+            "soft, hard, low",
+            "stuck",
+            "policy",
+            "memory_budget",
+            "per_address",
+            "gop_cache",
+            f'[role.viewer], [stream."{NAME}"], [stream."{NAME}".publisher]',
+        ]
+    }
+    newcomer = clients.play(server)
+    wait_for_viewers(server, 2)
+    assert connection_to(server, newcomer).sender.limits.target_delay_ms == 700
+    reload(server, path, FIRST)
+    usual = Limits.parse("1MiB,1000,4s")
+    wait_until(lambda: sender.limits == usual, "the limits of before")
+    wait_until(lambda: sender.policy is LIVE_POLICIES["all-or-cut"], "the policy of before")
+    wait_until(lambda: publisher.sender.limits == usual, "the publisher's limits of before")
+
+
+def test_config_when_the_file_is_wrong_changes_nothing_and_says_where(configured):
+    """One wrong value among right ones: none is taken, and file, line, key, value and rule are told."""
+    start, path = configured
+    server = start()
+    before = server.hub.config
+    put(path, 'soft = "2MiB,1000,4s"\n\nstuck = "soon"\n')
+    server.reload.do(server.reload.read_now)
+    assert server.reload.status["config"].fault == f"{path}, line 3: stuck: 'soon' is not a number with a unit"
+    assert server.hub.config is before
+    assert server.limits == Limits.parse("1MiB,1000,4s")
+    put(path, 'soft = "1MiB,1000,4s"\n[role.viewer]\nhard = "1KiB,1,1ms"\n')  # wrong only together
+    server.reload.do(server.reload.read_now)
+    assert "line 3: role.viewer.hard: hard limit of bytes is 1024" in server.reload.status["config"].fault
+    assert server.hub.config is before
+    reload(server, path, FIRST.replace("15s", "16s"))
+    assert (server.reload.status["config"].fault, server.hub.config.settings.stuck_s) == ("", 16.0)
+
+
+def test_config_when_a_key_cannot_change_live_says_that_it_waits(configured):
+    """Address and threads are those of the start; what waits is told until the file says the old value again."""
+    start, path = configured
+    server = start()
+    text = FIRST + 'groups = 3\nport = 1999\nhooks = "mine:Hooks"\n'
+    [told] = reload(server, path, text.replace("15s", "16s"))
+    assert told == {"changed": ["stuck"], "waits_for_restart": ["groups", "hooks", "port"]}
+    assert (server.hub.config.settings.stuck_s, server.hub.config.group_count) == (16.0, 1)
+    [told] = reload(server, path, FIRST + "groups = 3\n")
+    assert told == {"changed": ["stuck"], "waits_for_restart": ["groups"]}
+    [told] = reload(server, path, FIRST)
+    assert told == {}
+    assert server.waiting == ()
+
+
+def test_config_when_an_option_says_otherwise_keeps_what_the_option_says(configured):
+    """At a reload the sources go in the order of the start."""
+    start, path = configured
+    server = start(options={"stuck": "3s"})
+    reload(server, path, FIRST.replace("15s", "16s"))
+    assert server.hub.config.settings.stuck_s == 3.0
+
+
+def test_config_when_there_is_a_limits_file_leaves_the_limits_to_it(configured, tmp_path):
+    """Both files are watched by one reader: the limits file says limits and its times, the other one the rest."""
+    start, path = configured
+    limits = tmp_path / "limits.toml"
+    limits.write_text(render_limits(LimitsFile(limits=Limits.parse("5MiB,500,5s"), stuck_s=5.0)), "utf-8")
+    text = f'limits = "{limits}"\ncontrol = "off"\n'
+    server = start(text)
+    reload(server, path, text + 'stuck = "1s"\nsoft_too_long = "7s"\n')
+    assert server.limits == server.hub.config.limits == Limits.parse("5MiB,500,5s")
+    assert (server.hub.config.settings.stuck_s, server.hub.config.settings.soft_too_long_s) == (5.0, 7.0)
+    put(limits, render_limits(LimitsFile(limits=Limits.parse("6MiB,600,6s"))))
+    server.reload.do(server.reload.read_now)
+    assert server.limits == Limits.parse("6MiB,600,6s")
+    assert server.hub.config.settings.stuck_s == 1.0  # of the other file, now that this one says none
+
+
+def test_limits_when_a_command_set_them_stay_until_the_file_says_others(configured):
+    """What an operator has set is not undone by a change of something else."""
+    start, path = configured
+    server = start()
+    server.change_limits(Limits.parse("8MiB,800,8s"))
+    reload(server, path, FIRST.replace("15s", "16s"))
+    assert server.limits == server.hub.config.limits == Limits.parse("8MiB,800,8s")
+    reload(server, path, FIRST.replace("1MiB", "2MiB"))
+    assert server.limits == Limits.parse("2MiB,1000,4s")
+    assert server.limits_from == "config file"
+
+
+def test_config_when_it_changed_before_the_start_is_the_new_one(live, tmp_path):
+    """A worker is started with what was read for all of them, and looks at the file itself."""
+    path = tmp_path / "flowctl.toml"
+    path.write_text(FIRST, "utf-8")
+    settings = read_settings(LIVE, file=path)
+    put(path, FIRST.replace("15s", "16s"))
+    server = live(source=settings.source)
+    assert server.hub.config.settings.stuck_s == 16.0
+    assert server.waiting == ()
