@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-_OF_SHOW: Final = ("soft", "hard", "table", "log", "report")
+_OF_SHOW: Final = ("soft", "hard", "table", "log", "report", "stay")
 """Options of the demonstration that mean nothing to that of the pipeline."""
-_OF_SHOW_ALONE: Final = ("soft", "hard", "table", "log", "folder")
+_OF_SHOW_ALONE: Final = ("soft", "hard", "table", "log", "folder", "stay")
 """Options that mean nothing to the demonstration of a cluster."""
 
 
@@ -39,11 +39,15 @@ def demo(
     folder: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --pipeline: folder for all that is written.")
     ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Leave server and dashboard running afterwards, until Ctrl-C.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the report as JSON.")] = False,
 ) -> None:
     """Run a server, a publisher and viewers of all kinds; report who lost what and why.
 
-    The exit status is 1 if a healthy viewer lost a frame or a limit did not act.
+    The exit status is 1 if a healthy viewer lost a frame or a limit did not act. It can be watched in a browser
+    (needs the admin extra): the address is said at the beginning and at the end.
 
     With --pipeline, a server is loaded with honest slow and abusive viewers, and records them; the analysis recommends
     limits and bans; the same server takes both while it runs; the same load comes again. The status is 1 if honest slow
@@ -80,7 +84,7 @@ def demo(
     )
     if report is not None:
         check_target(report, "--report")
-    if not run_demo(plan, table=table and not as_json, as_json=as_json, page=report):
+    if not run_demo(plan, table=table and not as_json, as_json=as_json, page=report, stays=stay):
         raise FlowctlError("the demo did not go as it should; the report says what")
 
 

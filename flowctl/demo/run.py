@@ -13,11 +13,14 @@ import time
 from pathlib import Path
 from typing import Final
 
+from flowctl.admin.listener import AdminListener, admin_of
 from flowctl.demo.plan import DemoPlan, cache_directory
 from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
 from flowctl.demo.show import Display, choose_display
+from flowctl.demo.stay import stay
 from flowctl.demo.watch import Watch
-from flowctl.errors import FlowctlError
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.httpd.serving import serve_http
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.loadtest.results.failon import parse_condition
 from flowctl.loadtest.results.figures import RunFigures
@@ -31,6 +34,7 @@ from flowctl.text.output import say
 
 _LOOK_S: Final = 0.2
 _STREAM: Final = "demo/sample"
+_ANY_PORT: Final = "127.0.0.1:0"
 _CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.broken_restarts>0", "failed>0")
 """What the written report judges; the demonstration itself knows more, from the server."""
 
@@ -39,7 +43,21 @@ def _build_server(plan: DemoPlan) -> LiveServer:
     # All viewers come at once, and an attacker tries again afterwards.
     admission = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)
     settings = SenderSettings(stuck_s=plan.stuck_s)
-    return LiveServer(LiveConfig(limits=plan.limits, settings=settings, admission=admission))
+    return LiveServer(
+        LiveConfig(limits=plan.limits, settings=settings, admission=admission, admin=_ANY_PORT, http=_ANY_PORT)
+    )
+
+
+def _add_dashboard(server: LiveServer) -> AdminListener | None:
+    """Put the dashboard beside the server, and the listener that it plays from. None: what it takes is not installed."""
+    try:
+        admin = admin_of(server)
+    except ConfigError as error:
+        say(f"no dashboard: {error}; hint: {error.hint}", to_stderr=True)
+        return None
+    serve_http(server)
+    server.companions.append(admin)
+    return admin
 
 
 class _Looker:
@@ -103,11 +121,15 @@ class _Meter:
         result.server_cpu_s = round(time.process_time() - self._base_s, 3)
 
 
-def watch_demo(plan: DemoPlan, *, table: bool = True) -> tuple[Report, RunResult]:
+def watch_demo(
+    plan: DemoPlan, server: LiveServer, dashboard: str = "", *, table: bool = True
+) -> tuple[Report, RunResult]:
     """Run the demonstration; return its report and the load run; takes a few seconds longer than the plan says.
 
     Args:
         plan: who takes part, with which limits.
+        server: of the demonstration; serves.
+        dashboard: where it can be watched in a browser. Empty: nowhere.
         table: whether a live table is shown where standard error is a terminal; otherwise lines of text are.
 
     Raises:
@@ -115,22 +137,27 @@ def watch_demo(plan: DemoPlan, *, table: bool = True) -> tuple[Report, RunResult
         KeyboardInterrupt: it was interrupted.
     """
     display = choose_display(table=table)
-    with _build_server(plan) as server:
-        load = plan.load_plan(f"rtmp://127.0.0.1:{server.address[1]}/{_STREAM}")
-        viewers = plan.viewers(load)
-        display.say(f"server: {load.url}, limits: {plan.limits}")
-        display.say(f"clients: 1 publisher and {len(viewers)} viewers, {plan.duration_s:g} s")
-        watch = Watch(viewers)
-        with display, _Looker(watch, server, display):
-            meter = _Meter()
-            result = run_load(load, meter.look)
-            meter.finish(result)
-        floods_cut = server.hub.snapshot().limits_hit.get(FLOOD_LIMIT, 0)
+    load = plan.load_plan(_url(server))
+    viewers = plan.viewers(load)
+    display.say(f"server: {load.url}, limits: {plan.limits}")
+    display.say(f"clients: 1 publisher and {len(viewers)} viewers, {plan.duration_s:g} s")
+    if dashboard:
+        display.say(f"dashboard: {dashboard}")
+    watch = Watch(viewers)
+    with display, _Looker(watch, server, display):
+        meter = _Meter()
+        result = run_load(load, meter.look)
+        meter.finish(result)
+    floods_cut = server.hub.snapshot().limits_hit.get(FLOOD_LIMIT, 0)
     if result.interrupted:
         raise KeyboardInterrupt
     for warning in result.warnings:
         display.say(f"warning: {warning}")
     return make_report(plan, watch.viewers, floods_cut, result), result
+
+
+def _url(server: LiveServer) -> str:
+    return f"rtmp://127.0.0.1:{server.address[1]}/{_STREAM}"
 
 
 def _write_report(path: Path, result: RunResult) -> None:
@@ -143,7 +170,15 @@ def _write_report(path: Path, result: RunResult) -> None:
     write_text(path, render(result, verdicts))
 
 
-def run_demo(plan: DemoPlan, *, table: bool = True, as_json: bool = False, page: Path | None = None) -> bool:
+def run_demo(
+    plan: DemoPlan,
+    *,
+    table: bool = True,
+    as_json: bool = False,
+    page: Path | None = None,
+    stays: bool = False,
+    until: threading.Event | None = None,
+) -> bool:
     """Run the demonstration, and write its report to standard output and as a page with plots.
 
     Args:
@@ -151,6 +186,8 @@ def run_demo(plan: DemoPlan, *, table: bool = True, as_json: bool = False, page:
         table: see `watch_demo`.
         as_json: whether the report is one JSON object.
         page: where the page goes. None: ``demo-report.html`` in the folder for such files (`cache_directory`).
+        stays: whether server and dashboard stay afterwards, with a stream and viewers, until Ctrl-C.
+        until: ends that too.
 
     Returns:
         Whether all went as it should.
@@ -159,12 +196,25 @@ def run_demo(plan: DemoPlan, *, table: bool = True, as_json: bool = False, page:
         FlowctlError: it could not be carried out.
         KeyboardInterrupt: it was interrupted.
     """
-    report, result = watch_demo(plan, table=table)
     path = cache_directory() / "demo-report.html" if page is None else page
-    _write_report(path, result)
-    if as_json:
-        text = json.dumps({**report.as_dict(), "page": str(path)})
-    else:
-        text = "\n".join([*report.lines(), f"what the viewers measured, with plots: {path}"])
-    say(text)
+    server = _build_server(plan)
+    admin = _add_dashboard(server)
+    with server:
+        dashboard = admin.bound[0] if admin else ""
+        report, result = watch_demo(plan, server, dashboard, table=table)
+        _write_report(path, result)
+        if as_json:
+            say(json.dumps({**report.as_dict(), "page": str(path), "dashboard": dashboard}))
+        else:
+            say("\n".join([*report.lines(), f"what the viewers measured, with plots: {path}"]))
+            if dashboard:
+                say(_of_dashboard(dashboard, stays=stays))
+        if stays:
+            stay(_url(server), until or threading.Event())
     return report.passed
+
+
+def _of_dashboard(address: str, *, stays: bool) -> str:
+    if stays:
+        return f"the dashboard is at {address} and stays, with a stream and viewers, until Ctrl-C"
+    return f"the dashboard was at {address} (make demo ARGS=--stay, or flowctl demo --stay, leaves it running)"

@@ -14,6 +14,8 @@ const SPAN_S = 300;
 const SOON_MS = 300; // least time from look to look, however much happens
 const MOST_EVENTS = 100;
 const MOST_STREAMS = 1000;
+const MOST_BANS = 50;
+const BANS_MS = 5000;
 const BY_THEMSELVES = new Set(["peer closed", "peer reset", "finished", "shutdown"]); // ends that are nobody's doing
 
 const element = (id) => document.getElementById(id);
@@ -189,6 +191,53 @@ function mediaUrl(name) {
   return `${listener.name}://${everywhere ? location.hostname : host}:${port}/${path}.flv`;
 }
 
+// -- who is kept out
+
+async function lookAtBans() {
+  try {
+    const { bans, found } = await get("bans", { limit: MOST_BANS });
+    showBans(bans, found.bans);
+  } catch (error) {
+    if (!(error instanceof Refused)) return; // the next look says it
+    put(element("bans-empty"), faultOf(error));
+    element("bans-empty").hidden = false;
+    element("bans").replaceChildren();
+  }
+}
+
+function showBans(bans, all) {
+  const list = element("bans"), empty = element("bans-empty");
+  const there = new Map([...list.children].map((line) => [line.cidr, line]));
+  const lines = bans.map((item) => {
+    const line = there.get(item.cidr) ?? banLine(item.cidr);
+    const until = item.until ? `until ${new Date(item.until).toLocaleString("en-GB")}` : "until it is lifted";
+    put(line.children[1], [item.action === "limit" ? "limited" : "", until, foreign(item.reason, 200)].filter(Boolean).join(" · "));
+    return line;
+  });
+  if (lines.some((line, place) => list.children[place] !== line) || list.children.length !== lines.length) list.replaceChildren(...lines);
+  empty.hidden = lines.length > 0 && all <= lines.length;
+  put(empty, lines.length ? `and ${count(all - lines.length)} more: flowctl bans` : "Nobody is kept out.");
+}
+
+function banLine(cidr) {
+  const lift = make("button", { type: "button", text: "Lift", "aria-label": `Lift the ban of ${foreign(cidr, 80)}` });
+  const line = make("li", {}, make("b", {}, make("bdi", { text: foreign(cidr, 80) })), make("span"), lift);
+  line.cidr = cidr;
+  lift.addEventListener("click", async () => {
+    lift.disabled = true;
+    try {
+      await post("unban", { network: cidr });
+      element("bans-title").focus();
+      say(`${foreign(cidr, 80)} may come again.`);
+    } catch (error) {
+      say(faultOf(error));
+    } finally {
+      lift.disabled = false;
+    }
+  });
+  return line;
+}
+
 // -- one viewer
 
 function open(row) {
@@ -220,19 +269,22 @@ element("do-kick").addEventListener("click", async () => {
   if (done) say(`Kicked ${foreign(peer, 80)}.`);
 });
 
-element("do-ban").addEventListener("click", async () => {
+element("do-ban").addEventListener("click", () => ban(hostOf(detail.row.peer)));
+element("ban-add").addEventListener("click", () => ban(""));
+
+async function ban(network) {
   const done = await ask({
     title: "Ban an address or a network", danger: true, does: "Ban",
     text: "Its connections end now, and it is kept out. Others behind the same address are kept out with it.",
     fields: [
-      { name: "network", label: "Address or network", value: hostOf(detail.row.peer), needed: true, hint: "Like 203.0.113.7 or 2001:db8::/64." },
+      { name: "network", label: "Address or network", value: network, needed: true, hint: "Like 203.0.113.7 or 2001:db8::/64." },
       { name: "duration", label: "For how long", value: "1h", hint: "Like 10min or 7d. Empty: until it is lifted." },
       { name: "reason", label: "Why" },
     ],
     act: (said) => post("ban", said),
   });
   if (done) say(`Banned ${foreign(done.cidr ?? "it", 80)}; connections ended: ${count(done.ended)}.`);
-});
+}
 
 element("do-limits").addEventListener("click", async () => {
   const { connection, peer, axes } = detail.row;
@@ -259,6 +311,7 @@ function say(text) {
   clearTimeout(saying);
   saying = setTimeout(() => put(element("said"), ""), 6000);
   look();
+  lookAtBans();
 }
 
 // -- what happens
@@ -278,7 +331,14 @@ function happened(name, event) {
 
 follow(happened, (error) => error && missed(error));
 setInterval(freshness, 1000);
+setInterval(() => document.hidden || lookAtBans(), BANS_MS);
 element("token-open").addEventListener("click", askToken);
-addEventListener("flowctl-token", () => { element("notice").hidden = true; look(); });
+addEventListener("flowctl-token", () => { element("notice").hidden = true; tokenGiven(); look(); lookAtBans(); });
 document.addEventListener("visibilitychange", () => document.hidden || look());
 look();
+lookAtBans();
+tokenGiven();
+
+function tokenGiven() {
+  put(element("token-open"), token.value ? "Token given" : "Token");
+}

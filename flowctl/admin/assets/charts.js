@@ -2,7 +2,7 @@
 //
 // Lanes, not a stack: of a thousand viewers one that is slow would be a hair at the edge of a stack.
 
-import { STATES, duration, make, put } from "./words.js";
+import { STATES, make, put } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 1000; // of the paper; it is stretched to the box, lines keep their width
@@ -80,7 +80,7 @@ export class Lanes {
   draw(now) {
     // A page that was just opened has little to show: it begins with a minute of paper, and gets more.
     const spanS = Math.min(this.spanS, Math.max(LEAST_SPAN_S, now - this.points[0].at));
-    put(this.begin, `${duration(spanS)} ago`);
+    put(this.begin, `${spanS > 90 ? `${Math.round(spanS / 60)} min` : `${Math.round(spanS)} s`} ago`);
     this.lanes.forEach((lane, place) => {
       const points = this.points.map(({ at, states }) => ({ at, value: states[place] }));
       const most = Math.max(0, ...points.map((point) => point.value));

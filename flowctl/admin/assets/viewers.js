@@ -88,11 +88,11 @@ export class Viewers {
     name.append(nameText);
     const figure = (label) => make("td", { cls: "n", "data-label": label });
     const cells = { delay: figure("behind"), pictures: figure("pictures"), queued: figure("waiting"), dropped: figure("dropped") };
-    const figures = make("tr", {}, make("th", { scope: "row" }, name, of), make("td", {}, chip), ...Object.values(cells));
-    const words = make("tr", { cls: "words" }, make("td", { colspan: "6" }, why, done));
+    const figures = make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, chip), ...Object.values(cells));
+    const words = make("tr", { cls: "words" }, make("td", { colspan: "6" }, of, why, done));
     const row = make("tbody", {}, figures, words);
     row.connection = number;
-    const line = { row, words, name: nameText, of, why, done, chip, ...cells, data: null };
+    const line = { row, name: nameText, of, why, done, chip, ...cells, data: null };
     row.addEventListener("click", () => {
       if (!String(getSelection())) this.choose(line.data); // who marks text to copy it does not choose
     });
@@ -109,7 +109,6 @@ export class Viewers {
     put(line.why, isSlow(row) ? foreign(row.why, 400) : "");
     put(line.done, done);
     line.done.hidden = !done;
-    line.words.hidden = !done && !line.why.textContent;
     const shown = `chip ${tone(row.state)}`;
     if (line.chip.className !== shown) line.chip.className = shown;
     put(line.chip, row.state);

@@ -49,7 +49,7 @@ def shown_server(**options):
 @pytest.fixture(scope="module")
 def room():
     """Return a server that only this machine reaches, and that asks for no token."""
-    with shown_server() as found:
+    with shown_server(http="127.0.0.1:0") as found:
         yield found
 
 
@@ -150,6 +150,21 @@ def test_limits_when_changed_are_in_force_for_that_connection(browser, room, slo
     wait_until(lambda: sender.limits.size.soft == 1 << 20, "the limits in force")
     assert (sender.limits.messages.hard, server.limits.size.soft) == (5000, 64 * 1024)
     browser.wait(lambda: "soft 1.0 MiB" in browser.text("#axes"), "the new marks on the page")
+
+
+def test_picture_when_watched_moves(browser, room):
+    """mpegts.js plays the stream of the HTTP listener: its time goes on, and its pictures have the stream's size."""
+    _, _, address = room
+    browser.open(address)
+    browser.click("#streams button")
+    browser.wait(lambda: browser.run("return document.getElementById('video').currentTime") > 0, "a first picture")
+    first = browser.run("return document.getElementById('video').currentTime")
+    browser.wait(
+        lambda: browser.run("return document.getElementById('video').currentTime") > first + 1, "a second more"
+    )
+    assert browser.run("return document.getElementById('video').videoWidth") > 0
+    assert browser.run("return document.getElementById('picture-note').hidden") is True
+    assert browser.hosts() == {"127.0.0.1"}
 
 
 def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):
