@@ -59,7 +59,7 @@ test: lint types  ## lint, types, all tests; the last line is the count of tests
 	$(BIN)/python tests/run_all.py $(ARGS)
 
 # Its page with plots stays in this folder, in .demo.
-demo: $(READY)  ## about 30 s (the first time a minute): a live stream to healthy, slow, stalled and hostile viewers, with a report
+demo: $(READY)  ## about 30 s (the first time a minute): a live stream to viewers of all kinds, a dashboard, a report; ARGS=--stay stays
 	FLOWCTL_CACHE='$(CURDIR)/.demo' $(BIN)/flowctl demo $(ARGS)
 
 # Its records, reports and files stay in this folder, in .demo/demo-pipeline.

@@ -49,7 +49,7 @@ def _build_server(plan: DemoPlan) -> LiveServer:
 
 
 def _add_dashboard(server: LiveServer) -> AdminListener | None:
-    """Put the dashboard beside the server, and the listener that it plays from. None: what it takes is not installed."""
+    """Put the dashboard beside the server, and the listener that it plays from. None: its packages are missing."""
     try:
         admin = admin_of(server)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What goes on when the demonstration is over and its server stays: a stream, and viewers to be seen on the dashboard."""
+"""What goes on when the demonstration is over and its server stays: a stream, and viewers to look at."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stay(url: str, until: threading.Event) -> None:
     """
     address = parse_address(url)
     profiles = [HEALTHY] * _HEALTHY + [PlayProfile(rate=int(BIT_RATE * share)) for share in SLOW_SHARES]
-    group = PollGroup("demo-stay", on_error=lambda where, error: None)  # a viewer that is kicked is what one tries
+    group = PollGroup("demo-stay")
     group.start()
     try:
         source = SyntheticSource(

@@ -6,11 +6,13 @@ import dataclasses
 import io
 import json
 import sys
+import threading
 
+import httpx
 import pytest
 
 from flowctl.cli import main
-from flowctl.demo import DemoPlan, run_demo
+from flowctl.demo import DemoPlan, run, run_demo
 from flowctl.demo.plan import Kind, ViewerPlan, cache_directory
 from flowctl.demo.report import Report, judge, make_report
 from flowctl.demo.show import LineDisplay, TableDisplay
@@ -36,7 +38,39 @@ QUICK = DemoPlan(
 LOAD = QUICK.load_plan("rtmp://127.0.0.1/demo/sample")
 
 
+class Looked(threading.Event):
+    """What a demonstration that stays waits for: set once its dashboard has shown the stream with all its viewers."""
+
+    def __init__(self, capsys):
+        super().__init__()
+        self.capsys, self.shown, self.page = capsys, None, b""
+
+    def wait(self, timeout=None):
+        self.shown = self.shown or self.capsys.readouterr()
+        address = json.loads(self.shown.out)["dashboard"]
+        self.page = httpx.get(address).content
+        (stream,) = httpx.get(f"{address}api/v1/streams").json()["streams"]
+        return stream["stream"] == "demo/sample" and stream["viewers"] == 8
+
+
 IDLE = Sender(ManualHost(), ScriptedTransport([])).statistics()
+
+
+def test_dashboard_when_its_packages_are_missing_is_done_without(monkeypatch, capsys):
+    """The demonstration goes on, and says which package is missing and how to get it."""
+    monkeypatch.setitem(sys.modules, "flowctl.admin.app", None)
+    server = run._build_server(QUICK)
+    assert run._add_dashboard(server) is None
+    server.close_listeners()
+    said = capsys.readouterr().err
+    assert "no dashboard" in said
+    assert "flowctl[admin]" in said
+
+
+def test_last_line_when_over_names_the_dashboard():
+    """The address that was shown stands at the end, with how to have it stay, or that it does."""
+    assert "--stay" in run._of_dashboard("http://127.0.0.1:1/", stays=False)
+    assert "until Ctrl-C" in run._of_dashboard("http://127.0.0.1:1/", stays=True)
 
 
 # ------------------------------------------------------------------------------------------------ the whole of it
@@ -46,9 +80,11 @@ def test_demo_when_everything_acts(capsys, tmp_path, monkeypatch):
     """A short demonstration passes: nobody healthy loses a frame, each of the others meets its fate, a page is made."""
     configure("error")
     monkeypatch.setenv("FLOWCTL_CACHE", str(tmp_path / "made"))
-    assert run_demo(QUICK, as_json=True) is True
-    shown = capsys.readouterr()
-    report = json.loads(shown.out)
+    stays = Looked(capsys)
+    assert run_demo(QUICK, as_json=True, stays=True, until=stays) is True
+    shown, report = stays.shown, json.loads(stays.shown.out)
+    assert f"dashboard: {report['dashboard']}" in shown.err
+    assert b"<title>flowctl</title>" in stays.page
     assert (report["passed"], report["faults"]) == (True, [])
     healthy = [viewer for viewer in report["viewers"].values() if viewer["kind"] == "healthy"]
     assert [viewer["client"]["missing"] for viewer in healthy] == [{}] * 6

@@ -73,7 +73,8 @@ LAYERS = {
     "remux": layer("remux", "words flow rtmp outcomes loop live client cluster"),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
     "demo": layer(
-        "demo", "words text flow rtmp charts log loop media sending server live client control admin cluster loadtest"
+        "demo",
+        "words text flow rtmp charts log loop media sending server live client control admin httpd cluster loadtest",
     ),
     "pipeline": layer("pipeline", "words text flow charts server telemetry flight"),
     "cli": layer(
