@@ -8,7 +8,7 @@ import typer
 
 from flowctl.cli import demo, edge, key, load, play, publish, remux, replay, serve, version
 from flowctl.cli.analyze import app as analyze
-from flowctl.cli.control import fleet, rpc
+from flowctl.cli.control import fleet, rpc, top
 from flowctl.cli.control.operations import add_operations
 
 app = typer.Typer(
@@ -57,6 +57,7 @@ app.command("hls")(remux.hls)
 app.command("load")(load.load)
 app.command("replay")(replay.replay)
 add_operations(app)
+app.command("top")(top.top)
 app.add_typer(rpc.app, name="rpc")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(key.app, name="key")

@@ -404,6 +404,11 @@ class ViewerSession(Session):
         """See above."""
         return "rtmp"
 
+    @property
+    def role(self) -> str:
+        """``viewer``; empty: it plays nothing yet. Any thread."""
+        return "" if self._playing is None else "viewer"
+
     def behaves(self) -> bool:
         """Return whether it plays: what has not begun to in time, or breaks a limit, is ended anyway."""
         return self._playing is not None

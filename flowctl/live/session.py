@@ -132,9 +132,7 @@ class LiveSession(ViewerSession):
     @property
     def role(self) -> str:
         """``publisher`` or ``viewer``; empty: neither yet. Any thread."""
-        if self._publishing:
-            return "publisher"
-        return "" if self._playing is None else "viewer"
+        return "publisher" if self._publishing else super().role
 
     @property
     def asked_count(self) -> tuple[int, int]:

@@ -1,0 +1,153 @@
+"""``flowctl top``: a table of a running server that redraws itself, the viewers in most trouble first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from flowctl.cli.control.operations import Key, Server, Timeout, keys_of, timeout_of
+from flowctl.control.ranks import CONNECTION_SORTS
+from flowctl.printable import foreign, printable
+
+_STREAM_ROWS: Final = 5
+"""Streams that are shown at most; the rest of the screen is for connections."""
+_STATES: Final = {"READY": "ready", "OVERLOADED": "over", "SOFT_LIMIT": "SOFT", "HARD_LIMIT": "HARD"}
+_COLUMNS: Final = (("conn", 7), ("peer", 21), ("state", 6), ("delay", 7), ("pict", 5), ("queue", 8), ("drops", 6))
+
+
+def top(
+    *,
+    sort: Annotated[str, typer.Option(metavar="|".join(CONNECTION_SORTS), help="In which order.")] = "worst",
+    stream: Annotated[str, typer.Option(help="Streams whose app/stream fits; * and ? stand for any.")] = "*",
+    state: Annotated[str | None, typer.Option(help="Only connections in this state; slow: all in trouble.")] = None,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="Between two looks.")] = "1s",
+    count: Annotated[int, typer.Option(min=0, help="Looks; 0: until interrupted.")] = 0,
+    server: Server = None,
+    key: Key = None,
+    timeout: Timeout = "15s",
+    as_json: Annotated[bool, typer.Option("--json", help="Write each look as one line of JSON.")] = False,
+) -> None:
+    """Show streams and connections of a running server, the worst first, again and again.
+
+    On a terminal the table redraws itself and fits it; elsewhere one look follows the other. Ends with Ctrl-C.
+    """
+    import contextlib
+    import shutil
+    import sys
+    import time
+
+    from flowctl.cli.errors import terminable
+    from flowctl.control.client import call_operation
+    from flowctl.control.place import find_server
+    from flowctl.text.output import say
+    from flowctl.units import parse_duration
+
+    every_s, timeout_s, keys = max(0.1, parse_duration(every, "--every")), timeout_of(timeout), keys_of(key)
+    asked = {"sort": sort, "stream": stream, "limit": 200 if as_json else 100} | ({"state": state} if state else {})
+
+    def look(address: str) -> dict[str, Any]:
+        def call(name: str, **given: Any) -> dict[str, Any]:
+            return call_operation(address, name, given, keys=keys, timeout_s=timeout_s)
+
+        figures = call("stats", stream="", viewers="none")
+        return {
+            "at": round(time.time(), 3),
+            "server": figures["server"],
+            "streams": call("streams", stream=stream)["streams"],
+            **call("connections", **asked),
+        }
+
+    looks = 0
+    with terminable(), contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        address = find_server(server)
+        drawing = not as_json and sys.stdout.isatty()
+        draw = _drawing(stack) if drawing else say
+        while True:
+            found = look(address)
+            if as_json:
+                _say_json(found)
+            else:
+                size = shutil.get_terminal_size()
+                lines = screen(found, size.columns, size.lines if drawing else 10_000)
+                draw("\n".join(lines))
+            looks += 1
+            if looks == count:
+                break
+            time.sleep(every_s)
+
+
+def _say_json(found: Mapping[str, Any]) -> None:
+    import json
+
+    from flowctl.text.output import say
+
+    say(json.dumps(found))
+
+
+def _drawing(stack: Any) -> Callable[[str], None]:
+    """Return what draws a screen in the place of the one before."""
+    from rich.live import Live
+    from rich.text import Text
+
+    live = stack.enter_context(Live(screen=True, auto_refresh=False))
+    return lambda text: live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
+
+
+def screen(found: Mapping[str, Any], columns: int, rows: int) -> list[str]:
+    """Return the lines of one look (pure).
+
+    Args:
+        found: figures of the server, streams and connections.
+        columns: width of the terminal; a line has no more.
+        rows: height of it; there are no more lines.
+    """
+    server, streams, connections = found["server"], found["streams"], found["connections"]
+    closed = sum(server.get("closed", {}).values())
+    lines = [
+        (
+            f"flowctl top  {server.get('url', '')}  up {_duration(server.get('up_s', 0))}  "
+            f"busy {server.get('busy', 0):.0%}  connections {server['connections']}"
+        ),
+        f"accepted {server['accepted']}  closed {closed}  refused {sum(server.get('refused', {}).values())}  "
+        f"bans {server['bans']}" + ("  DRAINING" if "drains_for_s" in server else ""),
+        "",
+        f"{'stream':<30} {'viewers':>7} {'ready':>6} {'over':>5} {'SOFT':>5} {'HARD':>5} {'slow':>5}",
+    ]
+    for row in streams[:_STREAM_ROWS]:
+        states = row["states"]
+        lines.append(
+            f"{foreign(row['stream'], 30):<30} {row['viewers']:>7} {states['READY']:>6} {states['OVERLOADED']:>5} "
+            f"{states['SOFT_LIMIT']:>5} {states['HARD_LIMIT']:>5} {row['slow']:>5}"
+        )
+    lines += ["", " ".join(f"{name:<{width}}" for name, width in _COLUMNS) + " why"]
+    room = max(1, rows - len(lines) - 1)
+    for row in connections[:room]:
+        cells = (
+            str(row["connection"]),
+            foreign(row["peer"], 21),
+            _STATES.get(row["state"], "?"),
+            _duration(row["delay_ms"] / 1000),
+            f"{row['pictures']:.0%}",
+            _size(row["queued_bytes"]),
+            str(row["dropped"]),
+        )
+        line = " ".join(f"{cell:<{width}.{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+        lines.append(f"{line} {printable(str(row['why']))}")
+    hidden = found["found"]["connections"] - min(room, len(connections))
+    if hidden > 0:
+        lines.append(f"and {hidden} more")
+    return [line[:columns] for line in lines[:rows]]
+
+
+def _duration(seconds: float) -> str:
+    from flowctl.units import format_duration
+
+    return format_duration(round(seconds, 1))
+
+
+def _size(size_bytes: float) -> str:
+    from flowctl.units import format_size
+
+    return format_size(size_bytes) if size_bytes else "-"

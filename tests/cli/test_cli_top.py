@@ -1,0 +1,72 @@
+"""``flowctl top``: what one look shows, on a terminal of any size, and as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from e2e_kit import Clients, open_live_server, wait_for_viewers
+from typer.testing import CliRunner
+
+from flowctl.cli.app import app
+from flowctl.cli.control.top import screen
+from flowctl.control.listener import listener_of
+from flowctl.media.synthetic import SyntheticSource
+
+
+def look(count):
+    """Return what a server with `count` connections tells, one of them hostile in its words."""
+    rows = [
+        {
+            "connection": number,
+            "peer": "[2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535",
+            "state": "SOFT_LIMIT",
+            "delay_ms": 12_345,
+            "pictures": 0.333,
+            "queued_bytes": 123_456_789,
+            "dropped": 1_234_567_890,
+            "why": "\x1b[2Jlate: " + "x" * 300,
+        }
+        for number in range(count)
+    ]
+    states = {"READY": 1, "OVERLOADED": 2, "SOFT_LIMIT": 3, "HARD_LIMIT": 4}
+    stream = {"stream": "live/" + "n" * 200, "viewers": 12_345, "states": states, "slow": 9}
+    server = {"url": "rtmp://127.0.0.1:1935/", "up_s": 5, "busy": 0.25, "connections": count, "accepted": 1, "bans": 0}
+    return {"server": server, "streams": [stream] * 9, "connections": rows, "found": {"connections": count}}
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 10), (200, 60), (1, 1)])
+def test_screen_when_the_terminal_is_of_any_size_fits_it(columns, rows):
+    """No line is longer and there are no more than the terminal has, and nothing in it acts on the terminal."""
+    lines = screen(look(100), columns, rows)
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= columns
+    assert "\x1b" not in "".join(lines)
+
+
+def test_screen_when_it_has_80_columns_and_24_lines_shows_figures_streams_and_connections():
+    """The usual terminal has room for the server, its streams, ten connections, and how many more there are."""
+    lines = screen(look(100), 80, 24)
+    assert "busy 25%" in lines[0]
+    assert sum(line.startswith("live/") for line in lines) == 5
+    assert sum(" SOFT " in line for line in lines[5:]) >= 10
+    assert lines[-1].startswith("and 8")
+
+
+def test_top_when_asked_for_json_writes_a_line_for_each_look(tmp_path, monkeypatch):
+    """Each look is one object on one line, with server, streams and connections."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with open_live_server() as server, Clients() as clients:
+        listener = listener_of(server)
+        listener.start()
+        clients.publish(server, SyntheticSource())
+        clients.play(server)
+        wait_for_viewers(server, 1)
+        said = CliRunner().invoke(app, ["top", "--json", "--count", "2", "--every", "100ms", "--sort", "number"])
+        plain = CliRunner().invoke(app, ["top", "--count", "1"])
+        listener.stop(5.0)
+    assert said.exit_code == 0, said.output
+    looks = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [len(item["connections"]) for item in looks] == [2, 2]
+    assert looks[0]["streams"][0]["viewers"] == 1
+    assert "live/stream" in plain.stdout
