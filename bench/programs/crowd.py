@@ -1,8 +1,8 @@
-"""A crowd of viewers in one process: play one RTMP stream (or read bare TCP), discard the bytes, measure a few.
+"""A crowd of viewers in one process: play one stream over RTMP, HTTP or WebSocket (or read bare TCP), measure a few.
 
-Run by `whole/fanout.py` in a process of its own. Most viewers are read with MSG_TRUNC, which lets the kernel discard
-what arrived without copying it; every n-th one is parsed, for its delay and its missing frames. Prints one JSON line
-when all have connected, and one with the results at the end.
+Run by `whole/fanout.py` and `web/http.py` in a process of its own. Most viewers are read with MSG_TRUNC, which lets
+the kernel discard what arrived without copying it; every n-th one is parsed, for its delay and its missing frames.
+Prints one JSON line when all have connected, and one with the results at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import sys
 import time
 from typing import Any
 
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import BytesMessage, Request
+
+from flowctl.flv import FlvReader
 from flowctl.media.stamp import read_stamp
 from flowctl.rtmp.chunk.reader import ChunkReader
 from flowctl.rtmp.client.session import ClientSession
@@ -38,7 +42,11 @@ class Viewer:
         self.playing = url is None
         self.session: ClientSession | None = None
         self._reader: ChunkReader | None = None
-        if url is not None:
+        self._flv: FlvBody | None = None
+        if url is not None and not url.startswith("rtmp:"):
+            self._flv = FlvBody(url)
+            sock.sendall(self._flv.request())
+        elif url is not None:
             self.session = ClientSession(ClientSessionConfig(limits=WireLimits()))
             self.session.connect(url)
             self.session.play()
@@ -46,6 +54,9 @@ class Viewer:
 
     def readable(self) -> None:
         """Read what there is."""
+        if self._flv is not None:
+            self._take_flv(self._flv)
+            return
         if self.session is not None:
             data = self.sock.recv(_WIDE)
             if not data:
@@ -58,6 +69,23 @@ class Viewer:
             raise ConnectionError("the server closed the connection")
         self.bytes += count
 
+    def _take_flv(self, body: FlvBody) -> None:
+        data = self.sock.recv(_WIDE)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        self.bytes += len(data)
+        for payload in body.frames(data):
+            self.playing = True
+            self._note(payload)
+        if self.playing and not self.measured:
+            self._flv = None
+
+    def _note(self, payload: bytes) -> None:
+        found = read_stamp(payload)
+        if found is not None:
+            self.sequences.append(found[0])
+            self.delays_us.append(time.monotonic_ns() // 1000 - found[1])
+
     def _take(self, data: bytes) -> None:
         session = self.session
         if session is None:
@@ -66,16 +94,44 @@ class Viewer:
         reply = session.data_to_send()
         if reply:
             self.sock.sendall(reply)
-        now_us = time.monotonic_ns() // 1000
         for event in events:
             if isinstance(event, Message):
                 self.playing = True
-                found = read_stamp(event.payload) if event.type_id == 9 else None
-                if found is not None:
-                    self.sequences.append(found[0])
-                    self.delays_us.append(now_us - found[1])
+                if event.type_id == 9:
+                    self._note(event.payload)
         if self.playing and not self.measured:
             self.session = None  # from here on the kernel may throw it away
+
+
+class FlvBody:
+    """What a player over HTTP or WebSocket asks for, and the pictures in what it gets."""
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        self._host, _, self._path = rest.partition("/")
+        self._websocket = WSConnection(ConnectionType.CLIENT) if scheme == "ws" else None
+        self._reader = FlvReader()
+        self._head: bytes | None = b""
+
+    def request(self) -> bytes:
+        """Return the request."""
+        if self._websocket is not None:
+            return self._websocket.send(Request(host=self._host, target=f"/{self._path}"))
+        return f"GET /{self._path} HTTP/1.1\r\nHost: {self._host}\r\n\r\n".encode()
+
+    def frames(self, data: bytes) -> list[bytes]:
+        """Return the pictures that `data` completes."""
+        if self._websocket is not None:
+            self._websocket.receive_data(data)
+            data = b"".join(bytes(item.data) for item in self._websocket.events() if isinstance(item, BytesMessage))
+        elif self._head is not None:
+            self._head, _, data = (self._head + data).partition(b"\r\n\r\n")
+            if not data:
+                return []
+            if not self._head.startswith(b"HTTP/1.1 200 "):
+                raise ConnectionError(f"refused: {self._head[:40]!r}")
+            self._head = None
+        return [tag.payload for tag in self._reader.feed(data) if tag.type_id == 9]
 
 
 _SINK = bytearray(_WIDE)
@@ -100,7 +156,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.bare:
             return None
         name = f"{arguments.stream}-{index % arguments.streams}" if arguments.streams else arguments.stream
-        return f"rtmp://{arguments.host}:{arguments.port}/{name}"
+        suffix = "" if arguments.scheme == "rtmp" else ".flv"
+        return f"{arguments.scheme}://{arguments.host}:{arguments.port}/{name}{suffix}"
 
     poll = select.epoll()
     viewers: dict[int, Viewer] = {}
@@ -168,6 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--scheme", choices=["rtmp", "http", "ws"], default="rtmp")
     parser.add_argument("--stream", default="live/bench")
     parser.add_argument("--streams", type=int, default=0, help="spread over NAME-0 to NAME-n instead of NAME")
     parser.add_argument("--burst", action="store_true", help="connect all at once")

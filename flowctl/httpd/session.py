@@ -51,6 +51,7 @@ _FRAMES_PIECE_BYTES: Final = 512
 _PIPELINED: Final = 16
 """Answers that may wait for a client before the next of its requests is looked at."""
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_VERSIONS: Final = frozenset({b"1.0", b"1.1"})
 _ALLOW: Final = "GET, HEAD, OPTIONS"
 _PREFLIGHT_S: Final = 86_400
 _AGENT_CHARS: Final = 256
@@ -198,7 +199,10 @@ class HttpSession(ViewerSession):
             case h11.Request():
                 self._head, self._body_bytes = event, 0
                 size = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
-                if len(event.target) > limits.target_bytes:
+                if event.http_version not in _VERSIONS:
+                    text = f"HTTP/{event.http_version.decode()} is not served"
+                    self._refuse_all(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, text, CloseReason.PROTOCOL_ERROR)
+                elif len(event.target) > limits.target_bytes:
                     self._over_limit(HTTPStatus.REQUEST_URI_TOO_LONG, "target_bytes", len(event.target))
                 elif len(event.headers) > limits.header_count:
                     self._over_limit(431, "header_count", len(event.headers))

@@ -18,3 +18,11 @@ def web(loop_factory):
     yield make
     for item in made:
         item.stop()
+
+
+@pytest.fixture(scope="module")
+def web_of_module():
+    """One server for the many examples of a property."""
+    made = Web(None, players_may_wait=False)
+    yield made
+    made.stop()

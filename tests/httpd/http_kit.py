@@ -117,8 +117,10 @@ class Client:
 class Web:
     """A live server with one HTTP listener."""
 
-    def __init__(self, loop_factory, *, limits=None, handlers=None, hooks=None, **config) -> None:
+    def __init__(self, loop_factory, *, limits=None, handlers=None, hooks=None, limits_of=None, **config) -> None:
         config.setdefault("admission", FREE)
+        if limits_of is not None:
+            config["limits"] = limits_of
         self.server = build_live_server(LiveConfig(port=0, loop_factory=loop_factory, **config), hooks)
         self.errors = []
         self.address = listen_http(self.server, "127.0.0.1", 0, limits=limits, handlers=handlers)

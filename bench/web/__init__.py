@@ -1,0 +1,4 @@
+"""Benches of what is served over HTTP and TLS.
+
+Begin with `http.py`.
+"""

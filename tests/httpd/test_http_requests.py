@@ -1,0 +1,239 @@
+"""Requests on real sockets: whole, split and pipelined, right, wrong, too long, too late, and from the half-closed."""
+
+from __future__ import annotations
+
+import socket
+from itertools import pairwise
+
+import httpx
+import pytest
+from http_kit import HOST, wait_for
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowctl.access.request import Refusal, Why
+from flowctl.errors import ConfigError
+from flowctl.httpd.limits import HttpLimits
+from flowctl.live.config import LiveConfig
+from flowctl.live.hooks import LiveHooks
+
+PIPELINED = (
+    f"GET /a.txt HTTP/1.1\r\n{HOST}\r\n"
+    f"POST /b.flv HTTP/1.1\r\n{HOST}Content-Length: 5\r\n\r\nhello"
+    f"POST /c HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\n\r\n"
+    f"OPTIONS /live/room.flv HTTP/1.1\r\n{HOST}Origin: https://a.example\r\n\r\n"
+    f"HEAD /live/room.flv HTTP/1.1\r\n{HOST}\r\n"
+    f"GET /last HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n"
+).encode()
+STATUSES = [404, 405, 405, 204, 404, 404]
+
+
+class Refusing(LiveHooks):
+    """Refuses plays for a reason of each kind, and tells what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def may_play(self, request):
+        self.asked.append(request)
+        name = request.url.stream
+        return "Not today." if name == "text" else Refusal("No.", Why[name.upper()])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(cuts=st.lists(st.integers(1, len(PIPELINED) - 1), max_size=6, unique=True))
+def test_requests_when_pipelined_and_split_anywhere_are_answered_in_order(request, cuts):
+    """However the octets come, each request gets its answer, and the last one ends the connection."""
+    web = request.getfixturevalue("web_of_module")
+    client = web.client()
+    at = [0, *sorted(cuts), len(PIPELINED)]
+    for begin, end in pairwise(at):
+        client.send(PIPELINED[begin:end])
+    found = [client.answer(body=number != 4)[0] for number in range(6)]
+    assert found == STATUSES
+    assert client.to_end() == b""
+    client.close()
+
+
+def test_requests_when_split_at_every_octet_are_answered_in_order(web):
+    """Also where the cut is within a line end or a chunk."""
+    web = web()
+    for cut in range(1, len(PIPELINED), 7):
+        client = web.client()
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.send(PIPELINED[:cut])
+        client.send(PIPELINED[cut:])
+        assert [client.answer(body=number != 4)[0] for number in range(6)] == STATUSES
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("octets", "status"),
+    [
+        (f"GET / HTTP/1.1\r\n{HOST}\r\n", 404),
+        (f"GET /live/room.mkv HTTP/1.1\r\n{HOST}\r\n", 404),
+        (f"DELETE /live/room.flv HTTP/1.1\r\n{HOST}\r\n", 405),
+        (f"GET /live/%ff.flv HTTP/1.1\r\n{HOST}\r\n", 400),
+        (f"GET /live/..%2f..%2fetc.flv HTTP/1.1\r\n{HOST}\r\n", 400),
+        (f"GET /live/a%00b.flv HTTP/1.1\r\n{HOST}\r\n", 400),
+        (f"GET /live/a%3fb.flv HTTP/1.1\r\n{HOST}\r\n", 404),
+        ("GET /live/room.flv HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+        (f"GET /.flv HTTP/1.1\r\n{HOST}\r\n", 404),
+    ],
+)
+def test_request_when_it_names_nothing_is_answered_and_the_connection_goes_on(web, octets, status):
+    """A path that is none, or none that is served, costs an answer."""
+    client = web(players_may_wait=False).client()
+    client.send(octets)
+    assert client.answer()[0] == status
+    assert client.get("/again")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("octets", "status", "limit"),
+    [
+        ("GET /live/room.flv HTTP/1.1\r\n\r\n", 400, None),
+        ("nonsense\r\n\r\n", 400, None),
+        ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, None),
+        ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, None),
+        (f"GET / HTTP/1.1\r\n{HOST}Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, None),
+        (f"GET / HTTP/1.1\r\n{HOST}Content-Length: -1\r\n\r\n", 400, None),
+        (f"GET / HTTP/1.1\r\n{HOST}Transfer-Encoding: gzip\r\n\r\n", 501, None),
+        (f"GET /{'a' * 9000} HTTP/1.1\r\n{HOST}\r\n", 414, "target_bytes"),
+        (f"GET /{'a' * 40000} HTTP/1.1\r\n{HOST}\r\n", 414, "header_bytes"),
+        (f"GET / HTTP/1.1\r\n{HOST}X: {'a' * 40000}\r\n\r\n", 431, "header_bytes"),
+        (f"GET / HTTP/1.1\r\n{HOST}X: {'a' * 16500}\r\n\r\n", 431, "header_bytes"),
+        (f"GET / HTTP/1.1\r\n{HOST}" + "X: y\r\n" * 100 + "\r\n", 431, "header_count"),
+        (f"POST / HTTP/1.1\r\n{HOST}Content-Length: 100000\r\n\r\n", 413, "body_bytes"),
+        (
+            f"POST / HTTP/1.1\r\n{HOST}Transfer-Encoding: chunked\r\n\r\n" + ("4000\r\n" + "b" * 16384 + "\r\n") * 5,
+            413,
+            "body_bytes",
+        ),
+    ],
+)
+def test_request_when_it_is_wrong_or_too_long_is_answered_and_ends_the_connection(web, octets, status, limit):
+    """What cannot be made sense of, or goes over a limit, gets its status and the end; limits are counted."""
+    web = web()
+    client = web.client()
+    client.send(octets.encode("latin-1"))
+    found, headers, _ = client.answer()
+    assert (found, headers["connection"]) == (status, "close")
+    assert client.to_end() == b""
+    wait_for(lambda: web.server.hub.snapshot().closed)
+    assert web.server.hub.snapshot().limits_hit == ({} if limit is None else {limit: 1})
+
+
+@pytest.mark.parametrize(
+    "octets", ["G", f"GET / HTTP/1.1\r\n{HOST}", f"POST / HTTP/1.1\r\n{HOST}Content-Length: 5\r\n\r\nab"]
+)
+def test_request_when_it_does_not_come_whole_in_time_gets_408(web, octets):
+    """Slow senders end, with head or body unfinished."""
+    web = web(limits=HttpLimits(request_time_s=0.1))
+    client = web.client()
+    client.send(octets)
+    assert client.answer()[0] == 408
+    assert client.to_end() == b""
+    assert wait_for(lambda: web.server.hub.snapshot().limits_hit) == {"request_time_s": 1}
+
+
+def test_connection_when_nothing_comes_or_it_idles_too_long_is_closed_without_a_word(web):
+    """A browser that connects ahead is told nothing."""
+    web = web(limits=HttpLimits(request_time_s=0.1, idle_s=0.1))
+    assert web.client().to_end() == b""
+    client = web.client()
+    assert client.get("/a")[0] == 404
+    assert client.to_end() == b""
+
+
+def test_connection_when_it_has_made_all_its_requests_is_told_with_the_last_answer(web):
+    """The limit on requests of one connection ends it in order."""
+    client = web(limits=HttpLimits(requests=3)).client()
+    answers = [client.get("/a")[1].get("connection") for _ in range(3)]
+    assert answers == [None, None, "close"]
+    assert client.to_end() == b""
+
+
+def test_answer_when_the_client_has_half_closed_comes_all_the_same(web):
+    """A client that ends its side behind a whole request gets the answer; one that plays has left."""
+    web = web()
+    client = web.client()
+    client.send(f"GET /a HTTP/1.1\r\n{HOST}\r\n")
+    client.sock.shutdown(socket.SHUT_WR)
+    assert client.answer()[0] == 404
+    assert client.to_end() == b""
+    web.publisher().group()
+    player = web.client()
+    player.get()
+    player.sock.shutdown(socket.SHUT_WR)
+    assert player.to_end() != b"x"
+    wait_for(lambda: not web.server.connections())
+
+
+def test_expectation_when_a_body_is_announced_is_met(web):
+    """A client that asks before it sends its body is told to go on."""
+    client = web().client()
+    client.send(f"POST / HTTP/1.1\r\n{HOST}Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+    assert client.answer()[0] == 100
+    client.send("abc")
+    assert client.answer()[0] == 405
+
+
+def test_httpx_when_it_asks_several_times_keeps_its_connection(web):
+    """A real client is served on one connection."""
+    web = web()
+    with httpx.Client(base_url=f"http://{web.address[0]}:{web.address[1]}", trust_env=False) as client:
+        assert [client.get("/a").status_code, client.head("/b.flv").status_code] == [404, 404]
+        assert client.options("/live/room.flv").headers["allow"] == "GET, HEAD, OPTIONS"
+    assert web.server.accepted_count == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("text", 403), ("unauthorized", 401), ("forbidden", 403), ("not_found", 404), ("unavailable", 503)],
+)
+def test_gate_when_it_refuses_a_play_says_so_in_the_status(web, name, status):
+    """The same question as for RTMP, each reason with its code, and the client's key in it as it was meant."""
+    hooks = Refusing()
+    web = web(hooks=hooks)
+    found, headers, body = web.get(f"/live/{name}.flv?key=a%2Bb", "Authorization: Bearer tok\r\nReferer: http://p/\r\n")
+    assert found == status
+    assert body in {b"No.\n", b"Not today.\n"}
+    assert ("www-authenticate" in headers) is (status == 401)
+    (asked,) = hooks.asked
+    assert (asked.stream, asked.query["key"], asked.bearer, asked.page_url) == (
+        f"live/{name}",
+        "a+b",
+        "tok",
+        "http://p/",
+    )
+
+
+def test_origins_when_some_are_named_are_told_to_those_alone(web):
+    """A page of another origin gets no leave, and no frames over WebSocket."""
+    web = web(http_origins="https://a.example, https://b.example/")
+    web.publisher().group()
+    for origin, allowed in (("https://b.example", True), ("https://c.example", False)):
+        _, headers, _ = web.get("/x", f"Origin: {origin}\r\n")
+        assert (headers.get("access-control-allow-origin"), headers["vary"]) == (origin if allowed else None, "Origin")
+        upgrade = (
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        )
+        assert web.get(headers=f"{upgrade}Origin: {origin}\r\n")[0] == (101 if allowed else 403)
+
+
+def test_preflight_when_headers_are_asked_for_allows_them(web):
+    """A page may send Range or Authorization."""
+    _, headers, _ = web().get(
+        method="OPTIONS", headers="Origin: https://a.example\r\nAccess-Control-Request-Headers: range\r\n"
+    )
+    assert headers["access-control-allow-headers"] == "range"
+    assert headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize("text", ["8080", "host:", "a:70000", "::1:80", "http://a:1"])
+def test_http_when_it_is_no_address_is_refused(text):
+    """A setting that cannot be listened on is named at once."""
+    with pytest.raises(ConfigError, match="no address to listen on"):
+        LiveConfig(http=text)
