@@ -249,6 +249,8 @@ class LiveConfig(ServeOptions):
             `flowctl.httpd.serving.serve_http`, which ``flowctl serve live`` calls, does it.
         http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
             those of this server itself.
+        hls_folder: folder that ``flowctl hls`` fills; its playlists and segments are served where `http` listens. None:
+            there is none.
 
         source: the file that these settings were read from, which is watched. None: there is none, or they were not
             read.
@@ -295,6 +297,7 @@ class LiveConfig(ServeOptions):
     origin: str = ""
     http: str = ""
     http_origins: str = "*"
+    hls_folder: Path | None = None
     source: Source | None = field(default=None, repr=False, compare=False)
     sender: SenderSettings = field(init=False, repr=False, compare=False)
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)

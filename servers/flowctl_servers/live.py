@@ -13,8 +13,14 @@ def build(options: ServeOptions) -> LiveServer:
         # Loaded for a server that serves HTTP: h11 and wsproto are not for others.
         from flowctl.httpd.serving import serve_http  # noqa: PLC0415 - as said
 
+        folder = server.config.hls_folder
+        handlers = None
+        if folder is not None:
+            from flowctl.remux.serving import hls_handlers  # noqa: PLC0415 - as said
+
+            handlers = hls_handlers(folder)
         try:
-            serve_http(server)
+            serve_http(server, handlers)
         except BaseException:
             server.close_listeners()
             raise

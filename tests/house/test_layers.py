@@ -70,7 +70,7 @@ LAYERS = {
         "words text flow rtmp outgoing outcomes charts log loop zeromq rpc scheduler diffusion sending receiver fanout "
         "connection server telemetry client live control admin",
     ),
-    "remux": layer("remux", "words flow rtmp outcomes loop live client cluster"),
+    "remux": layer("remux", "words access flow rtmp outcomes loop sending connection live httpd client cluster"),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
     "demo": layer(
         "demo",

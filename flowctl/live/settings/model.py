@@ -330,6 +330,7 @@ class LiveSettings(BaseModel):
 
     http: Text = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")
     http_origins: Text = _at("http_origins", "Origins of pages that may play over HTTP, with commas; *: all.")
+    hls_folder: File = _at("hls_folder", "Serve the HLS that flowctl hls writes into this folder, where http listens.")
     origin: Text = _at("origin", "Offer streams in segments to edges at host:port, to all who can connect.")
     control: Listening = _at("control", "Where operators reach it: ipc for this user; tcp takes keys and clients.")
     control_keys: File = _at("control_keys", "File with the server's key pair, of flowctl rpc keygen.")

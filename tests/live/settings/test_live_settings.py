@@ -112,6 +112,7 @@ EXAMPLES = {
     "flights_at_once": ("7", "flights.most_at_once", 7),
     "http": ("127.0.0.1:8080,[::1]:8080", "http", "127.0.0.1:8080,[::1]:8080"),
     "http_origins": ("https://a.example", "http_origins", "https://a.example"),
+    "hls_folder": ("/hls", "hls_folder", Path("/hls")),
     "origin": ("10.0.0.5:1936", "origin", "10.0.0.5:1936"),
     "control": ("ipc:///run/one.sock,tcp://[::1]:7000", "control", "ipc:///run/one.sock,tcp://[::1]:7000"),
     "control_keys": ("server.key", "control_keys", Path("server.key")),

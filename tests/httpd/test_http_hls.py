@@ -1,0 +1,209 @@
+"""HLS over HTTP: the files of a folder that HLS has, whole or in part, to those who may play, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from http_kit import wait_for
+
+from flowctl.errors import FlowctlError
+from flowctl.flv import FlvReader
+from flowctl.live.hooks import LiveHooks
+from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
+from flowctl.remux.hls import HlsSettings, HlsWriter
+from flowctl.remux.intake import Came, Ended
+from flowctl.remux.serving import HlsFiles, hls_handlers
+
+PLAYLIST = '#EXTM3U\n#EXT-X-MAP:URI="room-7-init.mp4"\n#EXTINF:4.000,\nroom-7.m4s\n'
+SEGMENT = bytes(range(256)) * 4096  # four parts
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of HLS with one stream, and things around it that nobody may have."""
+    hls = tmp_path / "hls"
+    (hls / "live").mkdir(parents=True)
+    (hls / "live" / "room.m3u8").write_text(PLAYLIST)
+    (hls / "live" / "room-7.m4s").write_bytes(SEGMENT)
+    (hls / "live" / "room-8.ts").write_bytes(b"ts")
+    (hls / "live" / "room-7-init.mp4").write_bytes(b"init")
+    (hls / "live" / "secret.txt").write_text("secret")
+    (hls / "live" / "room-9.ts.part").write_text("secret")
+    (hls / "live" / "room.mp4").write_text("secret")
+    (tmp_path / "out-1.ts").write_text("secret")
+    (hls / "live" / "link-1.ts").symlink_to(tmp_path / "out-1.ts")
+    (hls / "linked").symlink_to(tmp_path)
+    (hls / "live" / "dir-1.ts").mkdir()
+    os.mkfifo(hls / "live" / "pipe-1.ts")
+    return hls
+
+
+@pytest.fixture
+def hls(web, folder):
+    """A live server that serves it."""
+    return web(handlers=hls_handlers(folder))
+
+
+def test_files_of_hls_when_asked_for_are_given_with_type_and_age(hls):
+    """Playlists are asked for again each time, segments may be kept; both have a tag."""
+    status, headers, body = hls.get("/live/room.m3u8")
+    assert (status, body.decode()) == (200, PLAYLIST)
+    assert headers["content-type"] == "application/vnd.apple.mpegurl"
+    assert headers["cache-control"] == "no-cache"
+    assert headers["access-control-allow-origin"] == "*"
+    assert hls.get("/live/room.m3u8", f"If-None-Match: {headers['etag']}\r\n")[0] == 304
+    status, headers, body = hls.get("/live/room-7.m4s")
+    assert (status, body) == (200, SEGMENT)
+    assert headers["content-type"] == "video/iso.segment"
+    assert headers["cache-control"] == "max-age=3600"
+    for condition in (f"If-None-Match: {headers['etag']}", f"If-Modified-Since: {headers['last-modified']}"):
+        assert hls.get("/live/room-7.m4s", f"{condition}\r\n")[0] == 304
+    assert hls.get("/live/room-8.ts")[1]["content-type"] == "video/mp2t"
+    assert hls.get("/live/room-7-init.mp4")[2] == b"init"
+    assert hls.get("/live/room-7.m4s", method="HEAD")[1]["content-length"] == str(len(SEGMENT))
+
+
+def test_connection_when_several_files_are_fetched_stays_open(hls):
+    """A player fetches playlist and segments one after the other on one connection."""
+    client = hls.client()
+    for _ in range(3):
+        assert client.get("/live/room.m3u8")[2].decode() == PLAYLIST
+        assert client.get("/live/room-7.m4s")[2] == SEGMENT
+        assert client.get("/live/room-404.m4s")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "begin", "end"),
+    [("0-9", 0, 10), ("1000000-", 1_000_000, 1 << 20), ("-5", (1 << 20) - 5, 1 << 20), ("5-99999999", 5, 1 << 20)],
+)
+def test_part_of_a_segment_when_asked_for_is_that_part(hls, asked, begin, end):
+    """Range gives the octets that were asked for, and says which they are."""
+    status, headers, body = hls.get("/live/room-7.m4s", f"Range: bytes={asked}\r\n")
+    assert (status, body) == (206, SEGMENT[begin:end])
+    assert headers["content-range"] == f"bytes {begin}-{end - 1}/{len(SEGMENT)}"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("Range: bytes=1048576-\r\n", 416),
+        ("Range: bytes=-0\r\n", 416),
+        ("Range: bytes=9-1\r\n", 200),
+        ("Range: bytes=0-1,5-6\r\n", 200),
+        ("Range: pages=1-2\r\n", 200),
+        ('Range: bytes=0-1\r\nIf-Range: "another"\r\n', 200),
+    ],
+)
+def test_part_of_a_segment_when_it_is_none_is_all_or_refused(hls, headers, status):
+    """Behind the end there is nothing to be had; what is no single range is passed over."""
+    found, answer, body = hls.get("/live/room-7.m4s", headers)
+    assert found == status
+    assert (len(body) == len(SEGMENT)) == (status == 200)
+    assert status == 200 or answer["content-range"] == f"bytes */{len(SEGMENT)}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/live/secret.txt",
+        "/live/room-9.ts.part",
+        "/live/room.mp4",
+        "/live/room.ts",
+        "/live/link-1.ts",
+        "/linked/out-1.ts",
+        "/live/dir-1.ts",
+        "/live/pipe-1.ts",
+        "/../out-1.ts",
+        "/live/../../out-1.ts",
+        "/live/%2e%2e/%2e%2e/out-1.ts",
+        "/live%2f..%2f..%2fout-1.ts",
+        "/live/..%2f..%2fout-1.ts",
+        "/%2e%2e/out-1.ts",
+        "/live/room-7.m4s%00.ts",
+        "//etc/x-1.ts",
+        "/room-7.ts",
+        "/live/" + "a" * 2000 + "-1.ts",
+        "/live/.m3u8",
+    ],
+)
+def test_anything_else_when_asked_for_is_not_there(hls, path):
+    """No name gives what HLS does not have, and none leads out of the folder, by dots, links or encodings."""
+    status, _, body = hls.get(path)
+    assert status in {400, 404}
+    assert b"secret" not in body
+
+
+def test_streams_when_names_are_odd_are_found_as_they_were_written(tmp_path):
+    """The names that a writer makes of a stream lead back to it, so that it is the stream that is asked about."""
+    files = HlsFiles(tmp_path)
+    assert files.stream_of("/live/inst/a b.m3u8") == "live/inst/a b"
+    assert files.stream_of("/live/inst/a%20b-17.ts") == "live/inst/a b"
+    assert files.stream_of("/live/room-2-3-init.mp4") == "live/room-2"
+    assert files.stream_of("/live/room-2-3.ts") == "live/room-2"
+
+
+def test_access_when_it_is_limited_holds_for_every_file(web, folder):
+    """A playlist, a segment and an initialisation are given to those who may play the stream, and to nobody else."""
+    web = web(handlers=hls_handlers(folder), hooks=Refusing())
+    for name in ("room.m3u8", "room-7.m4s", "room-7-init.mp4", "room-8.ts"):
+        assert web.get(f"/live/{name}")[0] in {401, 403}
+        assert web.get(f"/live/{name}?pass=yes")[0] == 200
+    text = web.get("/live/room.m3u8?pass=yes&x=%22")[2].decode()
+    assert text == PLAYLIST.replace("init.mp4", "init.mp4?pass=yes&x=%22").replace("7.m4s", "7.m4s?pass=yes&x=%22")
+
+
+class Refusing(LiveHooks):
+    """Lets those play who say the word."""
+
+    def may_play(self, request):
+        """Ask for it, for this one stream."""
+        return None if request.stream == "live/room" and request.url.query.get("pass") == "yes" else "no"
+
+
+def test_ffmpeg_when_it_plays_over_http_decodes_every_picture(web, tmp_path):
+    """FFmpeg fetches playlist and segments that a writer made, and decodes every picture of the recording."""
+    try:
+        path = ensure_sample(
+            tmp_path, SampleRecipe(seconds=3.0, gop_s=0.5, width=160, height=96, b_frames=2, profile="main")
+        )
+    except FlowctlError as error:
+        pytest.skip(str(error))
+    writer = HlsWriter("live", "a b", HlsSettings(folder=tmp_path / "hls", segment_s=1.0))
+    writer.work([Came(*tag) for tag in FlvReader().feed(path.read_bytes())])
+    writer.work([Ended("over")])
+    found = web(handlers=hls_handlers(tmp_path / "hls"))
+    url = f"http://127.0.0.1:{found.address[1]}/live/a%20b.m3u8"
+    assert pictures_by_ffmpeg(url) == pictures_by_ffmpeg(path)
+
+
+def pictures_by_ffmpeg(source):
+    """Return the checksum of each picture that FFmpeg decodes."""
+    command = [str(find_ffmpeg()), "-v", "error", "-i", str(source), "-map", "0:v", "-fps_mode", "passthrough"]
+    done = subprocess.run([*command, "-f", "framemd5", "-"], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stderr == ""
+    return [line.split(",")[-1].strip() for line in done.stdout.splitlines() if not line.startswith("#")]
+
+
+def test_descriptors_when_clients_go_in_the_middle_are_closed(hls):
+    """A client that leaves a segment half read costs nothing that stays."""
+    for _ in range(5):
+        client = hls.client()
+        client.send("GET /live/room-7.m4s HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sock.recv(100)
+        client.close()
+    wait_for(lambda: not hls.server.connections())
+    wait_for(lambda: not opened("room-7.m4s"))
+    assert hls.get("/live/room-7.m4s")[2] == SEGMENT
+
+
+def opened(name):
+    """Return the open descriptors of this process that are of a file of that name."""
+    found = []
+    for item in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.append(item.readlink())
+    return [path for path in found if path.name == name]
