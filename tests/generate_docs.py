@@ -30,6 +30,7 @@ from flowctl.judging.shadow import Candidate
 from flowctl.judging.shares import ShareSettings
 from flowctl.live.config import LiveConfig
 from flowctl.live.settings.model import settings_of
+from flowctl.live.settings.showing import sample
 from flowctl.loadtest import catalogue
 from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
 from flowctl.loadtest.results.figures import FIGURES
@@ -51,6 +52,7 @@ from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
 
 ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "docs" / "flowctl.toml"
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -443,6 +445,9 @@ def main() -> None:
         if new != text:
             path.write_text(new, "utf-8")
             sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    if not SAMPLE.exists() or SAMPLE.read_text("utf-8") != sample():
+        SAMPLE.write_text(sample(), "utf-8")
+        sys.stdout.write(f"{SAMPLE.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":

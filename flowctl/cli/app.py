@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.cli import demo, edge, key, load, play, publish, remux, replay, serve, version
+from flowctl.cli import config, demo, edge, key, load, play, publish, remux, replay, serve, version
 from flowctl.cli.analyze import app as analyze
 from flowctl.cli.control import fleet, rpc, top
 from flowctl.cli.control.operations import add_operations
@@ -60,6 +60,7 @@ add_operations(app)
 app.command("top")(top.top)
 app.add_typer(rpc.app, name="rpc")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(config.app, name="config")
 app.add_typer(key.app, name="key")
 app.add_typer(analyze.app, name="analyze")
 app.command("demo")(demo.demo)

@@ -236,7 +236,8 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             name: {
                 "file": status.path,
                 "state": status.state,
-                "changed": taken[name],
+                # The file of settings is read again for the files that it names, and may have nothing new.
+                "changed": taken[name] and (name != "config" or "config file" in details),
                 **({"fault": status.fault} if status.fault else {}),
                 **({"now": details[f"{name} file"]} if f"{name} file" in details else {}),
             }

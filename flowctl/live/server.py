@@ -231,16 +231,21 @@ class LiveServer(Server):
             self.limits_from = "config file"
         self._read = new
         self._base = placed(self._base, {item.path: self._part_of(item) for item in differ})
-        self.waiting = tuple(
-            item.name for item in source.differences(self._at_start, new) if self._waits_for_restart(item)
+        waited, self.waiting = (
+            self.waiting,
+            tuple(item.name for item in source.differences(self._at_start, new) if self._waits_for_restart(item)),
         )
-        self._put_in_force(config)
+        if differ:
+            self._put_in_force(config)
         now = {"changed": [item.name for item in differ if item.takes is Takes.NOW]}
         now["new_connections"] = [item.name for item in differ if item.takes is Takes.NEW]
         detail = {key: names for key, names in now.items() if names}
-        if self.waiting:
+        if self.waiting != waited:
             detail["waits_for_restart"] = list(self.waiting)
+        if self.waiting and self.waiting != waited:
             _log.warning("settings that wait for a restart have changed", settings=list(self.waiting))
+        if not detail:
+            return
         _log.info("settings changed", file=str(source.file), connections=len(self.connections()), **detail)
         self._note_change("config file", detail)
 

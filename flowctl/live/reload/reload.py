@@ -92,8 +92,8 @@ class Reload:
         self._poll_s: Final = poll_s
         self._on_error = on_error
         # Of all that wakes a thread only this may be used in a signal handler: its `put` takes no lock of Python's.
-        # True: look now; False: end
-        self._wishes: Final[queue.SimpleQueue[bool | _Job]] = queue.SimpleQueue()
+        # True: look; None: look, though the file of settings has not changed: those that it names may have; False: end
+        self._wishes: Final[queue.SimpleQueue[bool | _Job | None]] = queue.SimpleQueue()
         self._lock: Final = OwnedLock()
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._stopped = False  # guarded by _lock
@@ -157,8 +157,11 @@ class Reload:
             thread.join(_JOIN_S)
 
     def look_now(self) -> None:
-        """Look at the files at once instead of within a second. Any thread, and signal handlers."""
-        self._wishes.put(True)
+        """Look at the files at once instead of within a second, those that settings name too.
+
+        Any thread, and signal handlers.
+        """
+        self._wishes.put(None)
 
     def do(self, job: Callable[[], _T], timeout_s: float = DO_S) -> _T:
         """Run `job` on the thread of the files, after what was asked for before, and return what it returns.
@@ -200,14 +203,16 @@ class Reload:
     def read_now(self) -> dict[str, bool]:
         """Look at all files, and return of which there was something new that was taken. For code that `do` runs."""
         before = {name: file.status.applied for name, file in self._files.items()}
-        self._look()
+        self._look_again()
         if any(file.looks_empty for file in self._files.values()):
             self._look()  # it is meant to be empty, since somebody says that it is to be read
         return {name: file.status.applied > before[name] for name, file in self._files.items()}
 
     def _run(self) -> None:
         for wish in iter(self._next, False):
-            if wish is True:
+            if wish is None:
+                self._look_again()
+            elif wish is True:
                 self._look()
             elif isinstance(wish, tuple):
                 _do(*wish)
@@ -219,7 +224,12 @@ class Reload:
             if isinstance(wish, tuple):
                 wish[1].cancel()
 
-    def _next(self) -> bool | _Job:
+    def _look_again(self) -> None:
+        if (config := self._files.get("config")) is not None:
+            config.forget()
+        self._look()
+
+    def _next(self) -> bool | _Job | None:
         """Wait for the next thing to be done; False: it is time to end."""
         try:
             return self._wishes.get(timeout=self._poll_s if self._files or self._also else None)

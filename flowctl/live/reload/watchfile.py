@@ -138,6 +138,10 @@ class WatchedFile:
         self._digest = hashlib.blake2b(text.encode()).digest()
         self.status = replace(self.status, there=True)
 
+    def forget(self) -> None:
+        """Count what it says as news at the next reading: files that it names may have changed."""
+        self._seen, self._digest = None, b""
+
     def in_force(self, data: bytes) -> bool:
         """Return whether `data` are the contents that were taken last."""
         return not self.status.fault and bool(self._digest) and hashlib.blake2b(data).digest() == self._digest

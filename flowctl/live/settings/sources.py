@@ -240,14 +240,14 @@ def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
             f"{server[asked[0]].source} is set, but nothing is recorded", hint="give events (--events FOLDER) as well"
         )
     extra = {name: str(item.value) for name, item in server.items() if name in program.extra}
-    settings = _validated({name: item for name, item in server.items() if name not in extra})
+    settings = validated({name: item for name, item in server.items() if name not in extra})
     options = settings.options(program, extra)
     if not isinstance(options, LiveConfig):
         return options
     levels = []
     for where, values in given.items():
         if where != SERVER and values:
-            level = _validated(values, part=True).level(*where)
+            level = validated(values, part=True).level(*where)
             try:
                 options.with_level(level)
             except ConfigError as error:
@@ -422,7 +422,16 @@ def _hint(name: str, program: ServerProgram) -> str:
     return f"did you mean {near[0]}? {listed}" if near else listed
 
 
-def _validated(given: Mapping[str, Given], *, part: bool = False) -> LiveSettings:
+def validated(given: Mapping[str, Given], *, part: bool = False) -> LiveSettings:
+    """Return the settings of one level, each of which is valid by itself.
+
+    Args:
+        given: by name.
+        part: whether they are a level's, and stand for part of those in force.
+
+    Raises:
+        ConfigError: one is not.
+    """
     context: dict[str, Any] = {name: item.source for name, item in given.items()} | ({PART: True} if part else {})
     try:
         return LiveSettings.model_validate({name: item.value for name, item in given.items()}, context=context)

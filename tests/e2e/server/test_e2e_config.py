@@ -126,8 +126,26 @@ def test_config_when_a_key_cannot_change_live_says_that_it_waits(configured):
     [told] = reload(server, path, FIRST + "groups = 3\n")
     assert told == {"changed": ["stuck"], "waits_for_restart": ["groups"]}
     [told] = reload(server, path, FIRST)
-    assert told == {}
+    assert told == {"waits_for_restart": []}
     assert server.waiting == ()
+    assert reload(server, path, FIRST + "# a comment\n") == []  # nothing has changed
+
+
+def test_config_when_a_file_that_it_names_changes_is_read_again_on_demand(configured, tmp_path):
+    """Users and passwords are those of the file at the last reload, for connections that come."""
+    start, _ = configured
+    users = tmp_path / "users"
+    users.write_text("ann:first\n")
+    users.chmod(0o600)
+    server = start(FIRST + f'credentials_file = "{users}"\n')
+    users.write_text("ann:second\n")
+    server.reload.look_now()
+    wait_until(lambda: server.hub.config.rtmp.credentials == {"ann": "second"}, "the new password")
+    users.write_text("nobody\n")
+    server.reload.look_now()
+    wait_until(lambda: server.reload.status["config"].fault, "the fault")
+    assert f"{users}, line 1" in server.reload.status["config"].fault
+    assert server.hub.config.rtmp.credentials == {"ann": "second"}
 
 
 def test_config_when_an_option_says_otherwise_keeps_what_the_option_says(configured):

@@ -1,0 +1,132 @@
+"""``flowctl config``: is a file of settings valid, and what do settings come to?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from flowctl.live.settings.sources import Settings
+    from flowctl.server.program import ServerProgram
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Check files of settings, and show their effect.")
+
+_Server = Annotated[str, typer.Option(metavar="NAME", help="Of which server: live, or any installed one.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON object.")]
+_Pairs = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="As for serve; repeatable.")]
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="TOML file of settings.", show_default=False)],
+    *,
+    server: _Server = "live",
+    pairs: _Pairs = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Check a file of settings, and the files that it names, as a server would that is started with it.
+
+    Variables FLOWCTL_NAME and --set go before the file, as for serve. Exits with 2 where it is not valid.
+    """
+    from flowctl.cli.common import print_json
+    from flowctl.errors import ConfigError
+    from flowctl.live.settings.sources import SERVER, settings_of_all
+    from flowctl.text.output import say
+
+    try:
+        program, given = _gather(server, file, pairs)
+        options = settings_of_all(program, given)
+        _read_files(options)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json({"valid": False, "error": str(error), "hint": error.hint})
+        raise typer.Exit(2) from error
+    levels = sum(1 for place, values in given.items() if place != SERVER and values)
+    if as_json:
+        print_json({"valid": True, "settings": len(given[SERVER]), "levels": levels})
+    else:
+        say(f"{file} is valid: {len(given[SERVER])} settings of the server, {levels} levels")
+
+
+@app.command("show")
+def show(
+    file: Annotated[
+        Path | None, typer.Argument(help="TOML file of settings.", envvar="FLOWCTL_CONFIG", show_default=False)
+    ] = None,
+    *,
+    server: _Server = "live",
+    stream: Annotated[str, typer.Option(metavar="APP/STREAM", help="Show what holds for this stream.")] = "",
+    role: Annotated[str, typer.Option(metavar="viewer|publisher", help="And for this role.")] = "",
+    changed: Annotated[bool, typer.Option("--changed", help="Only what is not the default.")] = False,
+    pairs: _Pairs = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Show the value of each setting and where it came from: option, variable, line of the file, or default.
+
+    Secrets are masked. With --stream or --role: what may differ there, and which level says it.
+    """
+    from flowctl.cli.common import print_json
+    from flowctl.errors import ConfigError
+    from flowctl.live.settings.levels import Role
+    from flowctl.live.settings.showing import effective
+    from flowctl.live.settings.sources import settings_of_all
+    from flowctl.text.output import say
+
+    roles = {item.value: item for item in Role}
+    if role and role not in roles:
+        raise ConfigError(f"--role is {role!r:.40}, it must be viewer or publisher")
+    program, given = _gather(server, file, pairs)
+    limits = _read_files(settings_of_all(program, given))
+    found = effective(program, given, stream=stream, role=roles.get(role), limits_file=limits)
+    found = [item for item in found if not (changed and item.source == "default")]
+    if as_json:
+        print_json({item.name: {"value": item.value, "source": item.source} for item in found})
+        return
+    width = max((len(item.name) for item in found), default=0)
+    for item in found:
+        say(f"{item.name:<{width}}  {item.value or '-'}  ({item.source})")
+
+
+def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[ServerProgram, Settings]:
+    """Return the server and what is given to it."""
+    import os
+
+    from flowctl.cli.servers import load_server
+    from flowctl.live.settings.sources import gather
+
+    program = load_server(server)
+    return program, gather(program, pairs=pairs or (), environment=os.environ, file=file)
+
+
+def _read_files(options: Any) -> Any:
+    """Read the files of limits and bans that settings name; return what the limits file says.
+
+    Raises:
+        ConfigError: one is not valid, or there is no limits file; or the limits do not go with the settings.
+    """
+    from flowctl.errors import ConfigError
+    from flowctl.flow.limitsfile import parse_limits_file
+    from flowctl.server.bans import BanList
+
+    limits = None
+    for name, path in (
+        ("limits", getattr(options, "limits_file", None)),
+        ("bans", getattr(options, "bans_file", None)),
+    ):
+        if path is None or (name == "bans" and not path.exists()):  # bans may come later
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read the {name} in {path}: {error}", hint=f"see {name} in the settings"
+            ) from error
+        if name == "bans":
+            BanList.parse(text, str(path))
+        else:
+            limits = parse_limits_file(text, str(path))
+            options.with_limits(limits)
+    return limits

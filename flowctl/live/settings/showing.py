@@ -1,0 +1,196 @@
+"""What settings come to, and where each came from: for the server, or for a role in a stream.
+
+Secrets are masked: passwords and secret parameters of addresses, and settings of one program alone whose name says that
+they are secret. Files of keys are shown by their paths.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from flowctl.flow.limits import Limits, write_marks
+from flowctl.flow.limitsfile import LimitsFile
+from flowctl.live.config import LiveConfig
+from flowctl.live.settings.levels import MARKS, Level, Levels, Role
+from flowctl.live.settings.model import LiveSettings, kind_of, of_streams, place, roles_of, settings_of, value_at
+from flowctl.live.settings.sources import SERVER, Given, Settings, settings_of_all, validated
+from flowctl.rtmp.url import redact_url
+from flowctl.server.program import ServeOptions, ServerProgram
+
+_SECRET: Final = re.compile(r"key|secret|token|passw", re.IGNORECASE)
+_MASK: Final = "***"
+_DEFAULT: Final = "default"
+
+
+class Effective(NamedTuple):
+    """A setting, and where it came from.
+
+    Attributes:
+        name: of the setting.
+        value: as it is written, secrets masked; empty: it has none.
+        source: where it stands: ``--stuck``, ``FLOWCTL_STUCK``, ``flowctl.toml, line 3: stuck``; or ``default``, or
+            what it follows.
+    """
+
+    name: str
+    value: str
+    source: str
+
+
+def effective(
+    program: ServerProgram,
+    given: Settings,
+    *,
+    stream: str = "",
+    role: Role | None = None,
+    limits_file: LimitsFile | None = None,
+) -> list[Effective]:
+    """Return every setting of a server, or those that can differ for a stream or role, in the order of the model.
+
+    Args:
+        program: the server.
+        given: see `flowctl.live.settings.sources.gather`.
+        stream: ``app/stream``, or an application alone. Empty: what holds for the server.
+        role: in that stream. None: what holds for both.
+        limits_file: what the limits file says, if there is one.
+
+    Raises:
+        ConfigError: the settings are not valid.
+    """
+    options = settings_of_all(program, given)
+    server = {name: item.source for name, item in given[SERVER].items()}
+    if not isinstance(options, LiveConfig):
+        return _of_program(program, given, options, server)
+    if limits_file is not None:
+        options = options.with_limits(limits_file)
+        server |= _of_limits_file(limits_file, given[SERVER]["limits"])
+    found: LiveConfig = options
+    sources: list[Mapping[str, str]] = [server]
+    if stream or role:
+        found = options.at(stream, role)
+        sources = [*_levels_that_fit(options, given, stream, role), server]
+    values = validated({name: item for name, item in given[SERVER].items() if name not in program.extra})
+    shown = []
+    for name in LiveSettings.model_fields:
+        roles = roles_of(name)
+        if not (stream or role) or (roles is not None and (role is None or not roles or role in roles)):
+            source = next((item[name] for item in sources if name in item), _DEFAULT)
+            if name in MARKS.values():
+                shown.append(_mark(name, found.limits, source, sources))
+            else:
+                path = place(name)
+                value = value_at(found, path) if path is not None else getattr(values, name)
+                shown.append(Effective(name, _written(name, value), source))
+    return shown if stream or role else [*shown, *_extra(program, given)]
+
+
+def _of_program(
+    program: ServerProgram, given: Settings, options: ServeOptions, sources: Mapping[str, str]
+) -> list[Effective]:
+    names = [name for name in LiveSettings.model_fields if not of_streams(name)]
+    shown = []
+    for name in names:
+        source, path = sources.get(name, _DEFAULT), place(name)
+        if name in MARKS.values():
+            shown.append(_mark(name, options.limits, source, [sources]))
+        elif path is not None:
+            shown.append(Effective(name, _written(name, value_at(options, path)), source))
+    return [*shown, *_extra(program, given)]
+
+
+def _extra(program: ServerProgram, given: Settings) -> list[Effective]:
+    found = []
+    for name in program.extra:
+        item = given[SERVER].get(name)
+        text = "" if item is None else str(item.value)
+        value = _MASK if text and _SECRET.search(name) else _masked(text)
+        found.append(Effective(name, value, _DEFAULT if item is None else item.source))
+    return found
+
+
+def _of_limits_file(file: LimitsFile, named: Given) -> dict[str, str]:
+    source = f"{named.value} ({named.source})"
+    said = ["soft", "hard", "low", "target_delay", *(name.removesuffix("_s") for name in file.times)]
+    return dict.fromkeys(said, source)
+
+
+def _levels_that_fit(options: LiveConfig, given: Settings, stream: str, role: Role | None) -> list[Mapping[str, str]]:
+    """Return where the settings of the levels that fit come from, by name, the nearest first."""
+    by_path = {place(name) or f"limits.{name}": name for name in LiveSettings.model_fields}
+    levels: list[tuple[Level, dict[str, str]]] = []
+    for item in options.audiences:
+        source = given[SERVER]["audiences"].source
+        levels.append((item.level, {by_path[path]: source for path in item.level.values}))
+    for where, values in given.items():
+        if where != SERVER and values:
+            level = Level(application=where.application, stream=where.stream, role=where.role)
+            levels.append((level, {name: item.source for name, item in values.items()}))
+    sources = {id(level): names for level, names in levels}
+    ordered: Levels[Any] = Levels(level for level, _ in levels)
+    return [sources[id(level)] for level in reversed(ordered.that_fit(stream, role))]
+
+
+def _mark(name: str, limits: Limits, source: str, sources: list[Mapping[str, str]]) -> Effective:
+    which: Any = name
+    value = write_marks(limits, which)
+    usual = write_marks(Limits.parse(write_marks(limits, "soft")), which)
+    nearest_soft = next((number for number, item in enumerate(sources) if "soft" in item), len(sources))
+    nearest = next((number for number, item in enumerate(sources) if name in item), len(sources))
+    if name != "soft" and value == usual and nearest_soft < nearest:
+        return Effective(name, value, "follows soft")
+    return Effective(name, value, source)
+
+
+def _written(name: str, value: Any) -> str:
+    if value is None and name != "target_delay":
+        return ""
+    return _masked(kind_of(name).write(value))
+
+
+def _masked(text: str) -> str:
+    return ",".join(redact_url(part) for part in text.split(",")) if "://" in text else text
+
+
+def sample() -> str:
+    """Return a file of all settings, each with what it does and its default, all of them commented out."""
+    lines = [
+        "# All settings of a live server. A line that begins with # and a name shows the default, or in <> how a value",
+        "# is written; take the # away to change it. Sizes are like 2MiB, durations like 8s, shares like 10%.",
+        "# `flowctl config check FILE` checks a file, `flowctl config show FILE` shows what it comes to.",
+    ]
+    for item in settings_of():
+        roles = roles_of(item.name)
+        value = json.dumps(item.default or f"<{item.kind}>")
+        levels = (
+            ""
+            if roles is None
+            else " May differ for an application or stream"
+            + ("." if not roles else f", or for a {' or '.join(sorted(role.value for role in roles))}.")
+        )
+        lines += ["", f"# {item.what}{levels}", f"#{item.name} = {value}"]
+    return "\n".join([*lines, "", *_SAMPLE_LEVELS.splitlines(), ""])
+
+
+_SAMPLE_LEVELS: Final = """\
+# What differs for an application, a stream or a role. Of each setting the nearest level that says it counts: a role is
+# nearer than a stream, that nearer than an application, and that nearer than the server; a role within a stream or an
+# application is nearer than a role alone. Of patterns a name without * and ? is nearest, then one with more letters.
+
+#[application.talk]
+#target_delay = "800ms"
+
+#[application.talk.viewer]
+#policy = "audio-first"
+
+#[stream."live/cam*"]
+#gop_cache = "4MiB"
+
+#[stream."live/cam*".publisher]
+#media_silence = "30s"
+
+#[role.viewer]
+#stuck = "20s"\
+"""

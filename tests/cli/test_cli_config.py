@@ -1,0 +1,71 @@
+"""`flowctl config`: a wrong file ends with 2 and says where, a right one shows what it comes to; both as JSON too."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from flowctl.cli.app import app
+from flowctl.errors import ConfigError
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return what runs the command in a folder with files; the environment has no settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FLOWCTL_CONFIG", raising=False)
+
+    def run(*args, **files):
+        for name, text in files.items():
+            (tmp_path / f"{name}.toml").write_text(text, "utf-8")
+        return CliRunner().invoke(app, ["config", *args])
+
+    return run
+
+
+def test_check_when_the_file_is_valid_says_so(run):
+    """The settings and levels are counted."""
+    result = run("check", "one.toml", "--json", one='stuck = 5\n[role.viewer]\npolicy = "audio-first"\n')
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "settings": 1, "levels": 1})
+    assert "one.toml is valid: 1 settings of the server, 1 levels" in run("check", "one.toml").stdout
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        ("stuck = 'soon'", "one.toml, line 1: stuck: 'soon' is not a number with a unit"),
+        ("limits = 'two.toml'", "two.toml, line 2: unknown key 'sofd'"),
+        ("limits = 'three.toml'", "cannot read the limits in three.toml"),
+        ("bans = 'two.toml'", "two.toml, line 1"),
+    ],
+)
+def test_check_when_a_file_is_wrong_names_it(run, one, said):
+    """The file itself, and those of limits and bans that it names."""
+    result = run("check", "one.toml", "--json", one=one, two='version = 1\nsofd = "1"\n')
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["valid"]) == (2, False)
+    assert answer["error"].startswith(said)
+    plain = run("check", "one.toml")
+    assert isinstance(plain.exception, ConfigError)  # written as error and hint by `flowctl.cli.errors`
+
+
+def test_show_when_asked_for_a_stream_has_value_and_source_of_each(run, monkeypatch):
+    """Pairs before variables before the file; only what is not the default, if asked so."""
+    monkeypatch.setenv("FLOWCTL_ROLE__VIEWER__POLICY", "audio-first")
+    args = ("show", "one.toml", "--stream", "talk/a", "--role", "viewer", "--changed", "--set", "stuck=4s")
+    result = run(*args, "--json", one="stuck = 5\nsoft_too_long = 7\n")
+    assert json.loads(result.stdout) == {
+        "stuck": {"value": "4s", "source": "--set stuck"},
+        "soft_too_long": {"value": "7s", "source": "one.toml, line 2: soft_too_long"},
+        "policy": {"value": "audio-first", "source": "FLOWCTL_ROLE__VIEWER__POLICY"},
+    }
+    assert "policy         audio-first  (FLOWCTL_ROLE__VIEWER__POLICY)\n" in run(*args).stdout
+
+
+def test_show_when_there_is_no_file_shows_the_defaults(run):
+    """Without a file all is as without settings, and an unknown role is refused."""
+    found = json.loads(run("show", "--json").stdout)
+    assert found["host"] == {"value": "127.0.0.1", "source": "default"}
+    assert isinstance(run("show", "--role", "guest").exception, ConfigError)
