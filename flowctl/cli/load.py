@@ -41,7 +41,10 @@ _Conditions = Annotated[
 
 
 def load(
-    url: Annotated[str | None, typer.Argument(metavar="URL", help="What to play: rtmp://host/app/stream.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="URL", help="What to play: rtmp://host/app/stream, or http:// and ws:// with .flv."),
+    ] = None,
     *,
     viewers: Annotated[int, typer.Option(min=1, help="Number of viewers, all profiles together.")] = 100,
     profile: _Profiles = None,
@@ -126,11 +129,13 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
     from flowctl.errors import ConfigError
     from flowctl.loadtest.plan import MAX_PEERS, LoadPlan
     from flowctl.loadtest.profiles import parse_crowd, parse_profile
+    from flowctl.loadtest.target import SCHEMES
     from flowctl.units import parse_bit_rate, parse_duration
 
     if url is None:
         raise ConfigError("URL is missing", hint="give what to play, like rtmp://127.0.0.1/live/test")
-    parse_address(url)
+    if parse_address(url, SCHEMES).scheme != "rtmp" and given["publishers"]:
+        raise ConfigError("--publishers publish over RTMP", hint="publish to the server's RTMP address beside this run")
     if viewers > MAX_PEERS:
         raise ConfigError(f"--viewers is {viewers}, allowed is 1 to {MAX_PEERS}", hint="use several runs side by side")
     if given["source"] is not None:

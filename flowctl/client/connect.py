@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Collection
 from typing import Any, Final
 
 from flowctl.client.base import RtmpClient
@@ -24,21 +25,21 @@ DEFAULT_TIMEOUT_S: Final = 5.0
 """Time to connect, all addresses of the host together; a SYN that got lost is sent again after 1 and 3 s."""
 
 
-def parse_address(text: str) -> RtmpUrl:
-    """Return the address of a stream to publish or play.
+def parse_address(text: str, schemes: Collection[str] = ("rtmp",)) -> RtmpUrl:
+    """Return the address of a stream to publish or play, of one of `schemes`.
 
     In an address of one segment, ``rtmp://host/room``, that segment is sent as the application and the name is empty,
     as FFmpeg does it.
 
     Raises:
-        ConfigError: it is no address, names no stream, or its scheme is not rtmp.
+        ConfigError: it is no address, names no stream, or its scheme is none of those.
     """
     try:
         url = parse_url(text)
     except RemoteProtocolError as error:
         raise ConfigError(f"{text!r}: {error}", hint="write it like rtmp://host/app/stream") from error
-    if url.scheme != "rtmp":
-        raise ConfigError(f"scheme {url.scheme!r} is not supported", hint="use an rtmp:// address")
+    if url.scheme not in schemes:
+        raise ConfigError(f"scheme {url.scheme!r} is not supported", hint=f"use an {' or '.join(schemes)}:// address")
     if not url.host:
         raise ConfigError("the address has no host", hint="write it like rtmp://host/app/stream")
     if not url.stream and url.app == DEFAULT_APP:

@@ -38,7 +38,7 @@ class LoadPlan:
     """One load run.
 
     Args:
-        url: ``rtmp://host[:port]/app/stream``.
+        url: ``rtmp://host[:port]/app/stream``, or ``http://`` and ``ws://`` with ``.flv`` behind.
         profiles: how many viewers of each profile, as `parse_crowd` returns it.
         publishers: how many of our own publishers, 0 to `MAX_PUBLISHERS`; 0 plays what is there.
         streams: number of streams that the viewers are spread over. None: as many as publishers, at least 1. With

@@ -353,4 +353,6 @@ def _stream_url(plan: LoadPlan, url: RtmpUrl, index: int) -> str:
     if plan.stream_count == 1:
         return plan.url
     head, _, _ = base.rstrip("/").rpartition("/")
-    return f"{head}/{plan.stream_name(url.stream or url.app, index)}{mark}{query}"
+    suffix = "" if url.scheme == "rtmp" else ".flv"
+    name = plan.stream_name((url.stream or url.app).removesuffix(suffix), index)
+    return f"{head}/{name}{suffix}{mark}{query}"

@@ -24,6 +24,10 @@ SPARE_DESCRIPTORS: Final = 64
 _GENEROUS_DESCRIPTORS: Final = 16_384
 
 
+SCHEMES: Final = ("rtmp", "http", "ws")
+"""What streams may be played over."""
+
+
 def _is_loopback(address: tuple[Any, ...]) -> bool:
     found = ipaddress.ip_address(str(address[0]).partition("%")[0])
     mapped = getattr(found, "ipv4_mapped", None)
@@ -34,14 +38,14 @@ def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
     """Return the address of the stream, and where to connect to.
 
     Args:
-        text: ``rtmp://host/app/stream``.
+        text: ``rtmp://host/app/stream``, or ``http://`` and ``ws://`` with ``.flv`` behind.
         allow_remote: whether anything but the loopback interface will do.
 
     Raises:
         ConfigError: it is no address of a stream, or not of this machine although it has to be.
         BrokenError: its host is unknown.
     """
-    url = parse_address(text)
+    url = parse_address(text, SCHEMES)
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -30,7 +30,16 @@ DEFAULT_APP: Final = "__defaultApp__"
 DEFAULT_VHOST: Final = "__defaultVhost__"
 """A ``?vhost=`` of this value means none, as in SRS."""
 
-DEFAULT_PORTS: Final = {"rtmp": 1935, "rtmps": 443, "rtmpt": 80, "rtmpts": 443, "rtmpe": 1935, "rtmpte": 80}
+DEFAULT_PORTS: Final = {
+    "rtmp": 1935,
+    "rtmps": 443,
+    "rtmpt": 80,
+    "rtmpts": 443,
+    "rtmpe": 1935,
+    "rtmpte": 80,
+    "http": 80,
+    "ws": 80,
+}
 """Port of an address that states none, as in FFmpeg; schemes not listed here get 1935."""
 
 NAME_MAX_CHARS: Final = 256

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from load_kit import NGINX, NGINX_RTMP, free_port, open_nginx, open_server, url_of
+from source_kit import ROOT
 
 from flowctl.errors import BrokenError
 from flowctl.flv import FlvWriter
+from flowctl.httpd.serving import listen_http
+from flowctl.live.config import LiveConfig
+from flowctl.live.server import LiveServer
 from flowctl.loadtest.plan import LoadPlan
 from flowctl.loadtest.procfs import _children, figures_of
 from flowctl.loadtest.results.failon import parse_condition
@@ -20,6 +27,7 @@ from flowctl.loadtest.results.result import PeerEnd, PeerKind
 from flowctl.loadtest.results.summary import what_failed
 from flowctl.loadtest.run import run_load
 from flowctl.media.synthetic import SyntheticSource
+from flowctl.server.admission import AdmissionLimits
 
 pytestmark = pytest.mark.realtime
 
@@ -264,3 +272,24 @@ def test_run_when_the_server_is_nginx_rtmp_measures_it_all_the_same(tmp_path):
     assert result.samples[-1].server_rss_bytes > 0
     assert result.samples[-1].server_fds > 20
     assert all(not row.cut for row in healthy)
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+def test_run_when_over_http_measures_viewers_as_over_rtmp(scheme):
+    """Frames, gaps and delays of each viewer come from the same measures, whatever it plays over."""
+    server = LiveServer(LiveConfig(admission=AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)))
+    address = listen_http(server, "127.0.0.1", 0)
+    program = [sys.executable, str(ROOT / "bench" / "programs" / "publisher.py"), url_of(server)]
+    with server, subprocess.Popen([*program, "--bit-rate", "400000", "--duration", "30"]) as publisher:
+        try:
+            until = time.monotonic() + 20.0
+            while not server.hub.is_published("live/room"):
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            url = f"{scheme}://127.0.0.1:{address[1]}/live/room.flv"
+            result = run_load(LoadPlan(url=url, profiles={"healthy": 4}, duration_s=1.5, ramp_s=0.1))
+        finally:
+            publisher.kill()
+    rows = viewers(result)
+    assert len(rows) == 4
+    assert all(row.first_frame_s is not None and row.missing_video == 0 and row.video > 10 for row in rows)

@@ -1,8 +1,9 @@
-"""What viewers and publishers of a load run share: one RTMP connection of a worker, from SYN to its row of the results.
+"""What viewers and publishers of a load run share: one connection of a worker, from SYN to its row of the results.
 
 Theory of operation. A link connects without blocking, shakes hands and asks for its stream through the sans-I/O
-`ClientSession`. Then the derived class takes over what comes in (`input`). A link ends exactly once, in `end`, which
-says how; whatever the reason, its row is complete then. Nothing here raises towards the reactor.
+`ClientSession`, or over HTTP through `HttpSpeech`. Then the derived class takes over what comes in (`input`). A link
+ends exactly once, in `end`, which says how; whatever the reason, its row is complete then. Nothing here raises towards
+the reactor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
+from flowctl.loadtest.peers.http import HTTP_SCHEMES, HttpSpeech
 from flowctl.loadtest.peers.ownfault import OWN_FAULTS
 from flowctl.loadtest.peers.reactor import READ, WRITE, Reactor
 from flowctl.loadtest.results.result import PeerEnd, PeerResult
@@ -118,7 +120,7 @@ class Link:
         self.sees_end = True  # whether it would hear of it if the server ended the connection
         self.shaken = False  # whether the handshake is done
         self.result = result
-        self.session: ClientSession | None = None
+        self.session: ClientSession | HttpSpeech | None = None
         self.sock: socket.socket | None = None
 
     # -- for derived classes
@@ -190,10 +192,13 @@ class Link:
         host, port = sock.getsockname()[:2]
         self.result.address = f"{host}:{port}"
         self.watch(READ)
-        session = self.session = ClientSession(self._config, now=now)
-        self._asks(session)
-        session.connect(self._url)
-        self.send(session.data_to_send(), now)
+        if self._url.scheme in HTTP_SCHEMES:
+            self.session = HttpSpeech(self._url)
+        else:
+            self.session = session = ClientSession(self._config, now=now)
+            self._asks(session)
+            session.connect(self._url)
+        self.send(self.session.data_to_send(), now)
 
     # -- input and output
 

@@ -106,7 +106,7 @@ class Publisher(Link):
     def _pump(self, now: float) -> None:
         """Send what is due, and see to it that it is called again."""
         session = self.session
-        if self.ended or self._leaving is not None or session is None:
+        if self.ended or self._leaving is not None or not isinstance(session, ClientSession):
             return
         parts: list[bytes] = []
         size = 0

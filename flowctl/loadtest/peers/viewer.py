@@ -1,6 +1,6 @@
 """One viewer of a load run: plays a stream in the manner of its profile, and measures or discards what comes.
 
-Theory of operation. Until the first frame of media the RTMP session is spoken through `ClientSession`; everything
+Theory of operation. Until the first frame of media the session is spoken through `ClientSession`; everything
 after the handshake is skimmed beside it. From then on a *parsed* viewer only skims, and answers what a client has to
 answer (acknowledgements, pings); one that is *not parsed* has the kernel throw away what arrived, uncopied
 (MSG_TRUNC), counts bytes, and acknowledges by them. Pings it cannot see.
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flowctl.client.throttle import SLOW_SEGMENT_BYTES, RatePace
+from flowctl.loadtest.peers.http import HTTP_SCHEMES, FlvSkimmer, HttpSpeech
 from flowctl.loadtest.peers.link import HANDSHAKE_BYTES, SCRATCH, Link, Target
 from flowctl.loadtest.peers.measures import STALL_S, ViewerMeasure
 from flowctl.loadtest.peers.paces import UNLIMITED, Pace
@@ -75,6 +76,7 @@ class Viewer(Link):
         "_looking",
         "_manner",
         "_measure",
+        "_over_http",
         "_pace",
         "_parsed",
         "_pretended",
@@ -101,12 +103,13 @@ class Viewer(Link):
     ) -> None:
         asks = ClientSession.play
         super().__init__(reactor, target, url, result, asks=asks, config=config, began=began, on_end=on_end)
+        self._over_http = url.scheme in HTTP_SCHEMES
         self._manner = manner
         self._measure = measure
         self._book = book
         self._parsed = parsed
         self._pace: Pace | None = None  # from the first frame on
-        self._skimmer: Skimmer | None = None
+        self._skimmer: Skimmer | FlvSkimmer | None = None
         self._pretended = 0  # octets acknowledged without being read
         self._ack_due = _ACK_BYTES
         self._armed_at = 0.0  # since when it has been waiting for something to come
@@ -178,13 +181,22 @@ class Viewer(Link):
             if self._manner.reads_never:
                 self._go_deaf(now)
                 return
-        start = max(HANDSHAKE_BYTES - before, 0)
+        spoken = HANDSHAKE_BYTES
+        if isinstance(self.session, HttpSpeech):
+            head_bytes = self.session.head_bytes
+            spoken = before + len(octets) if head_bytes is None else head_bytes
+        start = max(spoken - before, 0)
         if start < len(octets):
             if self._skimmer is None:
-                self._skimmer = Skimmer(self._book, self._config.limits)
+                self._skimmer = self._new_skimmer()
             self._take(self._skimmer, octets[start:], now, speaking=True)
         if self.playing and not self.ended:
             self._hand_over()
+
+    def _new_skimmer(self) -> Skimmer | FlvSkimmer:
+        if self._over_http:
+            return FlvSkimmer(self._book, websocket=self._url.scheme == "ws")
+        return Skimmer(self._book, self._config.limits)
 
     def _hand_over(self) -> None:
         """Stop speaking through the session: from here on, skimming or discarding is all there is."""
@@ -213,7 +225,7 @@ class Viewer(Link):
             self.closed_by_server(now)
         self.result.wire_bytes += count
 
-    def _take(self, skimmer: Skimmer, octets: memoryview, now: float, *, speaking: bool) -> None:
+    def _take(self, skimmer: Skimmer | FlvSkimmer, octets: memoryview, now: float, *, speaking: bool) -> None:
         """Count media; answer control, unless the session does."""
         media = skimmer.skim(octets)
         if skimmer.control:
@@ -224,6 +236,9 @@ class Viewer(Link):
                     media += ((part.timestamp, self._book.of(part.type_id, part.payload)) for part in parts)
                 elif not speaking:
                     self._control(message, now)
+        if isinstance(skimmer, FlvSkimmer) and skimmer.replies:
+            replies, skimmer.replies = skimmer.replies, b""
+            self.send(replies, now)
         if media and not self.ended:
             self._measure.take(media, time.time_ns() // 1000)
             if not self.playing and any(frame.kind != OTHER for _, frame in media):
@@ -236,7 +251,7 @@ class Viewer(Link):
                 self._note_stall(silent_s)
             if self.session is None and self._received >= self._ack_due:
                 self._ack_due = self._received + _ACK_BYTES
-                if self._config.acknowledge:
+                if self._config.acknowledge and not self._over_http:
                     self._say(encode_control(Acknowledgement.of(self._received)), now)
         self._armed_at = now
 
@@ -317,7 +332,7 @@ class Viewer(Link):
         self._reading = False
         self.result.stopped_reading_s = now - self._began
         self.watch(HANGUP)
-        if self._manner.ack_rate:
+        if self._manner.ack_rate and not self._over_http:
             self._reactor.call_at(now + _ACK_ONLY_S, self._pretend)
 
     def _pretend(self, now: float) -> None:
