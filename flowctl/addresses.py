@@ -7,6 +7,7 @@ be none. An IPv4 address that comes mapped into IPv6 (a listener on ``::``) is t
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Final, TypeAlias
 
 from flowctl.errors import ConfigError
@@ -59,3 +60,30 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def listen_addresses(text: str, field: str) -> tuple[tuple[str, int], ...]:
+    """Return the (host, port) of addresses to listen on, ``host:port`` with commas between; IPv6 stands in brackets.
+
+    Args:
+        text: empty: there is none.
+        field: where it was given, for the error.
+
+    Raises:
+        ConfigError: a part is no address; names `field`.
+    """
+    found = []
+    for part in map(str.strip, filter(str.strip, text.split(","))):
+        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,:\[\]\s]+)):([0-9]{1,5})", part)
+        if match is None or int(match[3]) > LAST_PORT:
+            raise ConfigError(
+                f"{field}: {short(part)} is no address to listen on",
+                hint="write host:port, for example 0.0.0.0:1936 or [::]:1936",
+            )
+        found.append((match[1] or match[2], int(match[3])))
+    return tuple(found)
+
+
+def listen_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of ``host[,host]``; one of IPv6 may stand in brackets."""
+    return tuple(part.strip().removeprefix("[").removesuffix("]") for part in text.split(","))

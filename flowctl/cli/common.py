@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from flowctl.text.output import say
+
+CaFile = Annotated[
+    Path | None,
+    typer.Option("--ca-file", metavar="PEM", help="For rtmps: trust these authorities instead of the system's."),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="For rtmps: take any certificate. For tests alone.")]
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from flowctl.cli.common import CaFile, Insecure
 from flowctl.text.output import failure, say
 
 if TYPE_CHECKING:
@@ -28,13 +29,16 @@ def play(
     output: Annotated[str | None, typer.Option(metavar="FILE.flv", help="Write FLV; - is standard output.")] = None,
     duration: Annotated[str | None, typer.Option(help="End after this time. Default: when the stream ends.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Stay when the stream ends, until it is back.")] = False,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
 ) -> None:
     """Play a stream and say what came, what is missing, and how it ended. Times count from the first message."""
     from flowctl.cli.common import optional_duration, optional_rate, set_up_log
-    from flowctl.client.connect import parse_address
+    from flowctl.client.connect import parse_address, trust
     from flowctl.client.player import PlayProfile
 
+    trust(authorities=ca_file, insecure=insecure)
     set_up_log()
     address = parse_address(url)
     profile = PlayProfile(

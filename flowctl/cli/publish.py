@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from flowctl.cli.common import CaFile, Insecure
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def publish(
     disposable_every: Annotated[int, typer.Option(min=0, help="Synthetic: every n-th frame is disposable.")] = 0,
     audio: Annotated[bool, typer.Option("--audio/--no-audio", help="Send audio.")] = True,
     video: Annotated[bool, typer.Option("--video/--no-video", help="Send video.")] = True,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the summary as JSON.")] = False,
 ) -> None:
     """Publish a file (once, or with --loop for ever) or a synthetic source (for ever, or for --duration).
@@ -47,10 +50,11 @@ def publish(
     Synthetic frames carry numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
     """
     from flowctl.cli.common import optional_duration, set_up_log
-    from flowctl.client.connect import parse_address
+    from flowctl.client.connect import parse_address, trust
     from flowctl.errors import ConfigError
     from flowctl.units import parse_bit_rate, parse_duration, parse_size
 
+    trust(authorities=ca_file, insecure=insecure)
     set_up_log()
     address = parse_address(url)
     duration_s = optional_duration(duration, "--duration")

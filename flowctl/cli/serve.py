@@ -134,9 +134,12 @@ def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] 
 
     from flowctl.live.settings.sources import read_settings
 
-    return read_settings(
+    found: Any = read_settings(
         program, options=context.meta.get(_GIVEN, {}), pairs=pairs or (), environment=os.environ, file=config
     )
+    if program.has_streams:
+        found.check_certificate()
+    return found
 
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
@@ -171,7 +174,7 @@ def run_server(
     logger = get_logger("flowctl.serve")
     server = program.build(options)
     calls: dict[int, Callable[[], None]] = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), lambda: _log_figures(server))
-    if isinstance(server, LiveServer) and server.reload.watching:
+    if isinstance(server, LiveServer) and (server.reload.watching or server.certificate is not None):
         calls[signal.SIGHUP] = server.reload.look_now
     ended.calls = calls
     server.on_stopped = ended.end
@@ -183,6 +186,7 @@ def run_server(
             companions = getattr(server, "companions", ())
             control = [address for item in companions for address in item.bound]
             ready = _ready(program, server.address, str(server.limits), control) | {"pid": os.getpid()}
+            ready |= _listening([(item.name, item.address) for item in server.listeners])
             offers = [item.offers for item in companions if getattr(item, "offers", "")]
             print_json(ready | {"origin": offers[0]} if offers else ready)
         while not ended.wait(stats_s or None):
@@ -218,7 +222,9 @@ def _run_workers(
         logger.info("figures", **supervisor.figures())
 
     ended.calls = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), tell)
-    if any(item is not None for item in (options.source, options.limits_file, options.bans_file)):
+    if any(
+        item is not None for item in (options.source, options.limits_file, options.bans_file, options.tls_certificate)
+    ):
         ended.calls = {**ended.calls, signal.SIGHUP: supervisor.reload_now}
     try:
         if supervisor.start(ended.wait):
@@ -226,6 +232,7 @@ def _run_workers(
             logger.info("serving", server=program.name, host=host, port=port, workers=count, limits=supervisor.limits)
             if as_json:
                 ready = _ready(program, supervisor.address, supervisor.limits, supervisor.bound)
+                ready |= _listening(supervisor.listening)
                 print_json(ready | {"pid": os.getpid(), "workers": [worker.pid for worker in supervisor.workers()]})
             told_at = time.monotonic()
             while not supervisor.finished and not ended.wait(supervisor.next_look_s):
@@ -249,6 +256,17 @@ def _ready(program: ServerProgram, address: tuple[str, int], limits: str, contro
     if control:
         ready["control"] = control
     return ready
+
+
+def _listening(listeners: list[tuple[str, tuple[str, int]]]) -> dict[str, list[str]]:
+    """Return where a server listens, by what it is for: ``rtmp``, ``rtmps``, ``http``, ``https``."""
+    from flowctl.server.listener import shown
+
+    found: dict[str, list[str]] = {}
+    for name, address in listeners:
+        if name:
+            found.setdefault(name, []).append(shown(*address))
+    return found
 
 
 def _log_figures(server: Server) -> None:

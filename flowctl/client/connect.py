@@ -7,25 +7,32 @@ buffer (the window scale is agreed on in the SYN) and the segment size.
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Final
 
 from flowctl.client.base import RtmpClient
 from flowctl.client.throttle import SLOW_SEGMENT_BYTES
 from flowctl.connection import Connection
 from flowctl.errors import BrokenError, ConfigError, RemoteProtocolError
+from flowctl.loop.tls import with_tls
 from flowctl.pollgroup import PollGroup
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
 from flowctl.rtmp.url import DEFAULT_APP, RtmpUrl, parse_url
 from flowctl.sending.settings import SenderSettings
 
+_AUTHORITIES: Final = "SSL_CERT_FILE"
+"""Variable that OpenSSL itself knows."""
+_INSECURE: Final = "FLOWCTL_TLS_INSECURE"
 DEFAULT_TIMEOUT_S: Final = 5.0
 """Time to connect, all addresses of the host together; a SYN that got lost is sent again after 1 and 3 s."""
 
 
-def parse_address(text: str, schemes: Collection[str] = ("rtmp",)) -> RtmpUrl:
+def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> RtmpUrl:
     """Return the address of a stream to publish or play, of one of `schemes`.
 
     In an address of one segment, ``rtmp://host/room``, that segment is sent as the application and the name is empty,
@@ -39,7 +46,8 @@ def parse_address(text: str, schemes: Collection[str] = ("rtmp",)) -> RtmpUrl:
     except RemoteProtocolError as error:
         raise ConfigError(f"{text!r}: {error}", hint="write it like rtmp://host/app/stream") from error
     if url.scheme not in schemes:
-        raise ConfigError(f"scheme {url.scheme!r} is not supported", hint=f"use an {' or '.join(schemes)}:// address")
+        usable = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise ConfigError(f"scheme {url.scheme!r} is not supported", hint=f"use an {usable} address")
     if not url.host:
         raise ConfigError("the address has no host", hint="write it like rtmp://host/app/stream")
     if not url.stream and url.app == DEFAULT_APP:
@@ -52,13 +60,16 @@ def connect_socket(
 ) -> socket.socket:
     """Return a connected socket, tried at each address of the host in turn; blocks the caller.
 
+    With ``rtmps`` it speaks TLS; the handshake comes when it is read, and an error of it ends the connection.
+
     Args:
-        url: host and port count.
+        url: scheme, host and port count.
         timeout_s: for all addresses together, more than 0.
         receive_buffer_bytes: SO_RCVBUF, with segments of `SLOW_SEGMENT_BYTES`; 0 leaves both to the kernel.
 
     Raises:
         BrokenError: the host is unknown, or nobody answers there; says the last reason.
+        ConfigError: the file of authorities cannot be used, see `client_context`.
     """
     where = f"{url.host}:{url.port}"
     try:
@@ -83,12 +94,43 @@ def connect_socket(
             last = error
             sock.close()
         else:
-            return sock
+            return sock if url.scheme != "rtmps" else with_tls(sock, client_context(), host=url.host)
     if isinstance(last, TimeoutError):
         raise BrokenError(f"nobody answers at {where} within {timeout_s:g} s", hint="check host and port") from last
     raise BrokenError(
         f"cannot connect to {where}: {last.strerror or last}", hint="check host and port, and that the server runs"
     ) from last
+
+
+def trust(*, authorities: Path | None = None, insecure: bool = False) -> None:
+    """Say whose certificates all clients of this process take, and those of processes that it starts.
+
+    Args:
+        authorities: file in PEM, in place of the authorities that the system trusts.
+        insecure: take any certificate: of use for tests alone.
+    """
+    if authorities is not None:
+        os.environ[_AUTHORITIES] = str(authorities)
+    if insecure:
+        os.environ[_INSECURE] = "1"
+
+
+def client_context() -> ssl.SSLContext:
+    """Return what a client's TLS goes by: the certificate and the name in it are verified; see `trust`.
+
+    Raises:
+        ConfigError: the file of authorities cannot be read, or is none.
+    """
+    file = os.environ.get(_AUTHORITIES) or None
+    try:
+        context = ssl.create_default_context(cafile=file)
+    except OSError as error:
+        raise ConfigError(f"cannot use the authorities in {file}: {error}", hint="it must be a file in PEM") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if os.environ.get(_INSECURE) == "1":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def start_client(

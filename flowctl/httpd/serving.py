@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from flowctl.connection import Session
 from flowctl.httpd.exchange import Handler, Routes
 from flowctl.httpd.limits import HttpLimits
 from flowctl.httpd.session import FlvRoute, session_factory
 from flowctl.live.server import LiveServer
 
 NAME: Final = "http"
+SECURE: Final = "https"
 
 
 def listen_http(
@@ -33,16 +35,32 @@ def listen_http(
     Raises:
         ConfigError: the address cannot be used.
     """
-    flv = FlvRoute()
-    routes = Routes({flv.suffix: flv, **(handlers or {})})
-    factory = session_factory(server.hub, routes, server.config.http_origin_set, limits)
-    return server.listen(host, port, session_factory=factory, name=NAME)
+    return server.listen(host, port, session_factory=_factory(server, handlers, limits), name=NAME)
 
 
 def serve_http(server: LiveServer, handlers: Mapping[str, Handler] | None = None) -> list[tuple[str, int]]:
-    """Have a live server, before its start, serve HTTP where its settings say so; return the addresses.
+    """Have a live server, before its start, serve HTTP where its settings say so, with TLS and without.
+
+    Args:
+        server: the server.
+        handlers: who answers paths of other suffixes than ``.flv``.
+
+    Returns:
+        The addresses.
 
     Raises:
         ConfigError: one cannot be used.
     """
-    return [listen_http(server, host, port, handlers=handlers) for host, port in server.config.http_addresses]
+    factory = _factory(server, handlers, None)
+    where = dict(server.config.listening)
+    plain = server.listen_all(NAME, where[NAME], session_factory=factory)
+    return plain + server.listen_all(SECURE, where[SECURE], session_factory=factory, tls=server.certificate)
+
+
+def _factory(
+    server: LiveServer, handlers: Mapping[str, Handler] | None, limits: HttpLimits | None
+) -> Callable[[], Session]:
+    """Return what makes the sessions of HTTP connections."""
+    flv = FlvRoute()
+    routes = Routes({flv.suffix: flv, **(handlers or {})})
+    return session_factory(server.hub, routes, server.config.http_origin_set, limits)

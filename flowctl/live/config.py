@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from flowctl.access.rules import Access
-from flowctl.addresses import LAST_PORT, Network
+from flowctl.addresses import LAST_PORT, Network, listen_addresses, listen_hosts
 from flowctl.errors import ConfigError
 from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
 from flowctl.fieldtypes import check_fields, check_type
@@ -131,20 +131,6 @@ def _audience_target_ms(word: str, streams: str) -> int | None:
         raise ConfigError(said, hint=_AUDIENCE_HINT) from error
 
 
-def _address(name: str, text: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; the host of IPv6 stands in brackets.
-
-    Raises:
-        ConfigError: it is no address.
-    """
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,:\[\]\s]+)):([0-9]{1,5})", text)
-    if found is None or int(found[3]) > LAST_PORT:
-        raise ConfigError(
-            f"{name}: {short(text)} is no address to listen on", hint="write host:port, for example 0.0.0.0:8080"
-        )
-    return found[1] or found[2], int(found[3])
-
-
 class Difference(NamedTuple):
     """A setting that has another value than before.
 
@@ -251,7 +237,11 @@ class LiveConfig(ServeOptions):
             those of this server itself.
         hls_folder: folder that ``flowctl hls`` fills; its playlists and segments are served where `http` listens. None:
             there is none.
-
+        rtmps: ``host:port[,host:port]`` where RTMP is spoken with TLS; empty: nowhere.
+        https: the same of what `http` names.
+        tls_certificate: file in PEM with the certificate of both, then those of its authorities; read again when it
+            changes.
+        tls_key: file of its private key, which only the user of the server may use.
         source: the file that these settings were read from, which is watched. None: there is none, or they were not
             read.
 
@@ -298,6 +288,10 @@ class LiveConfig(ServeOptions):
     http: str = ""
     http_origins: str = "*"
     hls_folder: Path | None = None
+    rtmps: str = ""
+    https: str = ""
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
     source: Source | None = field(default=None, repr=False, compare=False)
     sender: SenderSettings = field(init=False, repr=False, compare=False)
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
@@ -336,10 +330,10 @@ class LiveConfig(ServeOptions):
                 f"origin is {short(self.origin)}, which is no address to listen on",
                 hint="write host:port, for example 10.0.0.5:1936",
             )
+        _ = self.listening
         self._check_control()
         if self.admin != "off":
             _ = self.admin_address
-        _ = self.http_addresses
         object.__setattr__(self, "sender", replace(self.settings, return_after_s=self.return_after_s))
         self._check_levels()
 
@@ -405,6 +399,22 @@ class LiveConfig(ServeOptions):
             )
         return found[1] or found[2], int(found[3])
 
+    def check_certificate(self) -> None:
+        """See that there is a certificate with its key where one is needed.
+
+        Raises:
+            ConfigError: there is not.
+        """
+        if (self.tls_certificate is None) is not (self.tls_key is None):
+            has, lacks = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
+            raise ConfigError(f"there is a {has} but no {lacks}", hint=f"name the file of the {lacks} as well")
+        needing = [name for name in ("rtmps", "https") if getattr(self, name) or self.listen_fds.get(name)]
+        if needing and self.tls_certificate is None:
+            raise ConfigError(
+                f"{' and '.join(needing)}: TLS needs a certificate",
+                hint="name its files: tls_certificate and tls_key",
+            )
+
     def _check_control(self) -> None:
         """See that `control` names addresses."""
         for address in self.control_addresses:
@@ -415,18 +425,26 @@ class LiveConfig(ServeOptions):
                 )
 
     @property
-    def http_addresses(self) -> tuple[tuple[str, int], ...]:
-        """The addresses of `http`: host and port of each.
-
-        Raises:
-            ConfigError: one is none.
-        """
-        return tuple(_address("http", item.strip()) for item in self.http.split(",") if item.strip())
+    def serves_http(self) -> bool:
+        """Whether it listens for HTTP, with TLS or without."""
+        handed = "http" in self.listen_fds or "https" in self.listen_fds
+        return handed or any(addresses for name, addresses in self.listening if name in {"http", "https"})
 
     @property
     def http_origin_set(self) -> frozenset[str]:
         """The origins of `http_origins`, in lower case."""
         return frozenset(item.strip().rstrip("/").lower() for item in self.http_origins.split(",") if item.strip())
+
+    @property
+    def listening(self) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+        """What the server listens for, with the addresses of each: ``rtmp``, ``rtmps``, ``http``, ``https``.
+
+        Raises:
+            ConfigError: one is no address.
+        """
+        rtmp = tuple((host, self.port) for host in listen_hosts(self.host))
+        others = ("rtmps", "http", "https")
+        return (("rtmp", rtmp), *((name, listen_addresses(getattr(self, name), name)) for name in others))
 
     @property
     def control_addresses(self) -> tuple[str, ...]:

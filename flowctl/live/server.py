@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 import structlog
 
 from flowctl.access.request import Kind
-from flowctl.addresses import address_key, is_loopback
+from flowctl.addresses import address_key, is_loopback, listen_addresses
 from flowctl.connection import Connection
-from flowctl.errors import ClosedError, LimitExceededError
+from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.flight.flights import Flights
 from flowctl.flight.words import limits_as_dict
 from flowctl.flow.limits import Limits
@@ -42,6 +42,8 @@ from flowctl.live.settings.levels import Takes, placed
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.bans import Ban, BanAction, BanList, utc_text
+from flowctl.server.certificate import Certificate
+from flowctl.server.listener import shown
 from flowctl.server.program import ServeOptions
 from flowctl.server.server import Server
 
@@ -87,6 +89,7 @@ class LiveServer(Server):
         changes: what was changed while it ran, and by whom.
         recent: what happened to its connections lately; observes them once somebody has asked.
         meters: sums for monitoring; the same.
+        certificate: of what speaks TLS. None: nothing does.
         companions: what begins and ends with it.
         limits_from: where the limits in force come from: ``start``, ``config file``, ``limits file`` or
             ``command``.
@@ -119,6 +122,8 @@ class LiveServer(Server):
             on_refused=self._log_refusal,
             work_limits=config.work,
             listen_fd=config.listen_fd,
+            listen_fds=config.listen_fds,
+            name="rtmp",
         )
         self.hub = Hub(config, self.clock, self._call_later, config.settings.age_from)
         self.hub.oversight.report = self.groups.groups[0].report
@@ -148,11 +153,13 @@ class LiveServer(Server):
             config=None if source is None else (source.file, source.text, self._apply_config),
             limits=config.limits_file,
             bans=config.bans_file,
-            also=self._look_at_bans,
+            also=self._look_beside,
             on_error=on_error,
         )
+        self.certificate: Final = self._certificate(config)
         self.penalties = self._penalty_watch()
         try:
+            self.listen_all("rtmps", listen_addresses(config.rtmps, "rtmps"), tls=self.certificate)
             self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file, _kept_bans(config))
             self._banning.begin()
             if self.penalties is not None:
@@ -315,11 +322,6 @@ class LiveServer(Server):
             self.clock,
         )
 
-    def _look_at_bans(self) -> None:
-        self._banning.look()
-        if self.penalties is not None:
-            self.penalties.look()
-
     def _punish(self, verdicts: list[Verdict]) -> None:
         """Decide about addresses that have done too much, and carry that out; the thread of the files."""
         behaving = self.end_guilty(verdicts)
@@ -346,6 +348,34 @@ class LiveServer(Server):
             detail = ban.as_dict()
             _log.warning("penalty", **detail, ended=ended)
             self._note_change("ban", detail, PENALTY)
+
+    def _certificate(self, config: LiveConfig) -> Certificate | None:
+        """Return the certificate of what speaks TLS. None: nothing does."""
+        try:
+            config.check_certificate()
+            if config.tls_certificate is not None and config.tls_key is not None:
+                return Certificate(config.tls_certificate, config.tls_key)
+        except BaseException:
+            self.close_listeners()
+            raise
+        return None
+
+    def _look_beside(self) -> None:
+        """Look at what else may have changed: bans that others keep, and the certificate."""
+        self._banning.look()
+        if self.penalties is not None:
+            self.penalties.look()
+        if self.certificate is None:
+            return
+        file = str(self.certificate.certificate)
+        try:
+            if self.certificate.look():
+                _log.info("certificate changed", file=file)
+                self._note_change("certificate", {"file": file})
+        except ConfigError as error:
+            _log.error(
+                "the new certificate is not valid, that of before stays in force", fault=str(error), hint=error.hint
+            )
 
     def _apply_bans(self, bans: BanList) -> None:
         """Take a ban list: refuse whom it names, and end their connections that take no part."""
@@ -516,13 +546,18 @@ class LiveServer(Server):
             self._hooks.start()
         super().start()
         self.started_at = self.clock()
-        self.reload.start(anyway=self.config.ban_store is not None or self.penalties is not None)
+        beside = (self.config.ban_store, self.penalties, self.certificate)
+        self.reload.start(anyway=any(item is not None for item in beside))
         self.hub.oversight.start()
         for companion in self.companions:
             companion.start()
         self._tell_what_is_open()
+        others = [shown(*listener.address, listener.name) for listener in self.listeners[1:]]
         _log.info(
-            "live server started", url=f"rtmp://{self.address[0]}:{self.address[1]}/", groups=len(self.groups.groups)
+            "live server started",
+            url=f"rtmp://{shown(*self.address)}/",
+            groups=len(self.groups.groups),
+            **({"also": ", ".join(others)} if others else {}),
         )
 
     def _tell_what_is_open(self) -> None:

@@ -71,7 +71,7 @@ class Lingering:
 
     def _input_ready(self) -> None:
         try:
-            count = self._sock.recv_into(self._group.scratch[:_TURN_BYTES])
+            count = len(self._sock.recv(_TURN_BYTES))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

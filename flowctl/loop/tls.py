@@ -90,8 +90,10 @@ class TlsSocket(ssl.SSLSocket):
             OSError: the connection is broken.
         """
         del flags
-        if self._raw:
-            return socket.socket.recv_into(self, buffer, nbytes or 0)
+        if self._raw:  # thrown away
+            if socket.socket.recv_into(self, buffer, nbytes or 0):
+                raise BlockingIOError(_AGAIN)
+            return 0
         self.read_wants_write = False
         try:
             with self._tls_lock:
@@ -245,8 +247,8 @@ class TlsSocket(ssl.SSLSocket):
         socket.socket.shutdown(self, socket.SHUT_WR)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Read what is to be thrown away; before `shutdown` as `recv_into`."""
-        if self._raw:
+        """Read as `recv_into`; with flags, or after `shutdown`, what is there for looking at or throwing away."""
+        if self._raw or flags:
             return socket.socket.recv(self, buflen, flags)
         data = bytearray(buflen)
         return bytes(data[: self.recv_into(data)])

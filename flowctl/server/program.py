@@ -28,9 +28,11 @@ class ServeOptions:
     """What the command line, or a caller, wants of any server; `flowctl.live.LiveConfig` adds what streams need.
 
     Args:
-        host: address to listen on.
+        host: address to listen on, or several with commas between.
         port: port, 0 for any.
         listen_fd: descriptor of a socket that listens already, in place of host and port. None: there is none.
+        listen_fds: the same of a server with several listeners, by what they are for (``rtmp``, ``rtmps``, ``http``,
+            ``https``); in place of all addresses of that name.
         limits: soft and hard limits of each connection.
         settings: times and budgets of each connection's Sender.
         admission: who may connect.
@@ -48,6 +50,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 0
     listen_fd: int | None = None
+    listen_fds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     limits: Limits = DEFAULT_LIMITS
     settings: SenderSettings = field(default_factory=SenderSettings)
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)

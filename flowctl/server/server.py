@@ -8,10 +8,12 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, ParamSpec, Self
 
+from flowctl.addresses import listen_hosts
 from flowctl.connection import Connection, Session
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
@@ -73,7 +75,7 @@ class Server:
     Args:
         session_factory: makes the session of a new connection; called on the connection's thread-to-be's behalf, on
             the listener's thread.
-        host: address to listen on.
+        host: address to listen on, or several with commas between.
         port: port; 0 lets the system choose one, see `address`.
         limits: of every Sender. None: `DEFAULT_LIMITS`.
         policy: of every Sender. None: drop nothing.
@@ -93,6 +95,8 @@ class Server:
             coroutine running never is; turn it off where sessions keep things that belong to a thread's loop.
         listen_fd: descriptor of a socket that listens already, which the server closes in the end; host and port do not
             count then. None: it makes its own.
+        listen_fds: the same by name, for `listen_all`.
+        name: what its own listener is for, in messages and in `listen_fds`.
 
     Raises:
         ConfigError: the address cannot be used, or a trusted proxy is none.
@@ -120,6 +124,8 @@ class Server:
         trusted_proxies: Iterable[str] = (),
         rebalance: bool = True,
         listen_fd: int | None = None,
+        listen_fds: Mapping[str, tuple[int, ...]] | None = None,
+        name: str = "",
     ) -> None:
         given: tuple[tuple[str, object, tuple[Any, ...]], ...] = (
             ("limits", limits, (Limits, type(None))),
@@ -138,8 +144,8 @@ class Server:
             ("rebalance", rebalance, (bool,)),
             ("listen_fd", listen_fd, (int, type(None))),
         )
-        for name, value, kinds in given:
-            check_type(f"Server: {name}", value, *kinds)
+        for what, value, kinds in given:
+            check_type(f"Server: {what}", value, *kinds)
         _check_use(group_count, policy)
         self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
@@ -173,7 +179,8 @@ class Server:
         self._on_released: Final = self._released
         self.listeners: Final[list[Listener]] = []
         self._started = False
-        self.address: Final[tuple[str, int]] = self.listen(host, port, listen_fd=listen_fd)
+        self._listen_fds: Final = {**(listen_fds or {}), **({} if listen_fd is None else {name: (listen_fd,)})}
+        self.address: Final = self._listen_first(name, listen_hosts(host), port)
 
     # -- life
 
@@ -211,6 +218,46 @@ class Server:
         listener = Listener(sock, self, session_factory or self._factory, name, tls)
         self.listeners.append(listener)
         return listener.address
+
+    def listen_all(
+        self,
+        name: str,
+        addresses: Iterable[tuple[str, int]],
+        *,
+        session_factory: Callable[[], Session] | None = None,
+        tls: Certificate | None = None,
+    ) -> list[tuple[str, int]]:
+        """Listen on the sockets that were handed to the server for `name`; if there are none, on `addresses`.
+
+        Args:
+            name: ``rtmps``, for example.
+            addresses: (host, port) of each.
+            session_factory: see `listen`.
+            tls: see `listen`.
+
+        Returns:
+            The addresses; none where there is neither.
+
+        Raises:
+            ConfigError: an address cannot be used.
+            LocalProtocolError: the server was started.
+        """
+        handed = self._listen_fds.get(name, ())
+        listen = partial(self.listen, session_factory=session_factory, name=name, tls=tls)
+        if handed:
+            return [listen("", 0, listen_fd=descriptor) for descriptor in handed]
+        return [listen(host, port) for host, port in addresses]
+
+    def _listen_first(self, name: str, hosts: tuple[str, ...], port: int) -> tuple[str, int]:
+        """Listen where the server itself does, on the same port of each host; return the first address."""
+        try:
+            first = self.listen_all(name, [(hosts[0], port)])[0]
+            if name not in self._listen_fds:
+                self.listen_all(name, [(host, first[1]) for host in hosts[1:]])
+        except BaseException:
+            self.close_listeners()
+            raise
+        return first
 
     def close_listeners(self) -> None:
         """Close the sockets of a server that is not to be started; idempotent."""

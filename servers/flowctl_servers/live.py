@@ -9,7 +9,7 @@ from flowctl.server.program import ServeOptions, ServerProgram
 def build(options: ServeOptions) -> LiveServer:
     """Return a live server that listens for operations, and for edges, where its settings say so."""
     server = build_live_server(options)
-    if server.config.http:
+    if server.config.serves_http:
         # Loaded for a server that serves HTTP: h11 and wsproto are not for others.
         from flowctl.httpd.serving import serve_http  # noqa: PLC0415 - as said
 

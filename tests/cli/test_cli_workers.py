@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from certificate_kit import Pair
 from cli_kit import PATIENCE_S, run, served
 from e2e_kit import Clients, frames_of, wait_for_end
 
@@ -94,6 +95,30 @@ def test_workers_when_they_cannot_begin_are_an_error_with_their_words():
     status, _, errors = run("serve", "live", "--port", "0", "--workers", "2", "--hooks", "no_such_module:Hooks")
     assert status == 2
     assert "no_such_module" in errors
+
+
+def test_workers_when_there_are_several_listeners_serve_each(tmp_path):
+    """Each worker has a socket of each listener, TLS and HTTP and a second address too; a new one has them as well."""
+    pair = Pair(tmp_path)
+    secured = ("--rtmps", "127.0.0.1:0", "--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
+    hosts = ("--host", "127.0.0.1,127.0.0.2", "--http", "127.0.0.1:0")
+    with served("live", "--workers", "2", "--control", "off", *hosts, *secured) as server:
+        os.kill(server.ready["workers"][0], signal.SIGKILL)
+        server.wait_logged("worker has ended, it is started again")
+        plain, secure, other = (server.ready[name] for name in ("rtmp", "rtmps", "http"))
+        assert [address.rpartition(":")[0] for address in plain] == ["127.0.0.1", "127.0.0.2"]
+        for address in (*plain, *secure, *other):
+            for _ in range(6):
+                with reached(address, pair.client() if address in secure else None) as peer:
+                    peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" if address in other else b"\3" + bytes(1536))
+                    assert peer.recv(1) == (b"H" if address in other else b"\3")
+
+
+def reached(address, context):
+    """Return a connection to an address, with TLS where there is a context for it."""
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), 20)
+    return sock if context is None else context.wrap_socket(sock, server_hostname="localhost")
 
 
 def test_workers_when_the_port_is_in_use_are_refused():

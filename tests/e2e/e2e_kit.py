@@ -76,7 +76,10 @@ def open_live_server(*, limits=None, wire=None, rtmp=None, make=LiveServer, **op
 
 
 def address_of(server, name=NAME):
-    """Return the URL of a stream."""
+    """Return the URL of a stream, with TLS where the server speaks it."""
+    for listener in getattr(server, "listeners", ()):
+        if listener.name == "rtmps":
+            return f"rtmps://127.0.0.1:{listener.address[1]}/{name}"
     return f"rtmp://127.0.0.1:{server.address[1]}/{name}"
 
 

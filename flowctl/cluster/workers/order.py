@@ -40,7 +40,7 @@ class Order:
         serial: of the process, 1 for the first: no two have the same.
         count: of workers.
         folder: of the sockets between them and the supervisor, the user's alone.
-        listen_fd: its listening socket.
+        listen_fds: its listening sockets, by what they are for.
         words_fd: where its last words go, should it end in disorder.
         counts_fd: memory of `flowctl.cluster.workers.counts.Counts`.
         counts_key: secret of it.
@@ -54,7 +54,7 @@ class Order:
     serial: int
     count: int
     folder: Path
-    listen_fd: int
+    listen_fds: dict[str, tuple[int, ...]]
     words_fd: int
     counts_fd: int
     counts_key: bytes

@@ -78,7 +78,7 @@ def options_of(order: Order) -> LiveConfig:
     flights = dataclasses.replace(options.flights, most_at_once=-(-options.flights.most_at_once // count))
     return dataclasses.replace(
         options,
-        listen_fd=order.listen_fd,
+        listen_fds=order.listen_fds,
         control="off",
         ban_store=None,  # it has one writer
         admin="off",
@@ -110,7 +110,7 @@ def _serve(order: Order) -> None:
         server.on_stopped = ended.end
         try:
             link.start()
-            if server.reload.watching:
+            if server.reload.watching or server.certificate is not None:
                 ended.calls = {signal.SIGHUP: server.reload.look_now}
             server.start()
             link.ready()

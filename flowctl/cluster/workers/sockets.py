@@ -7,10 +7,11 @@ socket with it: what waits there is served by its successor.
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 
 from flowctl.errors import ConfigError
+from flowctl.live.config import LiveConfig
+from flowctl.server.listener import listen_hint, shown
 
 BACKLOG = 1024
 """As that of a server alone, for each worker."""
@@ -31,6 +32,7 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
         ConfigError: the address does not resolve, is in use, or may not be used.
     """
     found: list[socket.socket] = []
+    where = shown(host, port)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -39,6 +41,8 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
             sock = socket.socket(family, kind, protocol)
             found.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if number == 0:
                 sock.bind(address)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -50,9 +54,37 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
             sock.setblocking(False)
     except OSError as error:
         close_all(found)
-        hint = {errno.EADDRINUSE: "choose another port, or 0 for any"}.get(error.errno or 0, "check address and port")
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}", hint=hint) from error
+        raise ConfigError(f"cannot listen on {where}: {error.strerror or error}", hint=listen_hint(error)) from error
     return found
+
+
+def worker_sockets(options: LiveConfig, count: int) -> tuple[list[dict[str, list[socket.socket]]], int]:
+    """Return what each of `count` workers listens on, by what it is for, and the port of RTMP.
+
+    A socket that was handed to this process is the same for all workers: they take turns at its one queue.
+
+    Raises:
+        ConfigError: an address cannot be used.
+    """
+    found: list[dict[str, list[socket.socket]]] = [{} for _ in range(count)]
+    port = options.port
+    try:
+        for name, addresses in options.listening:
+            handed = options.listen_fds.get(name, ())
+            for descriptor in handed:
+                sock = socket.socket(fileno=descriptor)
+                for mine in found:
+                    mine.setdefault(name, []).append(sock)
+            for host, wanted in () if handed else addresses:
+                made = listening_sockets(host, port if name == "rtmp" else wanted, count)
+                if name == "rtmp":
+                    port = made[0].getsockname()[1]
+                for mine, sock in zip(found, made, strict=True):
+                    mine.setdefault(name, []).append(sock)
+    except BaseException:
+        close_all([sock for mine in found for socks in mine.values() for sock in socks])
+        raise
+    return found, found[0]["rtmp"][0].getsockname()[1]
 
 
 def close_all(sockets: list[socket.socket]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import mmap
 import os
@@ -39,7 +40,7 @@ from flowctl.cluster.workers.link import FOR_EVER_S
 from flowctl.cluster.workers.operating import Down, Operating
 from flowctl.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
 from flowctl.cluster.workers.restarts import HUNG_S, START_S, Pulse, Restarts
-from flowctl.cluster.workers.sockets import close_all, listening_sockets
+from flowctl.cluster.workers.sockets import close_all, worker_sockets
 from flowctl.cluster.workers.streams import SupervisorNames
 from flowctl.control.listener import ControlListener
 from flowctl.control.summary import merged, shown
@@ -168,9 +169,9 @@ class Supervisor:
         self._log_level: Final = log_level
         self._log_json: Final = log_json
         self._clock: Final = clock
-        self._sockets: Final = listening_sockets(options.host, options.port, count)
-        self.address: tuple[str, int] = self._sockets[0].getsockname()[:2]
-        self.options: Final = dataclasses.replace(options, port=self.address[1])
+        self._sockets, port = worker_sockets(options, count)
+        self.address: tuple[str, int] = self._sockets[0]["rtmp"][0].getsockname()[:2]
+        self.options: Final = dataclasses.replace(options, port=port)
         self.limits = str(options.limits)
         self.parts: Final[list[SupervisorPart]] = [SupervisorNames(options)]
         self._folder: Final = make_folder()
@@ -310,7 +311,7 @@ class Supervisor:
         """Start no worker any more, and let go of the port: only workers that accept hold it now. Any thread."""
         with self._start_lock:
             self._ending = True
-            close_all(self._sockets)
+            close_all([sock for mine in self._sockets for socks in mine.values() for sock in socks])
 
     def _drain(self) -> None:
         """The workers are told to drain; on a thread of the listener."""
@@ -321,6 +322,11 @@ class Supervisor:
     def bound(self) -> list[str]:
         """Where operators reach the server."""
         return [address for item in (self._control, self._admin) if item is not None for address in item.bound]
+
+    @property
+    def listening(self) -> list[tuple[str, tuple[str, int]]]:
+        """What it listens for, and where."""
+        return [(name, sock.getsockname()[:2]) for name, socks in self._sockets[0].items() for sock in socks]
 
     def reload_now(self) -> None:
         """Have all workers look at their files now; nothing is waited for."""
@@ -371,13 +377,14 @@ class Supervisor:
     def _spawn_locked(self, number: int) -> None:
         self._start_lock.assert_owned()
         self._serial += 1
+        mine = self._sockets[number - 1]
         words_fd = os.memfd_create("flowctl-words", os.MFD_CLOEXEC)
         order = Order(
             number=number,
             serial=self._serial,
             count=self._count,
             folder=self._folder,
-            listen_fd=self._sockets[number - 1].fileno(),
+            listen_fds={name: tuple(map(socket.socket.fileno, socks)) for name, socks in mine.items()},
             words_fd=words_fd,
             counts_fd=self._counts_fd,
             counts_key=self._counts_key,
@@ -391,7 +398,7 @@ class Supervisor:
             process = subprocess.Popen(  # noqa: S603 - this very program
                 [sys.executable, "-P", "-c", BOOT, str(order_fd), f"worker {number} of {self.address[1]}"],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(order_fd, words_fd, order.listen_fd, self._counts_fd),
+                pass_fds=(order_fd, words_fd, self._counts_fd, *itertools.chain(*order.listen_fds.values())),
                 process_group=0,  # what a terminal sends its group is the supervisor's to pass on
             )
         except OSError as error:

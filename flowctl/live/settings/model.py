@@ -129,7 +129,7 @@ class LiveSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    host: Text = _at("host", "Address to listen on; 0.0.0.0 for all.")
+    host: Text = _at("host", "Address to listen on, or several; 0.0.0.0 and [::] for all.")
     port: Annotated[Count | None, Kind("number")] = _own(
         "Port; 0 for any free one. Default: the server's own.", path="port", streams=False
     )
@@ -332,6 +332,12 @@ class LiveSettings(BaseModel):
     http_origins: Text = _at("http_origins", "Origins of pages that may play over HTTP, with commas; *: all.")
     hls_folder: File = _at("hls_folder", "Serve the HLS that flowctl hls writes into this folder, where http listens.")
     origin: Text = _at("origin", "Offer streams in segments to edges at host:port, to all who can connect.")
+    rtmps: Text = _at("rtmps", "Addresses for RTMP with TLS: host:port, several with commas between.")
+    https: Text = _at("https", "The same for HTTP with TLS.")
+    tls_certificate: File = _at(
+        "tls_certificate", "Certificate with those of its authorities; read again when it changes."
+    )
+    tls_key: File = _at("tls_key", "Its private key in a file of this user alone.")
     control: Listening = _at("control", "Where operators reach it: ipc for this user; tcp takes keys and clients.")
     control_keys: File = _at("control_keys", "File with the server's key pair, of flowctl rpc keygen.")
     control_clients: File = _at("control_clients", "File of KEY LEVEL lines: who may connect, as basic or admin.")

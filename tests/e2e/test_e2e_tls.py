@@ -1,0 +1,76 @@
+"""RTMP with TLS from end to end: FFmpeg and clients of ours publish and play, from a server that they trust."""
+
+from __future__ import annotations
+
+import pytest
+from certificate_kit import Pair, serial_of
+from e2e_kit import address_of, frames_of, read_flv, wait_for_end, wait_for_viewers, wait_until
+from e2e_programs import watch
+
+from flowctl.client.connect import connect_socket, parse_address
+from flowctl.flv import TAG_VIDEO
+from flowctl.loop.tls import TlsSocket
+from flowctl.reasons import CloseReason
+
+
+@pytest.fixture
+def secured(live, tmp_path, monkeypatch):
+    """Return a live server with rtmps, whose authority clients of ours trust, and its certificate's files."""
+    pair = Pair(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pair.authority))
+    return live(rtmps="127.0.0.1:0", tls_certificate=pair.certificate, tls_key=pair.key), pair
+
+
+def test_ffmpeg_and_our_player_when_they_speak_rtmps_get_every_packet(secured, clients, programs, sample, tmp_path):
+    """What FFmpeg publishes with TLS comes out with TLS, octet by octet, at FFmpeg and at a player of ours."""
+    server, _ = secured
+    source = sample("plain")
+    recorded = programs.play(server, tmp_path / "recorded.flv")
+    ours = clients.play(server)
+    wait_for_viewers(server, 2)
+    assert all(isinstance(item._sock, TlsSocket) for item in server.connections())
+    published = programs.publish(server, source, rate=4.0)
+    assert (published.wait(), published.log) == (0, "")
+    assert recorded.wait() == 0
+    wait_for_end(ours)
+    sent, copied = watch(source), watch(tmp_path / "recorded.flv")
+    assert sent.of("video") == copied.of("video")
+    assert sent.of("audio") == copied.of("audio")
+    assert frames_of(ours.messages, TAG_VIDEO) == frames_of(read_flv(source), TAG_VIDEO)
+
+
+def test_our_player_when_the_servers_certificate_is_not_trusted_ends_and_says_why(secured, clients, monkeypatch):
+    """A client verifies unless it is told not to."""
+    server, _ = secured
+    monkeypatch.delenv("SSL_CERT_FILE")
+    ours = clients.play(server)
+    wait_for_end(ours)
+    assert ours.end.reason is CloseReason.PROTOCOL_ERROR
+    assert "certificate is not to be trusted" in ours.end.details
+    monkeypatch.setenv("FLOWCTL_TLS_INSECURE", "1")
+    clients.play(server)
+    wait_for_viewers(server, 1)
+
+
+def test_certificate_when_renewed_is_shown_soon_and_a_broken_one_is_told_of_and_changes_nothing(secured, clients):
+    """The files are watched; who plays goes on."""
+    server, pair = secured
+    clients.play(server)
+    wait_for_viewers(server, 1)
+
+    def shown():
+        sock = connect_socket(parse_address(address_of(server)))
+        sock.settimeout(10)
+        with sock:
+            sock.do_handshake()
+            return serial_of(sock)
+
+    now = pair.renew()
+    server.reload.look_now()
+    wait_until(lambda: server.changes.since(0)[0], "the certificate taken")
+    assert [change.what for change in server.changes.since(0)[0]] == ["certificate"]
+    assert shown() == now
+    pair.certificate.write_text("nothing")
+    server.reload.do(server.reload.read_now)
+    assert shown() == now
+    wait_for_viewers(server, 1)
