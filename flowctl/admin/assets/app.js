@@ -30,7 +30,9 @@ let looking = false;
 let lookedAt = 0;
 const before = new Map(); // octets and time of each stream at the last look
 
-const picture = new Picture();
+const proofs = new Map(); // what streams want of viewers, by stream: in memory alone
+
+const picture = new Picture(prove);
 const detail = new Detail();
 const lanes = new Lanes(element("states"), SPAN_S);
 const viewers = new Viewers(open, () => look());
@@ -179,6 +181,18 @@ function streamRow(name) {
   return row;
 }
 
+/** Ask for what a stream wants of its viewers, and watch it with that. */
+async function prove(name) {
+  const proof = await ask({
+    title: `Watch ${foreign(name, 80)}`, does: "Watch", act: async (said) => said.proof.replace(/^\?/, ""),
+    text: "This stream asks its viewers for a key or a token. What you give is forgotten when this page is left.",
+    fields: [{ name: "proof", label: "What stands behind its address", needed: true, hint: "Like key=… or expires=…&token=…" }],
+  });
+  if (!proof || picture.stream !== name) return;
+  proofs.set(name, proof);
+  picture.show(name, mediaUrl(name), "");
+}
+
 /** Where a stream is watched over HTTP: the listener's address, or its port here where it listens on all. */
 function mediaUrl(name) {
   const wanted = location.protocol === "https:" ? "https" : "http";
@@ -188,7 +202,8 @@ function mediaUrl(name) {
   const [, host, port] = /^(.*):(\d+)$/.exec(listener.address);
   const everywhere = ["0.0.0.0", "[::]"].includes(host);
   const path = name.split("/").map(encodeURIComponent).join("/");
-  return `${listener.name}://${everywhere ? location.hostname : host}:${port}/${path}.flv`;
+  const proof = proofs.has(name) ? `?${proofs.get(name)}` : "";
+  return `${listener.name}://${everywhere ? location.hostname : host}:${port}/${path}.flv${proof}`;
 }
 
 // -- who is kept out
@@ -319,6 +334,7 @@ function say(text) {
 function happened(name, event) {
   heard();
   lookSoon();
+  if (name === "close" && event.connection === detail.number) detail.gone([event.reason, event.why].filter(Boolean).join(", "));
   element("events-empty").hidden = true;
   const list = element("events");
   const at = event.at ? new Date(event.at * 1000) : new Date();

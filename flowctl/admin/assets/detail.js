@@ -51,8 +51,9 @@ export class Detail {
     put(element("detail-title"), "One viewer");
   }
 
-  /** It has gone: what is known stays on the page. */
-  gone() {
+  /** It has gone, and `why`, if that is known: what else is known stays on the page. */
+  gone(why = "") {
+    if (why) put(element("detail-why"), foreign(`closed: ${why}`, 600));
     const state = element("detail-state");
     state.className = "chip";
     put(state, "GONE");
@@ -77,7 +78,7 @@ export class Detail {
     this.fact("takes", row.rate_bytes_per_s == null ? "all there is" : rate(row.rate_bytes_per_s));
     this.fact("sent", `${size(row.sent_bytes)} in ${duration(row.open_s)}, ${count(row.dropped)} messages dropped`);
     const spent = Object.entries(row.time_in_states_s ?? {}).filter(([, seconds]) => seconds > 0);
-    if (spent.length) this.fact("was", spent.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", "));
+    if (spent.length) this.fact("was", spent.map(([name, seconds]) => `${name} ${duration(seconds)}`.replaceAll(" ", "\u00a0")).join(", "));
     const points = this.kept.get(row.connection);
     for (const [axis, chart] of Object.entries(this.charts)) {
       const { soft, hard } = row.axes[axis];

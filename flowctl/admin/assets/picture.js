@@ -6,7 +6,9 @@ const MOST_BEHIND_S = 3; // a page that was asleep does not show what was: it go
 const AGAIN_MS = 3000;
 
 export class Picture {
-  constructor() {
+  /** `refused(stream)` is called where a stream asks its viewers for more than its name. */
+  constructor(refused) {
+    this.refused = refused;
     this.video = document.getElementById("video");
     this.note = document.getElementById("picture-note");
     this.figures = document.getElementById("picture-figures");
@@ -40,7 +42,12 @@ export class Picture {
       liveBufferLatencyMinRemain: 0.5, autoCleanupSourceBuffer: true, lazyLoad: false,
     };
     this.player = mpegts.createPlayer(source, settings);
-    this.player.on(mpegts.Events.ERROR, (kind, detail) => this.failed(`${kind}: ${detail}`));
+    this.player.on(mpegts.Events.ERROR, (kind, detail, info) => {
+      if (![401, 403].includes(info?.code)) return this.failed(`${kind}: ${detail}`);
+      this.stop();
+      this.say("This stream asks its viewers for a key or a token.");
+      return this.refused(stream);
+    });
     this.player.on(mpegts.Events.LOADING_COMPLETE, () => this.failed("the stream has ended"));
     this.player.attachMediaElement(this.video);
     this.player.load();

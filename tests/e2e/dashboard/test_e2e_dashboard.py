@@ -11,6 +11,8 @@ from dashboard_kit import COLOURS, PHONE, WIDE, Browser, contrast, luminance, op
 from e2e_kit import NAME, Clients, wait_for_keys, wait_until
 from selenium.webdriver.common.keys import Keys
 
+from flowctl.access.keys import hash_key, make_key, read_keys
+from flowctl.access.rules import Access, Proof
 from flowctl.client.player import PlayProfile
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState
@@ -165,6 +167,20 @@ def test_picture_when_watched_moves(browser, room):
     assert browser.run("return document.getElementById('video').videoWidth") > 0
     assert browser.run("return document.getElementById('picture-note').hidden") is True
     assert browser.hosts() == {"127.0.0.1"}
+
+
+def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_path):
+    """Who may not watch without is asked for what viewers bring; with it the picture moves."""
+    key = make_key()
+    (tmp_path / "keys").write_text(f"{hash_key(key)} play live/*\n")
+    access = Access(play_auth=(Proof.KEY,), keys=read_keys(tmp_path / "keys"))
+    with shown_server(http="127.0.0.1:0", access=access) as (_, _, address):
+        browser.open(address)
+        browser.click("#streams button")
+        browser.fill("#ask input[name=proof]", f"key={key}")
+        browser.click("#ask-do")
+        browser.wait(lambda: browser.run("return document.getElementById('video').currentTime") > 0.5, "a picture")
+        assert browser.run("return document.getElementById('video').videoWidth") > 0
 
 
 def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):
