@@ -368,6 +368,17 @@ class LiveConfig(ServeOptions):
         return found
 
     @property
+    def all_audiences(self) -> tuple[Audience, ...]:
+        """The audiences, and what levels say of viewers in the same words: target delay and policy by stream."""
+        found = list(self.audiences)
+        for level in self.levels:
+            target, policy = level.values.get("limits.target_delay_ms", -1), level.values.get("policy")
+            if level.role is not Role.PUBLISHER and (target != -1 or policy is not None):
+                streams = level.stream or (f"{level.application}/*" if level.application else "*")
+                found.append(Audience(streams, target, policy))
+        return tuple(found)
+
+    @property
     def has_levels(self) -> bool:
         """Whether anything differs for any stream or role."""
         return bool(self._levels)

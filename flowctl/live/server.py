@@ -254,7 +254,7 @@ class LiveServer(Server):
         if not detail:
             return
         _log.info("settings changed", file=str(source.file), connections=len(self.connections()), **detail)
-        self._note_change("config file", detail)
+        self._note_change("config file", detail, recorded=_without_names(detail))
 
     def _waits_for_restart(self, item: Difference) -> bool:
         # Names are given by the supervisor of several workers, which keeps the rules that it began with.
@@ -387,9 +387,17 @@ class LiveServer(Server):
         _log.info("bans changed", **figures)
         self._note_change("bans file", figures)
 
-    def _note_change(self, what: str, detail: Mapping[str, Any], origin: str = "") -> Change:
+    def _note_change(
+        self,
+        what: str,
+        detail: Mapping[str, Any],
+        origin: str = "",
+        *,
+        recorded: Mapping[str, Any] | None = None,
+    ) -> Change:
         if self.recording is not None:  # what was read before the start is in the record of the start
-            self.recording.events.config_changed(self.clock(), what, {**detail, "origin": origin} if origin else detail)
+            told = detail if recorded is None else recorded
+            self.recording.events.config_changed(self.clock(), what, {**told, "origin": origin} if origin else told)
         return self.changes.note(what, detail, origin)
 
     # -- what operators change; never on a thread of a poll group
@@ -607,6 +615,11 @@ def _kept_bans(config: LiveConfig) -> KeptBans:
     from flowctl.live.bans.store import BanStore  # noqa: PLC0415 - as said
 
     return KeptBans(BanStore(config.ban_store))
+
+
+def _without_names(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what changed without names of streams, which may be keys: settings, and that levels did."""
+    return {key: ["levels" if name.startswith("[") else name for name in names] for key, names in detail.items()}
 
 
 def build_live_server(

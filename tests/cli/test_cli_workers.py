@@ -131,6 +131,26 @@ def test_workers_when_the_port_is_in_use_are_refused():
     assert "hint: choose another port" in errors
 
 
+def test_workers_when_the_file_of_settings_changes_all_take_it(tmp_path):
+    """On SIGHUP each worker reads the file; what is wrong changes nothing in any, and a reload says so."""
+    path = tmp_path / "flowctl.toml"
+    path.write_text('soft = "1MiB,100,1s"\n', "utf-8")
+    with served("live", "--workers", "2", "--config", str(path)) as server:
+        beside = tmp_path / "beside"
+        beside.write_text('soft = "2MiB,100,1s"\ngroups = 2\n[role.viewer]\npolicy = "audio-first"\n', "utf-8")
+        beside.replace(path)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: asked(server, "limits")["soft"] == "2MiB,100,1s")
+        until(lambda: "limits_of_workers" not in asked(server, "stats")["server"])
+        beside.write_text('soft = "3MiB,100,1s"\nstuck = "soon"\n', "utf-8")
+        beside.replace(path)
+        found = asked(server, "reload")["config"]
+        assert found["fault"] == f"{path}, line 2: stuck: 'soon' is not a number with a unit"
+        assert found["waits_for_restart"] == ["groups"]
+        assert asked(server, "limits")["soft"] == "2MiB,100,1s"
+    assert server.log.count("settings changed") == 2
+
+
 def asked(server, operation, **given):
     """Return the answer of the server to an operation."""
     return call_operation(server.ready["control"][0], operation, given)

@@ -20,7 +20,7 @@ from flowctl.flow.counts import NO_COUNTS, Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
-from flowctl.live import LiveServer
+from flowctl.live import Level, LiveServer, Role
 from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.playing import CONTROL_LANE
 from flowctl.live.records import sessions
@@ -341,6 +341,23 @@ def test_start_when_audiences_were_set_in_code_says_them(tmp_path, monkeypatch):
     with server:
         pass
     assert re.fullmatch(r"talk/\*=800ms audio-first; cams/h:[0-9a-f]{16}=off; \*=", said[0]["audiences"])
+
+
+def test_start_when_levels_differ_for_viewers_says_them_as_audiences(tmp_path, monkeypatch):
+    """What-if names all who were judged with another target delay or policy than its own, by hashes of streams."""
+    levels = (
+        Level(application="talk", values={"policy": "audio-first", "media_silence_s": 1.0}),
+        Level(stream="cams/s3cret", role=Role.VIEWER, values={"limits.target_delay_ms": None}),
+        Level(role=Role.PUBLISHER, values={"limits.target_delay_ms": 0}),
+        Level(role=Role.VIEWER, values={"policy": "pictures-first"}),
+    )
+    server = LiveServer(LiveConfig(levels=levels, events=EventsOptions(folder=str(tmp_path))))
+    said = []
+    monkeypatch.setattr(server.recording.events, "server_started", lambda now, detail: said.append(detail))
+    with server:
+        pass
+    found = said[0]["audiences"]
+    assert re.fullmatch(r"talk/\*=audio-first; cams/h:[0-9a-f]{16}=auto; \*=pictures-first", found)
 
 
 @pytest.mark.parametrize(("mode", "cidr"), [(Addresses.HASHED, None), (Addresses.TRUNCATED, "203.0.113.0/24")])

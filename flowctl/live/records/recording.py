@@ -82,8 +82,8 @@ class Recording:
         """
         self.recorder.start()
         self._began = True
-        told = tuple(replace(item, streams=self._pattern(item.streams)) for item in config.audiences)
-        detail = _described(replace(config, audiences=told, events=self.recorder.options))
+        told = tuple(replace(item, streams=self._pattern(item.streams)) for item in config.all_audiences)
+        detail = _described(replace(config, levels=(), audiences=told, events=self.recorder.options))
         self.events.server_started(self._clock(), detail)
         self.sampler.start()
 

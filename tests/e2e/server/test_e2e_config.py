@@ -184,6 +184,32 @@ def test_limits_when_a_command_set_them_stay_until_the_file_says_others(configur
     assert server.limits_from == "config file"
 
 
+def test_config_when_levels_change_is_recorded_without_names_of_streams(configured, tmp_path, monkeypatch):
+    """Names of streams may be keys: records say that levels changed, the log and the operator which."""
+    start, path = configured
+    records = tmp_path / "records"
+    text = FIRST + f'events = "{records}"\n'
+    server = start(text)
+    said = []
+    monkeypatch.setattr(
+        server.recording.events, "config_changed", lambda now, what, detail: said.append((what, detail))
+    )
+    [told] = reload(server, path, text.replace("15s", "16s") + '[stream."live/s3cret"]\nflush = "80ms"\n')
+    assert told == {"changed": ["stuck", '[stream."live/s3cret"]']}
+    assert said == [("config file", {"changed": ["stuck", "levels"]})]
+
+
+def test_config_when_a_worker_takes_it_has_its_part_of_what_all_share(live, tmp_path):
+    """Of a memory budget that has changed each worker has its part; what a worker has of its own does not wait."""
+    path = tmp_path / "flowctl.toml"
+    text = 'memory_budget = "1GiB"\nworkers = 2\ncontrol = "off"\n'
+    path.write_text(text, "utf-8")
+    settings = read_settings(LIVE, file=path)
+    server = live(source=settings.source, memory_budget_bytes=1 << 29, control="off")
+    assert reload(server, path, text.replace("1GiB", "3GiB")) == [{"changed": ["memory_budget"]}]
+    assert server.hub.oversight._budget.limit_bytes == 3 << 29
+
+
 def test_config_when_it_changed_before_the_start_is_the_new_one(live, tmp_path):
     """A worker is started with what was read for all of them, and looks at the file itself."""
     path = tmp_path / "flowctl.toml"
