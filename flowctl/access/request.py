@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -77,3 +78,37 @@ class Refusal:
 UNDECIDED: Final = Refusal("The server could not decide whether to allow this.", Why.UNAVAILABLE)
 """What a client is told when a hook raised something, or returned what is no answer."""
 TOO_SLOW: Final = Refusal("The server did not decide in time.", Why.UNAVAILABLE)
+
+
+class Question:
+    """A decision under way.
+
+    Args:
+        answer: told the refusal, None for none; on any thread.
+
+    Attributes:
+        under: another one that this one waits for, which is cancelled with it.
+    """
+
+    __slots__ = ("_answer", "_cancelled", "under")
+
+    def __init__(self, answer: Callable[[Question, Refusal | None], None]) -> None:
+        self._answer = answer
+        self._cancelled = False
+        self.under: Question | None = None
+
+    def cancel(self) -> None:
+        """Want no answer any more. Any thread."""
+        self._cancelled = True
+        if self.under is not None:
+            self.under.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether no answer is wanted any more. Any thread."""
+        return self._cancelled
+
+    def tell(self, refusal: Refusal | None) -> None:
+        """Give the answer, if it is still wanted. Any thread."""
+        if not self._cancelled:
+            self._answer(self, refusal)

@@ -9,6 +9,7 @@ in FLV through the connection's Sender, and h11 is done. Limits, steps, records 
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import re
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from urllib.parse import unquote
 import h11
 import structlog
 
-from flowctl.access.request import TOO_SLOW, LiveRequest, Refusal
+from flowctl.access.request import TOO_SLOW, LiveRequest, Question, Refusal
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.state import MessageClass
@@ -28,7 +29,6 @@ from flowctl.httpd.flvplay import FLV_TYPE, FlvPlay
 from flowctl.httpd.formats import FRAMES, TAGS
 from flowctl.httpd.limits import HttpLimits
 from flowctl.httpd.websocket import VERSION, WebSocketPeer
-from flowctl.live.hooks import Question
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
 from flowctl.live.playing import Playing, ViewerSession
@@ -69,6 +69,15 @@ class _Asked(NamedTuple):
     exchange: Exchange
     handler: Handler
     until: float
+
+
+def _basic(text: str) -> tuple[str | None, str | None]:
+    """Return user and password of what stands behind ``Basic`` in an Authorization header. None: it is none."""
+    try:
+        user, colon, password = base64.b64decode(text.strip(), validate=True).decode("utf-8").partition(":")
+    except ValueError:
+        return None, None
+    return (user, password) if colon else (None, None)
 
 
 class HttpSession(ViewerSession):
@@ -367,11 +376,13 @@ class HttpSession(ViewerSession):
         url = RtmpUrl(scheme="http", host=host, vhost=host, port=port, raw_query=request.raw_query).with_stream(name)
         query = Query({unquote(key): unquote(value) for key, value in url.query.items()})
         scheme, _, bearer = request.header("authorization").partition(" ")
+        user, password = _basic(bearer) if scheme.lower() == "basic" else (None, None)
         return LiveRequest(
             kind="play",
             connection=self.number,
             peer=self.peer,
-            url=dataclasses.replace(url, query=query),
+            url=dataclasses.replace(url, query=query, user=user, password=password),
+            protocol="http",
             user_agent=self.user_agent,
             bearer=bearer.strip() if scheme.lower() == "bearer" else "",
             page_url=request.header("referer"),
@@ -406,7 +417,8 @@ class HttpSession(ViewerSession):
         live = exchange.request.live
         if live is not None:
             _log.info("play refused", **self._fields(live.stream), reason=refusal.text)
-        challenge = [("WWW-Authenticate", "Bearer")] if refusal.why.value == HTTPStatus.UNAUTHORIZED else []
+        wanted = "Bearer" if self._hub.config.rtmp.credentials is None else 'Basic realm="live", charset="UTF-8"'
+        challenge = [("WWW-Authenticate", wanted)] if refusal.why.value == HTTPStatus.UNAUTHORIZED else []
         exchange.respond(refusal.why.value, printable(refusal.text), challenge)
 
     # -- playing

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import hmac
+import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
-from flowctl.access.request import Kind, LiveRequest, Refusal, Why
+from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
 from flowctl.access.rules import Access
+from flowctl.access.webhooks import WebHooks
 from flowctl.live.config import LiveConfig
-from flowctl.live.hooks import HookRunner, Question
+from flowctl.live.hooks import HookRunner
 from flowctl.live.settings.levels import Role
+from flowctl.loop.faults import ErrorHook, log_error
 
 _ROLES: Final[dict[Kind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
+_TOLD: Final[dict[Kind, str]] = {"connect": "on_close", "publish": "on_unpublish", "play": "on_stop"}
 _LOG_IN: Final = Refusal("A user and a password are needed.", Why.UNAUTHORIZED)
+_SPARE_S: Final = 1.0
+"""Beyond the time of the hooks, so that their own word about it comes first."""
+
+
+class _Known(NamedTuple):
+    """What all levels of a configuration come to: what is told of, and the longest time of HTTP hooks, 0 without."""
+
+    config: LiveConfig
+    told: frozenset[Kind]
+    timeout_s: float
 
 
 class Gate:
@@ -26,18 +40,56 @@ class Gate:
 
     Attributes:
         hooks: of the application. None: it has none.
+        on_error: told of faults of our own.
         decide_s: how long a question may be under way; who asks gives up then, with `TOO_SLOW`.
     """
 
     def __init__(self, config: Callable[[], LiveConfig], now: Callable[[], float] = time.time) -> None:
         self._config: Final = config
         self._now: Final = now
+        self._lock = threading.Lock()
+        self._web: WebHooks | None = None  # made for the first question or news; guarded by _lock
+        self._stopped = False  # guarded by _lock
+        self._known: _Known | None = None  # replaced as a whole
         self.hooks: HookRunner | None = None  # set before the first connection
+        self.on_error: ErrorHook = log_error  # likewise
 
     @property
     def decide_s(self) -> float:
         """See above."""
-        return 0.0 if self.hooks is None else self.hooks.decide_s
+        return self._summary().timeout_s + (0.0 if self.hooks is None else self.hooks.decide_s)
+
+    def stop(self, deadline_s: float) -> None:
+        """Tell the HTTP hooks what is still to be told, for at most `deadline_s` seconds; then end their thread."""
+        with self._lock:
+            web, self._web, self._stopped = self._web, None, True
+        if web is not None:
+            web.stop(deadline_s)
+
+    def _web_hooks(self) -> WebHooks | None:
+        with self._lock:
+            if self._web is None and not self._stopped:
+                self._web = WebHooks(self.on_error)
+                self._web.start()
+            return self._web
+
+    def _summary(self) -> _Known:
+        config, known = self._config(), self._known
+        if known is None or known.config is not config:
+            levels = [level.values for level in config.levels]
+            told: list[Kind] = [
+                kind
+                for kind, name in _TOLD.items()
+                if config.access.told(kind) or any(values.get(f"access.{name}") for values in levels)
+            ]
+            times = [float(values.get("access.hook_timeout_s", 0.0)) for values in levels]
+            names = ("on_connect", "on_publish", "on_play")
+            asks = any(map(config.access.asked, _TOLD)) or any(
+                values.get(f"access.{name}") for values in levels for name in names
+            )
+            timeout_s = max([config.access.hook_timeout_s, *times]) + _SPARE_S if asks else 0.0
+            known = self._known = _Known(config, frozenset(told), timeout_s)
+        return known
 
     def access(self, request: LiveRequest) -> Access:
         """Return the settings for a request: those of its application, stream and role."""
@@ -54,11 +106,30 @@ class Gate:
             answer: called once for a question that was returned, on any thread, with it and the refusal (None: it is
                 allowed); not after `Question.cancel`.
         """
-        refusal = self._log_in(request) or self.access(request).check(request, self._now())
+        access = self.access(request)
+        refusal = self._log_in(request) or access.check(request, self._now())
         if refusal is not None:
             return refusal
         hooks = self.hooks
-        return None if hooks is None or not hooks.decides[request.kind] else hooks.ask(request, answer)
+        own = hooks if hooks is not None and hooks.decides[request.kind] else None
+        if not access.asked(request.kind):
+            return None if own is None else own.ask(request, answer)
+        web = self._web_hooks()
+        if web is None:
+            return UNDECIDED
+        if own is None:
+            return web.ask(access, request, answer)
+        # The application first, which costs less; what a web server was asked about, it takes for begun.
+        both = Question(answer)
+
+        def go_on(_: Question, refusal: Refusal | None) -> None:
+            if refusal is not None or both.cancelled:
+                both.tell(refusal)
+            else:
+                both.under = web.ask(access, request, lambda _, refusal: both.tell(refusal))
+
+        both.under = own.ask(request, go_on)
+        return both
 
     def _log_in(self, request: LiveRequest) -> Refusal | None:
         """Refuse who comes over HTTP without a password where RTMP, whose sessions see to that, asks for one."""
@@ -72,7 +143,7 @@ class Gate:
 
     def hears(self, kind: Kind) -> bool:
         """Return whether anybody wants to hear of beginnings and ends of that kind; if not, no request need be kept."""
-        return self.hooks is not None and kind in self.hooks.hears
+        return kind in self._summary().told or (self.hooks is not None and kind in self.hooks.hears)
 
     def check_news(self, request: LiveRequest) -> None:
         """See whether one more publication of this address can be told of; raises like `HookRunner.check_news`."""
@@ -80,11 +151,22 @@ class Gate:
             self.hooks.check_news(request)
 
     def began(self, request: LiveRequest) -> None:
-        """Tell that what was asked for has begun."""
+        """Tell that what was asked for has begun; HTTP hooks were told when they were asked."""
         if self.hooks is not None:
             self.hooks.began(request)
 
-    def over(self, request: LiveRequest, why: str) -> None:
-        """Tell that it is over; `why` as in the log."""
+    def over(self, request: LiveRequest, why: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+        """Tell that it is over.
+
+        Args:
+            request: what was asked for.
+            why: as in the log.
+            sent_bytes: what the peer was sent, where a connection is over.
+            received_bytes: what it has sent.
+        """
         if self.hooks is not None:
             self.hooks.over(request, why)
+        access = self.access(request)
+        if access.told(request.kind) and (web := self._web_hooks()) is not None:
+            figures = {"send_bytes": sent_bytes, "recv_bytes": received_bytes} if request.kind == "connect" else {}
+            web.tell(access, request, **figures)

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Refusal
+from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
@@ -124,34 +124,6 @@ class LiveHooks:
 
     def frame(self, frame: LiveFrame) -> Awaitable[None] | None:
         """Take a message of any stream: headers first, then as they are published."""
-
-
-class Question:
-    """A decision under way.
-
-    Args:
-        answer: told the refusal, None for none; on any thread.
-    """
-
-    __slots__ = ("_answer", "_cancelled")
-
-    def __init__(self, answer: Callable[[Question, Refusal | None], None]) -> None:
-        self._answer = answer
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        """Want no answer any more. Any thread."""
-        self._cancelled = True
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether no answer is wanted any more. Any thread."""
-        return self._cancelled
-
-    def tell(self, refusal: Refusal | None) -> None:
-        """Give the answer, if it is still wanted. Any thread."""
-        if not self._cancelled:
-            self._answer(self, refusal)
 
 
 class HookRunner:

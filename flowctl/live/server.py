@@ -127,6 +127,7 @@ class LiveServer(Server):
         )
         self.hub = Hub(config, self.clock, self._call_later, config.settings.age_from)
         self.hub.oversight.report = self.groups.groups[0].report
+        self.hub.gate.on_error = self.groups.groups[0].report
         self._hooks: HookRunner | None = None
         if hooks is not None:
             self._hooks = self.hub.gate.hooks = HookRunner(hooks, self.groups.groups[0].report, hooks_loop)
@@ -597,6 +598,7 @@ class LiveServer(Server):
             companion.stop(deadline_s)
         if self._hooks is not None:
             self._hooks.stop(deadline_s)
+        self.hub.gate.stop(deadline_s)
         self._banning.close()
         if self.recording is not None:
             self.recording.stop(self.accepted_count, deadline_s)

@@ -14,13 +14,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import structlog
 
-from flowctl.access.request import TOO_SLOW, Kind, LiveRequest, Refusal, Why
+from flowctl.access.request import TOO_SLOW, Kind, LiveRequest, Question, Refusal, Why
 from flowctl.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
-from flowctl.live.hooks import Question
 from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
@@ -607,7 +606,9 @@ class LiveSession(ViewerSession):
         super().closed(reason, details)
         if self._connected is not None:
             details = redact_text(details)
-            self._hub.gate.over(self._connected, f"{reason.value}: {details}" if details else reason.value)
+            why = f"{reason.value}: {details}" if details else reason.value
+            sent, received = self.connection.sender.account(rows=False).bytes_sent, self._rtmp.bytes_received
+            self._hub.gate.over(self._connected, why, sent_bytes=sent, received_bytes=received)
 
     def _arm(self) -> None:
         """Have `timer` called when the next of several things is due."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from ipaddress import ip_network
 
 import pytest
 import structlog
+from hook_kit import HookServer, http
 from live_kit import World, config
 
 from flowctl.access.keys import KeyFile, StoredKey, hash_key
@@ -16,6 +18,7 @@ from flowctl.access.rules import Access, Proof
 from flowctl.access.tokens import SecretFile, signed_query
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import Gate
+from flowctl.live.hooks import HookRunner, LiveHooks
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
@@ -145,3 +148,60 @@ def test_server_that_others_can_reach_says_what_is_open_to_everybody(host, acces
     finally:
         server.close_listeners()
     assert [(line["event"], line.get("may")) for line in lines] == said
+
+
+class Ours(LiveHooks):
+    """Lets in whose name begins with a letter that is allowed."""
+
+    def may_publish(self, request):
+        return "Not by us." if request.stream.startswith("live/no") else None
+
+
+@pytest.fixture
+def hook():
+    server = HookServer()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "said", "actions"),
+    [
+        ("live/yes", "0", None, ["on_publish"]),
+        ("live/yes", "1", "The server's hook does not allow this.", ["on_publish"]),
+        ("live/no", "0", "Not by us.", []),
+    ],
+)
+def test_hooks_of_the_application_and_of_http_must_both_allow(hook, name, answer, said, actions):
+    """The application is asked first: what a web server was asked about, it takes for begun."""
+    hook.answer = lambda _: http(answer)
+    failures, found, done = [], [], threading.Event()
+    config = LiveConfig(access=Access(on_publish=(hook.url(),)))
+    gate = Gate(lambda: config)
+    gate.hooks = HookRunner(Ours(), lambda *failure: failures.append(failure))
+    gate.hooks.start()
+    question = gate.ask(
+        request_of("publish", f"rtmp://h/{name}"), lambda asked, refusal: (found.append((asked, refusal)), done.set())
+    )
+    assert done.wait(20)
+    assert [(asked is question, refusal and refusal.text) for asked, refusal in found] == [(True, said)]
+    assert hook.actions() == actions
+    assert gate.decide_s == LiveHooks.decide_s + Access().hook_timeout_s + 1.0
+    gate.stop(1.0)
+    gate.hooks.stop(1.0)
+    assert failures == []
+
+
+def test_hooks_of_http_are_those_of_the_application_and_heard_kinds_of_all(hook):
+    """A level may name hooks of its own; without any, nothing is kept for telling, and no thread is started."""
+    levels = (Level(application="vip", values={"access.on_stop": (hook.url("/vip"),)}),)
+    both = LiveConfig(levels=levels), LiveConfig()
+    gate, plain = Gate(lambda: both[0]), Gate(lambda: both[1])
+    assert [gate.hears(kind) for kind in ("connect", "publish", "play")] == [False, False, True]
+    assert not any(plain.hears(kind) for kind in ("connect", "publish", "play"))
+    gate.over(request_of("play"), "deleteStream")
+    assert gate._web is None
+    gate.over(request_of("play", "rtmp://h/vip/room"), "deleteStream")
+    gate.stop(20.0)
+    assert (hook.actions(), hook.paths) == (["on_stop"], ["/vip"])
+    assert plain.decide_s == 0.0

@@ -9,11 +9,11 @@ import time
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
-from flowctl.access.request import TOO_SLOW, UNDECIDED, LiveRequest, Refusal, Why
+from flowctl.access.request import TOO_SLOW, UNDECIDED, LiveRequest, Question, Refusal, Why
 from flowctl.errors import ConfigError, LimitExceededError
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
-from flowctl.live.hooks import HookRunner, LiveFrame, LiveHooks, Question
+from flowctl.live.hooks import HookRunner, LiveFrame, LiveHooks
 from flowctl.live.server import build_live_server
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands

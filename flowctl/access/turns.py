@@ -1,0 +1,59 @@
+"""Turns on one loop: some at once; of those who wait each key in turn, so that one who asks much waits for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from typing import Final
+
+from flowctl.errors import LimitExceededError
+
+
+class Turns:
+    """Gives turns out; everything on the thread of one loop.
+
+    Args:
+        at_once: turns that may be held at a time.
+        waiting: how many may wait for one.
+    """
+
+    def __init__(self, at_once: int, waiting: int) -> None:
+        self._free = at_once
+        self._most_waiting: Final = waiting
+        self._waiting_count = 0
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def take(self, key: str) -> None:
+        """Wait for a turn, which is to be given back.
+
+        Raises:
+            LimitExceededError: ``hook_questions``; too many wait already.
+        """
+        if self._free:
+            self._free -= 1
+            return
+        if self._waiting_count >= self._most_waiting:
+            raise LimitExceededError("hook_questions", self._waiting_count + 1, self._most_waiting)
+        turn = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(key, deque()).append(turn)
+        self._waiting_count += 1
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was given while it was being cancelled
+                self.give()
+            raise
+        finally:
+            self._waiting_count -= 1
+
+    def give(self) -> None:
+        """Give a turn back: to the oldest that waits of the key that waits longest."""
+        while self._queues:
+            key, queue = self._queues.popitem(last=False)
+            turn = queue.popleft()
+            if queue:
+                self._queues[key] = queue
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
