@@ -72,6 +72,8 @@ class AdminApp:
         self._rates: Final = Rates()
         self._summaries: Final = Summaries()
         self.streams: Final = EventStreams(asking)
+        # Anybody may ask whether it is ready, so all who do at a time have one answer.
+        self._look_ready: asyncio.Task[bytes] | None = None
         self._began_at: Final = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         app = FastAPI(
@@ -244,7 +246,10 @@ class AdminApp:
         async def readyz() -> JSONResponse:
             """Return whether new connections are taken: not while the server drains."""
             try:
-                found = await self._asking.ask("stats", {"stream": "", "viewers": "none"})
+                if self._look_ready is None or self._look_ready.done():
+                    asked = self._asking.ask("stats", {"stream": "", "viewers": "none"})
+                    self._look_ready = asyncio.get_running_loop().create_task(asked)
+                found = await asyncio.shield(self._look_ready)
             except Refused as error:
                 return JSONResponse({"status": str(error.said["code"]).lower()}, 503)
             drains = "drains_for_s" in json.loads(found)["server"]

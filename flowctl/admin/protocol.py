@@ -70,6 +70,7 @@ def make_server(app: Any) -> uvicorn.Server:
         lifespan="off",
         loop="asyncio",
         log_config=None,
+        log_level="warning",
         access_log=False,
         proxy_headers=False,
         server_header=False,

@@ -29,16 +29,22 @@ KEPT: Final = 1024
 MOST_QUEUED: Final = 256
 """Events that may wait for one listener."""
 MOST_LISTENERS: Final = 32
+CHANGE: Final = "change"
+"""What only those hear who may list changes: it has the addresses that were banned."""
 _ASKED: Final = 500
 
 
 class _Listener:
-    """One that listens: what waits for it, and how much it has lost."""
+    """One that listens: what waits for it, how much it has lost, and whether it may hear of changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, changes: bool) -> None:
+        self.changes: Final = changes
         self.queue: deque[bytes] = deque()
         self.lost = 0
         self.woken = asyncio.Event()
+
+    def hears(self, what: str) -> bool:
+        return self.changes or what != CHANGE
 
     def put(self, data: bytes) -> None:
         if len(self.queue) >= MOST_QUEUED:
@@ -59,7 +65,7 @@ class EventStreams:
         self._asking: Final = asking
         self._run: Final = secrets.token_hex(4)
         self._count = 0
-        self._kept: Final[deque[tuple[int, bytes]]] = deque(maxlen=KEPT)
+        self._kept: Final[deque[tuple[int, str, bytes]]] = deque(maxlen=KEPT)
         self._listeners: Final[set[_Listener]] = set()
         self._reader: asyncio.Task[None] | None = None
         self._cursor = ""
@@ -105,7 +111,7 @@ class EventStreams:
         said = json.loads(await self._asking.ask("changes", {"since": since, "limit": _ASKED}, Permission.ADMIN))
         if self._version is not None and self._version[0] == said["run"]:
             for change in said["changes"]:
-                self._tell("change", change)
+                self._tell(CHANGE, change)
         told = said["changes"][-1]["version"] if said["changes"] and self._version else said["version"]
         self._version = said["run"], told
 
@@ -113,21 +119,22 @@ class EventStreams:
         self._count += 1
         # Where names are of peers, JSON writes what would end the line as an escape.
         data = f"id: {self._run}-{self._count}\nevent: {what}\ndata: {json.dumps(event)}\n\n".encode()
-        self._kept.append((self._count, data))
+        self._kept.append((self._count, what, data))
         for listener in self._listeners:
-            listener.put(data)
+            if listener.hears(what):
+                listener.put(data)
 
     # -- telling
 
-    def _join(self, last_id: str) -> _Listener:
+    def _join(self, last_id: str, *, changes: bool) -> _Listener:
         """Return a new listener, with what it has missed since `last_id`."""
-        listener = _Listener()
+        listener = _Listener(changes=changes)
         run, _, number = last_id.partition("-")
         if last_id and (run != self._run or not number.isdecimal()):
             listener.queue.append(_lost(None, "another run of the server"))
         elif last_id:
-            missed = [data for count, data in self._kept if count > int(number)]
-            gone = self._count - int(number) - len(missed)
+            missed = [data for count, what, data in self._kept if count > int(number) and listener.hears(what)]
+            gone = self._count - len(self._kept) - int(number)
             if gone > 0:
                 listener.queue.append(_lost(gone, "no longer kept"))
             listener.queue.extend(missed[-MOST_QUEUED:])
@@ -146,7 +153,8 @@ class EventStreams:
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        listener = self._join(found[:40])
+        changes = scope.get("state", {}).get("permission", Permission.NONE) >= Permission.ADMIN
+        listener = self._join(found[:40], changes=changes)
         leaves = asyncio.get_running_loop().create_task(_left(receive, listener.woken.set))
         try:
             await send(_body(b"retry: 2000\n: flowctl\n\n"))

@@ -1,0 +1,75 @@
+"""The admin surface of programs: several workers as one, and what is said where it cannot be had."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+from cli_kit import served
+from e2e_kit import wait_until
+
+
+@contextlib.contextmanager
+def connected(server, count):
+    """Connections that have begun their handshake."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.ready["port"]), 20))
+            peer.sendall(b"\3" + bytes(1536))
+            assert peer.recv(1) == b"\3"
+        yield
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+def test_admin_when_there_are_workers_stands_for_all_of_them(tmp_path_factory, monkeypatch):
+    """Lists are of all workers, a kick finds its connection, a ban reaches each, and metrics are sums."""
+    folder = tmp_path_factory.mktemp("run")  # a short one: sockets have short paths
+    folder.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with (
+        served("live", "--workers", "2", "--control", "off", "--admin", "127.0.0.1:0") as server,
+        httpx.Client(base_url=server.ready["control"][0], timeout=20.0) as http,
+    ):
+        with connected(server, 12):
+            rows = http.get("/api/v1/connections?sort=number").json()["connections"]
+            assert len(rows) == 12
+            numbers = [row["connection"] for row in rows]
+            assert numbers == sorted(numbers)
+            page = http.get("/api/v1/connections?sort=number&limit=5&offset=5").json()
+            assert [row["connection"] for row in page["connections"]] == numbers[5:10]
+            assert page["found"]["connections"] == 12
+            with http.stream("GET", "/api/v1/events") as events:
+                lines = events.iter_lines()
+                assert next(lines).startswith("retry")
+                assert http.post("/api/v1/kick", json={"connection": numbers[-1]}).json()["kicked"] == 1
+                told = next(line for line in lines if line.startswith("data: "))
+            assert json.loads(told[6:])["connection"] == numbers[-1]
+            text = http.get("/metrics").text
+            assert "flowctl_workers 2.0" in text
+            assert sum(map(float, re.findall(r"^flowctl_connections\{.*\} (\S+)$", text, re.MULTILINE))) == 11
+            assert http.post("/api/v1/ban", json={"network": "127.0.0.1"}).json()["ended"] == 11
+        wait_until(lambda: not http.get("/api/v1/connections").json()["connections"], "the end of all")
+        assert http.get("/readyz").json() == {"status": "ready"}
+        server.stop(signal.SIGTERM)
+    assert server.status == 0
+
+
+def test_admin_when_its_packages_are_missing_says_what_to_install():
+    """A server that is told to have it, without the extra, ends with a hint and no traceback."""
+    code = (
+        "import sys; sys.modules['fastapi'] = None\n"
+        "from flowctl.cli import main\n"
+        "sys.argv = ['flowctl', 'serve', 'live', '--port', '0', '--control', 'off', '--admin', '127.0.0.1:0']\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "pip install 'flowctl[admin]'" in done.stderr
+    assert "Traceback" not in done.stderr
