@@ -18,6 +18,7 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.server.admission import AdmissionLimits
 
 THROTTLED = PlayProfile(rate=200_000)
 LIMITS = Limits.parse("64KiB,0,0", "64MiB,0,0")
@@ -263,6 +264,35 @@ def test_page_when_light_or_dark_wide_or_narrow_fits_and_can_be_read(browser, ro
         colour = browser.run(COLOURS, browser.wait(lambda css=css: browser.find(css), css))[0]
         assert contrast(colour, card) >= 4.5, f"{css}: {colour} on {card}"
     assert browser.run("return document.querySelectorAll('button:not(:disabled)').length") > 5
+
+
+def test_viewers_when_many_are_read_page_by_page_and_nothing_jumps(browser):
+    """Of 120 viewers 50 are in the page at a time, however many there are; nothing moves that nobody touched."""
+    with shown_server(admission=AdmissionLimits(connections_per_address=0, new_per_address_and_s=0)) as (
+        server,
+        clients,
+        address,
+    ):
+        clients.publish(server, SyntheticSource(video_bit_rate=50_000, fps=10), name="live/small")
+        wait_for_keys(server, 1, "live/small")
+        for _ in range(120):
+            clients.play(server, name="live/small", keep=lambda *_: None)
+        browser.open(address)
+        browser.click(".tabs label:last-child")
+        browser.wait(lambda: browser.text("#page-where") == "1 to 50 of 120", "the first page")
+        browser.run(
+            "window.moved = 0; new PerformanceObserver((list) => { for (const item of list.getEntries()) "
+            "if (!item.hadRecentInput) window.moved += item.value; }).observe({type: 'layout-shift'})"
+        )
+        assert len(browser.texts("#viewers tbody")) == 50
+        browser.click("#page-next")
+        browser.wait(lambda: browser.text("#page-where") == "51 to 100 of 120", "the second page")
+        browser.click("#page-next")
+        browser.wait(lambda: len(browser.texts("#viewers tbody")) == 20, "the last page")
+        assert browser.find("#page-next").is_enabled() is False
+        browser.fill("#filters input[name=stream]", NAME)
+        browser.wait(lambda: browser.text("#viewers-empty") == "No viewer fits.", "none of that stream")
+        assert browser.run("return window.moved") < 0.1
 
 
 def test_token_when_one_is_set_is_asked_for_kept_in_the_tab_and_lets_ban(browser, tmp_path):
