@@ -320,6 +320,8 @@ class Playing:
         if (changed or own_times or self._own_times) and sender.settings != mine.sender:
             sender.set_settings(mine.sender)
         self._own_times = own_times
+        if changed and self._words.stream_state(self.stream_id) is StreamState.WAITING:
+            self._wait()
         if mine.policy != self._policy_name:
             self._policy_name = mine.policy
             self._put_policy()

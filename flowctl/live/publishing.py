@@ -101,6 +101,10 @@ class Publishing:
 
     # -- silence
 
+    def settings_changed(self, now: float) -> None:
+        """Look at once how long it may be silent."""
+        self.look_at = now
+
     def check_silence(self, now: float) -> None:
         """Cut a publisher that sends neither audio nor video, and see to it that it is looked at again.
 

@@ -215,7 +215,8 @@ class LiveServer(Server):
 
     def _put_limits(self, connection: Connection, limits: Limits, settings: SenderSettings | None) -> None:
         session = connection.session
-        if self.hub.config.has_levels and isinstance(session, ViewerSession):  # with what is set for its stream
+        if (self.hub.config.has_levels or settings is not None) and isinstance(session, ViewerSession):
+            # With what is set for its stream.
             session.on_thread(partial(session.put_settings, limits, changed=settings is not None))
         else:
             super()._put_limits(connection, limits, settings)
@@ -277,7 +278,8 @@ class LiveServer(Server):
         self.hub.configure(config)
         self.admission.set_limits(config.admission)
         self._policy, self._work_limits = LIVE_POLICIES[config.policy], config.work
-        self._limits, self._settings = config.limits, config.sender
+        # Another object, though it may say the same: by that a connection that is being made learns of the change.
+        self._limits, self._settings = dataclasses.replace(config.limits), config.sender
         limits = None if config.limits == was.limits else config.limits
         for connection in self.connections():
             session = connection.session

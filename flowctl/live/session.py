@@ -18,6 +18,7 @@ from flowctl.access.request import TOO_SLOW, Kind, LiveRequest, Question, Refusa
 from flowctl.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerEntry
+from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
@@ -574,6 +575,14 @@ class LiveSession(ViewerSession):
         if self._hub.gate.hears("play"):
             self._played = request
             self._hub.gate.began(request)
+
+    def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
+        """Put in force the server's settings, which have just been changed, also how long it may be silent."""
+        super().put_settings(limits, changed=changed)
+        if changed:
+            for publishing in self._publishing.values():
+                publishing.settings_changed(self.connection.now())
+            self._arm()
 
     @property
     def _settings(self) -> LiveConfig:

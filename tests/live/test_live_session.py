@@ -496,6 +496,27 @@ def test_timer_when_only_media_comes_is_left_until_it_strikes(world, monkeypatch
     assert publisher.ended is None
 
 
+def test_settings_when_they_change_hold_for_who_publishes_and_who_waits():
+    """A silence that was allowed for ever, and a wait without an end, get the time that is set, from now on."""
+    limits = {"first_media_s": 0.0, "player_wait_s": 0.0}
+    world = World(config(media_silence_s=0.0, return_grace_s=0.0, wire=limits))
+    publisher, waiting = world.publisher(), world.player("live/nobody")
+    world.run(100.0)
+    assert (publisher.ended, waiting.ended) == (None, None)
+    usual = world.hub.config
+    wire = dataclasses.replace(usual.rtmp.limits, player_wait_s=7.0, first_media_s=5.0)
+    world.hub.config = dataclasses.replace(
+        usual, media_silence_s=5.0, rtmp=dataclasses.replace(usual.rtmp, limits=wire)
+    )
+    for peer in (publisher, waiting):
+        peer.connection.session.put_settings(changed=True)
+    world.run(6.0)
+    assert waiting.ended is None
+    assert publisher.ended is not None
+    world.run(2.0)
+    assert waiting.ended is not None
+
+
 def test_play_when_the_stream_has_an_audience_of_its_own_has_its_target_delay_and_policy_meanwhile():
     """Target delay and policy are those of the stream while it is played, and the usual ones after it."""
     world = World(config(audiences=parse_audiences("talk/*=800ms audio-first; cams/*=off")))

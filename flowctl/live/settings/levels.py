@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from flowctl.errors import ConfigError
@@ -90,14 +91,6 @@ class Level:
                 return f'[{word}."{quoted}"{"." + role if role else ""}]'
         return f"[role.{role}]"
 
-    def fits(self, stream: str, role: Role | None) -> bool:
-        """Return whether it is of what has `role` in ``app/stream``."""
-        if self.role is not None and self.role is not role:
-            return False
-        if self.stream:
-            return fnmatchcase(stream, self.stream)
-        return not self.application or fnmatchcase(stream.partition("/")[0], self.application)
-
     @property
     def nearness(self) -> tuple[bool, int, bool, int]:
         """How near it is, to be compared with that of others."""
@@ -116,15 +109,29 @@ class Levels(Generic[_T]):
     def __init__(self, levels: Iterable[Level]) -> None:
         numbered = sorted(enumerate(levels), key=lambda item: (item[1].nearness, -item[0]))
         self._farthest_first: Final = tuple(level for _, level in numbered)
+        # Compiled here: what the library remembers of patterns is less than there may be levels.
+        self._patterns: Final = tuple(re.compile(translate(item.stream or item.application or "*")) for item in self)
         self._by_name: Final[dict[tuple[str, Role | None], _T]] = {}
         self._made: Final[dict[tuple[int, ...], _T]] = {}  # by which levels fit: names by the thousand share few
 
     def __bool__(self) -> bool:
         return bool(self._farthest_first)
 
+    def __iter__(self) -> Iterator[Level]:
+        """Yield them, the farthest first."""
+        return iter(self._farthest_first)
+
     def that_fit(self, stream: str, role: Role | None) -> list[Level]:
-        """Return those that fit, the farthest first."""
-        return [level for level in self._farthest_first if level.fits(stream, role)]
+        """Return those that fit what has `role` in ``app/stream``, the farthest first."""
+        return [self._farthest_first[number] for number in self._fitting(stream, role)]
+
+    def _fitting(self, stream: str, role: Role | None) -> tuple[int, ...]:
+        application = stream.partition("/")[0]
+        return tuple(
+            number
+            for number, (level, pattern) in enumerate(zip(self, self._patterns, strict=True))
+            if level.role in {None, role} and pattern.match(stream if level.stream else application)
+        )
 
     def find(self, stream: str, role: Role | None, make: Callable[[list[Level]], _T]) -> _T:
         """Return what `make` makes of the levels that fit, remembered."""
@@ -132,7 +139,7 @@ class Levels(Generic[_T]):
         try:
             return self._by_name[key]
         except KeyError:
-            fitting = tuple(number for number, level in enumerate(self._farthest_first) if level.fits(stream, role))
+            fitting = self._fitting(stream, role)
         found = self._made.get(fitting)
         if found is None:
             found = make([self._farthest_first[number] for number in fitting])
