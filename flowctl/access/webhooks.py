@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import threading
 import time
@@ -319,6 +320,10 @@ class WebHooks:
 def _make_client() -> httpx.AsyncClient:
     import httpx  # noqa: PLC0415 - only servers with HTTP hooks pay for it
 
+    for name in ("httpx", "httpcore"):  # they log each request with its whole address
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
     # Each question has a connection of its own, as with SRS: one that the other end is closing would be a failure.
     # No proxy and no .netrc of the environment: they would be handed keys.
     return httpx.AsyncClient(

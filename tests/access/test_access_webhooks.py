@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import socket
 import threading
 import time
@@ -243,6 +244,14 @@ def test_news_that_wait_for_a_server_that_hangs_are_bounded_for_each_address(hoo
         hooks.tell(access, request_of(address=f"10.0.{number >> 8}.{number & 255}"))
     assert sum(hooks._untold.values()) == 4096
     hooks.stop(0.05)
+
+
+def test_requests_are_not_logged_by_the_library(hooks, server, caplog):
+    """It would write the whole address of each, with what secrets it has, into the log of the server."""
+    caplog.set_level(logging.DEBUG)
+    assert ask(hooks, asks(server.url(f"/{SECRET}?token={SECRET}"))) is None
+    assert [record.name for record in caplog.records if record.name.startswith("http")] == []
+    assert SECRET not in caplog.text
 
 
 def test_nothing_of_a_request_is_logged_when_a_hook_fails(hooks, server):

@@ -1,0 +1,101 @@
+"""Who may play over HTTP: the same keys, tokens, networks and passwords as over RTMP, told in statuses."""
+
+from __future__ import annotations
+
+import base64
+import time
+from ipaddress import ip_network
+
+import jwt
+import pytest
+import structlog
+
+from flowctl.access.keys import KeyFile, StoredKey, hash_key
+from flowctl.access.rules import Access, Proof
+from flowctl.access.tokens import SecretFile, signed_query
+from flowctl.access.webtokens import WebTokenKey
+from flowctl.rtmp.session_config import ServerSessionConfig
+
+KEY = "a-key-that-nobody-guesses"
+_, _SALT, _DIGEST = hash_key(KEY).split(":")
+SECRET = b"a secret of thirty-two or more bytes, for tests"
+ACCESS = Access(
+    play_auth=tuple(Proof),
+    keys=KeyFile("keys", (StoredKey(bytes.fromhex(_SALT), bytes.fromhex(_DIGEST)),)),
+    token_secrets=SecretFile("secrets", (SECRET,)),
+    jwt_key=WebTokenKey("HS256", "jwt", SECRET, SECRET),
+)
+LEFT_S = 600
+
+
+def signed(seconds, stream="live/room", address=""):
+    return signed_query(SECRET, "play", stream, int(time.time()) + seconds, address)
+
+
+def web_token(**changed):
+    return jwt.encode({"exp": time.time() + LEFT_S, "actions": "play", "streams": "live/*"} | changed, SECRET, "HS256")
+
+
+def basic(text):
+    return f"Authorization: Basic {base64.b64encode(text.encode()).decode()}\r\n"
+
+
+def test_viewer_with_any_proof_gets_the_picture_and_without_is_told_so_in_the_status(web):
+    """In the address or in the header; refused with 401 and a challenge; no secret is in the log of either."""
+    made = web(access=ACCESS, players_may_wait=False)
+    made.publisher().group()
+    good = [
+        (f"?key={KEY}", ""),
+        (f"?{signed(LEFT_S)}", ""),
+        (f"?{signed(LEFT_S, address='127.0.0.0/8')}", ""),
+        (f"?jwt={web_token()}", ""),
+        ("", f"Authorization: Bearer {web_token()}\r\n"),
+        ("", f"Authorization: bearer {KEY}\r\n"),
+    ]
+    bad = [
+        ("", ""),
+        ("?key=guessed", ""),
+        (f"?{signed(-LEFT_S)}", ""),
+        (f"?{signed(LEFT_S, stream='live/other')}", ""),
+        (f"?{signed(LEFT_S, address='192.0.2.7')}", ""),
+        (f"?jwt={web_token(actions='publish')}", ""),
+        ("", f"Authorization: Bearer {web_token(exp=1)}\r\n"),
+        ("", basic(f"user:{KEY}")),
+    ]
+    with structlog.testing.capture_logs() as lines:
+        for expected, tries in ((200, good), (401, bad)):
+            for query, header in tries:
+                status, headers, _ = made.get(f"/live/room.flv{query}", header, "HEAD")
+                assert (status, "www-authenticate" in headers) == (expected, expected == 401)
+    shown = repr(lines)
+    assert KEY not in shown
+    assert "token=" not in shown
+    assert web_token()[:20] not in shown
+
+
+def test_viewer_from_a_network_that_is_denied_is_forbidden(web):
+    """Of plays, and of connections: over HTTP both are asked about at once."""
+    for name in ("deny_play", "deny_connect"):
+        made = web(access=Access(**{name: (ip_network("127.0.0.0/8"),)}))
+        assert made.get()[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (basic("ann:pw"), 200),
+        (basic("ann:wrong"), 401),
+        (basic("bob:pw"), 401),
+        (basic("ann"), 401),
+        ("Authorization: Basic %%%\r\n", 401),
+        ("Authorization: Basic\r\n", 401),
+        ("", 401),
+    ],
+)
+def test_viewer_is_asked_for_the_password_that_rtmp_asks_for(web, header, status):
+    """The file of users holds for HTTP as well, or it would hold for nobody."""
+    made = web(rtmp=ServerSessionConfig(credentials={"ann": "pw"}))
+    made.publisher().group()
+    found, headers, _ = made.get("/live/room.flv", header, "HEAD")
+    assert found == status
+    assert headers.get("www-authenticate", "").startswith("Basic") is (status == 401)
