@@ -21,6 +21,7 @@ from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.judging.penalties import PenaltyLimits
 from flowctl.judging.shadow import Candidate
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
+from flowctl.live.settings.relays import RelayRule
 from flowctl.loop.work import WorkLimits
 from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.printable import short
@@ -242,6 +243,9 @@ class LiveConfig(ServeOptions):
         tls_certificate: file in PEM with the certificate of both, then those of its authorities; read again when it
             changes.
         tls_key: file of its private key, which only the user of the server may use.
+        relay_push: streams that are published at other servers as well; `flowctl.relay.relay.Relays`, which
+            ``flowctl serve live`` puts beside the server, does it.
+        relay_pull: streams that are fetched from other servers, for viewers here or always; with one worker alone.
         source: the file that these settings were read from, which is watched. None: there is none, or they were not
             read.
 
@@ -292,6 +296,8 @@ class LiveConfig(ServeOptions):
     https: str = ""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    relay_push: tuple[RelayRule, ...] = ()
+    relay_pull: tuple[RelayRule, ...] = ()
     source: Source | None = field(default=None, repr=False, compare=False)
     sender: SenderSettings = field(init=False, repr=False, compare=False)
     _levels: Levels[LiveConfig] = field(init=False, repr=False, compare=False)
@@ -334,6 +340,13 @@ class LiveConfig(ServeOptions):
         self._check_control()
         if self.admin != "off":
             _ = self.admin_address
+        for rule in (*self.relay_push, *self.relay_pull):
+            check_type("LiveConfig.relay", rule, RelayRule)
+        if self.relay_pull and self.workers != 1:
+            raise ConfigError(
+                "relay_pull goes with one worker alone: several follow each other",
+                hint="leave out workers, or pull with a server of its own",
+            )
         object.__setattr__(self, "sender", replace(self.settings, return_after_s=self.return_after_s))
         self._check_levels()
 

@@ -24,6 +24,11 @@ def build(options: ServeOptions) -> LiveServer:
         except BaseException:
             server.close_listeners()
             raise
+    if server.config.relay_push or server.config.relay_pull:
+        # As below: it brings the clients with it.
+        from flowctl.relay.relay import Relays  # noqa: PLC0415 - as said
+
+        server.companions.append(Relays(server))
     if server.config.origin:
         # As below: it brings diffusion with it.
         from flowctl.cluster.origin import Origin  # noqa: PLC0415 - as said

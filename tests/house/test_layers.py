@@ -71,6 +71,7 @@ LAYERS = {
         "connection server telemetry client live control admin",
     ),
     "remux": layer("remux", "words access flow rtmp outcomes loop sending connection live httpd client cluster"),
+    "relay": layer("relay", "words flow rtmp outcomes loop sending connection server live client cluster"),
     "loadtest": layer("loadtest", "words text flow rtmp charts log media client"),
     "demo": layer(
         "demo",

@@ -29,6 +29,7 @@ from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.judging.penalties import Allowance
 from flowctl.live.config import Audience, SecondPublisher, parse_audiences
+from flowctl.live.settings.relays import RelayRule, parse_relays
 from flowctl.printable import short
 from flowctl.rtmp.url import redact_url
 from flowctl.sending.settings import AgeSource
@@ -166,6 +167,11 @@ Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".fo
 Allowed = Annotated[Allowance, _only_text(_allowance), Kind("number/duration", _write_allowance)]
 Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]
 Text = Annotated[str, Kind("text")]
+Relays = Annotated[
+    tuple[RelayRule, ...],
+    _only_text(parse_relays),
+    Kind("app/stream=address", lambda rules: "; ".join(map(str, rules))),
+]
 File = Annotated[Path | None, _only_text(_path), Kind("path")]
 Marks = Annotated[str | None, _only_text(_marks), Kind("bytes,messages,age")]
 Target = Annotated[

@@ -52,6 +52,7 @@ from flowctl.live.settings.kinds import (
     Proofs,
     Proxies,
     Rate,
+    Relays,
     Second,
     Secrets,
     Shadow,
@@ -331,6 +332,12 @@ class LiveSettings(BaseModel):
     http: Text = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")
     http_origins: Text = _at("http_origins", "Origins of pages that may play over HTTP, with commas; *: all.")
     hls_folder: File = _at("hls_folder", "Serve the HLS that flowctl hls writes into this folder, where http listens.")
+    relay_push: Relays = _at(
+        "relay_push", "Publish streams at other servers too: live/*=rtmp://host/{app}/{stream}; ..."
+    )
+    relay_pull: Relays = _at(
+        "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."
+    )
     origin: Text = _at("origin", "Offer streams in segments to edges at host:port, to all who can connect.")
     rtmps: Text = _at("rtmps", "Addresses for RTMP with TLS: host:port, several with commas between.")
     https: Text = _at("https", "The same for HTTP with TLS.")

@@ -20,6 +20,7 @@ from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.model import LiveSettings, settings_of
+from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.sources import RENAMED, hint_for_former, read_settings
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sending.settings import AgeSource
@@ -113,6 +114,16 @@ EXAMPLES = {
     "http": ("127.0.0.1:8080,[::1]:8080", "http", "127.0.0.1:8080,[::1]:8080"),
     "http_origins": ("https://a.example", "http_origins", "https://a.example"),
     "hls_folder": ("/hls", "hls_folder", Path("/hls")),
+    "relay_push": (
+        "live/*=rtmp://h/x/{stream}?key=s",
+        "relay_push",
+        (RelayRule("live/*", "rtmp://h/x/{stream}?key=s"),),
+    ),
+    "relay_pull": (
+        "live/cam=rtmp://h/x/cam always",
+        "relay_pull",
+        (RelayRule("live/cam", "rtmp://h/x/cam", always=True),),
+    ),
     "origin": ("10.0.0.5:1936", "origin", "10.0.0.5:1936"),
     "rtmps": ("[::]:1936,0.0.0.0:1936", "rtmps", "[::]:1936,0.0.0.0:1936"),
     "https": ("0.0.0.0:443", "https", "0.0.0.0:443"),

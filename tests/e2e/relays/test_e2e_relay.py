@@ -1,0 +1,272 @@
+"""Relays between live servers of ours, and nginx-rtmp on either side: what arrives is what was published."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from e2e_kit import NAME, PATIENCE_S, Play, frames_of, open_live_server, wait_until
+
+from flowctl.client.player import HEALTHY
+from flowctl.client.source import FlvFile
+from flowctl.flow.limits import Limits
+from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.live.config import LiveConfig
+from flowctl.live.server import LiveServer
+from flowctl.live.settings.relays import parse_relays
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.relay.relay import Relays
+
+NGINX = Path("/usr/sbin/nginx")
+NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
+NGINX_CONFIG = """
+load_module {module};
+daemon off;
+master_process off;
+error_log {folder}/error.log warn;
+pid {folder}/nginx.pid;
+events {{ worker_connections 64; }}
+rtmp {{
+    access_log off;
+    server {{
+        listen 127.0.0.1:{port};
+        application live {{ live on; }}
+    }}
+}}
+"""
+
+
+@contextlib.contextmanager
+def relaying(push="", pull="", **options):
+    """A live server with relays; fails if one of its handlers raised. Yields server and relays."""
+    failures = []
+    config = LiveConfig(
+        port=0,
+        relay_push=parse_relays(push, "relay_push"),
+        relay_pull=parse_relays(pull, "relay_pull"),
+        on_error=lambda where, error: failures.append((where, repr(error))),
+        **options,
+    )
+    server = LiveServer(config)
+    relays = Relays(server)
+    server.companions.append(relays)
+    with server:
+        yield server, relays
+    assert failures == []
+
+
+@contextlib.contextmanager
+def nginx(folder):
+    """Run nginx-rtmp; yield its address with the stream's name."""
+    if not (NGINX.exists() and NGINX_RTMP.exists()):
+        pytest.skip("nginx-rtmp is not installed")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    config = folder / "nginx.conf"
+    config.write_text(NGINX_CONFIG.format(module=NGINX_RTMP, folder=folder, port=port))
+    process = subprocess.Popen([NGINX, "-c", config, "-p", folder, "-e", folder / "error.log"])
+    try:
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            assert process.poll() is None, (folder / "error.log").read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert time.monotonic() < end, "nginx does not listen"
+            time.sleep(0.02)
+        yield f"rtmp://127.0.0.1:{port}/live/stream"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(10)
+
+
+def same_frames(player, publisher):
+    """Whether a player has a run of the publisher's frames without a gap; at least thirty pictures of them."""
+    for track, least in ((TAG_VIDEO, 30), (TAG_AUDIO, 30)):
+        got = [payload for _, payload in frames_of(list(player.messages), track)]
+        sent = [payload for _, payload in frames_of(list(publisher.messages), track)]
+        if len(got) < least or got[0] not in sent:
+            return False
+        begin = sent.index(got[0])
+        assert got == sent[begin : begin + len(got)]
+    return True
+
+
+def source():
+    return SyntheticSource(video_bit_rate=200_000, fps=50, key_interval_s=0.2)
+
+
+def test_push_when_a_stream_is_published_gives_the_other_server_every_frame(live, clients):
+    """What is published here is published there, under the name that the rule says, and ends with its publisher."""
+    target = live()
+    with relaying(push=f"live/*=rtmp://127.0.0.1:{target.address[1]}/copy/{{stream}}?key=SECRET") as (server, relays):
+        player = clients.play(target, name="copy/stream")
+        publisher = clients.publish(server, source())
+        wait_until(lambda: same_frames(player, publisher), "frames at the other server")
+        (row,) = relays.figures()["push"]
+        assert row["state"] == "publishing"
+        assert "SECRET" not in str(relays.figures())
+        viewers = server.hub.snapshot().streams[NAME].viewers
+        assert [viewer.protocol for viewer in viewers] == ["rtmp-push"]
+        clients.group.call_soon(publisher.publisher.finish, "enough")
+        wait_until(lambda: not relays.figures()["push"], "the end of the push")
+        wait_until(lambda: not target.hub.is_published("copy/stream"), "its end at the other server")
+        assert "NetStream.Play.UnpublishNotify" in player.codes or wait_until(
+            lambda: "NetStream.Play.UnpublishNotify" in player.codes, "the player was told"
+        )
+
+
+def test_push_when_the_target_is_lost_is_tried_again(clients):
+    """A server that is not there, or goes, is tried again until it is back."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    with relaying(push=f"live/*=rtmp://127.0.0.1:{port}/live/KEYNAME") as (server, relays):
+        clients.publish(server, source())
+        wait_until(lambda: any(row["state"] == "waits" for row in relays.figures()["push"]), "a try that failed")
+        assert "KEYNAME" not in str(relays.figures())
+        with open_live_server(port=port) as target:
+            wait_until(lambda: target.hub.is_published("live/KEYNAME"), "the stream at the other server")
+
+
+def test_push_when_the_target_is_slow_is_a_slow_viewer(clients):
+    """A target that does not read is dropped for as any viewer, at key frames, and the stream goes on for others."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with (
+            relaying(
+                push=f"live/*=rtmp://127.0.0.1:{listener.getsockname()[1]}/live/x",
+                limits=Limits.parse("64KiB,100,500ms", "64MiB,100000,60s"),
+            ) as (server, relays),
+            deaf_server(listener),
+        ):
+            clients.publish(server, SyntheticSource(video_bit_rate=20_000_000, fps=50, key_interval_s=0.2))
+            player = clients.play(server)
+            row = wait_until(
+                lambda: next((row for row in relays.figures()["push"] if row.get("dropped")), None), "something dropped"
+            )
+            assert row["slow"]
+            wait_until(lambda: len(frames_of(list(player.messages), TAG_VIDEO)) > 50, "pictures for others")
+            assert player.player.statistics().broken_restarts == 0
+
+
+@contextlib.contextmanager
+def deaf_server(listener):
+    """A server that lets a publisher in, and reads nothing from then on."""
+    import threading
+
+    from flowctl.rtmp.events import ConnectRequested, PublishRequested
+    from flowctl.rtmp.server.session import ServerSession
+    from flowctl.rtmp.session_config import ServerSessionConfig
+
+    done = threading.Event()
+
+    def serve():
+        sock, _ = listener.accept()
+        session, let_in = ServerSession(ServerSessionConfig(), now=0.0), False
+        with sock:
+            while not let_in:
+                for event in session.receive(sock.recv(65536), 0.0):
+                    if isinstance(event, ConnectRequested):
+                        session.accept_connect()
+                    elif isinstance(event, PublishRequested):
+                        session.accept_publish(event.stream_id)
+                        let_in = True
+                sock.sendall(session.data_to_send())
+            done.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(PATIENCE_S)
+
+
+def test_push_when_servers_name_each_other_ends_after_some_relays(clients):
+    """Two servers that push under ever new names to each other stop by themselves."""
+    with socket.socket() as one, socket.socket() as two:
+        for sock in (one, two):
+            sock.bind(("127.0.0.1", 0))
+        ports = [sock.getsockname()[1] for sock in (one, two)]
+    rules = [f"live/*=rtmp://127.0.0.1:{port}/live/c-{{stream}}" for port in reversed(ports)]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(relaying_at(port, rule)) for port, rule in zip(ports, rules, strict=True)]
+        clients.publish(servers[0][0], source())
+        wait_until(lambda: sum(relays.figures()["loops_refused"] for _, relays in servers) == 1, "the end of the loop")
+        names = {stream for server, _ in servers for stream in server.hub.snapshot().streams}
+        assert names == {"live/stream", "live/c-stream", "live/c-c-stream", "live/c-c-c-stream"}
+
+
+@contextlib.contextmanager
+def relaying_at(port, push):
+    """As `relaying`, on a port."""
+    config = LiveConfig(port=port, relay_push=parse_relays(push, "relay_push"))
+    server = LiveServer(config)
+    relays = Relays(server)
+    server.companions.append(relays)
+    with server:
+        yield server, relays
+
+
+def test_pull_when_somebody_views_is_followed_while_he_does(live, clients):
+    """A stream is fetched for its first viewer, under the rule's name, and no more after its last one."""
+    origin = live()
+    publisher = clients.publish(origin, source())
+    with relaying(pull=f"edge/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}") as (server, relays):
+        assert relays.figures()["pull"] == []
+        player = clients.play(server, name="edge/stream")
+        wait_until(lambda: same_frames(player, publisher), "frames from the other server")
+        (row,) = relays.figures()["pull"]
+        assert (row["stream"], row["state"]) == ("edge/stream", "running")
+        clients.group.call_soon(player.player.finish, "enough")
+        wait_until(lambda: not relays.figures()["pull"], "the end of the pull")
+
+
+def test_pull_when_always_needs_no_viewers(live, clients):
+    """A stream that is pulled always is there before its first viewer."""
+    origin = live()
+    clients.publish(origin, source())
+    with relaying(pull=f"edge/cam=rtmp://127.0.0.1:{origin.address[1]}/{NAME} always") as (server, _):
+        wait_until(lambda: server.hub.is_published("edge/cam"), "the stream without viewers")
+        assert not server.hub.is_viewed("edge/cam")
+
+
+def test_pull_when_the_stream_is_published_here_is_none(live, clients):
+    """A publisher of this server's own comes first."""
+    origin = live()
+    clients.publish(origin, source())
+    with relaying(pull=f"live/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}") as (server, relays):
+        own = clients.publish(server, source())
+        player = clients.play(server)
+        wait_until(lambda: same_frames(player, own), "its own frames")
+        assert relays.figures()["pull"] == []
+
+
+def test_nginx_when_it_is_pushed_to_plays_every_frame(clients, tmp_path, programs, sample):
+    """A stream that is published here is played at nginx-rtmp, frame by frame."""
+    with nginx(tmp_path) as url, relaying(push=f"live/*={url}") as (server, _):
+        publisher = clients.publish(server, FlvFile(sample("plain")), loop=True)
+        player = wait_for_play(clients, url)
+        wait_until(lambda: same_frames(player, publisher), "frames at nginx")
+
+
+def test_nginx_when_it_is_pulled_from_is_an_origin(clients, tmp_path, sample):
+    """A stream that is published at nginx-rtmp is played here, frame by frame."""
+    from e2e_kit import Publish
+
+    with nginx(tmp_path) as url, relaying(pull=f"live/*={url}") as (server, _):
+        publisher = Publish(clients.group, url, FlvFile(sample("plain")), loop=True)
+        player = clients.play(server)
+        wait_until(lambda: same_frames(player, publisher), "frames from nginx")
+
+
+def wait_for_play(clients, url):
+    """Return a player at another server, once it is given media there."""
+    return Play(clients.group, url, HEALTHY, None)

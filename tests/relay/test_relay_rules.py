@@ -1,0 +1,73 @@
+"""Settings of relays: what they say, what they refuse, and that no message or text of theirs shows a key."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.errors import ConfigError
+from flowctl.live.config import LiveConfig
+from flowctl.live.settings.relays import MOST_RELAYS, RelayRule, parse_relays
+from flowctl.relay.relay import hops_of
+
+
+def test_rules_when_written_say_pattern_address_and_always():
+    """Parts are divided by semicolons; the address may name application and stream."""
+    rules = parse_relays("live/*=rtmp://h/x/{app}-{stream}?key=s ; live/cam=rtmp://o:1936/a/b always;", "relay_push")
+    assert rules == (
+        RelayRule("live/*", "rtmp://h/x/{app}-{stream}?key=s"),
+        RelayRule("live/cam", "rtmp://o:1936/a/b", always=True),
+    )
+    target = rules[0].target("live/room")
+    assert (target.host, target.path, target.raw_query) == ("h", "x/live-room", "key=s")
+    assert rules[0].fits("live/room")
+    assert not rules[0].fits("other/room")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "live/*",
+        "live/*=rtmp://h/a/SECRET sometimes",
+        "room=rtmp://h/a/SECRET",
+        "live/*=rtmp://h/a/SECRET always",
+        "live/*=http://h/a/SECRET",
+        "live/*=rtmp:///a/SECRET",
+        "live/*=SECRET",
+        "live/*=rtmps://user:SECRET@h/a/b",
+        "=rtmp://h/a/SECRET",
+    ],
+)
+def test_rules_when_wrong_are_refused_without_showing_a_key(text):
+    """An error names the stream's pattern, and never the address, which may be a key."""
+    with pytest.raises(ConfigError) as caught:
+        parse_relays(text, "relay_push")
+    assert "SECRET" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_rules_when_shown_have_no_secrets():
+    """Neither text nor repr of settings has name, query, user or password of another server's stream."""
+    rules = parse_relays("live/*=rtmp://ann:PW@h/app/SECRET?token=SECRET; live/cam=rtmp://h/a/SECRET always", "x")
+    shown = f"{rules} {rules[0]} {rules[1]} {LiveConfig(relay_push=rules)}"
+    assert "SECRET" not in shown
+    assert "PW" not in shown
+    assert str(rules[1]) == "live/cam=rtmp://h:1935/a/*** always"
+
+
+def test_rules_when_too_many_are_refused():
+    """There is a limit."""
+    with pytest.raises(ConfigError, match="64"):
+        parse_relays(";".join(f"a/{n}=rtmp://h/a/b" for n in range(MOST_RELAYS + 1)), "relay_push")
+
+
+def test_pulls_when_there_are_several_workers_are_refused():
+    """Workers follow each other; which of them would pull is not for a setting to guess."""
+    with pytest.raises(ConfigError, match="one worker"):
+        LiveConfig(relay_pull=parse_relays("a/b=rtmp://h/a/b", "x"), workers=2)
+
+
+@pytest.mark.parametrize(
+    ("agent", "hops"), [("FMLE/3.0 (compatible; flowctl relay; hops=2)", 2), ("obs", 0), ("flowctl relay; hops=x)", 0)]
+)
+def test_hops_when_a_publisher_says_them_are_counted(agent, hops):
+    """A stream that comes by relays says through how many."""
+    assert hops_of(agent) == hops
