@@ -29,6 +29,7 @@ _MOST_DETAIL: Final = 512 * 1024
 """Details of changes in one answer, octets: half of what a message may have."""
 KEPT_IN_FILE: Final = "in the ban file, and after a restart too"
 KEPT_IN_STORE: Final = "in the ban store, and after a restart too"
+NOT_STORED: Final = "the ban store was not written: {}; it is tried again by itself"
 _TOLD: Final = 100
 """Numbers of connections told of a kick; there may be thousands."""
 
@@ -154,7 +155,7 @@ def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     shown = found.ban.as_dict() | {"ended": found.ended, "in_file": found.in_file, "in_store": found.in_store}
     shown["kept"] = kept
     if found.fault and server.config.ban_store is not None:
-        shown["warning"] = f"the ban store was not written: {found.fault}; it is tried again by itself"
+        shown["warning"] = NOT_STORED.format(found.fault)
     elif found.fault:
         shown["warning"] = f"the ban file was not written: {found.fault}; ban it again once that is mended"
     return shown

@@ -161,7 +161,7 @@ class LiveServer(Server):
         self.penalties = self._penalty_watch()
         try:
             self.listen_all("rtmps", listen_addresses(config.rtmps, "rtmps"), tls=self.certificate)
-            self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file, _kept_bans(config))
+            self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file, kept_bans(config))
             self._banning.begin()
             if self.penalties is not None:
                 self.hub.observers += (self.penalties,)
@@ -344,10 +344,19 @@ class LiveServer(Server):
                 _log.warning("penalty: connections ended", cidr=verdict.cidr, why=details, connections=numbers)
         return behaving
 
-    def punish(self, bans: list[Ban]) -> None:
-        """Put bans of penalties in force; the thread of the files. Connections that behave go on."""
+    def keep_bans_elsewhere(self) -> None:
+        """Leave it to another process to keep the bans of commands; before the start."""
+        self._banning.elsewhere = True
+
+    def punish(self, bans: list[Ban], *, told: bool = True) -> None:
+        """Put bans of penalties in force; the thread of the files. Connections that behave go on.
+
+        Args:
+            bans: the bans.
+            told: whether they are new, so that log, records and changes are told of each.
+        """
         ended = self._banning.punish(bans)
-        for ban in bans:
+        for ban in bans if told else ():
             detail = ban.as_dict()
             _log.warning("penalty", **detail, ended=ended)
             self._note_change("ban", detail, PENALTY)
@@ -607,7 +616,7 @@ class LiveServer(Server):
         _log.info("live server stopped", connections=self.accepted_count)
 
 
-def _kept_bans(config: LiveConfig) -> KeptBans:
+def kept_bans(config: LiveConfig) -> KeptBans:
     """Return the bans that are kept.
 
     Raises:

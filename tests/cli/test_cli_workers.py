@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -24,6 +25,8 @@ from flowctl.cluster.workers.supervisor import Supervisor
 from flowctl.control.client import call_operation
 from flowctl.flv import TAG_VIDEO
 from flowctl.live.config import LiveConfig
+from flowctl.loadtest.hostile.base import AttackContext
+from flowctl.loadtest.hostile.registry import hostile_profile
 from flowctl.media.synthetic import SyntheticSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
@@ -175,6 +178,34 @@ def test_operations_when_there_are_workers_are_of_all_of_them(tmp_path):
         assert [item["what"] for item in changes["changes"]] == ["limits", "ban"]
         assert asked(server, "drain", within="1s")["draining"]
         assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path):
+    """The supervisor is the one writer: after kill -9 the next server has the bans, in each of its workers."""
+    store = str(tmp_path / "bans.sqlite")
+    with served("live", "--workers", "2", "--ban-store", store, "--penalty-limits", "11/10min") as server:
+        banned = asked(server, "ban", network="203.0.113.7", duration="10min", reason="test")
+        assert (banned["in_store"], banned["kept"]) == (True, "in the ban store, and after a restart too")
+        asked(server, "ban", network="203.0.113.8")
+        asked(server, "unban", network="203.0.113.8")
+        context = AttackContext(
+            host="127.0.0.1", port=server.ready["port"], source="127.0.9.1", watch_s=0.05, probe=False
+        )
+        asyncio.run(hostile_profile("nesting-bomb").attack(context))
+        until(lambda: len(asked(server, "bans")["bans"]) >= 2)  # a worker saw it, the supervisor has decided
+        pids = server.ready["workers"]
+        server.process.kill()
+        until(lambda: not any(map(alive, pids)))
+    with served("live", "--workers", "2", "--ban-store", store) as server:
+        found = {item["cidr"]: item for item in asked(server, "bans")["bans"]}
+        assert found.keys() == {"203.0.113.7/32", "127.0.9.1/32"}
+        assert found["203.0.113.7/32"]["reason"] == "test"
+        assert found["203.0.113.7/32"]["source"].startswith("command")
+        assert found["127.0.9.1/32"]["source"] == "penalty"
+        assert "amf_depth" in found["127.0.9.1/32"]["evidence"]
+        assert asked(server, "stats")["server"]["bans"] >= 2
+        server.stop()
+    assert server.status == 0
 
 
 HOOKS = """

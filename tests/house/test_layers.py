@@ -67,8 +67,8 @@ LAYERS = {
     "admin": layer("admin", "words loop server live control"),
     "cluster": layer(
         "cluster",
-        "words text flow rtmp outgoing outcomes charts log loop zeromq rpc scheduler diffusion sending receiver fanout "
-        "connection server telemetry client live control admin",
+        "words text flow rtmp outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "
+        "receiver fanout connection server telemetry client live control admin",
     ),
     "remux": layer("remux", "words access flow rtmp outcomes loop sending connection live httpd client cluster"),
     "relay": layer("relay", "words flow rtmp outcomes loop sending connection server live client cluster"),

@@ -14,15 +14,19 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl.cluster.workers.operating import carry_out, put_in_force
+from flowctl.cluster.workers.inforce import key_of
+from flowctl.cluster.workers.operating import bans_of_lines, behaving, carry_out, punished, put_in_force
 from flowctl.cluster.workers.order import WORKER, WORKERS, Order
 from flowctl.control.summary import figures_of
 from flowctl.errors import ClosedError
+from flowctl.judging.penalties import Verdict
+from flowctl.live.bans.penalties import verdict_line
 from flowctl.live.changes import Change
 from flowctl.live.server import LiveServer
 from flowctl.rpc.access.access import AuthLevel
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RpcNode
+from flowctl.server.bans import Ban
 
 _log: Final = structlog.get_logger("flowctl.worker")
 FOR_EVER_S: Final = 10 * 365 * 86_400.0
@@ -69,6 +73,8 @@ class Link:
         self.node.add_request_command(WORKER, "alive", self._alive)
         self.node.add_request_command(WORKER, "operate", self._operate)
         self.node.add_request_command(WORKER, "figures", self._figures)
+        self.node.add_request_command(WORKER, "behaving", self._behaving)
+        self.node.add_request_command(WORKER, "punish", self._punish)
 
     def start(self) -> None:
         """Reach the supervisor, and begin what takes part.
@@ -87,13 +93,37 @@ class Link:
             said = json.loads(reply[0])
             if said["ends"]:
                 raise ClosedError("the server ends")
-            put_in_force(self._server, said["orders"])
+            put_in_force(self._server, said["orders"], self._all_bans(said["bans"]))
         finally:
             self._told.set()
         self._server.changes.listeners.append(self._changed)
+        if self._server.penalties is not None:
+            self._server.penalties.decide = self._tell_verdicts
         self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._left, timeout_s=FOR_EVER_S)
         for part in self.parts:
             part.start()
+
+    def _all_bans(self, page: list[Any]) -> list[Ban]:
+        """Return the bans that are in force for the whole server, of which this is the first page."""
+        found: list[Ban] = []
+        while page:
+            found += (more := bans_of_lines(page))
+            last = json.dumps({"after": max(map(key_of, more))})
+            page = json.loads(self.node.request_future(self.conn, f"{WORKERS}.bans", last).get()[0])
+        return found
+
+    def _tell_verdicts(self, verdicts: list[Verdict]) -> None:
+        """Have the supervisor decide, which knows who behaves at the other workers."""
+        self.node.send(self.conn, f"{WORKERS}.verdicts", json.dumps([verdict_line(item) for item in verdicts]))
+
+    def _behaving(self, message: Message) -> bytes:
+        """Say who behaves of addresses that are about to be punished, and end the guilty."""
+        return behaving(self._server, message.data[0])
+
+    def _punish(self, message: Message) -> bytes:
+        """Put bans of penalties in force here, after what was set before this worker came."""
+        self._told.wait(_TOLD_S)
+        return punished(self._server, message.data[0])
 
     def ready(self) -> None:
         """Tell that this worker serves."""

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeAlias, cast
@@ -22,11 +23,15 @@ from flowctl.control import effects
 from flowctl.control.operations import BY_NAME, Operation, Permission, answer_with, error_dict, error_of
 from flowctl.control.together import Answer, Who, combine
 from flowctl.errors import ClosedError, FlowctlError, RpcError
+from flowctl.judging.penalties import Verdict
+from flowctl.live.bans.banning import PENALTY
+from flowctl.live.bans.penalties import bans_of, verdict_line, verdict_of
 from flowctl.live.changes import Change, Changes
 from flowctl.live.server import LiveServer
 from flowctl.loop.locks import OwnedLock
 from flowctl.rpc.node import RpcNode
 from flowctl.rpc.peers.peer import ConnectionID
+from flowctl.server.bans import Ban, BanList
 
 Json: TypeAlias = dict[str, Any]
 _FileChange: TypeAlias = tuple[str, Mapping[str, Any], str]
@@ -108,6 +113,36 @@ class Operating:
         """Carry out an operation; see `flowctl.control.operations.answer`."""
         return answer_with(self._effect, name, call, permission, caller)
 
+    def punish(self, verdicts: list[Verdict]) -> None:
+        """Decide about addresses that have done too much at a worker, by who behaves there at any of them, and ban.
+
+        Not on the thread of the node.
+        """
+        totals = [0] * len(verdicts)
+        call = json.dumps([verdict_line(item) for item in verdicts])
+        for future in self._requests(f"{WORKER}.behaving", call):
+            for at, count in enumerate(json.loads(future)):
+                totals[at] += count
+        bans = bans_of(verdicts, totals, datetime.now(UTC))
+        with self._lock:
+            self._in_force.punish(bans)
+        told = json.dumps([ban.as_dict() for ban in bans])
+        for _ in self._requests(f"{WORKER}.punish", told):
+            pass
+        for ban in bans:
+            self.changes.note("ban", ban.as_dict(), PENALTY)
+
+    def _requests(self, command: str, call: str) -> Iterable[bytes]:
+        """Ask all workers side by side; yield the answers of those that do."""
+        pending = []
+        for item in self._now():
+            if item.conn is not None:
+                with suppress(ClosedError):
+                    pending.append(self._node.request_future(item.conn, command, call, timeout_s=ASK_S))
+        for future in pending:
+            with suppress(RpcError):
+                yield future.get()[0]
+
     def note_file(self, what: str, detail: Mapping[str, Any], digest: str) -> None:
         """Note a change that a worker took from a file: each takes it, and it is one. Any thread."""
         with self._lock:
@@ -159,7 +194,7 @@ class Operating:
                 if not targets:
                     result = combine(operation.together, asked, answers)
                     if operation.together.in_force:
-                        self._in_force.note(operation.name, asked, result)
+                        result |= self._in_force.note(operation.name, asked, result)
                     break
             first = operation.together.who is Who.FIRST and not done
             targets = targets[:1] if first else targets
@@ -294,10 +329,27 @@ def carry_out(server: LiveServer, call: bytes) -> bytes:
     return json.dumps(value).encode("utf-8", "backslashreplace")
 
 
-def put_in_force(server: LiveServer, orders: Iterable[tuple[str, Json]]) -> None:
-    """Give a worker that has been started what was set by command before."""
+def behaving(server: LiveServer, call: bytes) -> bytes:
+    """Say, in a worker, how many connections behave of each address of verdicts, and end the guilty ones."""
+    return json.dumps(server.end_guilty(verdict_of(item) for item in json.loads(call))).encode()
+
+
+def punished(server: LiveServer, call: bytes) -> bytes:
+    """Put bans of penalties in force in a worker."""
+    bans = bans_of_lines(json.loads(call))
+    server.reload.do(lambda: server.punish(bans))
+    return b"yes"
+
+
+def bans_of_lines(lines: Iterable[Json]) -> list[Ban]:
+    """Return the bans that a supervisor tells a worker."""
+    return BanList.parse("\n".join(map(json.dumps, lines)), "the supervisor's bans").bans
+
+
+def put_in_force(server: LiveServer, orders: Iterable[tuple[str, Json]], bans: list[Ban]) -> None:
+    """Give a worker that has been started what was in force before."""
+    if bans:
+        server.reload.do(lambda: server.punish(bans, told=False))
     for name, asked in orders:
         if name == "limits":
             effects.limits(server, asked)
-        elif name == "ban":
-            effects.ban(server, asked)

@@ -104,6 +104,8 @@ def _serve(order: Order) -> None:
         if not isinstance(server, LiveServer):
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
         server.admission.elsewhere = counts_of(order)
+        if order.options.ban_store is not None:
+            server.keep_bans_elsewhere()
         link = Link(order, server, ended.end)
         streams = join_streams(server, link, order.serial, order.folder)
         link.followed = lambda: len(streams.statistics())

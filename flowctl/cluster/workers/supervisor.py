@@ -45,8 +45,11 @@ from flowctl.cluster.workers.streams import SupervisorNames
 from flowctl.control.listener import ControlListener
 from flowctl.control.summary import merged, shown
 from flowctl.errors import ClosedError, ConfigError, FlowctlError, RpcError
+from flowctl.judging.penalties import Verdict
+from flowctl.live.bans.penalties import verdict_of
 from flowctl.live.changes import Changes
 from flowctl.live.config import LiveConfig
+from flowctl.live.server import kept_bans
 from flowctl.loop.locks import OwnedLock
 from flowctl.printable import printable
 from flowctl.rpc.access.access import AuthLevel
@@ -179,9 +182,18 @@ class Supervisor:
         self.node.add_category(WORKERS, AuthLevel.ADMIN)
         for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
             self.node.add_request_command(WORKERS, name, handler)
+        self.node.add_request_command(WORKERS, "bans", self._bans)
         self.node.add_command(WORKERS, "changed", self._changed)
+        self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
         self._lock: Final = OwnedLock()
-        self._in_force: Final = InForce(options.limits_file)  # guarded by _lock
+        try:
+            kept = kept_bans(options)
+        except ConfigError:
+            close_all(self._sockets)
+            raise
+        self._in_force: Final = InForce(options.limits_file, kept)  # guarded by _lock
+        self._verdicts: Final[queue.SimpleQueue[list[Verdict] | None]] = queue.SimpleQueue()
+        self._judge: Final = threading.Thread(target=self._judge_all, name="flowctl-penalties", daemon=True)
         self.operating: Final = Operating(
             self.node,
             self._linked_locked,
@@ -230,6 +242,7 @@ class Supervisor:
             part.add_commands(self.node)
         self.node.listen_plain(f"ipc://{self._folder / SOCKET}", AuthLevel.ADMIN)
         self.node.start()
+        self._judge.start()
         for number in range(1, self._count + 1):
             self._spawn(number)
         until = self._clock() + START_S
@@ -271,6 +284,8 @@ class Supervisor:
             self._spawn(number)
         for worker in self.workers():
             self._feel_pulse(worker, now)
+        with self._lock:
+            self._in_force.look()
 
     @property
     def next_look_s(self) -> float:
@@ -303,7 +318,12 @@ class Supervisor:
                 worker.process.kill()
                 worker.process.wait()
             self._bury(worker)
+        self._verdicts.put(None)
+        if self._judge.ident is not None:
+            self._judge.join(1.0)
         self.node.stop(1.0)
+        with self._lock:
+            self._in_force.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         return in_time
 
@@ -485,18 +505,36 @@ class Supervisor:
         serial = json.loads(message.data[0])["serial"]
         with self._lock:  # with its link it is told of changes: those before are in what it is given
             worker = self._workers.get(serial)
-            orders = self._in_force.orders()
+            orders, bans = self._in_force.orders(), self._in_force.page()
             if worker is not None:
                 worker.conn = message.conn
         if worker is not None:
             worker.pulse.heard(self._clock())
             for part in self.parts:
                 part.worker_came(serial, message.conn)
-        return json.dumps({"orders": orders, "ends": self._ends()})
+        return json.dumps({"orders": orders, "bans": bans, "ends": self._ends()})
 
     def _ends(self) -> bool:
         with self._start_lock:
             return self._ending
+
+    async def _bans(self, message: Message) -> str:
+        """Give a worker the next page of the bans."""
+        after = json.loads(message.data[0])["after"]
+        with self._lock:
+            return json.dumps(self._in_force.page(after))
+
+    async def _take_verdicts(self, message: Message) -> None:
+        """Have it decided what becomes of addresses that have done too much at a worker."""
+        self._verdicts.put([verdict_of(item) for item in json.loads(message.data[0])])
+
+    def _judge_all(self) -> None:
+        """Decide; a thread of its own, which waits for the workers."""
+        for verdicts in iter(self._verdicts.get, None):
+            try:
+                self.operating.punish(verdicts)
+            except FlowctlError as error:
+                self._report("a penalty", error)
 
     async def _changed(self, message: Message) -> None:
         """Enter a change that a worker took from a file."""

@@ -59,6 +59,9 @@ class Banning:
         file: returns the ban file. None: there is none.
         kept: those that are in no ban file.
         wall: seconds since the epoch.
+
+    Attributes:
+        elsewhere: whether another process keeps the bans of commands, so that they go to no file here.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Banning:
         self._wall: Final = wall
         self._of_file = NO_BANS
         self._kept: Final = KeptBans(wall=wall) if kept is None else kept
+        self.elsewhere = False
 
     def begin(self) -> None:
         """Put in force what the store has; before the start."""
@@ -110,9 +114,9 @@ class Banning:
         self._check_count([joined])
         self._kept.put([joined])
         ended = self._put_in_force()
-        if self._kept.stored:
+        if self._kept.stored or self.elsewhere:
             fault = self._kept.fault
-            return Banned(joined, in_file=False, fault=fault, ended=ended, in_store=not fault)
+            return Banned(joined, in_file=False, fault=fault, ended=ended, in_store=self._kept.stored and not fault)
         file = self._file()
         if file is None or ban.source == PENALTY:
             return Banned(joined, in_file=False, fault="", ended=ended)
@@ -150,7 +154,7 @@ class Banning:
         """Return `ban` with what there is for its network and action; a store keeps nothing that the file says."""
         there = [
             item
-            for item in (self._kept.bans if self._kept.stored else self.here(ban.cidr))
+            for item in (self._kept.bans if self._kept.stored or self.elsewhere else self.here(ban.cidr))
             if (item.cidr, item.action) == (ban.cidr, ban.action)
         ]
         return merge_bans(there, [ban], 0.0)[0]

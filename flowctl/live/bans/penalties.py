@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final
 
 from flowctl.addresses import Network
 from flowctl.connection import Connection
@@ -261,6 +261,17 @@ _OURS: Final = frozenset(
 def _is_of(address: str, verdict: Verdict) -> bool:
     found = networks_of(address)
     return found is not None and found[verdict.wide] == verdict.cidr
+
+
+def verdict_line(verdict: Verdict) -> list[object]:
+    """Return a verdict as JSON has it, for another process; `verdict_of` makes it of that again."""
+    return [*verdict[:1], verdict.offence.value, *verdict[2:]]
+
+
+def verdict_of(line: Sequence[Any]) -> Verdict:
+    """Return the verdict of a line that a process of the same server has written."""
+    cidr, offence, repeats, evidence, allowance, wide = line
+    return Verdict(cidr, Offence(offence), repeats, evidence, allowance, wide)
 
 
 def bans_of(verdicts: Iterable[Verdict], behaving: Sequence[int], now: datetime) -> list[Ban]:

@@ -8,9 +8,19 @@ import pytest
 from live_kit import config
 
 from flowctl.cluster.workers.inforce import InForce
-from flowctl.cluster.workers.operating import Down, Operating, carry_out, put_in_force
+from flowctl.cluster.workers.operating import (
+    Down,
+    Operating,
+    bans_of_lines,
+    behaving,
+    carry_out,
+    punished,
+    put_in_force,
+)
 from flowctl.control.operations import BY_NAME, Permission, read_arguments
 from flowctl.errors import RpcError, RpcTimeoutError
+from flowctl.judging.penalties import Offence, Verdict
+from flowctl.live.bans.penalties import verdict_line, verdict_of
 from flowctl.live.changes import Changes
 from flowctl.live.server import LiveServer
 from flowctl.loop.locks import OwnedLock
@@ -33,7 +43,7 @@ class Worker:
             self.meanwhile()
         if self.fault is not None:
             raise self.fault
-        return [carry_out(self.server, self.asked[-1])]
+        return [self.does(self.server, self.asked[-1])]
 
 
 class Crew:
@@ -56,10 +66,11 @@ class Crew:
         )
 
     def request_future(self, conn, command, call, *, timeout_s):
-        assert command == "worker.operate"
+        does = {"worker.operate": carry_out, "worker.behaving": behaving, "worker.punish": punished}[command]
         assert timeout_s > 0
         (worker,) = (item for item in self.workers if item.conn == conn)
         worker.asked.append(call)
+        worker.does = does
         return worker
 
     def call(self, name, **given):
@@ -108,7 +119,7 @@ def test_change_when_it_is_done_is_one_and_is_there_for_later_workers(crew):
     ]
     later = Worker(1, serial=3)
     crew.workers.append(later)
-    put_in_force(later.server, crew.in_force.orders())
+    put_in_force(later.server, crew.in_force.orders(), bans_of_lines(crew.in_force.page()))
     assert banned(later) == ["192.0.2.1/32"]
     assert later.server.limits == crew.workers[0].server.limits
     first, second = (item.server.admission.bans.bans for item in (crew.workers[0], later))
@@ -179,3 +190,25 @@ def test_change_of_the_ban_file_when_a_ban_was_the_cause_is_none(crew):
     crew.operating.note_file("bans file", {}, digest)
     crew.operating.note_file("bans file", {}, "of somebody else")
     assert [item.what for item in crew.changes.since(0)[0]] == ["ban", "bans file"]
+
+
+def test_penalty_when_others_behave_at_another_worker_is_a_limit_everywhere(crew, monkeypatch):
+    """The supervisor decides by who behaves at any worker, and what it decides is in force in all and one change."""
+    verdict = Verdict("192.0.2.1/32", Offence.REFUSED, 2, {"login": 600.0}, "600 in 5 min", wide=False)
+    crew.operating.punish([verdict])
+    assert [ban.action.value for item in crew.workers for ban in item.server.admission.bans.bans] == ["ban", "ban"]
+    monkeypatch.setattr(crew.workers[1].server, "end_guilty", lambda verdicts: [3 for _ in verdicts])
+    crew.operating.punish([verdict._replace(cidr="192.0.2.9/32")])
+    for item in crew.workers:
+        found = item.server.admission.ban_of("192.0.2.9")
+        assert (found.action.value, found.source) == ("limit", "penalty")
+        assert "shared: 3 other connections" in found.reason
+    changes = crew.call("changes")["result"]["changes"]
+    assert [(item["what"], item["origin"]) for item in changes] == [("ban", "penalty"), ("ban", "penalty")]
+    assert len(crew.in_force.page()) == 2
+
+
+def test_verdict_when_it_went_over_the_link_is_the_same():
+    """A worker tells the supervisor what it saw, in JSON."""
+    verdict = Verdict("2001:db8::/48", Offence.CONTROL, 1, {"control messages": 9.5}, "9 in 1 s", wide=True)
+    assert verdict_of(json.loads(json.dumps(verdict_line(verdict)))) == verdict
