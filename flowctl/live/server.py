@@ -39,6 +39,7 @@ from flowctl.live.records.recording import Recording, usual_node
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.live.settings.levels import Takes, placed
+from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import SenderSettings
 from flowctl.server.bans import Ban, BanAction, BanList, utc_text
@@ -448,6 +449,7 @@ class LiveServer(Server):
         Raises:
             ConfigError: there are too many bans.
         """
+        ban = dataclasses.replace(ban, reason=redact_text(ban.reason))  # it may quote what somebody sent
 
         def change() -> Banned:
             found = self._banning.ban(ban)
