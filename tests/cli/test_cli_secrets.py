@@ -118,7 +118,7 @@ def through_http(address, mark):
         f"/nowhere?key={mark('query of no path')}",
         f"/live/none.m3u8?token={mark('query of HLS')}",
     ):
-        client = http.client.HTTPConnection(host, int(port), timeout=5)
+        client = http.client.HTTPConnection(host, int(port), timeout=0.5)
         with contextlib.suppress(OSError, http.client.HTTPException):
             client.request("GET", path, headers=headers)
             client.getresponse().read(100)
@@ -128,7 +128,7 @@ def through_http(address, mark):
         f"NO SPACE ?key={mark('wrong request line')} x y z\r\n\r\n",
         f"GET / HTTP/1.1\r\nAuthorization Bearer {mark('wrong header')}\r\n\r\n",
     ):
-        with socket.create_connection((host, int(port)), timeout=5) as sock, contextlib.suppress(OSError):
+        with socket.create_connection((host, int(port)), timeout=1) as sock, contextlib.suppress(OSError):
             sock.sendall(raw.encode())
             sock.recv(4096)
 

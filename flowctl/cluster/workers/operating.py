@@ -114,7 +114,7 @@ class Operating:
         return answer_with(self._effect, name, call, permission, caller)
 
     def punish(self, verdicts: list[Verdict]) -> None:
-        """Decide about addresses that have done too much at a worker, by who behaves there at any of them, and ban.
+        """Decide about addresses that have done too much at a worker, by what behaves there at any of them.
 
         Not on the thread of the node.
         """
