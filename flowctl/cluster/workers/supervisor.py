@@ -172,7 +172,12 @@ class Supervisor:
         self._log_level: Final = log_level
         self._log_json: Final = log_json
         self._clock: Final = clock
-        self._sockets, port = worker_sockets(options, count)
+        kept = kept_bans(options)
+        try:
+            self._sockets, port = worker_sockets(options, count)
+        except ConfigError:
+            kept.close()
+            raise
         self.address: tuple[str, int] = self._sockets[0]["rtmp"][0].getsockname()[:2]
         self.options: Final = dataclasses.replace(options, port=port)
         self.limits = str(options.limits)
@@ -186,11 +191,6 @@ class Supervisor:
         self.node.add_command(WORKERS, "changed", self._changed)
         self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
         self._lock: Final = OwnedLock()
-        try:
-            kept = kept_bans(options)
-        except ConfigError:
-            close_all(self._sockets)
-            raise
         self._in_force: Final = InForce(options.limits_file, kept)  # guarded by _lock
         self._verdicts: Final[queue.SimpleQueue[list[Verdict] | None]] = queue.SimpleQueue()
         self._judge: Final = threading.Thread(target=self._judge_all, name="flowctl-penalties", daemon=True)
