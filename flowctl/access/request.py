@@ -58,6 +58,11 @@ class Why(enum.Enum):
     NOT_FOUND = 404  #: there is no such stream
     UNAVAILABLE = 503  #: it could not be decided, later it may be
 
+    @property
+    def denies(self) -> bool:
+        """Whether it is not allowed; not that there is no such thing, or that nobody could say."""
+        return self in {Why.UNAUTHORIZED, Why.FORBIDDEN}
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

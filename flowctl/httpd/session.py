@@ -418,6 +418,9 @@ class HttpSession(ViewerSession):
         if live is not None:
             _log.info("play refused", **self._fields(live.stream), reason=refusal.text)
         wanted = "Bearer" if self._hub.config.rtmp.credentials is None else 'Basic realm="live", charset="UTF-8"'
+        if refusal.why.denies:
+            for observer in self._hub.observers:
+                observer.denied(self.connection, "play", self.connection.now())
         challenge = [("WWW-Authenticate", wanted)] if refusal.why.value == HTTPStatus.UNAUTHORIZED else []
         exchange.respond(refusal.why.value, printable(refusal.text), challenge)
 

@@ -52,7 +52,8 @@ _FORGIVEN: Final = 0.05
 class Offence(enum.Enum):
     """What is counted.
 
-    CONNECTIONS: those that end without having played or published, and those refused because they come too fast.
+    CONNECTIONS: those that end without having played or published, those refused because they come too fast, and
+    requests over HTTP that are not allowed.
     REFUSED: tries to log in, to connect, to publish or to play that are not allowed. COMMANDS and CONTROL: messages of
     the protocol. LIMITS: points of limits that were broken (`flowctl.server.guilt`).
     """

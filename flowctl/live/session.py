@@ -57,7 +57,6 @@ _FEW: Final = 4
 """A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
-_DENIALS: Final = frozenset({Why.UNAUTHORIZED, Why.FORBIDDEN})
 _StreamRequest = rtmp_events.PublishRequested | rtmp_events.PlayRequested
 _Request = rtmp_events.ConnectRequested | _StreamRequest
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
@@ -413,7 +412,7 @@ class LiveSession(ViewerSession):
         """Refuse what was asked for, and log it."""
         kind, why = _KINDS[type(event)], refusal.why
         _log.info(f"{kind} refused", **self._fields(event.url.path), reason=refusal.text, why=why.name.lower())
-        if why in _DENIALS:
+        if why.denies:
             for observer in self._hub.observers:
                 observer.denied(self.connection, kind, self.connection.now())
         self._say_no(event, refusal)

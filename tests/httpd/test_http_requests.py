@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from flowctl.access.request import Refusal, Why
 from flowctl.errors import ConfigError
 from flowctl.httpd.limits import HttpLimits
+from flowctl.judging.penalties import Allowance, PenaltyLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import LiveHooks
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.bans import BanAction
 
 PIPELINED = (
     f"GET /a.txt HTTP/1.1\r\n{HOST}\r\n"
@@ -186,6 +189,19 @@ def test_httpx_when_it_asks_several_times_keeps_its_connection(web):
         assert [client.get("/a").status_code, client.head("/b.flv").status_code] == [404, 404]
         assert client.options("/live/room.flv").headers["allow"] == "GET, HEAD, OPTIONS"
     assert web.server.accepted_count == 1
+
+
+def test_guesser_when_it_guesses_on_one_connection_is_ended_and_limited(web):
+    """Tries over HTTP count for the address, whichever connection they come on; a page could cause them, so no ban."""
+    penalties = PenaltyLimits(connections=Allowance(20, 600))
+    web = web(hooks=Refusing(), penalties=penalties, admission=AdmissionLimits(burst_per_address=0))
+    client = web.client()
+    for number in range(21):
+        assert client.get(f"/live/forbidden.flv?key={number}")[0] == 403
+    assert client.to_end() == b""
+    (limit,) = web.server.admission.bans.bans
+    assert (limit.cidr, limit.action, limit.source) == ("127.0.0.1/32", BanAction.LIMIT, "penalty")
+    assert limit.evidence == {"play over HTTP": 21.0}
 
 
 @pytest.mark.parametrize(

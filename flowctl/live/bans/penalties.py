@@ -132,8 +132,10 @@ class PenaltyWatch:
         self._bore_fruit(connection, now)
 
     def denied(self, connection: Connection, kind: str, now: float) -> None:
-        """Count a try that is not allowed."""
-        self._charge(connection, Offence.REFUSED, 1.0, now, kind)
+        """Count a try that is not allowed: over HTTP a page can have its visitors make it, so that it is a mild one."""
+        over_http = not hasattr(connection.session, "asked_count")
+        offence = Offence.CONNECTIONS if over_http else Offence.REFUSED
+        self._charge(connection, offence, 1.0, now, f"{kind} over HTTP" if over_http else kind)
 
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
