@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flowctl.server.program import ServeOptions, ServerProgram
     from flowctl.server.server import Server
     from flowctl.server.signals import EndSignals
+    from flowctl.server.systemd import Notifier
 
 _GIVEN: Final = "flowctl.settings"
 """Key of the settings that were given as options, in the context of the command."""
@@ -115,6 +116,7 @@ def serve(
         _list_settings(program, as_json=as_json)
         return
     options = options_of(context, program, pairs, config)
+    options = _with_handed(options)
     stats_s = optional_duration(stats, "--stats")
     count = worker_count(getattr(options, "workers", 1))
     if count > 1:
@@ -140,6 +142,23 @@ def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] 
     if program.has_streams:
         found.check_certificate()
     return found
+
+
+def _with_handed(options: Any) -> Any:
+    """Return the settings of a server with the sockets that systemd has handed to it."""
+    import dataclasses
+    import os
+
+    from flowctl.server.systemd import handed_sockets
+
+    handed = handed_sockets(os.environ)
+    if not handed:
+        return options
+    options = dataclasses.replace(options, listen_fds=handed)
+    check = getattr(options, "check_certificate", None)
+    if check is not None:
+        check()
+    return options
 
 
 def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
@@ -170,12 +189,14 @@ def run_server(
     from flowctl.cli.common import print_json
     from flowctl.live import LiveServer
     from flowctl.log import get_logger
+    from flowctl.server.systemd import Notifier
 
     logger = get_logger("flowctl.serve")
+    notifier = Notifier(os.environ)
     server = program.build(options)
     calls: dict[int, Callable[[], None]] = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), lambda: _log_figures(server))
     if isinstance(server, LiveServer) and (server.reload.watching or server.certificate is not None):
-        calls[signal.SIGHUP] = server.reload.look_now
+        calls[signal.SIGHUP] = functools.partial(_reload, server, notifier)
     ended.calls = calls
     server.on_stopped = ended.end
     try:
@@ -189,11 +210,55 @@ def run_server(
             ready |= _listening([(item.name, item.address) for item in server.listeners])
             offers = [item.offers for item in companions if getattr(item, "offers", "")]
             print_json(ready | {"origin": offers[0]} if offers else ready)
-        while not ended.wait(stats_s or None):
-            _log_figures(server)
+        notifier.ready(_status(server))
+        _tend(server, ended, notifier, stats_s)
     finally:
+        notifier.stopping()
         stopped = server.stop()
     logger.info("stopped", server=program.name, accepted=server.accepted_count, in_time=stopped)
+
+
+def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float | None) -> None:
+    """Wait for the end; meanwhile log figures, and tell systemd that all threads are alive."""
+    import time
+
+    from flowctl.server.systemd import STATUS_S, Pulse
+
+    pulse = Pulse(server.groups.groups)
+    ticks: list[tuple[float, Callable[[], None]]] = []
+    if stats_s:
+        ticks.append((stats_s, lambda: _log_figures(server)))
+    if notifier.told:
+        ticks.append((STATUS_S, lambda: notifier.status(_status(server))))
+    if notifier.watchdog_s is not None:
+        ticks.append((notifier.watchdog_s, lambda: notifier.alive() if pulse.look() else None))
+    due = [time.monotonic() + every_s for every_s, _ in ticks]
+    while not ended.wait(max(min(due) - time.monotonic(), 0.001) if due else None):
+        now = time.monotonic()
+        for number, (every_s, call) in enumerate(ticks):
+            if now >= due[number]:
+                due[number] = now + every_s
+                call()
+
+
+def _status(server: Server) -> str:
+    """Return how a server is, in a line for systemd."""
+    where = _where([(item.name, item.address) for item in server.listeners])
+    return f"{len(server.connections())} connections, listening on {where}"
+
+
+def _where(listeners: list[tuple[str, tuple[str, int]]]) -> str:
+    """Return where a server listens, in words."""
+    from flowctl.server.listener import shown
+
+    return ", ".join(shown(*address, name) for name, address in listeners)
+
+
+def _reload(server: Any, notifier: Notifier) -> None:
+    """Have the files of settings read now; systemd is told when that begins and ends."""
+    notifier.reloading()
+    server.reload.look_now()
+    server.reload.soon(lambda: notifier.ready(_status(server)))
 
 
 def _run_workers(
@@ -214,18 +279,25 @@ def _run_workers(
     from flowctl.cli.common import print_json, settings
     from flowctl.cluster.workers.supervisor import Supervisor
     from flowctl.log import get_logger
+    from flowctl.server.systemd import Notifier
 
     logger = get_logger("flowctl.serve")
+    notifier = Notifier(os.environ)  # before there are workers: it is ours alone
     supervisor = Supervisor(program, options, count, wake=ended.wake, log_level=settings.log_level, log_json=log_json)
 
     def tell() -> None:
         logger.info("figures", **supervisor.figures())
 
+    def reload() -> None:
+        notifier.reloading()
+        supervisor.reload_now()
+        notifier.ready(f"{count} workers, listening on {_where(supervisor.listening)}")
+
     ended.calls = dict.fromkeys((signal.SIGUSR1, signal.SIGUSR2), tell)
     if any(
         item is not None for item in (options.source, options.limits_file, options.bans_file, options.tls_certificate)
     ):
-        ended.calls = {**ended.calls, signal.SIGHUP: supervisor.reload_now}
+        ended.calls = {**ended.calls, signal.SIGHUP: reload}
     try:
         if supervisor.start(ended.wait):
             host, port = supervisor.address
@@ -234,13 +306,18 @@ def _run_workers(
                 ready = _ready(program, supervisor.address, supervisor.limits, supervisor.bound)
                 ready |= _listening(supervisor.listening)
                 print_json(ready | {"pid": os.getpid(), "workers": [worker.pid for worker in supervisor.workers()]})
-            told_at = time.monotonic()
-            while not supervisor.finished and not ended.wait(supervisor.next_look_s):
+            notifier.ready(f"{count} workers, listening on {_where(supervisor.listening)}")
+            told_at = alive_at = time.monotonic()
+            while not supervisor.finished and not ended.wait(min(supervisor.next_look_s, notifier.watchdog_s or 1.0)):
                 supervisor.look()
+                if notifier.watchdog_s is not None and time.monotonic() - alive_at >= notifier.watchdog_s:
+                    alive_at = time.monotonic()
+                    notifier.alive()  # whether its workers are is for the supervisor to see
                 if stats_s and time.monotonic() - told_at >= stats_s:
                     told_at = time.monotonic()
                     tell()
     finally:
+        notifier.stopping()
         stopped = supervisor.stop()
     logger.info("stopped", server=program.name, in_time=stopped)
 

@@ -1,0 +1,24 @@
+# A live RTMP server. Settings are mounted or given as FLOWCTL_ variables:
+#   docker run -p 1935:1935 -v ./flowctl.toml:/etc/flowctl/flowctl.toml:ro flowctl
+FROM python:3.11.13-slim-bookworm AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY flowctl ./flowctl
+COPY servers ./servers
+RUN python -m venv /opt/flowctl && /opt/flowctl/bin/pip install --no-cache-dir ".[admin,media]"
+
+FROM python:3.11.13-slim-bookworm
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin flowctl \
+    && install -d -o flowctl -m 0700 /run/flowctl /var/lib/flowctl
+COPY --from=build /opt/flowctl /opt/flowctl
+ENV PATH=/opt/flowctl/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    XDG_RUNTIME_DIR=/run/flowctl \
+    FLOWCTL_HOST=0.0.0.0
+WORKDIR /var/lib/flowctl
+USER 10001
+EXPOSE 1935
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5s CMD ["flowctl", "stats", "--json"]
+ENTRYPOINT ["flowctl"]
+CMD ["serve", "live", "--log-json"]

@@ -1,0 +1,140 @@
+"""What systemd gives a service, sockets that listen already, and what it wants to hear of it.
+
+Both are a few lines of text: variables of the environment (man sd_listen_fds), and datagrams to a socket (sd_notify).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Final, Protocol
+
+from flowctl.errors import ConfigError
+
+NAMES: Final = ("rtmp", "rtmps", "http", "https")
+"""What a socket may be for: ``FileDescriptorName=`` of the socket unit."""
+_FIRST: Final = 3
+"""SD_LISTEN_FDS_START: after standard input, output and error."""
+_MOST: Final = 1024
+STATUS_S: Final = 10.0
+"""Between two lines on how the service is."""
+
+
+def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Return the descriptors of the sockets that systemd handed to this process, by what they are for.
+
+    They, and the variables that tell of them, are not for processes that this one starts.
+
+    Args:
+        environment: of the process; what tells of the sockets is taken out.
+
+    Raises:
+        ConfigError: there are some, and what one is for is not said in a word of `NAMES`.
+    """
+    pid, count, names = (environment.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
+    if pid != str(os.getpid()) or not count.isdecimal() or not 0 < int(count) <= _MOST:
+        return {}
+    words = names.split(":") if names else []
+    words += ["unknown"] * (int(count) - len(words))
+    found: dict[str, tuple[int, ...]] = {}
+    for descriptor, word in enumerate(words[: int(count)], _FIRST):
+        if word not in NAMES:
+            raise ConfigError(
+                f"systemd handed over a socket with the name {word!r:.60}",
+                hint=f"say what it is for: FileDescriptorName={'|'.join(NAMES)} in the socket unit",
+            )
+        os.set_inheritable(descriptor, False)
+        found[word] = (*found.get(word, ()), descriptor)
+    return found
+
+
+class Notifier:
+    """Tells systemd how the service is. Without systemd nobody is told, and nothing is done. Main thread.
+
+    Attributes:
+        told: whether anybody is.
+
+    Args:
+        environment: of the process: ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``; taken out, so that no
+            process that this one starts speaks for it.
+    """
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        path = environment.pop("NOTIFY_SOCKET", "")
+        # A name in the abstract namespace is written with @ and begins with a zero octet.
+        self._address: Final = "\0" + path[1:] if path.startswith("@") else path
+        self.told: Final = bool(path)
+        usec = environment.pop("WATCHDOG_USEC", "")
+        pid = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
+        wanted = usec.isdecimal() and int(usec) > 0 and pid == str(os.getpid())
+        self.watchdog_s: Final = int(usec) / 2e6 if wanted and path else None
+        """How often to say `alive`: half of what systemd waits for. None: it does not wait."""
+
+    def _tell(self, *lines: str) -> None:
+        if not self._address:
+            return
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock,
+        ):
+            sock.settimeout(1.0)
+            sock.sendto("\n".join(lines).encode(), self._address)
+
+    def ready(self, status: str) -> None:
+        """The service serves; also when it has taken other settings."""
+        self._tell("READY=1", f"STATUS={_line(status)}")
+
+    def reloading(self) -> None:
+        """The service is taking other settings; `ready` says that it has."""
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+    def status(self, text: str) -> None:
+        """Say in a line how the service is."""
+        self._tell(f"STATUS={_line(text)}")
+
+    def alive(self) -> None:
+        """Keep the watchdog from ending the service."""
+        self._tell("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The service begins to end."""
+        self._tell("STOPPING=1")
+
+
+class Thread(Protocol):
+    """A poll group, as far as its life is looked at."""
+
+    def call_soon(self, callback: Callable[[], object], /) -> None:
+        """Call it on the thread."""
+
+
+class Pulse:
+    """Whether all threads of a server come to what they are asked to do. Main thread.
+
+    Args:
+        threads: of the server.
+    """
+
+    def __init__(self, threads: Sequence[Thread]) -> None:
+        self._threads: Final = threads
+        self._answered = [True] * len(threads)
+
+    def look(self) -> bool:
+        """Return whether all have answered since the last look, and ask again those that have."""
+        alive = all(self._answered)
+        for number, thread in enumerate(self._threads):
+            if self._answered[number]:
+                self._answered[number] = False
+                with contextlib.suppress(Exception):  # it has ended: it does not answer
+                    thread.call_soon(lambda number=number: self._answer(number))  # type: ignore[misc]  # a default
+        return alive
+
+    def _answer(self, number: int) -> None:
+        self._answered[number] = True
+
+
+def _line(text: str) -> str:
+    return text.replace("\n", " ")

@@ -1,0 +1,237 @@
+"""What systemd hands over and is told: sockets that listen, readiness, reloading, the watchdog; units and image."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from source_kit import ROOT
+
+from flowctl.errors import ConfigError
+from flowctl.server.systemd import Notifier, Pulse, handed_sockets
+
+UNITS = ROOT / "packaging" / "systemd"
+WAIT_S = 20
+
+
+@pytest.fixture
+def told(tmp_path):
+    """A socket that hears what systemd would, and its address."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        sock.settimeout(WAIT_S)
+        yield sock
+
+
+@pytest.fixture
+def short_folder():
+    """A folder with a path short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="f-") as folder:
+        yield folder
+
+
+def hear(sock):
+    return dict(line.split("=", 1) for line in sock.recv(4096).decode().splitlines())
+
+
+def test_notifier_when_there_is_no_systemd_does_nothing():
+    """Nobody is told, and the watchdog is not wanted."""
+    notifier = Notifier({"WATCHDOG_USEC": "1000000"})
+    notifier.ready("serving")
+    notifier.stopping()
+    assert (notifier.told, notifier.watchdog_s) == (False, None)
+
+
+def test_notifier_when_there_is_one_tells_in_its_words(told):
+    """Ready with a status of one line, reloading with the time, alive at half the watchdog's time, stopping."""
+    environment = {"NOTIFY_SOCKET": told.getsockname(), "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}
+    notifier = Notifier(environment)
+    assert (environment, notifier.watchdog_s) == ({}, 1.5)
+    notifier.ready("two\nlines")
+    assert hear(told) == {"READY": "1", "STATUS": "two lines"}
+    notifier.reloading()
+    found = hear(told)
+    assert found["RELOADING"] == "1"
+    assert int(found["MONOTONIC_USEC"]) > 0
+    notifier.alive()
+    assert hear(told) == {"WATCHDOG": "1"}
+    notifier.stopping()
+    assert hear(told) == {"STOPPING": "1"}
+
+
+def test_notifier_when_the_address_is_abstract_reaches_it():
+    """A name with @ is one that no file has."""
+    name = f"flowctl-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind("\0" + name)
+        sock.settimeout(WAIT_S)
+        Notifier({"NOTIFY_SOCKET": "@" + name}).alive()
+        assert hear(sock) == {"WATCHDOG": "1"}
+
+
+def test_watchdog_when_it_is_meant_for_another_process_is_none_of_ours(told):
+    """WATCHDOG_PID says whose it is."""
+    environment = {"NOTIFY_SOCKET": told.getsockname(), "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}
+    assert Notifier(environment).watchdog_s is None
+
+
+def test_pulse_when_a_thread_does_not_answer_has_stopped():
+    """One thread that hangs is enough; when it answers again, all is well."""
+    asked = []
+
+    class Thread:
+        def call_soon(self, callback):
+            asked.append(callback)
+
+    pulse = Pulse([Thread(), Thread()])
+    assert pulse.look()
+    first, _ = asked
+    first()
+    assert not pulse.look()
+    for callback in asked:
+        callback()
+    assert pulse.look()
+
+
+@pytest.mark.parametrize("pid", ["1", "", "x"])
+def test_handed_sockets_when_they_are_anothers_are_none(pid):
+    """LISTEN_PID says whose they are."""
+    assert handed_sockets({"LISTEN_PID": pid, "LISTEN_FDS": "1", "LISTEN_FDNAMES": "rtmp"}) == {}
+
+
+def test_handed_sockets_when_their_name_says_nothing_are_refused():
+    """A socket without a purpose would serve nobody, or the wrong protocol."""
+    environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "flowctl.socket"}
+    with pytest.raises(ConfigError, match=r"'flowctl.socket'") as caught:
+        handed_sockets(environment)
+    assert "FileDescriptorName=rtmp|rtmps|http|https" in caught.value.hint
+    assert environment == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="as systemd starts it")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_serve_when_started_by_systemd_uses_its_sockets_and_tells_it(told, workers, tmp_path, short_folder):
+    """The whole life of a service: handed sockets for two protocols, ready, reload, stopping, exit 0."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    number, http = (sock.fileno() for sock in listeners)
+    serve = ["-m", "flowctl", "serve", "live", "--control", "off", "--workers", workers, "--port", "1"]
+    begin = f"""if True:
+        import os, sys
+        os.dup2({number}, 3), os.dup2({http}, 4)
+        os.environ |= {{"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "rtmp:http"}}
+        os.execv(sys.executable, [sys.executable, *{serve!r}])
+    """
+    environment = os.environ | {
+        "NOTIFY_SOCKET": told.getsockname(),
+        "WATCHDOG_USEC": "400000",
+        "XDG_RUNTIME_DIR": str(short_folder),
+    }
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin], env=environment, pass_fds=(number, http), stdout=log, stderr=log
+    )
+    try:
+        ready = hear(told)
+        assert ready["READY"] == "1", (tmp_path / "log").read_text()
+        for sock, says, answer in (
+            (listeners[0], b"\3" + bytes(1536), b"\3"),
+            (listeners[1], b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"H"),
+        ):
+            with socket.create_connection(sock.getsockname(), WAIT_S) as peer:
+                peer.sendall(says)
+                assert peer.recv(1) == answer
+        while "WATCHDOG" not in hear(told):
+            pass
+        process.send_signal(signal.SIGTERM)
+        while "STOPPING" not in hear(told):
+            pass
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+        for sock in listeners:
+            sock.close()
+
+
+def test_units_when_verified_by_systemd_are_right(tmp_path):
+    """Systemd itself finds nothing to say about the units."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not here")
+    for unit in UNITS.iterdir():
+        program = str(Path(sys.executable).with_name("flowctl"))
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/flowctl/bin/flowctl", program))
+    units = sorted(map(str, tmp_path.iterdir()))
+    found = subprocess.run(
+        [analyze, "verify", "--man=no", *units], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_unit_when_read_notifies_reloads_and_is_no_root():
+    """What the code counts on: readiness, SIGHUP for a reload, a watchdog, a user of its own."""
+    lines = (UNITS / "flowctl.service").read_text().splitlines()
+    wanted = {"Type=notify", "ExecReload=/bin/kill -HUP $MAINPID", "WatchdogSec=30", "DynamicUser=yes"}
+    assert wanted <= set(lines)
+
+
+def instructions():
+    """Return the instructions of the image: (word, rest), with continued lines joined."""
+    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [tuple(line.split(maxsplit=1)) for line in lines]
+
+
+def test_image_when_read_is_pinned_is_no_root_and_has_a_health_check():
+    """Bases by version, a numeric user that is not root at the end, exec form, and nothing secret."""
+    found = instructions()
+    bases = [rest.split()[0] for word, rest in found if word == "FROM"]
+    assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z-]+", base) for base in bases)
+    last = found[max(index for index, (word, _) in enumerate(found) if word == "FROM") :]
+    users = [rest for word, rest in last if word == "USER"]
+    assert users
+    assert int(users[-1]) > 0
+    for word, rest in found:
+        if word in {"CMD", "ENTRYPOINT"}:
+            assert re.fullmatch(r'\["[^"]+"(, "[^"]+")*\]', rest), rest
+        assert not re.search(r"(?i)password|secret|token|PRIVATE KEY", rest)
+        assert word != "ADD"
+    (health,) = [rest for word, rest in last if word == "HEALTHCHECK"]
+    assert re.search(r'CMD \["flowctl", "stats", "--json"\]$', health)
+    assert last[-1][0] == "CMD"
+
+
+def test_image_when_built_is_sent_what_it_copies_alone():
+    """All is left out but what the image needs: no history, no environment, no recordings, no keys."""
+    kept = (ROOT / ".dockerignore").read_text().splitlines()
+    assert kept[0] == "*"
+    copied = {
+        name.removeprefix("./")
+        for word, rest in instructions()
+        if word == "COPY" and "--from" not in rest
+        for name in rest.split()[:-1]
+    }
+    assert {line[1:] for line in kept if line.startswith("!")} == copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_image_when_docker_is_here_is_built_and_serves():
+    """The image is what a container is made of; without docker this is not looked at."""
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, check=False).returncode:
+        pytest.skip("no docker daemon is here")
+    if not os.environ.get("FLOWCTL_BUILD_IMAGE"):
+        pytest.skip("FLOWCTL_BUILD_IMAGE is not set: the build downloads for minutes")
+    with contextlib.chdir(ROOT):
+        subprocess.run([docker, "build", "--tag", "flowctl-test", "."], check=True)
+    subprocess.run([docker, "run", "--rm", "flowctl-test", "version"], check=True)
