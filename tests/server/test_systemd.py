@@ -234,4 +234,6 @@ def test_image_when_docker_is_here_is_built_and_serves():
         pytest.skip("FLOWCTL_BUILD_IMAGE is not set: the build downloads for minutes")
     with contextlib.chdir(ROOT):
         subprocess.run([docker, "build", "--tag", "flowctl-test", "."], check=True)
-    subprocess.run([docker, "run", "--rm", "flowctl-test", "version"], check=True)
+    words = [docker, "run", "--rm", "flowctl-test", "version"]
+    said = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "flowctl" in said.stdout

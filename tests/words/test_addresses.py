@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from flowctl.addresses import parse_network
+from flowctl.addresses import listen_addresses, listen_hosts, parse_network
 from flowctl.errors import ConfigError
 
 
@@ -38,3 +38,21 @@ def test_network_when_it_has_to_be_exact_has_no_bits_behind_its_prefix():
     """Where a list decides who is spared, 192.0.2.7/24 may mean one address or 256."""
     with pytest.raises(ConfigError, match="has host bits set"):
         parse_network("192.0.2.7/24", "allow", exact=True)
+
+
+def test_listen_addresses_when_there_are_several_are_hosts_and_ports():
+    """IPv6 stands in brackets, blanks do not count, and nothing is no address."""
+    assert listen_addresses(" 0.0.0.0:443, [::1]:8443 ,host.example:1", "https") == (
+        ("0.0.0.0", 443),
+        ("::1", 8443),
+        ("host.example", 1),
+    )
+    assert listen_addresses("", "https") == ()
+    assert listen_hosts("0.0.0.0, [::]") == ("0.0.0.0", "::")
+
+
+@pytest.mark.parametrize("text", ["443", "::1:443", "[::1]", "a:b", "a:70000", "a b:1", "[x]:1", "a:1,b"])
+def test_listen_addresses_when_one_is_none_are_refused_by_name(text):
+    """The setting and the part that is wrong are named."""
+    with pytest.raises(ConfigError, match=r"https: '.*' is no address to listen on"):
+        listen_addresses(text, "https")

@@ -1,0 +1,139 @@
+"""What TLS costs a fan-out: processor time of the server per viewer, plain and with TLS side by side.
+
+One server process with one thread sends a stream of 2.5 Mbit/s to viewers of another process, which throw away what
+they read without decrypting it. Best of three rounds, taken in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import resource
+import selectors
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from flowctl.connection import Session
+from flowctl.fanout.following import Fanouts, FollowPlace
+from flowctl.flow.limits import NO_LIMITS
+from flowctl.flow.state import MessageClass
+from flowctl.outgoing.streamlog import StreamLog
+from flowctl.server.admission import AdmissionLimits
+from flowctl.server.certificate import Certificate
+from flowctl.server.server import Server
+from kit.machine import HERE
+
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+Pair: Final[Any] = importlib.import_module("certificate_kit").Pair  # of the tests
+
+QUICK: Final[dict[str, Any]] = {"count": 50, "length_s": 1.0, "rounds": 1}
+FRAMES_PER_S: Final = 30
+FRAME: Final = bytes(2_500_000 // 8 // FRAMES_PER_S)
+
+
+class Follower(Session):
+    """Follows the one stream of the server as soon as it has said something."""
+
+    fanouts: Fanouts
+
+    def received(self, data: memoryview) -> None:
+        """Begin to follow."""
+        del data
+        if self.connection.place is None:
+            FollowPlace(self.connection, self.fanouts)
+
+
+def watch(address: tuple[str, int], authority: str, count: int, told: Any) -> None:
+    """Connect viewers, say so, and throw away what they get until killed."""
+    chooser = selectors.DefaultSelector()
+    kept = []
+    for _ in range(count):
+        sock = socket.create_connection(address)
+        if authority:
+            context = ssl.create_default_context(cafile=authority)
+            sock = context.wrap_socket(sock, server_hostname="localhost")
+        sock.sendall(b"x")
+        plain = socket.socket(fileno=sock.detach())
+        plain.setblocking(False)
+        kept.append(plain)
+        chooser.register(plain, selectors.EVENT_READ)
+    told.send(True)
+    while True:
+        for key, _ in chooser.select():
+            with contextlib.suppress(BlockingIOError):
+                key.fileobj.recv(1 << 20, socket.MSG_TRUNC)  # type: ignore[union-attr]  # what was registered
+
+
+def measured(
+    server: Server, log: StreamLog, address: Any, authority: str, count: int, length_s: float
+) -> tuple[float, float]:
+    """Return the processor time that a viewer costs the server, in us per second, and the flush interval, in ms."""
+    ours, theirs = multiprocessing.Pipe()
+    viewers = multiprocessing.get_context("fork").Process(target=watch, args=(address, authority, count, theirs))
+    viewers.start()
+    try:
+        ours.recv()
+        while sum(item.place is not None for item in server.connections()) < count:
+            time.sleep(0.05)
+        group = server.groups.groups[0]
+        ended = threading.Event()
+
+        def frame() -> None:
+            if not ended.is_set():
+                group.call_later(1 / FRAMES_PER_S, frame)
+                log.append(FRAME, MessageClass.INTER, group.now())
+
+        group.call_soon(frame)
+        time.sleep(2)
+        before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+        time.sleep(length_s)
+        after, took_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - began
+        ended.set()
+        held = sum(not item.sender.blocked for item in server.connections())
+        assert held >= 0.95 * count, f"{count - held} viewers are slow: the machine is too busy"
+        used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return used_s / took_s / count * 1e6, Follower.fanouts.interval_s() * 1e3
+    finally:
+        viewers.kill()
+        viewers.join()
+        while server.connections():
+            time.sleep(0.05)
+
+
+def run(count: int = 1000, length_s: float = 8.0, rounds: int = 3) -> list[dict[str, object]]:
+    """Measure in turns; return a row for each kind of socket."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * count + 200)), hard))
+    log = StreamLog()
+    Follower.fanouts = Fanouts(log)
+    free = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        pair = Pair(Path(folder))
+        server = Server(Follower, admission=free, limits=NO_LIMITS)
+        secure = server.listen("127.0.0.1", 0, tls=Certificate(pair.certificate, pair.key))
+        kinds = {"plain": (server.address, ""), "TLS 1.3": (secure, str(pair.authority))}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+        with server:
+            for _ in range(rounds):
+                for name, (address, authority) in kinds.items():
+                    found[name].append(measured(server, log, address, authority, count, length_s))
+    plain, _ = min(found["plain"])
+    return [_row(name, count, *min(values), plain) for name, values in found.items()]
+
+
+def _row(name: str, count: int, cost_us: float, interval_ms: float, plain_us: float) -> dict[str, object]:
+    return {
+        "socket": name,
+        "viewers": count,
+        "flush ms": round(interval_ms),
+        "us per viewer and s": round(cost_us),
+        "of plain": f"{cost_us / plain_us:.2f} x",
+    }
