@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
 
+from flowctl.errors import ConfigError
 from flowctl.flow.limits import Limits
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.limitsfile import render as render_limits
@@ -182,6 +183,16 @@ def test_limits_when_a_command_set_them_stay_until_the_file_says_others(configur
     reload(server, path, FIRST.replace("1MiB", "2MiB"))
     assert server.limits == Limits.parse("2MiB,1000,4s")
     assert server.limits_from == "config file"
+
+
+def test_limits_when_a_command_does_not_go_with_a_level_are_refused(configured):
+    """A soft limit above the hard one of a level changes nothing, and the level is named."""
+    start, _ = configured
+    server = start(FIRST + '[role.viewer]\nhard = "2MiB,2000,8s"\n')
+    with pytest.raises(ConfigError, match=r"\[role.viewer\]: hard limit of bytes is 2097152, it must be at least"):
+        server.change_limits(Limits.parse("5MiB,500,5s"))
+    assert server.limits == server.hub.config.limits == Limits.parse("1MiB,1000,4s")
+    assert server.limits_from == "start"
 
 
 def test_config_when_levels_change_is_recorded_without_names_of_streams(configured, tmp_path, monkeypatch):
