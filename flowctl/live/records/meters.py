@@ -8,7 +8,8 @@ here, once and for all, and the rest are one. A connection that always kept up c
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ from flowctl.loop.locks import OwnedLock
 from flowctl.printable import foreign
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import events as rtmp_events
+from flowctl.sending.figures import Account
 
 MOST_NAMED: Final = 50
 """Streams that have a name of their own; each has some 30 time series, and a database of them is not to drown."""
@@ -56,37 +58,35 @@ class Sums:
         self.delays = [0] * (len(DELAY_BOUNDS_S) + 1)  # viewers that are there, by how far behind they are
         self.delay_s = 0.0
 
-    def take(self, connection: Connection) -> None:
+    def take(self, connection: Connection, account: Account) -> None:
         """Add what a connection was sent and spared so far."""
-        sender = connection.sender
-        self.received_bytes += connection.receiver.statistics().bytes_in
-        account = sender.account(rows=False)
+        self.received_bytes += connection.receiver.bytes_in
         if not account.noted:  # nothing was ever done to it
             self.sent_bytes += account.bytes_sent
             self.states_s[SendState.READY] += max(0.0, connection.now() - connection.opened_at)
             return
-        found = sender.statistics()
+        found = connection.sender.statistics()
         self.sent_bytes += found.bytes_sent
         self.states_s = [known + more for known, more in zip(self.states_s, found.time_in_states_s, strict=True)]
         for reason, counts in found.dropped.items():
             self.dropped[reason.value] += counts.total_messages
 
-    def look(self, connection: Connection, *, viewer: bool) -> None:
+    def look(self, account: Account, *, viewer: bool) -> None:
         """Count how a connection stands."""
-        account = connection.sender.account(rows=False)
         self.states[account.state.name] += 1
         if viewer:
             delay_s = account.delay_ms / 1000 if account.lagging else 0.0
-            self.delays[sum(delay_s > bound for bound in DELAY_BOUNDS_S)] += 1
+            self.delays[bisect_left(DELAY_BOUNDS_S, delay_s)] += 1
             self.delay_s += delay_s
 
-    def add(self, other: Sums) -> None:
-        """Add other sums of the past."""
-        self.sent_bytes += other.sent_bytes
-        self.received_bytes += other.received_bytes
-        self.states_s = [known + more for known, more in zip(self.states_s, other.states_s, strict=True)]
-        self.dropped.update(other.dropped)
-        self.closed.update(other.closed)
+    def add(self, other: Sums, sign: int = 1) -> None:
+        """Add other sums of the past, or take them off."""
+        self.sent_bytes += sign * other.sent_bytes
+        self.received_bytes += sign * other.received_bytes
+        self.states_s = [known + sign * more for known, more in zip(self.states_s, other.states_s, strict=True)]
+        for mine, others in ((self.dropped, other.dropped), (self.closed, other.closed)):
+            for word, count in others.items():
+                mine[word] += sign * count
 
     def as_dict(self) -> dict[str, Any]:
         """Return them as JSON."""
@@ -123,6 +123,8 @@ class Meters:
         self._named: set[str] = set()  # guarded by _lock
         self._whose: dict[int, Whose] = {}  # of open connections, by number; guarded by _lock
         self._past: dict[Whose, Sums] = {}  # of those that have gone; guarded by _lock
+        # What ends while sums are made, for each that makes them; guarded by _lock
+        self._passes: list[list[tuple[int, Whose, Sums]]] = []
         self._limits: Counter[str] = Counter()  # hits; guarded by _lock
         self._rounds = 0  # of all fan-outs so far; guarded by _lock
         self._round_of: weakref.WeakKeyDictionary[Fanout, int] = weakref.WeakKeyDictionary()  # guarded by _lock
@@ -133,26 +135,36 @@ class Meters:
             first, self._observes = not self._observes, True
         if first:
             self._hub.add_observer(self)
-        found: dict[int, tuple[Whose, Sums]] = {}
-        for item in Pace().over(connections()):
-            whose = self._whose_is(item)
-            if whose is not None:
-                sums = Sums()
-                if whose.role != "none":  # else it is counted when it has found one, or has gone
-                    sums.take(item)
-                sums.look(item, viewer=whose.role == "viewer")
-                found[item.number] = whose, sums
+        ended: list[tuple[int, Whose, Sums]] = []
         with self._lock:
-            total: dict[Whose, Sums] = {}
+            self._passes.append(ended)
+        try:
+            return self._figures(connections(), fanouts, ended)
+        finally:
+            with self._lock:
+                self._passes.remove(ended)
+
+    def _figures(
+        self, connections: Iterable[Connection], fanouts: Iterable[Fanout], ended: list[tuple[int, Whose, Sums]]
+    ) -> dict[str, Any]:
+        """Return all sums; `ended` is told of those that end meanwhile."""
+        total: dict[Whose, Sums] = defaultdict(Sums)
+        counted: set[int] = set()
+        for item in Pace().over(connections):
+            whose = self._whose_is(item)
+            if whose is None:
+                continue
+            account = item.sender.account(rows=False)
+            if whose.role != "none":  # else it is counted when it has found one, or has gone
+                total[whose].take(item, account)
+                counted.add(item.number)
+            total[whose].look(account, viewer=whose.role == "viewer")
+        with self._lock:
             for whose, past in self._past.items():
-                total.setdefault(whose, Sums()).add(past)
-            for number, (whose, sums) in found.items():
-                if number in self._whose:  # it has not gone meanwhile: then it is in the past
-                    whole = total.setdefault(whose, Sums())
-                    whole.add(sums)
-                    whole.states.update(sums.states)
-                    whole.delays = [known + more for known, more in zip(whole.delays, sums.delays, strict=True)]
-                    whole.delay_s += sums.delay_s
+                total[whose].add(past)
+            for number, whose, sums in ended:
+                if number in counted:  # once as one that is there: of the past it is the next time
+                    total[whose].add(sums, -1)
             for fanout in fanouts:
                 rounds = fanout.statistics().rounds
                 self._rounds += rounds - self._round_of.get(fanout, 0)
@@ -218,8 +230,10 @@ class Meters:
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
         """Add it to the past."""
         sums = Sums()
-        sums.take(connection)
+        sums.take(connection, connection.sender.account(rows=False))
+        sums.closed[reason.value] += 1
         with self._lock:
             whose = self._whose.pop(connection.number, None) or Whose(NO_STREAM, "none")
-            sums.closed[reason.value] += 1
             self._past.setdefault(whose, Sums()).add(sums)
+            for ended in self._passes:
+                ended.append((connection.number, whose, sums))

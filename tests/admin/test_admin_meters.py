@@ -1,0 +1,94 @@
+"""Sums for monitoring by themselves: what ends while they are made, streams without end, and roles that come later."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from flowctl.flow.state import SendState
+from flowctl.live.records.meters import MOST_NAMED, OTHERS, Meters
+from flowctl.reasons import CloseReason
+from flowctl.sending.figures import Account
+
+
+class Peer:
+    """A connection as sums need it."""
+
+    def __init__(self, number, stream="live/a", role="viewer"):
+        self.number, self.sent, self.ended = number, 100, None
+        self.session = SimpleNamespace(role=role, streams=lambda: [stream] if role else [])
+        self.opened_at = 0.0
+        self.sender = SimpleNamespace(account=lambda rows: Account(SendState.READY, bytes_sent=self.sent))
+        self.receiver = SimpleNamespace(bytes_in=7)
+
+    def now(self):
+        return 1.0
+
+
+def made():
+    """Return sums, and a list of those who observe."""
+    observers = []
+    return Meters(SimpleNamespace(add_observer=observers.append)), observers
+
+
+def rows_of(meters, peers, between=None):
+    """Return the rows by stream and role; `between` is called after the first connection was counted."""
+
+    def connections():
+        for at, peer in enumerate(peers):
+            yield peer
+            if at == 0 and between is not None:
+                between()
+
+    found = meters.figures(connections, ())["rows"]
+    return {(row["stream"], row["role"]): row for row in found}
+
+
+def test_sums_when_a_connection_ends_while_they_are_made_have_it_once():
+    """It is counted as one that is there or as one that has gone, never as both, and never less the next time."""
+    meters, observers = made()
+    first, second = Peer(1), Peer(2)
+    assert rows_of(meters, [first, second])["live/a", "viewer"]["sent_bytes"] == 200
+
+    def ends():
+        first.sent = 150
+        first.ended = CloseReason.PEER_CLOSED
+        meters.closed(first, CloseReason.PEER_CLOSED, "", None, "")
+
+    during = rows_of(meters, [first, second], ends)["live/a", "viewer"]
+    assert (during["sent_bytes"], during["closed"].get("peer closed", 0)) == (200, 0)
+    after = rows_of(meters, [second])["live/a", "viewer"]
+    assert (after["sent_bytes"], after["received_bytes"], after["closed"]) == (250, 14, {"peer closed": 1})
+    assert after["states"]["READY"] == 1
+    assert observers == [meters]
+
+
+def test_sums_when_a_connection_has_ended_before_it_was_seen_are_without_it():
+    """One that is still in the list but has ended is counted when its end is told, and not before."""
+    meters, _ = made()
+    rows_of(meters, [])
+    late = Peer(3)
+    late.ended = CloseReason.KICKED
+    assert rows_of(meters, [late]) == {}
+    meters.closed(late, CloseReason.KICKED, "", None, "")
+    assert rows_of(meters, [late])["", "none"]["closed"] == {"kicked": 1}
+
+
+def test_streams_when_there_are_more_than_have_names_are_one_label():
+    """However many streams come and go, labels are few, and a stream keeps the one that it has."""
+    meters, _ = made()
+    peers = [Peer(number, f"live/{number}") for number in range(MOST_NAMED + 20)]
+    found = rows_of(meters, peers)
+    assert len(found) == MOST_NAMED + 1
+    assert found[OTHERS, "viewer"]["states"]["READY"] == 20
+    assert rows_of(meters, peers[::-1]).keys() == found.keys()
+
+
+def test_connection_when_it_finds_its_role_later_is_counted_from_then_on():
+    """A handshake is a connection of no role, which has no sums that could go down when it finds one."""
+    meters, _ = made()
+    peer = Peer(1, role="")
+    assert rows_of(meters, [peer])["", "none"]["sent_bytes"] == 0
+    peer.session = Peer(1).session
+    found = rows_of(meters, [peer])
+    assert found.keys() == {("live/a", "viewer")}
+    assert found["live/a", "viewer"]["sent_bytes"] == 100
