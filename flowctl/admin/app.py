@@ -50,6 +50,7 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         (415, "The body is not JSON."),
         (421, "The Host is not ours."),
         (422, "An argument is wrong."),
+        (431, "The head of the request is too long."),
         (500, "The server has failed."),
         (503, "The server is busy, or ends."),
     )

@@ -30,6 +30,7 @@ REQUEST_S: Final = 30.0
 """How long a request may take: twice what workers that hang are waited for, and more."""
 SEND_S: Final = 20.0
 """How long a peer may take nothing of its answer."""
+HEAD_BYTES: Final = 16 * 1024
 EVENTS: Final = "/api/v1/events"
 """The one request that goes on."""
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
@@ -133,6 +134,10 @@ class Guard:
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers by name; one that comes twice where only one makes sense is refused."""
+    size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
+        # Uvicorn sees to that only where a head comes in several pieces.
+        raise _Denied(431, "TOO_LONG", f"the head of a request may have {HEAD_BYTES} octets")
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in found and name in {b"host", b"origin", b"authorization", b"content-type", b"content-length"}:

@@ -8,9 +8,10 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from flowctl.admin.guard import HEAD_BYTES
+
 MOST_CONNECTIONS: Final = 128
 """Open at a time, with those that listen to events: people, scrapers and their retries; more are closed at once."""
-HEAD_BYTES: Final = 16 * 1024
 HEAD_S: Final = 10.0
 """How long a peer may take for the head of its first request; uvicorn itself waits for ever."""
 KEEP_ALIVE_S: Final = 10

@@ -1,4 +1,4 @@
-"""Connections to the admin surface that send no request, or too many of them: they are closed, and others are served."""
+"""Connections to the admin surface that send no request, or too many of them: closed, and others are served."""
 
 from __future__ import annotations
 
