@@ -132,8 +132,11 @@ class Push:
         self._connections += 1
         self._began_at = self._server.clock()
         self.state, self.why = "publishing", ""
-        with contextlib.suppress(ClosedError):  # the server stops
+        try:
             self._server.add_socket(sock, session)
+        except (ClosedError, OSError) as error:  # the server stops, or the other one has gone again
+            self._session = None
+            self._post(self._rest, str(error))
 
     def _over(self, session: PushSession, why: str) -> None:
         """A connection has ended."""

@@ -28,6 +28,7 @@ _FIELDS: Final = frozenset({"app", "stream", "time"})
 _NAME_BYTES: Final = 200
 """Of one part of a path; file systems have 255, of which ``.flv.part`` and a number need some."""
 _TRIES: Final = 1000
+_YOUNG_S: Final = 60.0
 _AGAIN_SHARE: Final = 20
 _AGAIN_BYTES: Final = 64 << 20
 """A disk that was full has room again when a 20th of it is free, or this."""
@@ -233,7 +234,8 @@ def _recovered(part: Path, whole_bytes: Callable[[int, str], int]) -> Path | Non
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody writes it
         size = whole_bytes(number, final.suffix)
         if not size:
-            part.unlink()
+            if time.time() - os.fstat(number).st_mtime >= _YOUNG_S:  # its maker may be about to lock it
+                part.unlink()
             return None
         os.ftruncate(number, size)
         os.fsync(number)

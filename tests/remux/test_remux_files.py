@@ -51,7 +51,11 @@ def test_recover_when_a_file_ends_in_rubbish_cuts_that_off(tmp_path):
 def test_recover_when_a_file_holds_no_media_removes_it(tmp_path):
     """A part with no more than headers is no recording."""
     for content in (b"", b"FLV\x01\x05\x00\x00\x00\x09\x00\x00\x00\x00"):
-        (tmp_path / "a.flv.part").write_bytes(content)
+        part = tmp_path / "a.flv.part"
+        part.write_bytes(content)
+        assert recover(tmp_path, whole_bytes) == []
+        assert part.exists()  # somebody may have made it just now
+        os.utime(part, (1000.0, 1000.0))
         assert recover(tmp_path, whole_bytes) == []
         assert list(tmp_path.iterdir()) == []
 
