@@ -1,0 +1,39 @@
+"""HTTP with TLS: the listener of `https` answers as that of `http` does."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from certificate_kit import Pair
+
+from flowctl.errors import ConfigError
+from flowctl.httpd.serving import serve_http
+from flowctl.live.config import LiveConfig
+from flowctl.live.server import LiveServer
+
+WAIT_S = 20
+ASK = b"HEAD /live/nothing.txt HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_https_when_asked_answers_as_http_does(tmp_path):
+    """One table of who answers what for both, with the certificate of the server."""
+    pair = Pair(tmp_path)
+    secured = {"https": "127.0.0.1:0", "tls_certificate": pair.certificate, "tls_key": pair.key}
+    server = LiveServer(LiveConfig(http="127.0.0.1:0", **secured))
+    plain, secure = serve_http(server)
+    with server:
+        with socket.create_connection(plain, WAIT_S) as sock:
+            sock.sendall(ASK)
+            expected = sock.recv(12)
+        with pair.client().wrap_socket(socket.create_connection(secure, WAIT_S), server_hostname="localhost") as sock:
+            sock.sendall(ASK)
+            assert sock.recv(12) == expected
+    assert expected == b"HTTP/1.1 404"
+
+
+def test_https_when_there_is_no_certificate_is_refused_with_what_is_missing():
+    """The setting that needs it is named, and those that say where it is."""
+    with pytest.raises(ConfigError, match="https: TLS needs a certificate") as caught:
+        LiveServer(LiveConfig(https="127.0.0.1:0"))
+    assert caught.value.hint == "name its files: tls_certificate and tls_key"
