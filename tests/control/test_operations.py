@@ -16,6 +16,7 @@ from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Perm
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import Limits
+from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
 from flowctl.server.bans import BanList
 
@@ -459,3 +460,46 @@ def test_drain_when_nobody_is_there_ends_at_once(live):
     do(server, "drain", within="1h")
     wait_until(lambda: ended, "the end")
     assert server.stopping
+
+
+def test_limits_when_of_a_stream_are_set_for_those_who_play_it_now(live, clients):
+    """Only who plays or publishes a stream that fits gets them; nobody is an error that says where to look."""
+    server = live()
+    clients.publish(server, SyntheticSource())
+    player = clients.play(server)
+    wait_for_viewers(server, 1)
+    connection = connection_to(server, player)
+    with visitor(server):
+        wait_until(lambda: len(server.connections()) == 3, "one that takes no part")
+        found = do(server, "limits", stream="live/*", soft="1MiB,100,2s")
+        assert (found["connections"], found["soft"]) == (2, "1MiB,100,2s")
+        wait_until(lambda: connection.sender.limits.messages.soft == 100, "the new limits")
+        assert sum(item.sender.limits == server.limits for item in server.connections()) == 1
+    assert do(server, "limits", stream=NAME)["soft"] == "1MiB,100,2s"
+    with pytest.raises(LocalProtocolError, match="nobody plays or publishes"):
+        do(server, "limits", stream="live/nothing")
+    with pytest.raises(ConfigError, match="both given"):
+        do(server, "limits", stream=NAME, connection=connection.number)
+
+
+def test_connections_when_narrowed_down_are_those_that_fit(live, clients):
+    """State, stream, role, protocol and address narrow the list down, and pages are counted."""
+    server = live()
+    clients.publish(server, SyntheticSource())
+    clients.play(server)
+    wait_for_viewers(server, 1)
+    with visitor(server, "127.0.0.9"):
+        wait_until(lambda: len(server.connections()) == 3, "one that takes no part")
+
+        def count(**given):
+            found = do(server, "connections", **given)
+            assert found["found"]["connections"] == len(found["connections"])
+            return len(found["connections"])
+
+        assert [count(role=role) for role in ("publisher", "viewer", "none")] == [1, 1, 1]
+        assert [count(peer=peer) for peer in ("127.0.0.9", "127.0.0.1", "127.0.0.0/8", "::/0")] == [1, 2, 3, 0]
+        assert [count(protocol=name) for name in ("rtmp", "http-flv")] == [3, 0]
+        assert [count(stream=name) for name in ("live/*", "other/*")] == [2, 0]
+        assert (count(state="READY", role="none"), count(state="HARD_LIMIT")) == (1, 0)
+        rows = [do(server, "connections", sort="open", limit=1, offset=at)["connections"][0] for at in range(3)]
+        assert [row["connection"] for row in rows] == [item.number for item in server.connections()]

@@ -190,3 +190,57 @@ def test_figures_when_of_several_processes_are_sums_and_the_worst():
     assert (found["connections"], found["busy"], found["closed"]) == (2, "50%", {"kicked": 2})
     assert (found["bans_file"], found["held"]) == ("bad line", "2.0 KiB")
     assert (found["least_pictures"], found["worst_delay_s"]) == ("25%", 3.0)
+
+
+def stream_row(name, publisher=None, **figures):
+    """Return a stream as `streams` lists it."""
+    usual = {"stream": name, "publisher": publisher, "connection": None, "media": "", "codecs": {}, "viewers": 0}
+    usual |= {"states": {"READY": 0, "SOFT_LIMIT": 0}, "slow": 0, "standby": 0}
+    return usual | {"in_bytes": 0, "in_messages": 0, "in_frames": 0, "sent_bytes": 0} | figures
+
+
+def test_streams_when_of_several_workers_are_one_each():
+    """A stream is published by one and followed by others: viewers are added, what comes in is counted once."""
+    here = stream_row("live/a", "198.51.100.1:5", viewers=2, states={"READY": 1, "SOFT_LIMIT": 1}, slow=1, in_bytes=90)
+    there = stream_row("live/a", "follows worker 2", viewers=3, states={"READY": 3, "SOFT_LIMIT": 0}, in_bytes=80)
+    found = come_to(
+        "streams",
+        Answer(1, result={"streams": [there, stream_row("live/b")], "found": {"streams": 2}}),
+        Answer(2, result={"streams": [here], "found": {"streams": 1}}),
+    )
+    assert [row["stream"] for row in found["streams"]] == ["live/a", "live/b"]
+    first = found["streams"][0]
+    assert (first["viewers"], first["slow"], first["in_bytes"], first["worker"]) == (5, 1, 90, 2)
+    assert (first["publisher"], first["states"]) == ("198.51.100.1:5", {"READY": 4, "SOFT_LIMIT": 1})
+    assert found["found"] == {"streams": 2, "offset": 0, "limit": 50}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_connections_when_of_several_workers_are_sorted_as_one_list(reverse):
+    """Each worker has its list in the order that was asked for, and so has the list of all, page by page."""
+
+    def rows(*numbers):
+        found = [viewer(number, dropped=number % 7) for number in numbers]
+        return {"connections": found, "found": {"connections": len(found)}}
+
+    answers = Answer(1, result=rows(1, 8, 15)), Answer(2, result=rows(2, 9, 20))
+    whole = come_to("connections", *answers, sort="number", reverse=reverse)["connections"]
+    assert [row["connection"] for row in whole] == sorted((1, 2, 8, 9, 15, 20), reverse=reverse)
+    page = come_to("connections", *answers, sort="number", reverse=reverse, limit=2, offset=3)
+    assert page["connections"] == whole[3:5]
+    assert page["found"]["connections"] == 6
+    assert {row["worker"] for row in whole} == {1, 2}
+
+
+def test_events_when_a_worker_does_not_answer_keep_its_place():
+    """Events are joined by their times; the place of a worker that is silent once stays in the cursor."""
+
+    def told(run, number, *times):
+        return {"events": [{"at": at} for at in times], "cursor": f"{run}:{number}", "lost": 1}
+
+    found = come_to("events", Answer(1, result=told("a", 3, 1.0, 3.0)), Answer(2, result=told("b", 9, 2.0)))
+    assert [event["at"] for event in found["events"]] == [1.0, 2.0, 3.0]
+    assert (found["cursor"], found["lost"]) == ("a:3,b:9", 2)
+    silent = come_to("events", Answer(1, result=told("a", 4)), Answer(2, missing="is silent"), since=found["cursor"])
+    assert silent["cursor"] == "a:4,b:9"
+    assert "worker 2 is silent" in silent["warning"]
