@@ -110,7 +110,7 @@ class Push:
         if session is not None and session.accepted:
             figures = session.viewer_statistics()
             sent, dropped = figures.sender.sent, figures.sender.dropped
-            row |= {"connection": figures.number, "slow": figures.why or "", "sent_bytes": sent.total_bytes}
+            row |= {"connection": figures.number, "flow": figures.why or "", "sent_bytes": sent.total_bytes}
             row |= {"dropped": {reason.value: counts.by_name() for reason, counts in dropped.items()}}
         return row
 

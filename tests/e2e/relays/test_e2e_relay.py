@@ -150,7 +150,7 @@ def test_push_when_the_target_is_slow_is_a_slow_viewer(clients):
             row = wait_until(
                 lambda: next((row for row in relays.figures()["push"] if row.get("dropped")), None), "something dropped"
             )
-            assert row["slow"]
+            assert row["flow"]
             wait_until(lambda: len(frames_of(list(player.messages), TAG_VIDEO)) > 50, "pictures for others")
             assert player.player.statistics().broken_restarts == 0
 
