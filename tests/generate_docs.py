@@ -166,7 +166,7 @@ def hostile_table() -> str:
 
 def work_table() -> str:
     """Return the attacks on the thread's time, which one rule bounds."""
-    rows = [[item.id, f"`{item.name}`", item.summary] for item in HOSTILE_PROFILES if item.id not in DEFENCES]
+    rows = [[item.id, f"`{item.name}`", item.summary] for item in HOSTILE_PROFILES if item.id.startswith("W")]
     return table(["id", "profile", "what it does"], rows)
 
 

@@ -43,7 +43,7 @@ def measure(scheme: str, arguments: argparse.Namespace) -> dict[str, Any]:
         publish = [sys.executable, str(PROGRAMS / "publisher.py"), f"rtmp://127.0.0.1:{rtmp}/live/bench"]
         publish += ["--bit-rate", str(arguments.bit_rate), "--duration", str(arguments.window + 120)]
         watch = [sys.executable, str(PROGRAMS / "crowd.py"), "--viewers", str(arguments.viewers), "--scheme", scheme]
-        watch += ["--port", str(rtmp if scheme == "rtmp" else port), "--window", str(arguments.window)]
+        watch += ["--port", str(rtmp if scheme == "rtmp" else port), "--window", str(arguments.window), "--settle", "5"]
         with process(publish, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
             time.sleep(1.5)
             with process(watch, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:

@@ -632,6 +632,9 @@ class HttpSession(ViewerSession):
         self._due = None
         if self._over:
             return
+        if not self.connection.writable:  # it is not read while answers wait, so it cannot be late
+            self._due = self.connection.now() + self._limits.request_time_s
+            return
         if self._idle:
             self._leave("no request", CloseReason.IDLE)
         else:

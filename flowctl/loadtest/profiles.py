@@ -43,6 +43,7 @@ class Profile:
         example: a text that can be given to ``--profile``.
         expectation: what a sound server does about it.
         alias: another name, "" for none.
+        over_http: whether it attacks HTTP, and not RTMP.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Profile:
     example: str = ""
     expectation: str = ""
     alias: str = ""
+    over_http: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,7 @@ def _hostile_profiles() -> list[Profile]:
             example=f"{hostile.id}:1",
             expectation=hostile.expectation,
             alias=hostile.name,
+            over_http=hostile.over_http,
         )
         for hostile in HOSTILE_PROFILES
     ]

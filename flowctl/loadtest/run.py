@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from flowctl.client.source import FlvFile, check_has_media
-from flowctl.errors import BrokenError, InternalError
+from flowctl.errors import BrokenError, ConfigError, InternalError
 from flowctl.loadtest.gathering import Gathering
 from flowctl.loadtest.plan import LoadPlan, PeerOrder
 from flowctl.loadtest.process import Said, WorkerProcess
 from flowctl.loadtest.procfs import check_process
-from flowctl.loadtest.results.result import RunResult, Sample
+from flowctl.loadtest.profiles import parse_profile
+from flowctl.loadtest.results.result import PeerKind, RunResult, Sample
 from flowctl.loadtest.target import can_spread, check_descriptors, resolve
 from flowctl.loadtest.worker import ATTACK_PATIENCE_S, Orders
 from flowctl.rtmp.url import RtmpUrl
@@ -60,6 +61,7 @@ def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) 
         BrokenError: the host is unknown, or a publisher of ours was not let publish.
     """
     url, target = resolve(plan.url, allow_remote=plan.allow_remote)
+    _check_attacks(plan, over_http=url.scheme != "rtmp")
     if plan.spread_addresses is None:
         plan = dataclasses.replace(plan, spread_addresses=can_spread(target))
     if plan.server_pid is not None:
@@ -345,6 +347,21 @@ class _Run:
 def _shares(orders: list[PeerOrder], workers: int) -> list[list[PeerOrder]]:
     """Deal the peers out; each worker gets its share of every profile and of the ramp."""
     return [orders[index::workers] for index in range(workers)]
+
+
+def _check_attacks(plan: LoadPlan, *, over_http: bool) -> None:
+    """See that attacks on RTMP go to an address of RTMP, and those on HTTP to one of HTTP.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    for name in plan.profiles:
+        chosen = parse_profile(name).profile
+        if chosen.kind is PeerKind.HOSTILE and chosen.over_http is not over_http:
+            raise ConfigError(
+                f"profile {name} attacks {'HTTP' if chosen.over_http else 'RTMP'}, which this address is not",
+                hint="give an address like http://127.0.0.1:8080/live/test.flv for H01 to H08, rtmp:// for others",
+            )
 
 
 def _stream_url(plan: LoadPlan, url: RtmpUrl, index: int) -> str:

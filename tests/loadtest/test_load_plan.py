@@ -199,3 +199,10 @@ def test_run_when_what_it_is_to_publish_is_wrong_is_refused(fields, what):
     """The source is looked at before any process is started."""
     with pytest.raises(ConfigError, match=what):
         run_load(plan(publishers=1, **fields))
+
+
+@pytest.mark.parametrize(("url", "name"), [("rtmp://127.0.0.1/live/a", "H03"), ("ws://127.0.0.1/live/a.flv", "B05")])
+def test_run_when_an_attack_is_on_another_protocol_is_refused(url, name):
+    """An attack on HTTP goes to an address of HTTP, and the others to one of RTMP."""
+    with pytest.raises(ConfigError, match=f"profile {name} attacks"):
+        run_load(LoadPlan(url=url, profiles={name: 1}))

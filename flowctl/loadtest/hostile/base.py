@@ -173,11 +173,12 @@ class HostileProfile:
     """One attack, ready to be run.
 
     Args:
-        id: public name, ``B01`` to ``B34``, ``W01`` to ``W08``.
+        id: public name, ``B01`` to ``B34``, ``W01`` to ``W08``, ``H01`` to ``H08``.
         name: readable name, like ``declared-length``; unique as well.
         summary: what it does, in one line.
         explanation: what is attacked and what a sound server does.
         forms: the ways it is carried out; all at once.
+        over_http: whether it goes to an HTTP port, and not to one of RTMP.
     """
 
     id: str
@@ -185,6 +186,7 @@ class HostileProfile:
     summary: str
     explanation: str
     forms: tuple[Form, ...]
+    over_http: bool = False
 
     @property
     def expectation(self) -> str:
@@ -206,7 +208,7 @@ class HostileProfile:
         began = loop.time()
         chosen = [form for form in self.forms if context.forms is None or form.name in context.forms]
         attacks = [Attack(context, began + context.duration_s) for _ in chosen]
-        witness = bystanders.Witness(context)
+        witness = bystanders.Witness(context, over_http=self.over_http)
         try:
             await witness.enter()
             found = await asyncio.gather(
@@ -217,7 +219,7 @@ class HostileProfile:
             witness.close()
             for attack in attacks:
                 attack.close()
-        newcomer = await bystanders.newcomer_gets_in(context) if context.probe else None
+        newcomer = await bystanders.newcomer_gets_in(context, over_http=self.over_http) if context.probe else None
         verdict = _result(found, [peer for attack in attacks for peer in attack.peers], context, newcomer=newcomer)
         return _with_witness(verdict, witness)
 

@@ -27,8 +27,9 @@ class Witness:
         alone: whether it was left alone. None: it never got in.
     """
 
-    def __init__(self, context: AttackContext) -> None:
+    def __init__(self, context: AttackContext, *, over_http: bool = False) -> None:
         self._context = context
+        self._over_http = over_http
         self._task: asyncio.Task[None] | None = None
         self._peer: Peer | None = None
         self.alone: bool | None = None
@@ -59,9 +60,7 @@ class Witness:
             PeerGoneError, UnreachableError, RefusedError, RemoteProtocolError, TimeoutError, TesterFailedError
         ):
             async with asyncio.timeout(_WITNESS_S):
-                await peer.open(source=context.source)
-                await peer.handshake()
-                await peer.connect()
+                await _get_in(peer, context, over_http=self._over_http)
                 return True
         return False
 
@@ -79,17 +78,26 @@ class Witness:
                 return  # turned away, as the attacker may be: that is no disturbance, and the newcomer comes later
 
 
-async def newcomer_gets_in(context: AttackContext) -> bool | None:
-    """Return whether a new connection gets as far as having connect accepted. None: we could not even try."""
+async def _get_in(peer: Peer, context: AttackContext, *, over_http: bool) -> None:
+    """Get as far as having connect accepted, or over HTTP a request answered, whatever the answer."""
+    await peer.open(source=context.source)
+    if over_http:
+        await peer.write(f"GET /flowctl HTTP/1.1\r\nHost: {context.host}\r\n\r\n".encode())
+        await peer.read()
+        return
+    await peer.handshake()
+    await peer.connect()
+
+
+async def newcomer_gets_in(context: AttackContext, *, over_http: bool = False) -> bool | None:
+    """Return whether a new connection gets in as far as anybody does. None: we could not even try."""
     loop = asyncio.get_running_loop()
     end = loop.time() + PROBE_S
     while True:
         peer = Peer(context.host, context.port, app=context.app, rng=context.rng)
         try:
             async with asyncio.timeout_at(end):
-                await peer.open(source=context.source)
-                await peer.handshake()
-                await peer.connect()
+                await _get_in(peer, context, over_http=over_http)
                 return True
         except RefusedError:
             return True  # it has listened and answered: it may not like the application

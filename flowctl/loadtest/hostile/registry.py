@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.hostile.attacks import amf, chunk, control, publisher, reader, session, work
+from flowctl.loadtest.hostile.attacks import amf, chunk, control, http, publisher, reader, session, work
 from flowctl.loadtest.hostile.base import HostileProfile
 
 HOSTILE_PROFILES: Final[tuple[HostileProfile, ...]] = tuple(
@@ -19,6 +19,7 @@ HOSTILE_PROFILES: Final[tuple[HostileProfile, ...]] = tuple(
             *publisher.PROFILES,
             *control.PROFILES,
             *work.PROFILES,
+            *http.PROFILES,
         ),
         key=lambda profile: profile.id,
     )
@@ -27,10 +28,9 @@ HOSTILE_PROFILES: Final[tuple[HostileProfile, ...]] = tuple(
 
 NOT_POSSIBLE: Final = MappingProxyType(
     {
-        "B27": "script in a callback parameter of an admin API, reserved routes: an RTMP port has no such thing, and "
-        "flowctl has no HTTP at all",
-        "B34": "half-closed HTTP-FLV readers, chunked bodies: an RTMP port has no HTTP; half-closed readers of RTMP "
-        "are the profile half-close",
+        "B27": "script in a callback parameter of an admin API, reserved routes: an RTMP port has no such thing",
+        "B34": "half-closed HTTP-FLV readers, chunked bodies: an RTMP port has no HTTP; over HTTP they are the "
+        "profiles H01 and H02, half-closed readers of RTMP are the profile half-close",
     }
 )
 """Attacks that cannot be carried out over RTMP, with the reason."""

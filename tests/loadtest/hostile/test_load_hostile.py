@@ -271,7 +271,7 @@ def test_attack_when_the_server_answers_per_message_is_found_out():
 
 def test_profiles_when_listed_are_complete_and_explained():
     """Ids and names are unique, every form has a name of its own, and what is expected is said."""
-    assert len({item.id for item in HOSTILE_PROFILES}) == len(HOSTILE_PROFILES) == 40
+    assert len({item.id for item in HOSTILE_PROFILES}) == len(HOSTILE_PROFILES) == 48
     assert len({item.name for item in HOSTILE_PROFILES}) == len(HOSTILE_PROFILES)
     for profile in HOSTILE_PROFILES:
         assert len({form.name for form in profile.forms}) == len(profile.forms)
