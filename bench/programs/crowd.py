@@ -117,7 +117,7 @@ class FlvBody:
         """Return the request."""
         if self._websocket is not None:
             return self._websocket.send(Request(host=self._host, target=f"/{self._path}"))
-        return f"GET /{self._path} HTTP/1.1\r\nHost: {self._host}\r\n\r\n".encode()
+        return f"GET /{self._path} HTTP/1.0\r\nHost: {self._host}\r\n\r\n".encode()
 
     def frames(self, data: bytes) -> list[bytes]:
         """Return the pictures that `data` completes."""

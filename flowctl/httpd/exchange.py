@@ -30,6 +30,7 @@ class Request:
         path: decoded, begins with a slash.
         raw_query: as it came, without the question mark.
         headers: names in lower case.
+        version: of HTTP, ``1.0`` or ``1.1``.
         live: what is asked of the gate. None: the path belongs to no stream.
     """
 
@@ -37,6 +38,7 @@ class Request:
     path: str
     raw_query: str
     headers: tuple[tuple[bytes, bytes], ...]
+    version: str = "1.1"
     live: LiveRequest | None = None
 
     def header(self, name: str) -> str:

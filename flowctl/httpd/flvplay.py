@@ -6,7 +6,7 @@ from typing import Final
 
 from flowctl import flv
 from flowctl.httpd.exchange import Headers
-from flowctl.httpd.formats import frame
+from flowctl.httpd.formats import CHUNKS, FlvTags
 from flowctl.httpd.websocket import WebSocketPeer
 from flowctl.live.stream import Stream
 from flowctl.rtmp.server.states import StreamState
@@ -21,6 +21,7 @@ class FlvPlay:
     """Where the play of one response stands: the `flowctl.live.playing.PlayWords` of HTTP. The connection's thread.
 
     Args:
+        wire_format: how the stream goes over the wire.
         websocket: the player, if it takes WebSocket frames.
         gives_up_at: when waiting for a publisher ends, in seconds.
 
@@ -30,12 +31,14 @@ class FlvPlay:
         websocket: as above.
         gives_up_at: as above.
         look_at: when to look again what the stream shows. None: it need not be.
+        wire_format: as above.
         taken: whether the kernel has the head of the response, so that answers to frames go behind it.
     """
 
-    __slots__ = ("begun", "gives_up_at", "look_at", "state", "taken", "websocket")
+    __slots__ = ("begun", "gives_up_at", "look_at", "state", "taken", "websocket", "wire_format")
 
-    def __init__(self, websocket: WebSocketPeer | None, gives_up_at: float) -> None:
+    def __init__(self, wire_format: FlvTags, websocket: WebSocketPeer | None, gives_up_at: float) -> None:
+        self.wire_format: Final = wire_format
         self.begun = self.taken = False
         self.state = StreamState.WAITING
         self.websocket: Final = websocket
@@ -80,14 +83,15 @@ class FlvPlay:
     def head(self, stream: Stream, headers: Headers) -> bytes:
         """Return all that goes before the first tag: the head of the response, and FLV's own.
 
-        The body is as long as the connection lasts: players of HTTP/1.0 know no chunks, and tags in chunks would be
-        serialised once more.
+        Players of HTTP/1.0 know no chunks: for them the body is as long as the connection lasts.
         """
         kinds = _kinds(stream)
-        media = flv.header(audio="audio" in kinds, video="video" in kinds)
+        media = self.wire_format.wrapped(flv.header(audio="audio" in kinds, video="video" in kinds))
         if self.websocket is not None:
-            return self.websocket.accept(headers) + frame(media)
+            return self.websocket.accept(headers) + media
         lines = [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store"), ("Connection", "close"), *headers]
+        if self.wire_format is CHUNKS:
+            lines.append(("Transfer-Encoding", "chunked"))
         text = "".join(f"{name}: {value}\r\n" for name, value in lines)
         return f"HTTP/1.1 200 OK\r\n{text}\r\n".encode("latin-1") + media
 

@@ -1,4 +1,4 @@
-"""Streams as FLV: tags for HTTP, and the same tags in WebSocket frames; each message complete, and serialised once."""
+"""Streams as FLV: tags for HTTP, bare or in chunks, and in WebSocket frames; each complete, and serialised once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ def _unframed(wire: bytes) -> bytes:
 
 
 class FlvTags:
-    """FLV tags, each with the back pointer behind it: a `flowctl.live.wirelog.WireFormat`.
+    """FLV tags, each with the back pointer behind it: a `flowctl.live.wirelog.WireFormat`; for HTTP/1.0.
 
     Timestamps are those of the stream; players go by differences.
     """
 
-    name = "http-flv"
+    name = "flv"
+
+    def wrapped(self, data: bytes) -> bytes:
+        """Return octets as they go behind the head of the response."""
+        return data
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         """Return one message as a tag; empty for what FLV has no tag for."""
@@ -66,10 +70,38 @@ class FlvTags:
         return b""
 
 
+class FlvChunks(FlvTags):
+    """FLV tags, each in a chunk of HTTP/1.1 of its own: FFmpeg takes the end of a body without one for an error."""
+
+    name = "http-flv"
+
+    def wrapped(self, data: bytes) -> bytes:
+        """Return a chunk."""
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as a chunk; empty for what FLV has no tag for."""
+        tag = super().serialise(type_id, timestamp, payload)
+        return self.wrapped(tag) if tag else b""
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of a tag in a chunk."""
+        return super().deserialise(wire[wire.index(b"\n") + 1 : -2])
+
+    def end(self, timestamp: int) -> bytes:
+        """Return the last chunk, which stands behind all that was published."""
+        del timestamp
+        return b"0\r\n\r\n"
+
+
 class FlvFrames(FlvTags):
     """FLV tags, each in a binary WebSocket frame of its own."""
 
     name = "ws-flv"
+
+    def wrapped(self, data: bytes) -> bytes:
+        """Return a frame."""
+        return frame(data)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         """Return one message as a frame; empty for what FLV has no tag for."""
@@ -87,4 +119,5 @@ class FlvFrames(FlvTags):
 
 
 TAGS: Final = FlvTags()
+CHUNKS: Final = FlvChunks()
 FRAMES: Final = FlvFrames()

@@ -26,7 +26,7 @@ from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.state import MessageClass
 from flowctl.httpd.exchange import Exchange, Handler, Headers, Request, Routes, usual_headers
 from flowctl.httpd.flvplay import FLV_TYPE, FlvPlay
-from flowctl.httpd.formats import FRAMES, TAGS
+from flowctl.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.httpd.limits import HttpLimits
 from flowctl.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
@@ -121,7 +121,7 @@ class HttpSession(ViewerSession):
         """What it speaks."""
         if self._flv is None:
             return "http"
-        return (TAGS if self._flv.websocket is None else FRAMES).name
+        return (CHUNKS if self._flv.websocket is None else FRAMES).name
 
     # -- input: requests
 
@@ -324,7 +324,11 @@ class HttpSession(ViewerSession):
             target = "/" + target.partition("://")[2].partition("/")[2]
         raw_path, _, raw_query = target.partition("?")
         request = Request(
-            method=head.method.decode("ascii"), path="/", raw_query=raw_query, headers=tuple(head.headers)
+            method=head.method.decode("ascii"),
+            path="/",
+            raw_query=raw_query,
+            headers=tuple(head.headers),
+            version=head.http_version.decode("ascii"),
         )
         self.user_agent = printable(redact_text(request.header("user-agent")[:_AGENT_CHARS]))
         exchange = self._exchange = Exchange(request, self)
@@ -459,8 +463,9 @@ class HttpSession(ViewerSession):
             exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE)
             return
         now = self.connection.now()
-        self._flv = FlvPlay(websocket, now + self._limits.wait_s)
-        wire = stream.join_format(TAGS if websocket is None else FRAMES)
+        wire_format = FRAMES if websocket is not None else TAGS if request.version == "1.0" else CHUNKS
+        self._flv = FlvPlay(wire_format, websocket, now + self._limits.wait_s)
+        wire = stream.join_format(wire_format)
         self._playing = Playing(self, self._flv, self._hub, _MSID, stream, wire)
         self._playing.begin()
         if self._hub.gate.hears("play"):
@@ -520,7 +525,7 @@ class HttpSession(ViewerSession):
         """The publisher has gone for good: a response that has begun ends, another one waits."""
         super().stream_ended(stream)
         flv = self._flv
-        if flv is not None and flv.begun and flv.state is StreamState.WAITING:
+        if flv is not None and flv.begun:  # also where it is back already: the log has said that it ended
             self._leave("the publisher has gone")
         self._arm()
 

@@ -64,6 +64,7 @@ class Client:
         self.sock = socket.create_connection(address, WAIT_S)
         self.sock.settimeout(WAIT_S)
         self.rest = b""
+        self.chunked = False
 
     def send(self, data) -> None:
         self.sock.sendall(data.encode() if isinstance(data, str) else data)
@@ -84,6 +85,7 @@ class Client:
         head, _, self.rest = self.rest.partition(b"\r\n\r\n")
         status, *lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        self.chunked = headers.get("transfer-encoding") == "chunked"
         size = int(headers.get("content-length", 0)) if body else 0
         while len(self.rest) < size:
             assert self.read()
@@ -94,11 +96,31 @@ class Client:
         """Return FLV header and the first `count` tags of a stream."""
         reader, tags = FlvReader(check_back_pointers=True), []
         while True:
-            data, self.rest = self.rest, b""
+            data = self.body()
             tags += reader.feed(data) if data else []
             if len(tags) >= count:
                 return reader.header, tags
             assert self.read(), f"ended after {len(tags)} tags"
+
+    def body(self):
+        """Return what has come of a body."""
+        if not self.chunked:
+            data, self.rest = self.rest, b""
+            return data
+        whole = b""
+        while b"\r\n" in self.rest:
+            size, _, behind = self.rest.partition(b"\r\n")
+            if len(behind) < int(size, 16) + 2:
+                break
+            whole += behind[: int(size, 16)]
+            self.rest = behind[int(size, 16) + 2 :]
+        return whole
+
+    def body_to_end(self):
+        """Return the rest of a body in chunks, and whether it has ended as it should."""
+        self.rest = self.to_end()
+        ended = self.rest.endswith(b"\r\n0\r\n\r\n")
+        return self.body(), ended
 
     def to_end(self) -> bytes:
         """Return all that comes until the server ends."""

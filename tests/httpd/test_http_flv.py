@@ -10,7 +10,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 
 from flowctl import flv
 from flowctl.flv import FlvReader
-from flowctl.httpd.formats import FRAMES, TAGS
+from flowctl.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.httpd.limits import HttpLimits
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
 
@@ -79,9 +79,25 @@ def test_stream_when_the_publisher_ends_ends_the_response_behind_the_last_tag(we
     publisher.group(b"two")
     publisher.end()
     reader = FlvReader(check_back_pointers=True)
-    tags = reader.feed(client.to_end())
+    body, ended = client.body_to_end()
+    assert ended
+    tags = reader.feed(body)
     reader.finish()
     assert tags[-1].payload == inter(b"two")
+    assert wait_for(web.ended)[-1].details == "the publisher has gone"
+
+
+def test_stream_when_asked_for_by_http_1_0_comes_without_chunks(web):
+    """Old players get the same tags, and the end of the connection behind them."""
+    web = web()
+    publisher = web.publisher()
+    publisher.group(b"one")
+    client = web.client()
+    client.send("GET /live/room.flv HTTP/1.0\r\n\r\n")
+    assert client.answer()[1].get("transfer-encoding") is None
+    assert client.tags(4)[1][3].payload == key(b"one")
+    publisher.end()
+    client.to_end()
     assert wait_for(web.ended)[-1].details == "the publisher has gone"
 
 
@@ -188,7 +204,7 @@ def test_viewers_when_over_both_protocols_follow_one_log_each(web):
     assert sorted(viewer.protocol for viewer in web.viewers()) == ["http-flv"] * 3 + ["ws-flv"]
 
 
-@pytest.mark.parametrize("wire_format", [TAGS, FRAMES])
+@pytest.mark.parametrize("wire_format", [TAGS, CHUNKS, FRAMES])
 @pytest.mark.parametrize("size", [1, 100, 111, 125, 126, 65_000, 70_000])
 def test_formats_when_read_back_give_what_was_put_in(wire_format, size):
     """A log may be written anew from its messages."""

@@ -48,7 +48,8 @@ class HttpSpeech:
         self.head_bytes: int | None = None
         self.stream_id: int | None = None
         host = f"[{url.host}]" if ":" in url.host else url.host
-        lines = [f"GET {path_of(url)} HTTP/1.1", f"Host: {host}:{url.port}", f"User-Agent: {_AGENT}"]
+        version = "1.1" if self._websocket else "1.0"  # of which the body comes bare
+        lines = [f"GET {path_of(url)} HTTP/{version}", f"Host: {host}:{url.port}", f"User-Agent: {_AGENT}"]
         if self._websocket:
             lines += ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
             lines += [f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}"]

@@ -31,7 +31,7 @@ def url(text):
 def test_request_when_of_either_scheme_names_stream_host_and_query():
     """The path has the suffix, the query and no secret is lost on the way."""
     plain = HttpSpeech(url("http://[::1]:8080/live/room.flv?key=a")).data_to_send().decode()
-    assert plain.startswith("GET /live/room.flv?key=a HTTP/1.1\r\nHost: [::1]:8080\r\n")
+    assert plain.startswith("GET /live/room.flv?key=a HTTP/1.0\r\nHost: [::1]:8080\r\n")
     assert "Upgrade: websocket" in HttpSpeech(url("ws://a.example/live/room.flv")).data_to_send().decode()
 
 
