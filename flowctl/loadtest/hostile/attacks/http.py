@@ -18,7 +18,7 @@ _PATIENCE_S: Final = 65.0
 """nginx waits 60 s for the headers of a request."""
 _READER_S: Final = 95.0
 _FLOOD_BYTES: Final = 64 * _MIB
-"""More than any kernel keeps: whoever sends it all has been read by the server."""
+"""More than any kernel keeps: a client that sends it all has been read by the server."""
 _UPGRADE: Final = (
     b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
