@@ -22,6 +22,7 @@ class LiveRequest:
         connection: number of the connection, as in the log.
         peer: address and port.
         url: the whole address; for HTTP without the suffix of the format, so that its path is that of the stream.
+        connected: application that the connection was asked about; "" where it was asked about none, as over HTTP.
         user: who has logged in with a password. None: the server asks for none.
         user_agent: what the client calls itself; "" when it does not say.
         bearer: what stands behind ``Bearer`` in the Authorization header of HTTP; "" for RTMP, or where there is none.
@@ -33,6 +34,7 @@ class LiveRequest:
     connection: int
     peer: tuple[str, int]
     url: RtmpUrl
+    connected: str = ""
     user: str | None = None
     user_agent: str = ""
     protocol: str = "rtmp"

@@ -6,6 +6,7 @@ import hmac
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
@@ -106,6 +107,31 @@ class Gate:
             answer: called once for a question that was returned, on any thread, with it and the refusal (None: it is
                 allowed); not after `Question.cancel`.
         """
+        missed = _missed_connect(request)
+        if missed is None:
+            return self._ask(request, answer)
+        both = Question(answer)
+
+        def go_on(_: Question, refusal: Refusal | None) -> None:
+            if refusal is not None or both.cancelled:
+                both.tell(refusal)
+                return
+            found = self._ask(request, lambda _, refusal: both.tell(refusal))
+            if isinstance(found, Question):
+                both.under = found
+            else:
+                both.tell(found)
+
+        found = self._ask(missed, go_on)
+        if isinstance(found, Question):
+            both.under = found
+            return both
+        return found or self._ask(request, answer)
+
+    def _ask(
+        self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
+    ) -> Question | Refusal | None:
+        """Ask one question; see `ask`."""
         access = self.access(request)
         refusal = self._log_in(request) or access.check(request, self._now())
         if refusal is not None:
@@ -170,3 +196,14 @@ class Gate:
         if access.told(request.kind) and (web := self._web_hooks()) is not None:
             figures = {"send_bytes": sent_bytes, "recv_bytes": received_bytes} if request.kind == "connect" else {}
             web.tell(access, request, **figures)
+
+
+def _missed_connect(request: LiveRequest) -> LiveRequest | None:
+    """Return the connection that nobody was asked about: to an application that is named with a stream alone.
+
+    A client may connect to one application and then ask for ``/other/stream``, or give all of it as the stream's name.
+    """
+    application = request.stream.partition("/")[0]
+    if request.kind == "connect" or not request.connected or application == request.connected:
+        return None
+    return replace(request, kind="connect", url=replace(request.url, app=application, stream=""))

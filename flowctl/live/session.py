@@ -97,6 +97,7 @@ class LiveSession(ViewerSession):
     """
 
     __slots__ = (
+        "_application",
         "_connected",
         "_leaves_at",
         "_piece_bytes",
@@ -117,6 +118,7 @@ class LiveSession(ViewerSession):
         self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
+        self._application = ""  # that it was let into
         self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
 
     def behaves(self) -> bool:
@@ -370,6 +372,7 @@ class LiveSession(ViewerSession):
             connection=self.number,
             peer=self.peer,
             url=event.url,
+            connected=self._application,
             user=self._user,
             user_agent=self.user_agent,
             page_url=event.page_url if isinstance(event, rtmp_events.ConnectRequested) else "",
@@ -443,6 +446,7 @@ class LiveSession(ViewerSession):
     def _start(self, event: _Request, now: float, request: LiveRequest) -> None:
         if isinstance(event, rtmp_events.ConnectRequested):
             self._rtmp.accept_connect()
+            self._application = request.stream.partition("/")[0]
             if self._hub.gate.hears("connect"):
                 self._connected = request
             self._hub.gate.began(request)

@@ -42,6 +42,46 @@ def asked(gate, *args, **more):
     return gate.ask(request_of(*args, **more), lambda *_: None)
 
 
+def test_who_connects_to_another_application_is_asked_about_the_one_it_names():
+    """Its networks and hooks count, whichever way the address is split; who was asked already is not asked again."""
+    levels = (Level(application="closed", values={"access.allow_connect": (ip_network("10.0.0.0/8"),)}),)
+    gate = Gate(lambda: LiveConfig(levels=levels))
+    assert asked(gate, "play", "rtmp://h/closed/room", connected="live").why is Why.FORBIDDEN
+    assert asked(gate, "publish", "rtmp://h/closed/a/room", connected="live").why is Why.FORBIDDEN
+    assert asked(gate, "play", "rtmp://h/closed/room", connected="closed") is None
+    assert asked(gate, "play", "rtmp://h/live/room", connected="other") is None
+
+
+def test_hooks_of_an_application_hear_of_who_connects_to_another_one():
+    """The hook for connections of the application that is named decides, and then the one about the play."""
+    server, actions = HookServer(), []
+    server.answer = lambda body: http("1" if body["action"] == "on_connect" else "0")
+    values = {"access.on_connect": (server.url(),), "access.on_play": (server.url(),)}
+    gate = Gate(lambda: LiveConfig(levels=(Level(application="vip", values=values),)))
+
+    def ask(connected):
+        told, found = threading.Event(), []
+        request = request_of("play", "rtmp://h/vip/room", connected=connected)
+        question = gate.ask(request, lambda _, refusal: (found.append(refusal), told.set()))
+        assert question is not None
+        assert told.wait(20.0)
+        actions[:] = server.actions()
+        server.bodies.clear()
+        return found[0]
+
+    try:
+        assert ask("live").why is Why.FORBIDDEN
+        assert actions == ["on_connect"]
+        server.answer = lambda _: http("0")
+        assert ask("live") is None
+        assert actions == ["on_connect", "on_play"]
+        assert ask("vip") is None
+        assert actions == ["on_play"]
+    finally:
+        gate.stop(1.0)
+        server.close()
+
+
 def test_levels_of_application_and_role_have_access_of_their_own():
     """A private application beside a public one; of a role what is set for the role."""
     levels = (
