@@ -15,11 +15,13 @@ class Turns:
     Args:
         at_once: turns that may be held at a time.
         waiting: how many may wait for one.
+        of_key: how many of one key, so that it cannot keep the others from waiting.
     """
 
-    def __init__(self, at_once: int, waiting: int) -> None:
+    def __init__(self, at_once: int, waiting: int, of_key: int) -> None:
         self._free = at_once
         self._most_waiting: Final = waiting
+        self._most_of_key: Final = of_key
         self._waiting_count = 0
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
@@ -27,13 +29,15 @@ class Turns:
         """Wait for a turn, which is to be given back.
 
         Raises:
-            LimitExceededError: ``hook_questions``; too many wait already.
+            LimitExceededError: ``hook_questions``; too many wait already, of all or of this key.
         """
         if self._free:
             self._free -= 1
             return
         if self._waiting_count >= self._most_waiting:
             raise LimitExceededError("hook_questions", self._waiting_count + 1, self._most_waiting)
+        if len(self._queues.get(key, ())) >= self._most_of_key:
+            raise LimitExceededError("hook_questions", self._most_of_key + 1, self._most_of_key)
         turn = asyncio.get_running_loop().create_future()
         self._queues.setdefault(key, deque()).append(turn)
         self._waiting_count += 1

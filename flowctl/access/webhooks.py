@@ -39,13 +39,13 @@ _log: Final = structlog.get_logger("flowctl.access")
 _AT_ONCE: Final = 64
 """Questions under way. A hook server that answers in 5 ms decides about ten thousand a second."""
 _MOST_WAITING: Final = 4096
+_MOST_PER_ADDRESS: Final = 256
+"""Of those that wait, and of news: that one address does not keep out, or push out, what others do."""
 _MOST_ANSWER_BYTES: Final = 64 * 1024
 """SRS's own servers answer with some 20."""
 _TELLERS: Final = 4
 """What one connection does is told in order; what several do, side by side."""
 _MOST_NEWS: Final = 4096
-_MOST_NEWS_PER_ADDRESS: Final = 256
-"""That one address does not push out what others did."""
 _LOG_EVERY_S: Final = 10.0
 _MOST_HOSTS: Final = 256
 _WIND_UP_S: Final = 1.0
@@ -131,7 +131,7 @@ class WebHooks:
         self._left_out = 0  # news that found no room since the last line about it; guarded by _lock
         # Of the loop's thread:
         self._client: httpx.AsyncClient | None = None
-        self._turns: Final = Turns(_AT_ONCE, _MOST_WAITING)
+        self._turns: Final = Turns(_AT_ONCE, _MOST_WAITING, _MOST_PER_ADDRESS)
         self._news: Final[list[asyncio.Queue[_News]]] = [asyncio.Queue() for _ in range(_TELLERS)]
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._logged: Final[dict[str, tuple[float, int]]] = {}  # by host: last line, failures since
@@ -285,7 +285,7 @@ class WebHooks:
         key = address_key(request.peer[0])
         with self._lock:
             waiting = self._untold.get(key, 0)
-            full = waiting >= _MOST_NEWS_PER_ADDRESS or sum(self._untold.values()) >= _MOST_NEWS
+            full = waiting >= _MOST_PER_ADDRESS or sum(self._untold.values()) >= _MOST_NEWS
             if full:
                 self._left_out += 1
             else:

@@ -299,12 +299,36 @@ def test_question_under_way_at_the_end_is_undecided(server):
 # -- turns
 
 
+def test_turns_when_one_key_has_its_share_are_there_for_others(loop_factory):
+    """One key cannot fill the room where all wait: it is refused, and another one waits for its turn."""
+    import asyncio
+
+    async def main():
+        turns = Turns(1, 100, 2)
+        await turns.take("first")
+        tasks = [asyncio.ensure_future(turns.take(key)) for key in "aab"]
+        await asyncio.sleep(0)
+        with pytest.raises(LimitExceededError, match="hook_questions"):
+            await turns.take("a")
+        for _ in tasks:
+            turns.give()
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert turns._waiting_count == 0
+
+    loop = loop_factory()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
 def test_turns_when_one_key_asks_much_go_round(loop_factory):
     """Of those who wait, each key has its turn; one that gave up is passed by; too many are refused."""
     import asyncio
 
     async def main():
-        turns, order = Turns(1, 5), []
+        turns, order = Turns(1, 5, 5), []
 
         async def work(key):
             await turns.take(key)
