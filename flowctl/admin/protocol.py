@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from flowctl.addresses import address_key
 from flowctl.admin.guard import HEAD_BYTES
 
 MOST_CONNECTIONS: Final = 128
 """Open at a time, with those that listen to events: people, scrapers and their retries; more are closed at once."""
+MOST_PER_ADDRESS: Final = MOST_CONNECTIONS // 2
+"""Of one address: whoever reaches the surface, without a token too, must not keep those out who operate the server."""
 HEAD_S: Final = 10.0
 """How long a peer may take for the head of its first request; uvicorn itself waits for ever."""
 KEEP_ALIVE_S: Final = 10
@@ -25,8 +29,14 @@ class _Timed(H11Protocol):
         super().connection_made(transport)
         self._head: asyncio.TimerHandle | None = None
         self._arm_head()
-        if len(self.connections) > MOST_CONNECTIONS:
+        own = address_key(self.client[0]) if self.client else ""
+        same = sum(item.client is not None and address_key(item.client[0]) == own for item in self._others())
+        if len(self.connections) > MOST_CONNECTIONS or same > MOST_PER_ADDRESS:
             transport.abort()
+
+    def _others(self) -> Iterator[_Timed]:
+        """Yield the open connections, this one too."""
+        return (item for item in self.connections if isinstance(item, _Timed))
 
     def _arm_head(self) -> None:
         if self._head is None:

@@ -93,3 +93,20 @@ def test_head_when_it_is_malformed_or_leaves_the_folder_is_refused(admin, head):
             said = b""
     assert said == b"" or int(said.split()[1]) >= 400
     assert httpx.get(f"{base}healthz").status_code == 200
+
+
+def test_connections_of_one_address_leave_room_for_others(admin, monkeypatch):
+    """Who holds as many as one address may have, and asks for nothing that takes a token, keeps nobody else out."""
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(protocol, "MOST_PER_ADDRESS", 2)
+    base, address = admin()
+    with contextlib.ExitStack() as stack:
+
+        def connected():
+            return stack.enter_context(socket.create_connection(address, 20, source_address=("127.0.9.1", 0)))
+
+        for sock in (connected(), connected()):
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        assert closed(connected())
+        assert httpx.get(f"{base}healthz").status_code == 200
