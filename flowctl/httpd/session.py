@@ -91,7 +91,19 @@ class HttpSession(ViewerSession):
     """
 
     __slots__ = (
-        *("_advancing", "_answers", "_asked", "_body_bytes", "_due", "_exchange", "_flv", "_head", "_http", "_idle"),
+        *(
+            "_advancing",
+            "_answers",
+            "_asked",
+            "_body_bytes",
+            "_due",
+            "_exchange",
+            "_flv",
+            "_gave",
+            "_head",
+            "_http",
+            "_idle",
+        ),
         *("_limits", "_origins", "_over", "_ping_due", "_pinged", "_rate", "_requests", "_routes"),
     )
 
@@ -108,6 +120,7 @@ class HttpSession(ViewerSession):
         self._exchange: Exchange | None = None  # that is being answered
         self._asked: _Asked | None = None
         self._flv: FlvPlay | None = None  # the answer is a stream
+        self._gave = False  # it was given something of a stream
         self._over = False  # nothing that comes is looked at any more
         self._advancing = False
         self._idle = True  # nothing of the next request has come
@@ -122,6 +135,15 @@ class HttpSession(ViewerSession):
         if self._flv is None:
             return "http"
         return (CHUNKS if self._flv.websocket is None else FRAMES).name
+
+    @property
+    def fruitful(self) -> bool:
+        """Whether it was given something of a stream: HLS is played by asking for files. Any thread."""
+        return self._gave
+
+    def behaves(self) -> bool:
+        """Return whether it plays, or was given something of a stream."""
+        return self._gave or super().behaves()
 
     # -- input: requests
 
@@ -277,6 +299,8 @@ class HttpSession(ViewerSession):
 
     def begin_response(self, status: int, headers: Headers) -> None:
         """Send status and headers."""
+        if status < HTTPStatus.BAD_REQUEST and self._exchange is not None and self._exchange.request.live is not None:
+            self._gave = True
         every = [*usual_headers(), *self._cors(), *headers]
         if self._requests >= self._limits.requests:
             every.append(("Connection", "close"))

@@ -12,11 +12,13 @@ from http_kit import wait_for
 
 from flowctl.errors import FlowctlError
 from flowctl.flv import FlvReader
+from flowctl.judging.penalties import Allowance, PenaltyLimits
 from flowctl.live.hooks import LiveHooks
 from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
 from flowctl.remux.hls import HlsSettings, HlsWriter
 from flowctl.remux.intake import Came, Ended
 from flowctl.remux.serving import HlsFiles, hls_handlers
+from flowctl.server.admission import AdmissionLimits
 
 PLAYLIST = '#EXTM3U\n#EXT-X-MAP:URI="room-7-init.mp4"\n#EXTINF:4.000,\nroom-7.m4s\n'
 SEGMENT = bytes(range(256)) * 4096  # four parts
@@ -207,3 +209,26 @@ def opened(name):
         with contextlib.suppress(OSError):  # closed meanwhile
             found.append(item.readlink())
     return [path for path in found if path.name == name]
+
+
+def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
+    """A connection that was given a file has borne fruit; one that was given nothing has not."""
+    few = PenaltyLimits(connections=Allowance(1, 1000))
+    fast = AdmissionLimits(new_per_address_and_s=10_000.0, burst_per_address=1, connections_per_address=0)
+    made = web(handlers=hls_handlers(folder), penalties=few, admission=fast)
+
+    def fetch(path):
+        for _ in range(51):  # so many bursts may come to nothing, and one more
+            client = made.client()
+            client.get(path, "Connection: close\r\n")
+            client.to_end()
+        wait_for(lambda: not made.server.connections())
+        made.server.reload.do(lambda: None)
+        return [ban.cidr for ban in made.server.admission.bans.bans]
+
+    assert fetch("/live/room-8.ts") == []
+    client = made.client()
+    assert client.get("/live/room.m3u8")[0] == 200
+    assert [item.session.behaves() for item in made.server.connections()] == [True]
+    client.close()
+    assert fetch("/live/none.m3u8") == ["127.0.0.1/32"]

@@ -156,7 +156,8 @@ class PenaltyWatch:
         self._count(connection, now)
         with self._lock:
             part = self._parts.pop(connection.number, None)
-        if (part is None or not part.fruitful) and reason not in _OURS:
+        fruitful = getattr(connection.session, "fruitful", False) or (part is not None and part.fruitful)
+        if not fruitful and reason not in _OURS:
             self._charge(connection, Offence.CONNECTIONS, 1.0, now, "fruitless", keep=False)
 
     def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
