@@ -15,7 +15,7 @@ from flowctl.admin.guard import HEAD_BYTES
 MOST_CONNECTIONS: Final = 128
 """Open at a time, with those that listen to events: people, scrapers and their retries; more are closed at once."""
 MOST_PER_ADDRESS: Final = MOST_CONNECTIONS // 2
-"""Of one address: whoever reaches the surface, without a token too, must not keep those out who operate the server."""
+"""Of one address: a stranger, who needs no token to connect, must not keep out who operates the server."""
 HEAD_S: Final = 10.0
 """How long a peer may take for the head of its first request; uvicorn itself waits for ever."""
 KEEP_ALIVE_S: Final = 10
