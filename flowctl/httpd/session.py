@@ -184,6 +184,12 @@ class HttpSession(ViewerSession):
         result = self._received_frames(data)
         return len(data) if result is DONE else result.consumed_bytes
 
+    def ask_to_reconnect(self) -> None:
+        """Take no more requests than the one that has begun, if any; a play goes on."""
+        self._requests = self._limits.requests
+        if self._idle and self._exchange is None and self._flv is None and not self._over:
+            self._leave("the server is going down", CloseReason.SHUTDOWN)
+
     def peer_ended(self) -> bool:
         """Answer what has come whole, and leave; who ends its side while it plays has left, as others see it."""
         if self._flv is not None or (self._exchange is None and self.connection.writable):
@@ -317,12 +323,14 @@ class HttpSession(ViewerSession):
         self._send_event(h11.EndOfMessage())
         self._exchange = None
         self._answers += 1
-        if self._http is None or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+        http = self._http
+        last = self._requests >= self._limits.requests  # it may have become that behind the head of its answer
+        if http is None or last or http.our_state is not h11.DONE or http.their_state is not h11.DONE:
             if not self._over:
                 self._leave("answered")
             return
-        self._http.start_next_cycle()
-        self._idle = not self._http.trailing_data[0]
+        http.start_next_cycle()
+        self._idle = not http.trailing_data[0]
         self._due = self.connection.now() + (self._limits.idle_s if self._idle else self._limits.request_time_s)
         self._arm()
         if not self._advancing:

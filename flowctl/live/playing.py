@@ -420,6 +420,9 @@ class ViewerSession(Session):
         playing = self._playing
         return [] if playing is None else [playing.stream.name]
 
+    def ask_to_reconnect(self) -> None:
+        """Ask the peer to connect again: the server is going down. Without words for it, a play goes on to its end."""
+
     # -- what the hub asks for
 
     @property

@@ -529,11 +529,11 @@ class LiveServer(Server):
         self.stop()
 
     def _ask_to_reconnect(self) -> int:
-        """Ask all clients that understand it to reconnect; return how many connections there are."""
+        """Ask all clients to connect anew, elsewhere, in the words of each; return how many connections there are."""
         asked = self.connections()
         for connection in asked:
             session = connection.session
-            if isinstance(session, LiveSession):
+            if isinstance(session, ViewerSession):
                 session.on_thread(session.ask_to_reconnect)
         return len(asked)
 
