@@ -221,9 +221,10 @@ def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Read the files of settings, limits and bans now."""
+    """Read the files of settings, limits and bans, and the certificate, now."""
     del asked
-    if not server.reload.watching:
+    certificate = server.certificate
+    if not server.reload.watching and certificate is None:
         raise LocalProtocolError(
             "the server has no file of settings, limits or bans", hint="start it with --config, --limits or --bans"
         )
@@ -244,6 +245,13 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
             }
             for name, status in server.reload.status.items()
         }
+        if certificate is not None:
+            files["certificate"] = {
+                "file": str(certificate.certificate),
+                "state": "invalid" if certificate.fault else "valid",
+                "changed": "certificate" in details,
+                **({"fault": certificate.fault} if certificate.fault else {}),
+            }
         if server.waiting:
             files["config"]["waits_for_restart"] = list(server.waiting)
         faults = [item["fault"] for item in files.values() if "fault" in item]

@@ -276,7 +276,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="reload",
         permission=Permission.ADMIN,
-        summary="Read the files of settings, limits and bans now, and say what changed or what is wrong.",
+        summary="Read the files of settings, limits, bans and certificate now, and say what changed or is wrong.",
         arguments=(),
         effect=effects.reload,
         together=together.RELOAD,

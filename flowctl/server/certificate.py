@@ -24,6 +24,9 @@ class Certificate:
         certificate: the server's own, then those of the authorities between it and one that clients know.
         key: its private key, without a pass phrase; nobody but its owner may have access to it.
 
+    Attributes:
+        fault: what is wrong with the files as they are now, so that those of before are in force; empty: nothing.
+
     Raises:
         ConfigError: a file cannot be read or is wrong, or the two do not belong together.
     """
@@ -31,6 +34,7 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate: Final = certificate
         self.key: Final = key
+        self.fault = ""
         self._seen = self._state()
         self._context = self._load()
 
@@ -54,7 +58,12 @@ class Certificate:
         if seen == self._seen:
             return False
         self._seen = seen
-        self._context = self._load()
+        try:
+            self._context = self._load()
+        except ConfigError as error:
+            self.fault = str(error)
+            raise
+        self.fault = ""
         return True
 
     def _state(self) -> _State:
