@@ -116,12 +116,14 @@ def _statements(text: str) -> Iterator[_Statement]:
         number += 1
         if not chunk.strip() or chunk.lstrip().startswith("#"):
             continue
-        found = _read(chunk)
-        if found is None and _OPENS.search(chunk):
+        found, goes_on = _read(chunk)
+        if goes_on and _OPENS.search(chunk):
             for after in range(number, min(len(lines), number + _MOST_LINES)):
                 chunk = f"{chunk}\n{lines[after]}"
-                if (found := _read(chunk)) is not None:
+                found, goes_on = _read(chunk)
+                if found is not None:
                     number = after + 1
+                if not goes_on:
                     break
         if found is None:
             continue
@@ -133,11 +135,12 @@ def _statements(text: str) -> Iterator[_Statement]:
             yield _Statement(first + 1, section + path, header=False, repeats=False)
 
 
-def _read(text: str) -> dict[str, Any] | None:
+def _read(text: str) -> tuple[dict[str, Any] | None, bool]:
+    """Return what a text says, None if it is not valid, and whether more lines could make it so."""
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        return tomllib.loads(text), False
+    except (ValueError, RecursionError) as error:
+        return None, "at end of document" in str(error)
 
 
 def _chain(table: dict[str, Any]) -> tuple[tuple[str, ...], Any]:

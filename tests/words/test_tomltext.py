@@ -79,3 +79,20 @@ def test_dotted_when_read_as_a_key_is_the_same_place(path):
     for name in path:
         value = value[name]
     assert value == 0
+
+
+@pytest.mark.parametrize("line", ["[x", "x = [1,", "a = [", "a = [[", 'a = """', "a = {b = [", '"a": {"b": ['])
+def test_text_when_each_line_is_wrong_is_refused_without_reading_each_again_and_again(line, monkeypatch):
+    """A file that is something else costs a few readings per line, and not as many as there are lines behind it."""
+    count = 0
+
+    def loads(text):
+        nonlocal count
+        count += 1
+        return read(text)
+
+    read = tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", loads)
+    with pytest.raises(ConfigError):
+        TomlText(f"{line}\n" * 300, "x.toml")
+    assert count < 1000
