@@ -83,6 +83,7 @@ class WatchedFile:
         self._wall = wall
         self._seen: _Look | None = None  # what `stat` said before the last reading. None: read in any case
         self._digest = b""  # of the contents that were read last
+        self._taken = False  # whether it ever said anything that is in force
         self._blank: _Look | None = None  # what `stat` said of a file that turned up empty and is not taken yet
         self.status = FileStatus(path=str(path))
 
@@ -109,6 +110,7 @@ class WatchedFile:
         except Exception as error:
             self._failed(str(error))
             raise
+        self._taken = True
         self.status = replace(self.status, fault="", applied=self.status.applied + 1)
         return True
 
@@ -135,7 +137,7 @@ class WatchedFile:
 
     def known(self, text: str) -> None:
         """Count `text` as taken, which was read of the file by somebody else: only other contents are news."""
-        self._digest = hashlib.blake2b(text.encode()).digest()
+        self._digest, self._taken = hashlib.blake2b(text.encode()).digest(), True
         self.status = replace(self.status, there=True)
 
     def forget(self) -> None:
@@ -149,6 +151,7 @@ class WatchedFile:
     def wrote(self, data: bytes) -> None:
         """Count `data`, which we have written to the file and put in force, as taken: it is no news any more."""
         self._seen, self._blank, self._digest = None, None, hashlib.blake2b(data).digest()
+        self._taken = True
         self.status = replace(self.status, there=True, fault="", applied=self.status.applied + 1)
 
     def _changed(self) -> bytes | None:
@@ -173,7 +176,7 @@ class WatchedFile:
         if digest == self._digest:
             return None
         # Before anything was taken there is nothing that an empty file could undo.
-        if self.status.applied and not data.strip() and blank != look:
+        if self._taken and not data.strip() and blank != look:
             self._seen, self._blank = None, look
             return None
         self._digest = digest

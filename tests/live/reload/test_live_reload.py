@@ -82,6 +82,21 @@ def test_read_when_emptied_is_taken_once_it_stays_so(watched):
     assert taker.taken == ["one", "two", " \n"]
 
 
+@pytest.mark.parametrize("forget", [False, True])
+def test_read_when_emptied_after_somebody_else_has_read_it_is_taken_once_it_stays_so(watched, forget):
+    """Settings are read before the server is made: the first writer in place must not undo all of them for a second."""
+    file, taker = watched
+    write(file.path, "one")
+    file.known("one")
+    if forget:  # a signal to look again
+        file.forget()
+    file.path.write_bytes(b"")
+    assert file.read() is False
+    file.path.write_text("two")
+    assert file.read() is True
+    assert taker.taken == ["two"]
+
+
 def test_read_when_emptied_and_written_again_as_it_was_is_no_news(watched):
     """Between two looks nothing is lifted or applied again; a later emptying waits for a next look of its own."""
     file, taker = watched
