@@ -92,8 +92,8 @@ class InForce:
         return {}
 
     def punish(self, bans: Iterable[Ban]) -> None:
-        """Keep bans of penalties; raises as `KeptBans.put`."""
-        self._kept.put(bans)
+        """Keep bans of penalties, joined with what there is; raises as `KeptBans.put`."""
+        self._kept.put([self._kept.joined(ban) for ban in bans])
 
     def look(self) -> None:
         """Follow the clock, and write what could not be written; each second."""

@@ -110,7 +110,7 @@ class Banning:
         """
         if not ban.lasts(self._wall()):
             raise LocalProtocolError(f"the ban of {ban.cidr} is over already, it ended {utc_text(ban.expires)}")
-        joined = self._joined(ban)
+        joined = self._kept.joined(ban)
         self._check_count([joined])
         self._kept.put([joined])
         ended = self._put_in_force()
@@ -119,14 +119,14 @@ class Banning:
             return Banned(joined, in_file=False, fault=fault, ended=ended, in_store=self._kept.stored and not fault)
         file = self._file()
         if file is None or ban.source == PENALTY:
-            return Banned(joined, in_file=False, fault="", ended=ended)
+            return Banned(self._joined(ban), in_file=False, fault="", ended=ended)
         try:
             self._update(file, lambda there: merge_bans(there, [ban], self._wall()))
         except OSError as error:
             fault = f"{file.path}: {error.strerror or error}"
-            return Banned(joined, in_file=False, fault=fault, ended=ended)
+            return Banned(self._joined(ban), in_file=False, fault=fault, ended=ended)
         except (ConfigError, BusyError) as error:
-            return Banned(joined, in_file=False, fault=str(error), ended=ended)
+            return Banned(self._joined(ban), in_file=False, fault=str(error), ended=ended)
         self._kept.drop([(ban.cidr, ban.action)])
         ended += self._put_in_force()
         return Banned(self._joined(ban), in_file=True, fault="", ended=ended)
@@ -137,7 +137,7 @@ class Banning:
         Raises:
             ConfigError: there are too many bans; nothing has changed.
         """
-        joined = [self._joined(ban) for ban in bans]
+        joined = [self._kept.joined(ban) for ban in bans]
         self._check_count(joined)
         self._kept.put(joined)
         return self._put_in_force()
@@ -151,12 +151,8 @@ class Banning:
         BanList([*self._of_file.bans, *self._kept.bans, *new])
 
     def _joined(self, ban: Ban) -> Ban:
-        """Return `ban` with what there is for its network and action; a store keeps nothing that the file says."""
-        there = [
-            item
-            for item in (self._kept.bans if self._kept.stored or self.elsewhere else self.here(ban.cidr))
-            if (item.cidr, item.action) == (ban.cidr, ban.action)
-        ]
+        """Return `ban` with what is in force for its network and action: to be told, not to be kept beside the file."""
+        there = [item for item in self.here(ban.cidr) if item.action is ban.action]
         return merge_bans(there, [ban], 0.0)[0]
 
     def lift(self, cidr: str) -> list[Ban]:
@@ -169,10 +165,14 @@ class Banning:
         found = self.here(cidr)
         if not found:
             raise self._not_banned(cidr)
-        file = self._file()
+        file, kept = self._file(), [ban for ban in self._kept.bans if ban.cidr == cidr]
+        self._kept.drop([(ban.cidr, ban.action) for ban in kept])
         if file is not None and any(ban.cidr == cidr for ban in self._of_file.bans):
-            self._update(file, lambda there: [ban for ban in there if ban.cidr != cidr])
-        self._kept.drop([(ban.cidr, ban.action) for ban in found])
+            try:
+                self._update(file, lambda there: [ban for ban in there if ban.cidr != cidr])
+            except BaseException:
+                self._kept.put(kept)
+                raise
         self._put_in_force()
         return found
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import structlog
 
 from flowctl.errors import ConfigError
-from flowctl.server.bans import MOST_BANS, Ban, BanAction
+from flowctl.server.bans import MOST_BANS, Ban, BanAction, merge_bans
 
 _log: Final = structlog.get_logger("flowctl.live")
 STEP_S: Final = 2.0
@@ -120,6 +120,12 @@ class KeptBans:
         """Those that count now."""
         now = self._wall()
         return [ban for ban in self._bans.values() if ban.lasts(now)]
+
+    def joined(self, ban: Ban) -> Ban:
+        """Return `ban` with what is kept for its network and action: of two ends the later one counts."""
+        self.look()
+        there = self._bans.get((ban.cidr, ban.action))
+        return ban if there is None else merge_bans([there], [ban], 0.0)[0]
 
     def put(self, bans: Iterable[Ban]) -> None:
         """Keep bans, each in place of one for the same network and action; `fault` says whether the store has them.

@@ -153,7 +153,7 @@ class PenaltyWatch:
         """Count what it did since it was looked at last, and a connection that came to nothing."""
         del details, limit, agent
         now = self._clock()
-        self._count(connection, now)
+        self._count(connection, now, last=True)
         with self._lock:
             part = self._parts.pop(connection.number, None)
         fruitful = getattr(connection.session, "fruitful", False) or (part is not None and part.fruitful)
@@ -175,12 +175,20 @@ class PenaltyWatch:
             for connection in self._connections():
                 self._count(connection, now)
 
-    def _count(self, connection: Connection, now: float) -> None:
-        """Charge the commands and control messages that came since the last look."""
+    def _count(self, connection: Connection, now: float, *, last: bool = False) -> None:
+        """Charge the commands and control messages that came since the last look.
+
+        Args:
+            connection: whose.
+            now: time.
+            last: whether this is the count at its end; another thread's look at it then counts nothing once more.
+        """
         totals = getattr(connection.session, "asked_count", None)
         if totals is None:  # another protocol
             return
         with self._lock:
+            if connection.ended is not None and not last:
+                return
             part = self._part_locked(connection.number, now)
             commands, control = totals[0] - part.commands, totals[1] - part.control
             part.commands, part.control = totals
@@ -208,7 +216,9 @@ class PenaltyWatch:
             return
         if keep:
             with self._lock:
-                part = self._part_locked(connection.number, now)
+                # None for one that has ended meanwhile, which nobody would forget again.
+                made = _Part(now) if connection.ended is not None else self._part_locked(connection.number, now)
+                part = self._parts.get(connection.number, made)
                 passed_s, part.at = max(0.0, now - part.at), now
                 for other, level in part.levels.items():
                     part.levels[other] = self._penalties.allowances[other].left(level, passed_s)

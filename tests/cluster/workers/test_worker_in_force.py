@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from flowctl.cluster.workers.inforce import InForce
 from flowctl.control.operations import BY_NAME, read_arguments
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.store import BanStore
+from flowctl.server.bans import Ban
 
 SHOWN = {"soft": "1MiB,100,2s", "hard": "2MiB,200,4s", "low": "0,0,0", "target_delay": "auto"}
 
@@ -92,3 +95,11 @@ def test_in_force_when_there_is_a_store_has_bans_in_the_next_life(tmp_path):
         ("192.0.2.1/32", "rude", "command")
     ]
     in_force.close()
+
+
+def test_in_force_when_a_penalty_follows_a_longer_ban_keeps_the_longer_one():
+    """What a command has set for a year is not over after the ten minutes of a penalty for the same."""
+    in_force = InForce()
+    ban(in_force, "192.0.2.1/32", until="2100-01-01T00:00:00Z")
+    in_force.punish([Ban(cidr="192.0.2.1/32", expires=datetime(2099, 1, 1, tzinfo=UTC), source="penalty")])
+    assert [ban["expires"] for ban in in_force.page()] == ["2100-01-01T00:00:00Z"]
