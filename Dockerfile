@@ -19,6 +19,7 @@ WORKDIR /var/lib/flowctl
 USER 10001
 EXPOSE 1935
 STOPSIGNAL SIGTERM
+# Asks over the socket of operations; with FLOWCTL_CONTROL=off: docker run --no-healthcheck, or a check of your own.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5s CMD ["flowctl", "stats", "--json"]
 ENTRYPOINT ["flowctl"]
 CMD ["serve", "live", "--log-json"]

@@ -428,17 +428,20 @@ def test_drain_when_told_lets_nobody_in_and_ends_within_its_time(live, clients):
     server = live()
     ended = []
     server.on_stopped = lambda: ended.append(True)
-    client = clients.play(server)
+    client, publisher = clients.play(server), clients.publish(server, SyntheticSource())
     wait_for_viewers(server, 1)
     found = do(server, "drain", within="1h")
-    assert (found["draining"], found["again"], found["connections"]) == (True, False, 1)
+    assert (found["draining"], found["again"], found["connections"]) == (True, False, 2)
+    asked = "NetConnection.Connect.ReconnectRequest"
+    for told in (client.player, publisher.publisher):
+        wait_until(lambda told=told: asked in [status.code for status in told.statuses], "a request to reconnect")
     wait_until(lambda: not listens(server), "the listener's end")
     assert connection_to(server, client).ended is None
     assert do(server, "stats")["server"]["drains_for_s"] > 3000
     assert do(server, "drain", within="2h")["ends_within_s"] <= 3600
     assert do(server, "drain", within=0)["again"] is True
     wait_until(lambda: ended, "the end")
-    assert server.closed_by_reason[CloseReason.SHUTDOWN] == 1
+    assert server.closed_by_reason[CloseReason.SHUTDOWN] == 2
     with pytest.raises(ClosedError):
         do(server, "ban", network="192.0.2.1")
 

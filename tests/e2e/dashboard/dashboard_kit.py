@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from urllib.parse import urlsplit
 
@@ -58,11 +59,11 @@ class Browser:
 
     def __init__(self, folder):
         options = Options()
-        options.binary_location = "/usr/bin/chromium"
+        options.binary_location = shutil.which("chromium")
         for flag in (*FLAGS, f"--user-data-dir={folder}", "--window-size=1280,900"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+        self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         self.driver.set_page_load_timeout(PATIENCE_S)
         self.driver.set_script_timeout(PATIENCE_S)
         self._log = []
