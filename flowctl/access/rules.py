@@ -110,12 +110,6 @@ class Access:
             for url in urls:
                 _check_hook(name, url)
 
-    @property
-    def asks_hooks(self) -> bool:
-        """Whether any HTTP hook is asked or told of anything."""
-        asked = self.on_connect or self.on_publish or self.on_play
-        return bool(asked or self.on_unpublish or self.on_stop or self.on_close)
-
     def asked(self, kind: Kind) -> tuple[str, ...]:
         """Return the HTTP hooks that decide about `kind`."""
         if kind == "connect":

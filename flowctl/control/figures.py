@@ -13,6 +13,7 @@ from flowctl.flow.state import SendState
 from flowctl.printable import foreign
 
 if TYPE_CHECKING:
+    from flowctl.connection import Connection
     from flowctl.live.hub import Viewer
     from flowctl.live.server import LiveServer
     from flowctl.live.statistics import ViewerStatistics
@@ -173,16 +174,22 @@ def _connection(server: LiveServer, number: int) -> Json:
         "dropped": found.dropped_messages,
         "open_s": round(now - connection.opened_at, 1),
         "limits": str(sender.limits),
-        "ledger": [
-            {
-                "ago_s": round(now - entry.at, 1),
-                "what": entry.kind.value,
-                "state": None if entry.change is None else entry.change.new.name,
-                "why": entry.why,
-            }
-            for entry in sender.ledger()
-        ],
+        "ledger": ledger_rows(connection),
     }
+
+
+def ledger_rows(connection: Connection) -> list[Json]:
+    """Return the ledger of a connection, in words."""
+    now = connection.now()
+    return [
+        {
+            "ago_s": round(now - entry.at, 1),
+            "what": entry.kind.value,
+            "state": None if entry.change is None else entry.change.new.name,
+            "why": entry.why,
+        }
+        for entry in connection.sender.ledger()
+    ]
 
 
 def is_slow(account: Account) -> bool:

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.control.effects import lies_in
-from flowctl.control.figures import TEXT, address_of, is_slow, paced
+from flowctl.control.figures import TEXT, address_of, is_slow, ledger_rows, paced
 from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.errors import LocalProtocolError
 from flowctl.flow.counts import Counts
@@ -203,7 +203,7 @@ def _drops(dropped: Mapping[DropReason, Counts]) -> Json:
 
 def _in_full(connection: Connection) -> Json:
     """Return all that is known of one connection: figures, limits, and its ledger in words."""
-    sender, now = connection.sender, connection.now()
+    sender = connection.sender
     found = sender.statistics()
     return row_of(connection) | {
         "streams": [foreign(name, TEXT) for name in streams_of(connection)],
@@ -211,13 +211,5 @@ def _in_full(connection: Connection) -> Json:
         "time_in_states_s": {state.name: round(found.time_in_states_s[state], 1) for state in SendState},
         "longest_stall_s": round(found.longest_stall_s, 1),
         "returns": found.returns,
-        "ledger": [
-            {
-                "ago_s": round(now - entry.at, 1),
-                "what": entry.kind.value,
-                "state": None if entry.change is None else entry.change.new.name,
-                "why": entry.why,
-            }
-            for entry in sender.ledger()
-        ],
+        "ledger": ledger_rows(connection),
     }

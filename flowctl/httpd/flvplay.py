@@ -8,8 +8,8 @@ from flowctl import flv
 from flowctl.httpd.exchange import Headers
 from flowctl.httpd.formats import CHUNKS, FlvTags
 from flowctl.httpd.websocket import WebSocketPeer
+from flowctl.live.playing import WordlessPlay
 from flowctl.live.stream import Stream
-from flowctl.rtmp.server.states import StreamState
 
 SETTLE_S: Final = 1.0
 """How long a stream that has just begun may take to show both sound and picture. The header of FLV says which there
@@ -17,8 +17,8 @@ are, and mpegts.js waits for ever for one that was announced and does not come."
 FLV_TYPE: Final = "video/x-flv"
 
 
-class FlvPlay:
-    """Where the play of one response stands: the `flowctl.live.playing.PlayWords` of HTTP. The connection's thread.
+class FlvPlay(WordlessPlay):
+    """Where the play of one response stands; the response and its status say what RTMP says in messages.
 
     Args:
         wire_format: how the stream goes over the wire.
@@ -27,7 +27,6 @@ class FlvPlay:
 
     Attributes:
         begun: whether the response has begun.
-        state: PLAYING or WAITING.
         websocket: as above.
         gives_up_at: as above.
         look_at: when to look again what the stream shows. None: it need not be.
@@ -35,46 +34,15 @@ class FlvPlay:
         taken: whether the kernel has the head of the response, so that answers to frames go behind it.
     """
 
-    __slots__ = ("begun", "gives_up_at", "look_at", "state", "taken", "websocket", "wire_format")
+    __slots__ = ("begun", "gives_up_at", "look_at", "taken", "websocket", "wire_format")
 
     def __init__(self, wire_format: FlvTags, websocket: WebSocketPeer | None, gives_up_at: float) -> None:
+        super().__init__()
         self.wire_format: Final = wire_format
         self.begun = self.taken = False
-        self.state = StreamState.WAITING
         self.websocket: Final = websocket
         self.gives_up_at: Final = gives_up_at
         self.look_at: float | None = None
-
-    def stream_state(self, stream_id: int) -> StreamState:
-        """Return where it stands."""
-        del stream_id
-        return self.state
-
-    def accept_play(self, stream_id: int) -> None:
-        """It plays from now on."""
-        del stream_id
-        self.state = StreamState.PLAYING
-
-    def play_waiting(self, stream_id: int) -> None:
-        """It waits for a publisher: there is no answer yet."""
-        del stream_id
-        self.state = StreamState.WAITING
-
-    def publish_notify(self, stream_id: int, *, send: bool) -> None:
-        """The stream is published."""
-        del stream_id, send
-        self.state = StreamState.PLAYING
-
-    def unpublish_notify(self, stream_id: int, *, send: bool) -> None:
-        """The publisher has gone: a response that has begun ends, another one waits on."""
-        del stream_id, send
-        self.state = StreamState.WAITING
-
-    def repeat_notify(self, stream_id: int) -> None:
-        """Say nothing: the response says it."""
-
-    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
-        """Say nothing: the status of the answer says it."""
 
     def settled(self, stream: Stream, now: float) -> bool:
         """Return whether it is known what the stream shows, or was waited for long enough."""

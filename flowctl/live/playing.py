@@ -111,6 +111,50 @@ class PlayWords(Protocol):
         """Tell the player of a limit that is about to end the connection."""
 
 
+class WordlessPlay:
+    """`PlayWords` of protocols that have no words for them: it is kept where the play stands, and no more.
+
+    Attributes:
+        state: PLAYING or WAITING.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = StreamState.WAITING
+
+    def stream_state(self, stream_id: int) -> StreamState:
+        """Return where it stands."""
+        del stream_id
+        return self.state
+
+    def accept_play(self, stream_id: int) -> None:
+        """It plays from now on."""
+        del stream_id
+        self.state = StreamState.PLAYING
+
+    def play_waiting(self, stream_id: int) -> None:
+        """It waits for a publisher."""
+        del stream_id
+        self.state = StreamState.WAITING
+
+    def publish_notify(self, stream_id: int, *, send: bool) -> None:
+        """The stream is published."""
+        del stream_id, send
+        self.state = StreamState.PLAYING
+
+    def unpublish_notify(self, stream_id: int, *, send: bool) -> None:
+        """The publisher has gone: it waits on."""
+        del stream_id, send
+        self.state = StreamState.WAITING
+
+    def repeat_notify(self, stream_id: int) -> None:
+        """Say nothing."""
+
+    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
+        """Say nothing."""
+
+
 class Playing:
     """The message stream on which the peer plays; one per connection. Its connection's thread.
 

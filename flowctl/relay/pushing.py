@@ -16,14 +16,13 @@ import structlog
 from flowctl.errors import LimitExceededError
 from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.live.hub import Hub
-from flowctl.live.playing import Playing, ViewerSession
+from flowctl.live.playing import Playing, ViewerSession, WordlessPlay
 from flowctl.live.settings.relays import place_of
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import RtmpChunks
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PublishStarted, Rejected, StreamEnded
-from flowctl.rtmp.server.states import StreamState
 from flowctl.rtmp.session_config import ClientSessionConfig
 from flowctl.rtmp.url import REDACTED, RtmpUrl
 from flowctl.rtmp.wire import Message
@@ -68,46 +67,6 @@ class PushChunks(RtmpChunks):
         """Return nothing: the connection ends."""
         del timestamp
         return b""
-
-
-class PushWords:
-    """Where the play that a push is stands: `flowctl.live.playing.PlayWords` without words."""
-
-    __slots__ = ("state",)
-
-    def __init__(self) -> None:
-        self.state = StreamState.WAITING
-
-    def stream_state(self, stream_id: int) -> StreamState:
-        """Return where it stands."""
-        del stream_id
-        return self.state
-
-    def accept_play(self, stream_id: int) -> None:
-        """The stream is published."""
-        del stream_id
-        self.state = StreamState.PLAYING
-
-    def play_waiting(self, stream_id: int) -> None:
-        """It is not."""
-        del stream_id
-        self.state = StreamState.WAITING
-
-    def publish_notify(self, stream_id: int, *, send: bool) -> None:
-        """It is again."""
-        del stream_id, send
-        self.state = StreamState.PLAYING
-
-    def unpublish_notify(self, stream_id: int, *, send: bool) -> None:
-        """It is not any more."""
-        del stream_id, send
-        self.state = StreamState.WAITING
-
-    def repeat_notify(self, stream_id: int) -> None:
-        """Say nothing."""
-
-    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
-        """Say nothing: the log does."""
 
 
 class PushSession(ViewerSession):
@@ -225,7 +184,7 @@ class PushSession(ViewerSession):
             return
         self.accepted = True
         wire = stream.join_format(PushChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
-        self._playing = Playing(self, PushWords(), self._hub, stream_id, stream, wire)
+        self._playing = Playing(self, WordlessPlay(), self._hub, stream_id, stream, wire)
         place = self._playing.begin()
         if stream.ended:
             self._leave("the publisher has gone")
