@@ -7,9 +7,13 @@ import hmac
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from flowctl.control.operations import Permission
 from flowctl.errors import ConfigError
+from flowctl.live.reload.watchfile import WatchedFile
 
+_log: Final = structlog.get_logger("flowctl.admin")
 _LEAST: Final = 16
 """Shortest token, characters: one that is made at random has 80 bits with that."""
 _MOST_BYTES: Final = 64 * 1024
@@ -19,6 +23,9 @@ _LEVELS: Final = {"basic": Permission.BASIC, "admin": Permission.ADMIN}
 class Tokens:
     """The tokens of a file: lines ``TOKEN [basic|admin]``, without a level admin; ``#`` begins a comment.
 
+    A file that has changed is read again before the next token is looked at; one that is not valid changes nothing.
+    One thread.
+
     Args:
         path: of the file.
 
@@ -27,11 +34,20 @@ class Tokens:
     """
 
     def __init__(self, path: Path) -> None:
+        self._digests: list[tuple[bytes, Permission]] = []
+        self._file: Final = WatchedFile(path, self._take, _MOST_BYTES)
+        if not self._file.read():
+            raise ConfigError(f"admin_token_file: there is no file {path}", hint="a line of it is TOKEN [basic|admin]")
+
+    def _look(self) -> None:
         try:
-            text = path.read_bytes()[:_MOST_BYTES].decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"admin_token_file: cannot read {path}: {error}") from error
-        self._digests: Final[list[tuple[bytes, Permission]]] = []
+            if self._file.read():
+                _log.info("admin tokens changed", tokens=len(self._digests))
+        except ConfigError as error:
+            _log.error("admin_token_file is not valid, the tokens of before stay in force", fault=str(error))
+
+    def _take(self, text: str, path: str) -> None:
+        digests: list[tuple[bytes, Permission]] = []
         for number, line in enumerate(text.splitlines(), 1):
             words = line.partition("#")[0].split()
             if not words:
@@ -42,12 +58,14 @@ class Tokens:
                     f"{path}, line {number}: not TOKEN [basic|admin] with a token of {_LEAST} characters or more",
                     hint="python -c 'import secrets; print(secrets.token_urlsafe())' makes one",
                 )
-            self._digests.append((_digest(words[0]), level))
-        if not self._digests:
+            digests.append((_digest(words[0]), level))
+        if not digests:
             raise ConfigError(f"admin_token_file: {path} has no token", hint="a line of it is TOKEN [basic|admin]")
+        self._digests = digests
 
     def permission(self, token: str) -> Permission:
         """Return what the bearer of a token may do; all are looked at, however early one fits."""
+        self._look()
         given, found = _digest(token), Permission.NONE
         for digest, level in self._digests:
             if hmac.compare_digest(digest, given):

@@ -1,0 +1,44 @@
+"""Tokens of the admin surface are those of the file as it is now."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowctl.admin.tokens import Tokens
+from flowctl.control.operations import Permission
+from flowctl.errors import ConfigError
+
+OLD, NEW = "old-token-0123456789", "new-token-0123456789"
+
+
+def test_token_when_it_is_taken_out_of_the_file_opens_nothing_any_more(tmp_path):
+    """Who is to be kept out is kept out from the next request on, without a restart."""
+    path = tmp_path / "tokens"
+    path.write_text(f"{OLD}\n")
+    tokens = Tokens(path)
+    assert tokens.permission(OLD) is Permission.ADMIN
+    path.write_text(f"{NEW} basic\n")
+    assert [tokens.permission(item) for item in (OLD, NEW)] == [Permission.NONE, Permission.BASIC]
+
+
+@pytest.mark.parametrize("data", [b"", b"short\n", b"\xff\n", b"x" * 70_000, None])
+def test_tokens_when_the_file_becomes_invalid_stay(tmp_path, data):
+    """Half a file locks nobody out, and lets nobody in."""
+    path = tmp_path / "tokens"
+    path.write_text(f"{OLD}\n")
+    tokens = Tokens(path)
+    path.unlink() if data is None else path.write_bytes(data)
+    for _ in range(3):
+        assert [tokens.permission(item) for item in (OLD, NEW)] == [Permission.ADMIN, Permission.NONE]
+    path.write_text(f"{NEW}\n")
+    assert [tokens.permission(item) for item in (OLD, NEW)] == [Permission.NONE, Permission.ADMIN]
+
+
+@pytest.mark.parametrize("data", [b"", b"short\n", None])
+def test_tokens_when_the_file_is_not_valid_at_the_start_are_an_error(tmp_path, data):
+    """No server starts without the tokens that it was to ask for."""
+    path = tmp_path / "tokens"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError):
+        Tokens(path)
