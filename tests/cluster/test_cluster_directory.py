@@ -6,6 +6,7 @@ from flowctl.cluster.names.desk import NamesDesk
 from flowctl.cluster.names.directory import Directory, Holder, Notice, Told, Verdict
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.owner import Owner
+from flowctl.live.settings.levels import Level
 from flowctl.testing import ManualClock
 
 ROOM = "live/room"
@@ -147,6 +148,24 @@ def test_names_kept_when_too_many_for_one_address_are_let_go():
         directory.release(name, Holder(1, number), 0.0, grace=True)
     assert verdict(directory, SECOND, BOB, name="live/a") is Verdict.REFUSED
     assert verdict(directory, SECOND, BOB, name="live/b") is Verdict.GRANTED
+
+
+def test_names_when_levels_differ_follow_the_rules_of_their_application():
+    """With several workers as with one: who wins, how many, and how long a name is kept, each as long as its own."""
+    values = {"second_publisher": SecondPublisher.REPLACE, "return_grace_s": 1.0, "publishers_per_address": 1}
+    config = LiveConfig(return_grace_s=9.0, levels=(Level(application="desk", values=values),))
+    directory = NamesDesk(config, lambda *_: None).directory
+    for name, expected in (("desk/a", Verdict.GRANTED), (ROOM, Verdict.REFUSED)):
+        assert verdict(directory, FIRST, name=name) is Verdict.GRANTED
+        assert verdict(directory, SECOND, BOB, name=name) is expected
+    assert directory.claim("desk/b", Holder(2, 22), BOB, 0.0).limit == "publishers_per_address"
+    directory.release(ROOM, FIRST, 0.0, grace=True)
+    assert directory.next_deadline() == 9.0
+    directory.release("desk/a", SECOND, 0.0, grace=True)
+    assert directory.next_deadline() == 1.0
+    directory.expire(1.5)
+    assert directory.next_deadline() == 9.0
+    assert verdict(directory, SECOND, BOB, 2.0, name=ROOM) is Verdict.REFUSED
 
 
 @pytest.mark.parametrize("end", ["release", "worker"])

@@ -275,7 +275,7 @@ def test_link_when_viewers_are_flushed_seldom_is_written_as_seldom(workers):
     until(lambda: all(len(numbers(item.media)) == 5 for item in viewers))
     stream = next(iter(workers.servers[1].hub.streams()))
     usual, link = stream._wires[1], stream._wires[-1]
-    assert (link.for_links, link.msid, link.fanouts.beside) == (True, 1, usual.fanouts)
+    assert (link.for_links, link.wire_format.name, link.fanouts.beside) == (True, "1", usual.fanouts)
     usual.fanouts.active[0].pacing.interval_s = 0.04
     assert link.fanouts.active[0]._least_s() == 0.04
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from flowctl.cluster.names.directory import Decision, Directory, Holder, Notice, Verdict
+from flowctl.cluster.names.directory import Decision, Directory, Holder, Notice, Rules, Verdict
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
+from flowctl.live.settings.levels import Role
 from flowctl.outcomes.pending import Pending
 
 Values = dict[str, Any]
@@ -28,6 +29,12 @@ class _Held(NamedTuple):
     worker: int
     values: Values
     rival: Holder
+
+
+def _rules(config: LiveConfig, name: str) -> Rules:
+    """Return what is set for the publishers of a name."""
+    found = config.at(name, Role.PUBLISHER)
+    return Rules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
 
 
 class NamesDesk:
@@ -45,7 +52,7 @@ class NamesDesk:
     def __init__(
         self, config: LiveConfig, send: Callable[[int, Values], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.directory: Final = Directory(config.second_publisher, config.return_grace_s, config.publishers_per_address)
+        self.directory: Final = Directory(rules=lambda name: _rules(config, name))
         self._send: Final = send
         self._clock: Final = clock
         self._held: Final[Pending[tuple[int, int], _Held]] = Pending()  # by worker and number of the claim

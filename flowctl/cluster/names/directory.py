@@ -8,7 +8,7 @@ publishers may be back within the grace time, in another worker too.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -109,6 +109,14 @@ class _Entry:
     viewed_by: dict[int, None] = field(default_factory=dict)
 
 
+class Rules(NamedTuple):
+    """What holds between the publishers of a name; see `Directory`."""
+
+    policy: SecondPublisher
+    grace_s: float
+    per_address: int
+
+
 class Directory:
     """The names of one server.
 
@@ -118,6 +126,7 @@ class Directory:
         policy: see `SecondPublisher`.
         grace_s: see `LiveConfig.return_grace_s`.
         per_address: see `LiveConfig.publishers_per_address`.
+        rules: returns all three for a name, where they differ. None: they are the same for all.
     """
 
     def __init__(
@@ -125,15 +134,15 @@ class Directory:
         policy: SecondPublisher = SecondPublisher.REFUSE,
         grace_s: float = 3.0,
         per_address: int = 8,
+        rules: Callable[[str], Rules] | None = None,
     ) -> None:
-        self._policy: Final = policy
-        self._grace_s: Final = grace_s
-        self._per_address: Final = per_address
+        same = Rules(policy, grace_s, per_address)
+        self._rules: Final = rules or (lambda _: same)
         self._names: Final[dict[str, _Entry]] = {}
         self._held: Final[dict[int, set[str]]] = {}  # names in which a worker takes any part
         self._published_from: Final[dict[str, int]] = {}  # by address, those on standby included
         self._kept_for: Final[dict[str, int]] = {}  # names kept, by address
-        self._kept: Final[dict[str, float]] = {}  # until when, soonest first: all are kept equally long
+        self._kept: Final[dict[str, float]] = {}  # until when, soonest first
 
     def __len__(self) -> int:
         return len(self._names)
@@ -167,7 +176,7 @@ class Directory:
         decision = self._judge(name, entry, holder, owner, silent=silent)
         if decision.verdict in (Verdict.REFUSED, Verdict.ASK):
             return decision
-        over = self._over(entry, owner, replaces=decision.verdict is Verdict.GRANTED)
+        over = self._over(name, entry, owner, replaces=decision.verdict is Verdict.GRANTED)
         if over is not None:
             return over
         self._names[name] = entry
@@ -186,30 +195,31 @@ class Directory:
 
     def _judge(self, name: str, entry: _Entry, holder: Holder, owner: Owner, *, silent: bool | None) -> Decision:
         """Decide by the rules between publishers."""
-        known = entry.owner is not None and entry.owner.same(owner)
+        known, policy = entry.owner is not None and entry.owner.same(owner), self._rules(name).policy
         if entry.holder is None:
-            if entry.kept_until is not None and self._policy is SecondPublisher.REFUSE and not known:
+            if entry.kept_until is not None and policy is SecondPublisher.REFUSE and not known:
                 return _refused(f"stream {name} is kept for its publisher, which may be back")
             return Decision(Verdict.GRANTED)
         if holder == entry.holder or holder in entry.standby:
             return Decision(Verdict.REFUSED, f"this connection publishes stream {name} already")
-        if self._policy is SecondPublisher.REPLACE or (known and silent):
+        if policy is SecondPublisher.REPLACE or (known and silent):
             return Decision(Verdict.GRANTED)
         if known and silent is None:
             return Decision(Verdict.ASK, holder=entry.holder)
-        if self._policy is SecondPublisher.REFUSE:
+        if policy is SecondPublisher.REFUSE:
             return _refused(f"stream {name} is being published already")
         if len(entry.standby) >= _MOST_STANDBY:
             return _over_limit("standby_publishers", len(entry.standby) + 1, _MOST_STANDBY)
         return Decision(Verdict.STANDS_BY)
 
-    def _over(self, entry: _Entry, owner: Owner, *, replaces: bool) -> Decision | None:
+    def _over(self, name: str, entry: _Entry, owner: Owner, *, replaces: bool) -> Decision | None:
         """Return the refusal of one address that publishes too much. None: it does not."""
         count, was = self._published_from.get(owner.address, 0), entry.owner
         # The one that is replaced gives its place up: its owner may have no other.
         freed = replaces and entry.holder is not None and was is not None and was.address == owner.address
-        if self._per_address and count - freed >= self._per_address:
-            return _over_limit("publishers_per_address", count - freed + 1, self._per_address)
+        most = self._rules(name).per_address
+        if most and count - freed >= most:
+            return _over_limit("publishers_per_address", count - freed + 1, most)
         return None
 
     def release(self, name: str, holder: Holder, now: float, *, grace: bool) -> list[Notice]:
@@ -244,18 +254,27 @@ class Directory:
                 Notice(following.worker, Told.TURN, name, following.number),
                 *self._begin(name, entry, following, owner),
             ]
-        last = entry.owner
-        if grace and self._grace_s and last is not None and self._may_keep(last.address):
-            entry.kept_until, entry.kept_for = now + self._grace_s, last.address
-            self._kept[name] = entry.kept_until
+        last, rules = entry.owner, self._rules(name)
+        if grace and rules.grace_s and last is not None and self._may_keep(last.address, rules):
+            entry.kept_until, entry.kept_for = now + rules.grace_s, last.address
+            self._keep(name, entry.kept_until)
             self._kept_for[last.address] = self._kept_for.get(last.address, 0) + 1
             return []
         entry.owner = None
         return self._show(name, entry, 0)
 
-    def _may_keep(self, address: str) -> bool:
+    def _may_keep(self, address: str, rules: Rules) -> bool:
         """As many names are kept for an address as it may publish."""
-        return not self._per_address or self._kept_for.get(address, 0) < self._per_address
+        return not rules.per_address or self._kept_for.get(address, 0) < rules.per_address
+
+    def _keep(self, name: str, until: float) -> None:
+        """Keep a name; those that are kept less long than others have their place before them."""
+        last = next(reversed(self._kept.values()), until)
+        self._kept[name] = until
+        if until < last:
+            ordered = sorted(self._kept.items(), key=lambda item: item[1])
+            self._kept.clear()
+            self._kept.update(ordered)
 
     def _begin(self, name: str, entry: _Entry, holder: Holder, owner: Owner) -> list[Notice]:
         self._keep_no_longer(name, entry)

@@ -41,6 +41,12 @@ def link_path(folder: Path, serial: int) -> Path:
     return folder / f"link-{serial}.sock"
 
 
+def _longest_grace_s(config: LiveConfig) -> float:
+    """Return how long the name of a stream may be kept, whichever it is."""
+    of_levels = [float(level.values.get("return_grace_s", 0.0)) for level in config.levels]
+    return max([config.return_grace_s, *of_levels])
+
+
 class WorkerStreams:
     """The streams of one worker as part of all.
 
@@ -59,7 +65,7 @@ class WorkerStreams:
         self._links: Final = Links(server, link_path(folder, serial))
         self._claims: Final = NameClaims(server.hub, send)
         self._following: Final = Following(
-            server.hub, server.groups.groups[0], self._find, hold_s=server.config.return_grace_s + _MORE_S
+            server.hub, server.groups.groups[0], self._find, hold_s=_longest_grace_s(server.config) + _MORE_S
         )
         server.hub.names = self._claims
         server.hub.demand = self._following.demand
