@@ -403,8 +403,13 @@ def run(*, peers: int = 1000, seconds: float = 12.0, warm_s: float = 4.0, seed: 
     Returns:
         A row per load and policy.
     """
-    logging.getLogger("flowctl.scheduler").setLevel(logging.ERROR)  # late answers are what is simulated
-    return [measure(case, load, peers, seconds, warm_s, seed) for load in LOADS for case in CASES]
+    log = logging.getLogger("flowctl.scheduler")
+    level = log.level
+    log.setLevel(logging.ERROR)  # late answers are what is simulated
+    try:
+        return [measure(case, load, peers, seconds, warm_s, seed) for load in LOADS for case in CASES]
+    finally:
+        log.setLevel(level)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ they read without decrypting it. Best of three rounds, taken in turns.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import multiprocessing
@@ -29,6 +30,7 @@ from flowctl.server.admission import AdmissionLimits
 from flowctl.server.certificate import Certificate
 from flowctl.server.server import Server
 from kit.machine import HERE
+from kit.tables import print_rows
 
 sys.path.insert(0, str(HERE.parent / "tests"))
 
@@ -137,3 +139,18 @@ def _row(name: str, count: int, cost_us: float, interval_ms: float, plain_us: fl
         "us per viewer and s": round(cost_us),
         "of plain": f"{cost_us / plain_us:.2f} x",
     }
+
+
+def main() -> None:
+    """Print the rows of `run` as a table, or as JSON with ``--json``."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--viewers", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    arguments = parser.parse_args()
+    print_rows(run(arguments.viewers, arguments.seconds, arguments.rounds), as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ that no clock is needed: twice the repetitions may cost a little more than twice
 from __future__ import annotations
 
 import ast
+import fnmatch
 import heapq
 import importlib
 import itertools
@@ -129,6 +130,8 @@ def _text(node: ast.expr, names: dict) -> str:
         return "".join(parts)
     if isinstance(node, ast.BinOp):
         return _text(node.left, names)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "translate":
+        return "^" + fnmatch.translate("*a*a?b*")  # an operator's pattern, as bad as they come; matched from the start
     value = names[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
     return value.decode("latin-1") if isinstance(value, bytes) else value
 

@@ -29,6 +29,7 @@ from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdic
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
 from flowctl.sending.contract import SendOutcome
+from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup, ManualHost
 
 
@@ -47,6 +48,7 @@ CALLS = {
     "resume_following": lambda sender, fanout: sender.resume_following(fanout),
     "move_to": lambda sender, fanout: sender.move_to(fanout),
     "set_limits": lambda sender, _: sender.set_limits(NO_LIMITS),
+    "set_settings": lambda sender, _: sender.set_settings(SenderSettings()),
     "set_policy": lambda sender, _: sender.set_policy(KeepAll()),
     "thin": lambda sender, _: sender.thin(),
     "why": lambda sender, _: sender.why(),
