@@ -84,6 +84,9 @@ def test_operations_when_called_as_commands_do_what_they_say(runtime, clients, t
         viewers(2)
         number = wait_until(lambda: quickly("stats")["viewers"], "the slow one")[0]["connection"]
         assert any(viewer["connection"] == number for viewer in asked("stats", "--viewers", "all")["viewers"])
+        assert [row["stream"] for row in asked("streams")["streams"]] == ["live/stream"]
+        assert asked("connections", "--state", "slow")["connections"][0]["connection"] == number
+        assert asked("connections", str(number))["connection"]["ledger"]
         status, output, _ = run("stats")
         assert status == 0
         assert "to blame: viewer link" in output
@@ -104,7 +107,8 @@ def test_operations_when_called_as_commands_do_what_they_say(runtime, clients, t
         clients.play(there)
         viewers(1)
         assert [item["what"] for item in asked("changes")["changes"]] == ["ban", "unban"]
-        assert run("drain", "--within", "0")[0] == 0
+        status, output, _ = run("drain", "--within", "0", "--json")
+        assert (status, json.loads(output)["draining"]) == (0, True)
         assert server.process.wait(PATIENCE_S) == 0
         server.stop()
     assert "by an operator: too slow" in server.log

@@ -9,9 +9,11 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Pong, Request
 
 from flowctl import flv
+from flowctl.control.operations import Permission, perform
 from flowctl.flv import FlvReader
 from flowctl.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.httpd.limits import HttpLimits
+from flowctl.reasons import CloseReason
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
 
 
@@ -219,13 +221,21 @@ def test_formats_when_data_is_amf3_take_what_is_amf0_inside():
     assert TAGS.serialise(TYPE_DATA_AMF3, 5, b"\x06x") == b""
 
 
-def test_viewer_when_kicked_ends_as_one_of_rtmp_does(web):
-    """The operation ends the connection with its reason."""
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (lambda server: server.kick(lambda connection: True, "test"), CloseReason.KICKED),
+        (lambda server: perform(server, "ban", {"network": "127.0.0.1"}, Permission.ADMIN), CloseReason.BANNED),
+        (lambda server: server.stop(2.0), CloseReason.SHUTDOWN),
+    ],
+)
+def test_viewer_when_ended_by_the_server_has_the_reason_that_one_of_rtmp_has(web, end, reason):
+    """Kick, ban and stop each end a response with the reason of their own, counted once."""
     web = web()
     web.publisher().group()
-    client = web.client()
-    client.get()
+    web.get()
     wait_for(web.viewers)
-    assert len(web.server.kick(lambda connection: True, "test")) == 1
-    client.to_end()
-    assert wait_for(web.ended)[-1].reason.value == "kicked"
+    end(web.server)
+    wait_for(web.ended)
+    assert [viewer.reason for viewer in web.ended()] == [reason]
+    assert web.server.closed_by_reason == {reason: 1}

@@ -55,6 +55,10 @@ def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, oc
     wait_for(lambda: web.viewers()[0].state >= SendState.SOFT_LIMIT)
     wait_for(lambda: web.viewers()[0].input_pauses == {"soft limit": 1})
     assert "bytes" in web.viewers()[0].why
+    publisher.group(b"y", 60_000)
+    publisher.group(b"z", 60_000)
+    wait_for(lambda: web.server.statistics().totals.dropped_messages)
+    assert web.server.statistics().totals.conserved
     client.sock.settimeout(0.02)
 
     def is_back() -> bool:
@@ -63,6 +67,9 @@ def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, oc
         return web.viewers()[0].state is SendState.READY
 
     wait_for(is_back)
+    figures = web.server.statistics().totals
+    assert figures.conserved
+    assert figures.recoveries == 1
 
 
 def test_frames_when_there_are_too_many_slow_the_player_down_alone(web):
