@@ -821,12 +821,17 @@ class Connection:
         """Read from `sock`, or take a step of its handshake."""
         if not sock.established:
             return self._step_of_handshake(sock, buffer)
+        began = self.clock()
         try:
-            return sock.recv_into(buffer)
+            count = sock.recv_into(buffer)
         except BlockingIOError:
+            self._charge(began)  # what held no data is work all the same
             if sock.read_wants_write:
                 self._watch_secure()
             raise
+        if sock.pending_input():  # the descriptor does not tell of it
+            self.registration.run_soon(self.receiver.input_ready, _SECURE_INPUT)
+        return count
 
     def _step_of_handshake(self, sock: TlsSocket, buffer: memoryview) -> int:
         """Go on with the handshake: it is the peer's work, and waits where there is no time for it in this turn."""

@@ -1,6 +1,6 @@
 """A socket with TLS that never blocks: to its connection it is like any other, and the handshake happens as it is read.
 
-Three things set TLS apart from a plain socket, and all three end here:
+Four things set TLS apart from a plain socket, and all of them end here:
 
 - What OpenSSL has encrypted and the kernel did not take has to be offered again, the same bytes, before anything else.
   A Sender cannot promise that: what it offers next is what its peer is to have *then*. So such a record, of
@@ -8,7 +8,9 @@ Three things set TLS apart from a plain socket, and all three end here:
   writable. It is like a little more of the kernel's buffer, and is counted with it.
 - Reading may have to write and the other way round. `read_wants_write` tells the connection, which watches the socket.
   Writing never reads: it waits for the handshake, and renegotiation, which peers could ask for all day, is refused.
-- Input may lie in the TLS object although the descriptor is not readable: `pending` says so.
+- Input may lie in the TLS object although the descriptor is not readable: `pending_input` says so.
+- OpenSSL, where it has the descriptor, reads on for as long as records come that hold no data: a peer that sends new
+  keys without end would keep the thread. So it is given what came in pieces, and never reads by itself.
 
 All errors of TLS are the peer's: a `RemoteProtocolError`, of reading; an OSError, of writing. Either way EAGAIN is a
 `BlockingIOError`, as of a plain socket.
@@ -35,16 +37,26 @@ RECORD_BYTES: Final = 16 * 1024
 HANDSHAKE_S: Final = 10.0
 """How long a peer may take for the handshake of TLS. A phone on a bad line takes 2 s; the session's own limit, which
 goes on meanwhile, may end it sooner."""
+_PIECE_BYTES: Final = RECORD_BYTES + 256
+"""Read from the kernel at a time: a whole record, or 600 of the smallest, which take 7 ms."""
+_MOST_ANSWERS_BYTES: Final = 4 * RECORD_BYTES
+"""Kept for a peer that takes nothing before no more of its records are looked at: some want an answer."""
 _HANDSHAKE_RECORD: Final = 0x16
 _SSL2_HELLO: Final = 0x80
 _RTMP_VERSION: Final = 0x03
 _AGAIN: Final = "the socket is not ready"
 
 
-class TlsSocket(ssl.SSLSocket):
+class TlsSocket(socket.socket):
     """One end of a connection with TLS; made by `with_tls`. Reading on one thread, writing on any.
 
+    Args:
+        sock: connected; its descriptor is taken over.
+        context: a server's, or with `host` a client's.
+        host: name that the server's certificate must have. None: this is the server's end.
+
     Attributes:
+        server_side: whether this is the server's end.
         established: the handshake is done. The reading thread.
         read_wants_write: reading goes on when the socket is writable. The reading thread.
         write_waits: somebody wants to write as soon as that goes; set by its connection.
@@ -52,22 +64,25 @@ class TlsSocket(ssl.SSLSocket):
         on_kept: called when something was kept that `push` has to offer again. Any thread, no lock of this is held.
     """
 
-    established = False
-    read_wants_write = False
-    write_waits = False
-    handshake_by = float("inf")
-    on_kept: Callable[[], object] | None = None
-    _looked = False  # at the first octet
-    _kept: bytes = b""  # encrypted and not taken by the kernel; written under _tls_lock
-    _closing = False  # our end of the stream is to be said; written under _tls_lock
-    _raw = False  # what comes is not decrypted any more: it is thrown away
-    _tls_lock: OwnedLock
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make one for `ssl`, which never calls ``__init__``."""
-        made = super().__new__(cls, *args, **kwargs)
-        made._tls_lock = OwnedLock()
-        return made
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str | None) -> None:
+        self.server_side: Final = host is None
+        self._came: Final = ssl.MemoryBIO()  # encrypted, from the peer
+        self._goes: Final = ssl.MemoryBIO()  # encrypted, for the peer; empty whenever `_tls_lock` is free
+        self._tls: Final = context.wrap_bio(self._came, self._goes, server_side=host is None, server_hostname=host)
+        self.established = False
+        self.read_wants_write = False
+        self.write_waits = False
+        self.handshake_by = float("inf")
+        self.on_kept: Callable[[], object] | None = None
+        self._looked = False  # at the first octet
+        self._more = False  # there is more in TLS than was read
+        self._fault: ssl.SSLError | None = None  # met behind what was read
+        self._kept = b""  # encrypted and not taken by the kernel; written under _tls_lock
+        self._closing = False  # our end of the stream is to be said; written under _tls_lock
+        self._said = False  # it is among what is kept
+        self._raw = False  # what comes is not decrypted any more: it is thrown away
+        self._tls_lock: Final = OwnedLock()
+        super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
 
     @classmethod
     def of(cls, sock: socket.socket) -> Self | None:
@@ -97,20 +112,13 @@ class TlsSocket(ssl.SSLSocket):
         self.read_wants_write = False
         try:
             with self._tls_lock:
-                if not self.established:
-                    if not self._looked and self.server_side and not self._look():
-                        return 0
-                    self.do_handshake()
-                    self.established = True
-                return super().recv_into(buffer, nbytes)
+                count = self._read_locked(buffer, nbytes or len(memoryview(buffer)))
+                kept = bool(self._kept)
         except ssl.SSLWantReadError:
-            raise BlockingIOError(_AGAIN) from None
-        except ssl.SSLWantWriteError:
-            self.read_wants_write = True
             raise BlockingIOError(_AGAIN) from None
         except ssl.SSLEOFError as error:
             if self.established:
-                raise
+                return 0
             raise RemoteProtocolError("the peer left within the TLS handshake", code="tls") from error
         except ssl.SSLCertVerificationError as error:
             raise RemoteProtocolError(
@@ -121,6 +129,73 @@ class TlsSocket(ssl.SSLSocket):
         except ssl.SSLError as error:
             what = (error.reason or str(error)).lower().replace("_", " ")
             raise RemoteProtocolError(f"TLS: {what}", code="tls") from error
+        if kept and self.on_kept is not None:  # an answer to what TLS was told
+            self.on_kept()
+        return count
+
+    def _read_locked(self, buffer: Buffer, size: int) -> int:
+        """Decrypt what is there, after one read of the kernel's where there is nothing.
+
+        Raises:
+            ssl.SSLWantReadError: there is nothing yet.
+            BlockingIOError: the kernel has nothing, or does not take what has to go before reading goes on.
+        """
+        self._tls_lock.assert_owned()
+        fed = False
+        while True:
+            try:
+                self._flush_locked()
+            except OSError:  # what the peer has sent counts all the same, once there can be any
+                if not self.established:
+                    raise
+            if self._kept and (not self.established or len(self._kept) > _MOST_ANSWERS_BYTES):
+                self.read_wants_write = True
+                raise BlockingIOError(_AGAIN)
+            try:
+                if self._fault is not None:
+                    raise self._fault
+                if not self.established:
+                    if not self._looked and self.server_side and not self._look():
+                        return 0
+                    self._tls.do_handshake()
+                    self.established = True
+                count: int = self._tls.read(size, buffer)  # type: ignore[assignment]  # a number where there is a buffer
+            except ssl.SSLWantReadError:
+                self._more = False
+                if fed:
+                    raise
+            else:
+                return count + self._rest_locked(memoryview(buffer)[count:size]) if count else 0
+            finally:
+                with contextlib.suppress(OSError):  # told by the next write; what was read counts
+                    self._flush_locked()
+            data = socket.socket.recv(self, _PIECE_BYTES)
+            if data:
+                self._came.write(data)
+            else:
+                self._came.write_eof()
+            fed = True
+
+    def _rest_locked(self, room: memoryview) -> int:
+        """Decrypt what else is there, as far as there is room; an end or an error is for the next read."""
+        self._tls_lock.assert_owned()
+        count = 0
+        self._more = False
+        while self._tls.pending() or self._came.pending:
+            if count == len(room):
+                self._more = True
+                break
+            try:
+                part: int = self._tls.read(len(room) - count, room[count:])  # type: ignore[assignment]  # as above
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError as error:
+                self._fault, part = error, 0
+            if not part:
+                self._more = True
+                break
+            count += part
+        return count
 
     def _look(self) -> bool:
         """See by the first octet whether the peer speaks TLS at all; return False where it has ended its stream.
@@ -140,7 +215,15 @@ class TlsSocket(ssl.SSLSocket):
 
     def pending_input(self) -> bool:
         """Return whether there is input that the descriptor does not tell of."""
-        return self.established and not self._raw and self.pending() > 0
+        return self.established and not self._raw and self._more
+
+    def getpeercert(self, binary_form: bool = False) -> Any:  # noqa: FBT001, FBT002 - as the module has it
+        """Return the certificate that the other end has shown, as `ssl.SSLSocket.getpeercert`."""
+        return self._tls.getpeercert(binary_form)
+
+    def version(self) -> str | None:
+        """Return the version of the protocol, ``TLSv1.3``. None: there is none yet."""
+        return self._tls.version()
 
     # -- writing
 
@@ -164,17 +247,26 @@ class TlsSocket(ssl.SSLSocket):
         return written
 
     def _write_locked(self, data: memoryview) -> int:
-        """Write record by record until the kernel takes no more; the one that it did not take whole is kept."""
+        """Write record by record until the kernel takes no more; what it did not take of one is kept."""
         self._tls_lock.assert_owned()
         written, total = 0, len(data)
-        while written < total:
-            part = data[written : written + RECORD_BYTES]
-            try:
-                written += super().send(part)
-            except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                self._kept = bytes(part)
-                return written + len(part)
+        while written < total and not self._kept:
+            written += self._tls.write(data[written : written + RECORD_BYTES])
+            self._flush_locked()
         return written
+
+    def _flush_locked(self) -> None:
+        """Offer the kernel what is encrypted, and keep what it does not take."""
+        self._tls_lock.assert_owned()
+        data = self._goes.read()
+        if self._kept:
+            data = self._kept + data
+        elif not data:
+            return
+        self._kept = data  # also where the connection is found to be broken
+        with contextlib.suppress(BlockingIOError):
+            while self._kept:
+                self._kept = self._kept[socket.socket.send(self, self._kept) :]
 
     def sendmsg(self, buffers: Sequence[Buffer], *_: Any) -> int:  # type: ignore[override]  # what a transport is asked for
         """Write as much of `buffers` as goes, one record at most: small messages share one."""
@@ -204,12 +296,9 @@ class TlsSocket(ssl.SSLSocket):
         self._tls_lock.assert_owned()
         if not self.established:
             return False
-        while self._kept:
-            try:
-                count = super().send(self._kept)
-            except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                return False
-            self._kept = self._kept[count:]
+        self._flush_locked()
+        if self._kept:
+            return False
         if self._closing:
             self._say_end_locked()
         return not self._closing
@@ -237,12 +326,16 @@ class TlsSocket(ssl.SSLSocket):
 
     def _say_end_locked(self) -> None:
         """Send close_notify and end the stream; `_closing` stays where the kernel does not take it."""
-        try:
-            self.unwrap()
-        except ssl.SSLWantWriteError:
+        if not self._said:
+            self._said = True
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # what this waits for, or has met, is of no interest any more
+                self._tls.unwrap()
+            with contextlib.suppress(ConnectionError):
+                self._flush_locked()
+        if self._kept:
             return
-        except (OSError, ValueError):
-            pass  # it is sent, and what this waits for, or has met, is of no interest any more
         self._closing = False
         socket.socket.shutdown(self, socket.SHUT_WR)
 
@@ -265,12 +358,12 @@ def with_tls(sock: socket.socket, context: ssl.SSLContext, *, host: str | None =
     Raises:
         OSError: the peer has gone; `sock` is closed.
     """
-    context.sslsocket_class = TlsSocket
     sock.setblocking(False)
     try:
-        made = context.wrap_socket(sock, server_side=host is None, do_handshake_on_connect=False, server_hostname=host)
+        sock.getpeername()
+        made = TlsSocket(sock, context, host)
     except (OSError, ValueError) as error:
         sock.close()
         raise error if isinstance(error, OSError) else OSError(str(error)) from error
-    assert isinstance(made, TlsSocket)  # noqa: S101 - for the type checker: the context makes these
+    made.setblocking(False)
     return made

@@ -11,9 +11,6 @@ from typing import Final
 from flowctl.errors import ConfigError
 from flowctl.loop.tls import TlsSocket, with_tls
 
-_KTLS: Final = 8
-"""SSL_OP_ENABLE_KTLS: the kernel encrypts where it can. Harmless where it cannot. Python 3.12 has a name for it."""
-
 _State = tuple[tuple[int, int, int], ...]
 
 
@@ -83,7 +80,7 @@ class Certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # Peers that renegotiate would make us work at will; TLS 1.3 has no such thing.
-        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | _KTLS
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         try:
             text = self.certificate.read_bytes()
         except OSError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from certificate_kit import Pair, serial_of
 from e2e_kit import address_of, frames_of, read_flv, wait_for_end, wait_for_viewers, wait_until
@@ -63,7 +65,9 @@ def test_certificate_when_renewed_is_shown_soon_and_a_broken_one_is_told_of_and_
         sock = connect_socket(parse_address(address_of(server)))
         sock.settimeout(10)
         with sock:
-            sock.do_handshake()
+            while not sock.established:
+                with contextlib.suppress(BlockingIOError):
+                    sock.recv(1)
             return serial_of(sock)
 
     now = pair.renew()

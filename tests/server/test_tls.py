@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _ssl
 import contextlib
+import ctypes
 import select
 import shutil
 import socket
@@ -185,7 +187,7 @@ def test_input_when_it_lies_in_the_tls_object_is_not_forgotten_by_a_hold(make, p
         wait_until(lambda: server.sessions and len(server.sessions[0].got) == 1000)
         (connection,) = server.connections()
         wait_until(lambda: connection.receiver.paused)
-        assert ask(connection, connection._secure.pending) == len(record) - 1000
+        assert ask(connection, connection._secure.pending_input)
         assert not select.select([connection], [], [], 0)[0]
         connection.resume_input("test")
         wait_until(lambda: server.sessions[0].got == record)
@@ -463,3 +465,62 @@ def test_client_when_the_certificate_is_not_to_be_trusted_ends_and_says_why(make
     reason, details = client.wait_end()
     assert reason is CloseReason.PROTOCOL_ERROR
     assert "tls-certificate: its certificate is not to be trusted: unable to get local issuer" in details
+
+
+class _KeyUpdates:
+    """A client of OpenSSL's own that can send new keys, which Python's module cannot."""
+
+    def __init__(self, sock):
+        # The library that the module itself has loaded.
+        self.lib, self.sock = ctypes.CDLL(_ssl.__file__), sock
+        for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_s_mem", "BIO_new"):
+            getattr(self.lib, name).restype = ctypes.c_void_p
+        pointer = ctypes.c_void_p
+        context = self.lib.SSL_CTX_new(pointer(self.lib.TLS_client_method()))
+        self.tls = pointer(self.lib.SSL_new(pointer(context)))
+        self.came, self.goes = (pointer(self.lib.BIO_new(pointer(self.lib.BIO_s_mem()))) for _ in range(2))
+        self.lib.SSL_set_bio(self.tls, self.came, self.goes)
+        self.lib.SSL_set_connect_state(self.tls)
+
+    def step(self):
+        """Go on with the handshake; return what is to be sent."""
+        self.lib.SSL_do_handshake(self.tls)
+        buffer = ctypes.create_string_buffer(65536)
+        size = self.lib.BIO_read(self.goes, buffer, len(buffer))
+        return buffer.raw[: max(size, 0)]
+
+    def give(self, data):
+        self.lib.BIO_write(self.came, data, len(data))
+
+    def update(self):
+        assert self.lib.SSL_key_update(self.tls, 0) == 1
+        return self.step()
+
+
+def test_peer_when_it_sends_new_keys_without_end_has_one_piece_read_at_a_time(pair):
+    """OpenSSL by itself would read on as long as they come, and keep the thread that all connections share."""
+    near, far = socket.socketpair()
+    with far, Certificate(pair.certificate, pair.key).wrap(near) as sock:
+
+        def waiting():
+            with contextlib.suppress(BlockingIOError):
+                return len(sock.recv(1 << 20, socket.MSG_PEEK))
+            return 0
+
+        def read():
+            with pytest.raises(BlockingIOError):
+                sock.recv_into(bytearray(65536))
+
+        client = _KeyUpdates(far)
+        far.sendall(client.step())
+        read()
+        client.give(far.recv(65536))
+        far.sendall(client.step())
+        read()
+        assert sock.established
+        flood = b"".join(client.update() for _ in range(4000))
+        far.sendall(flood)
+        assert waiting() == len(flood)
+        while before := waiting():
+            read()
+            assert 0 < before - waiting() < 2 * RECORD_BYTES
