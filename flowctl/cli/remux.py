@@ -112,8 +112,12 @@ def hls(
         keep_free_bytes=parse_size(keep_free, "--keep-free"),
     )
     duration_s = optional_duration(duration, "--duration")
-    _made(out)
     writers = [HlsWriter(url.app, url.stream or url.app, settings) for url in addresses]
+    playlists = [writer.playlist_path for writer in writers]
+    for path, url in zip(playlists, addresses, strict=True):
+        if playlists.count(path) > 1:
+            raise ConfigError(f"two streams would be written to {path}, one is {url}", hint="give each its own --out")
+    _made(out)
     follows = _run(addresses, writers, duration_s=duration_s, once=once)
     _summarise(addresses, writers, follows, as_json=as_json)
 

@@ -16,9 +16,11 @@ from typing import Any, Final, NamedTuple
 
 import av
 
+from flowctl.flv import TAG_VIDEO
 from flowctl.remux.course import Unit
 from flowctl.remux.flvform import flv_of
 from flowctl.remux.recovery import MP4
+from flowctl.rtmp.media.media import MediaInfo, inspect
 
 _MARGIN_MS: Final = 60_000
 """Sound may be a little earlier than the picture that begins a group; in FLV no time is less than 0."""
@@ -34,6 +36,12 @@ _TS: Final = {
     "avoid_negative_ts": "disabled",
 }
 _BOX_HEADER_BYTES: Final = 8
+_MOST_EARLY_MS: Final = 10_000
+_LATEST_MS: Final = 0x7FFFFF  # that FLV can say
+_COMPOSED: Final = frozenset({"avc1", "hvc1", "vvc1"})  # in Enhanced RTMP: those whose pictures have such a time
+_CODED: Final = 1
+_CODED_X: Final = 3
+"""Packet types of Enhanced RTMP: a picture with its composition time, and one without, which stands for 0."""
 
 
 class Fragment(NamedTuple):
@@ -73,15 +81,53 @@ def transport(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_
 def _remuxed(
     headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, form: str, options: dict[str, str]
 ) -> bytes:
+    units = composed(units)
     base_ms = units[0].at_ms - _MARGIN_MS
     source = io.BytesIO(flv_of(headers, units, base_ms))
     target = io.BytesIO()
     try:
         with av.open(source, format="flv") as read:
             count = _copied(read, target, base_ms - zero_ms, form, options)
-    except (av.FFmpegError, ValueError) as error:
+    except (av.FFmpegError, ValueError, LookupError, ArithmeticError) as error:
+        # LookupError: PyAV knows no track that shows itself only behind what FFmpeg looks through at the beginning.
         raise ValueError(f"{form} cannot hold it: {error}") from error
     return target.getvalue() if count else b""
+
+
+def composed(units: Sequence[Unit]) -> Sequence[Unit]:
+    """Return a group none of whose pictures is shown before it is decoded: no format but FLV can hold that.
+
+    Some encoders with B-frames give the time at which a picture is shown as the one at which it is decoded, so that
+    composition times are negative. All pictures of the group are decoded earlier then, and shown when they were.
+    """
+    infos = [inspect(unit.type_id, unit.payload) if unit.type_id == TAG_VIDEO else None for unit in units]
+    times = [info.composition_ms or 0 for info in infos if info is not None and info.packet == "coded"]
+    early_ms = -min(times, default=0)
+    if not 0 < early_ms <= _MOST_EARLY_MS:
+        return units
+    return [
+        unit if info is None or info.packet != "coded" else _earlier(unit, info, early_ms)
+        for unit, info in zip(units, infos, strict=True)
+    ]
+
+
+def _earlier(unit: Unit, info: MediaInfo, by_ms: int) -> Unit:
+    """Return a picture that is decoded earlier and shown at its time."""
+    payload, at_ms = unit.payload, unit.at_ms - by_ms
+    time = min((info.composition_ms or 0) + by_ms, _LATEST_MS).to_bytes(3, "big", signed=True)
+    if not payload[0] & 0x80:
+        return unit if info.composition_ms is None else _with(unit, at_ms, payload[:2] + time + payload[5:])
+    if info.multitrack or info.codec not in _COMPOSED:
+        return unit
+    if payload[0] & 15 == _CODED:
+        return _with(unit, at_ms, payload[:5] + time + payload[8:])
+    if payload[0] & 15 == _CODED_X:
+        return _with(unit, at_ms, bytes((payload[0] & 0xF0 | _CODED,)) + payload[1:5] + time + payload[5:])
+    return unit
+
+
+def _with(unit: Unit, at_ms: int, payload: bytes) -> Unit:
+    return unit._replace(at_ms=at_ms, payload=payload)
 
 
 def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: dict[str, str]) -> int:

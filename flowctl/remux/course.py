@@ -72,7 +72,7 @@ class Course:
 
     @property
     def headers(self) -> tuple[tuple[int, bytes], ...]:
-        """Type and payload of each header, in the order in which they came."""
+        """Type and payload of each header, in the order in which the first of its kind came."""
         return tuple(self._headers.values())
 
     def take(self, type_id: int, timestamp: int, payload: bytes) -> Unit | None:
@@ -125,10 +125,13 @@ class Course:
 
     def _keep(self, info: MediaInfo, type_id: int, payload: bytes) -> None:
         key = info.sticky_key
-        known = self._headers.pop(key, None)
-        self._headers_bytes -= 0 if known is None else len(known[1])
+        known = self._headers.get(key)
         if known is not None and known[1] != payload and info.packet in _CONFIGURATIONS:
             self._broken = self._broken or f"its {info.kind} changed"
-        if len(self._headers) < HEADERS and self._headers_bytes + len(payload) <= HEADERS_BYTES:
-            self._headers[key] = (type_id, payload)
-            self._headers_bytes += len(payload)
+        size_bytes = self._headers_bytes + len(payload) - (0 if known is None else len(known[1]))
+        if size_bytes > HEADERS_BYTES or (known is None and len(self._headers) >= HEADERS):
+            self._headers.pop(key, None)  # none is better than one that does not hold any more
+            self._headers_bytes -= 0 if known is None else len(known[1])
+        else:
+            self._headers[key] = (type_id, payload)  # where it stood: tracks of files stay in their order
+            self._headers_bytes = size_bytes

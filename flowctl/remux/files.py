@@ -116,7 +116,8 @@ class Room:
 
 
 def _usage(folder: Path) -> tuple[int, int]:
-    found = os.statvfs(folder)
+    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    found = os.statvfs(there)  # where somebody removed the folder it is made again
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
@@ -139,7 +140,7 @@ class PartFile:
         self.path, self._part, self._number = _made(path)
         self.size_bytes = 0
         with contextlib.suppress(OSError):  # some file systems have no locks
-            fcntl.flock(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._number, fcntl.LOCK_EX)  # `recover` may be looking at it: it lets go of an empty file
 
     def append(self, data: bytes) -> None:
         """Write all of `data` at the end, or nothing.
@@ -169,8 +170,7 @@ class PartFile:
                 self._part.unlink(missing_ok=True)
                 return None
             os.fsync(self._number)
-            self._part.rename(self.path)
-            sync_folder(self.path.parent)
+            self.path = _renamed(self._part, self.path)
             return self.path
         finally:
             os.close(self._number)
@@ -195,6 +195,16 @@ def _names(path: Path) -> Iterator[Path]:
     yield path
     for count in range(2, _TRIES):
         yield path.with_name(f"{path.stem}-{count}{path.suffix}")
+
+
+def _renamed(part: Path, path: Path) -> Path:
+    """Give a file its name, or the next one that is free: nothing that is there is written over."""
+    for final in _names(path):
+        if not os.path.lexists(final):
+            part.rename(final)
+            sync_folder(final.parent)
+            return final
+    raise FileExistsError(errno.EEXIST, "there are too many files of that name", str(path))
 
 
 def sync_folder(folder: Path) -> None:
@@ -239,9 +249,6 @@ def _recovered(part: Path, whole_bytes: Callable[[int, str], int]) -> Path | Non
             return None
         os.ftruncate(number, size)
         os.fsync(number)
-        final = next(name for name in _names(final) if not os.path.lexists(name))
-        part.rename(final)
-        sync_folder(final.parent)
-        return final
+        return _renamed(part, final)
     finally:
         os.close(number)

@@ -28,7 +28,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.remux.container import fragment, transport
 from flowctl.remux.course import Course, Unit
 from flowctl.remux.files import PART, Room, encoded
-from flowctl.remux.intake import Began, Came, Ended, Intake, Item
+from flowctl.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
 from flowctl.remux.playlist import PLAYLIST, Playlist, Segment
 from flowctl.remux.recorder import RecorderState, RecorderStatistics
 from flowctl.remux.worker import Worker
@@ -41,6 +41,8 @@ _ZERO_MS: Final = 10_000
 """Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
 _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _RETRY_S: Final = 2.0
+_NAME_BYTES: Final = 230
+"""Of an application or a stream, encoded; file systems have 255, of which a number and the suffixes need some."""
 
 
 class SegmentForm(enum.Enum):
@@ -94,6 +96,9 @@ class HlsWriter:
         intake: takes what comes; a `flowctl.cluster.follow.Sink`.
         stream_ended: set when a publication has ended.
         playlist_path: of the playlist.
+
+    Raises:
+        ConfigError: no file can have such a name.
     """
 
     def __init__(
@@ -112,6 +117,12 @@ class HlsWriter:
         self._clock, self._wall = clock, wall
         self._folder = settings.folder / encoded(app)
         self._stem = encoded(stream)
+        if max(len(self._folder.name), len(self._stem)) > _NAME_BYTES:
+            raise ConfigError(
+                f"{self._name:.60}... is too long for the name of a file: its application and its stream may have"
+                f" {_NAME_BYTES} letters each, and one that is no plain letter counts as 3 to 12",
+                hint="publish it under a shorter name",
+            )
         self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)
         self.intake: Final = Intake()
         self.stream_ended: Final = threading.Event()
@@ -128,6 +139,7 @@ class HlsWriter:
         self._init = b""
         self._init_name = ""
         self._fragments = 0
+        self._useless: list[str] = []  # files to remove
         self._no_room_until: float | None = None
         self._why = ""
         self._state = RecorderState.WAITING
@@ -201,7 +213,7 @@ class HlsWriter:
         if not self._units:
             self._opening = self._course.headers
         self._units.append(unit)
-        self._units_bytes += len(unit.payload)
+        self._units_bytes += len(unit.payload) + MESSAGE_BYTES
 
     def _due(self, now_ms: int) -> bool:
         return bool(self._units) and self._has_key and now_ms - self._units[0].at_ms >= self._settings.segment_s * 1000
@@ -225,6 +237,8 @@ class HlsWriter:
         """Write the open segment, which ends at `until_ms` of the publisher's clock."""
         units, self._units, self._units_bytes = self._units, [], 0
         begin_ms = units[0].at_ms
+        if until_ms <= begin_ms:  # the clock went back, by less than makes it another one
+            until_ms = max(unit.at_ms for unit in units) + 1
         if self._zero_ms is None:
             self._zero_ms = begin_ms - self._at_ms
         try:
@@ -271,9 +285,11 @@ class HlsWriter:
         self._apart = False
         self._segments += 1
         self._written_bytes += len(data)
+        self._useless += useless
         self._replace(self.playlist_path.name, playlist.text().encode())
-        for old in useless:
-            (self._folder / old).unlink(missing_ok=True)
+        while self._useless:
+            (self._folder / self._useless[-1]).unlink(missing_ok=True)
+            self._useless.pop()
 
     def _begin_list(self) -> Playlist:
         """Begin a playlist, and remove what an earlier run left of this stream."""
@@ -295,6 +311,7 @@ class HlsWriter:
         """
         part = self._folder / (name + PART)
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)  # again where somebody has removed it
             part.write_bytes(data)
             part.replace(self._folder / name)
         except OSError:

@@ -1,8 +1,9 @@
 """Between the thread that receives a stream and the one that writes it: a queue with a limit in bytes.
 
 The receiving thread never waits. Where the disk takes less than comes, the queue fills, and from then on everything is
-left out until a key frame fits in again: counted, and told to the writer at the place where it is missing. So a slow
-disk costs the recording a part, and the server nothing: its connection is read as fast as before.
+left out until a key frame fits in again, or sound where there is no video: counted, and told to the writer at the
+place where it is missing. Headers alone are kept, since what follows needs them. So a slow disk costs the recording a
+part, and the server nothing: its connection is read as fast as before.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Final, NamedTuple, TypeAlias
 
 from flowctl.flow.state import MessageClass
 from flowctl.rtmp.media.media import inspect
+from flowctl.rtmp.wire import TYPE_VIDEO
 
 QUEUE_BYTES: Final = 64 << 20
 """What waits for the disk of one stream: 20 s at 25 Mbit/s."""
-_MESSAGE_BYTES: Final = 200
+MESSAGE_BYTES: Final = 200
 """Counted for each message beside its payload: objects have a size, and a million empty ones are no small queue."""
+_HEADERS: Final = 32
+_HEADERS_BYTES: Final = 1 << 20
+"""Headers kept while the rest is left out: without them, what comes behind could not be decoded."""
 
 
 class Came(NamedTuple):
@@ -55,7 +60,19 @@ class Intake:
         limit_bytes: most that waits.
     """
 
-    __slots__ = ("_closed", "_items", "_left_bytes", "_left_count", "_limit_bytes", "_lock", "_ready", "_size_bytes")
+    __slots__ = (
+        "_closed",
+        "_headers",
+        "_headers_bytes",
+        "_items",
+        "_left_bytes",
+        "_left_count",
+        "_limit_bytes",
+        "_lock",
+        "_ready",
+        "_size_bytes",
+        "_video",
+    )
 
     def __init__(self, limit_bytes: int = QUEUE_BYTES) -> None:
         self._limit_bytes: Final = limit_bytes
@@ -65,6 +82,9 @@ class Intake:
         self._size_bytes = 0  # guarded by _lock
         self._left_count = 0  # guarded by _lock
         self._left_bytes = 0  # guarded by _lock
+        self._headers: dict[object, Came] = {}  # guarded by _lock; that came while all else was left out
+        self._headers_bytes = 0  # guarded by _lock
+        self._video = False  # guarded by _lock; the publication has video
         self._closed = False  # guarded by _lock
 
     # -- the thread that receives
@@ -72,18 +92,25 @@ class Intake:
     def begin(self, now: float) -> None:
         """A publication begins."""
         del now
+        with self._lock:
+            self._video = False
         self._put(Began())
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
         """Take a message, or leave it out where there is no room."""
         del now
-        cost = len(payload) + _MESSAGE_BYTES
+        cost = len(payload) + MESSAGE_BYTES
         with self._lock:
             room = self._limit_bytes - self._size_bytes
+            self._video = self._video or type_id == TYPE_VIDEO
             if self._left_count:
+                info = inspect(type_id, payload)
+                if info.message_class is MessageClass.HEADER:
+                    self._keep_locked(info.sticky_key, Came(type_id, timestamp, payload))
+                    return
                 # Not at once where one message has room again: half of the queue, so that losses are few and whole.
-                key = inspect(type_id, payload).message_class is MessageClass.KEY
-                refused = not key or room < self._limit_bytes // 2
+                cut = MessageClass.KEY if self._video else MessageClass.AUDIO
+                refused = info.message_class is not cut or room < self._limit_bytes // 2
             else:
                 refused = cost > room
             if refused:
@@ -132,3 +159,16 @@ class Intake:
         if self._left_count:
             self._items.append(Left(self._left_count, self._left_bytes))
             self._left_count = self._left_bytes = 0
+            self._items.extend(self._headers.values())
+            self._size_bytes += self._headers_bytes
+            self._headers.clear()
+            self._headers_bytes = 0
+
+    def _keep_locked(self, key: object, header: Came) -> None:
+        """Keep a header in place of the one before it."""
+        known = self._headers.pop(key, None)
+        if known is not None:
+            self._headers_bytes -= len(known.payload)
+        if len(self._headers) < _HEADERS and self._headers_bytes + len(header.payload) <= _HEADERS_BYTES:
+            self._headers[key] = header
+            self._headers_bytes += len(header.payload)

@@ -27,7 +27,7 @@ from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flow.state import MessageClass
 from flowctl.remux.course import Course, Unit
 from flowctl.remux.files import NameTemplate, PartFile, Room
-from flowctl.remux.intake import Began, Came, Ended, Intake, Item
+from flowctl.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
 from flowctl.remux.worker import Worker
 
 _log: Final = structlog.get_logger("flowctl.remux")
@@ -297,7 +297,7 @@ class Recorder:
         if not self._piece:
             self._opening = self._course.headers
         self._piece.append(unit)
-        self._piece_bytes += len(unit.payload)
+        self._piece_bytes += len(unit.payload) + MESSAGE_BYTES
 
     def _full(self, now_ms: int) -> bool:
         """Whether the piece is as large as one may become."""

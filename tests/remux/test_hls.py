@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,65 @@ def test_settings_when_out_of_range_are_refused(tmp_path, settings):
     """An error names the setting and its range."""
     with pytest.raises(ConfigError, match=f"{next(iter(settings))} is"):
         HlsSettings(folder=tmp_path, **settings)
+
+
+def test_hls_when_its_folder_is_removed_makes_it_again(tmp_path):
+    """Whoever tidies up costs one segment at most."""
+    writing = Writing(tmp_path)
+    tags = source(6)
+    writing.feed(tags[: len(tags) // 2])
+    shutil.rmtree(writing.folder)
+    writing.feed(tags[len(tags) // 2 :])
+    assert writing.writer.statistics().lost_messages == 0
+    assert writing.listed[-1] in writing.files
+
+
+def test_hls_when_the_playlist_cannot_be_written_leaves_no_file_for_ever(tmp_path):
+    """What has to be removed then is removed the next time."""
+    writing = Writing(tmp_path, listed=3)
+    tags = source(20)
+    in_the_way = Path(f"{writing.writer.playlist_path}.part")
+    for count, tag in enumerate(tags):
+        writing.clock.advance(1.0)
+        if count == len(tags) // 4:
+            in_the_way.mkdir()
+        elif count == len(tags) // 2:
+            in_the_way.rmdir()
+        writing.feed([tag])
+    assert len(writing.files) == 1 + 3 + 3
+
+
+def test_hls_when_messages_are_tiny_holds_no_more_of_them_than_of_others(tmp_path, monkeypatch):
+    """Under a clock that stands still a segment ends by what it costs, not by its payload alone."""
+    monkeypatch.setattr("flowctl.remux.hls._MOST_BYTES", 100_000)
+    writing = Writing(tmp_path)
+    headers = [tag for tag in source(1)[:3] if tag.type_id == 8]
+    writing.feed([*headers, *(headers[0]._replace(payload=b"\xaf\x01") for _ in range(2000))])
+    assert len(writing.writer._units) <= 500
+
+
+def test_hls_when_the_clock_goes_back_a_little_has_no_segment_of_negative_length(tmp_path):
+    """Whatever publishers do to their clocks, players are given durations."""
+    writing = Writing(tmp_path)
+    tags = moved(source(4), 10_000)
+    last_key = max(n for n, tag in enumerate(tags) if tag.type_id == 9 and tag.payload[0] >> 4 == 1)
+    sound = next(tag for tag in tags if tag.type_id == 8 and tag.payload[1] == 1)
+    writing.feed([*tags[: last_key + 1], sound._replace(timestamp=tags[last_key].timestamp - 2900)])
+    writing.feed(moved(tags[3:], 400_000))
+    lengths = [float(found) for found in re.findall(r"#EXTINF:(.*),", writing.text)]
+    assert lengths
+    assert min(lengths) > 0
+
+
+@pytest.mark.parametrize("names", [("live", "\u76f4" * 40), ("a" * 240, "room"), ("live", "s" * 231)])
+def test_hls_when_no_file_can_have_the_name_is_refused(tmp_path, names):
+    """Such a stream is refused at once, and in words: there is nothing to wait for."""
+    with pytest.raises(ConfigError, match="too long"):
+        Writing(tmp_path, app=names[0], stream=names[1])
+
+
+def test_hls_when_a_name_is_as_long_as_may_be_is_written(tmp_path):
+    """Files of such a stream have names that file systems take."""
+    writing = Writing(tmp_path, app="a" * 230, stream="s" * 230, form=SegmentForm.FMP4)
+    writing.feed(source(3))
+    assert len(writing.listed) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from live_kit import audio, inter, key
+from remux_kit import source
 
 from flowctl.remux.intake import Began, Came, Ended, Intake, Left
 
@@ -65,3 +66,29 @@ def test_intake_when_somebody_waits_wakes_him():
     intake.take(8, 0, audio(), 0.0)
     thread.join(20.0)
     assert got == [[Came(8, 0, audio())]]
+
+
+def test_intake_when_full_of_nothing_but_sound_goes_on_with_sound():
+    """A stream without video has no key frame to wait for: it goes on when half of the queue is free."""
+    intake = Intake(limit_bytes=10_000)
+    intake.begin(0.0)
+    for time_ms in range(100):
+        intake.take(8, time_ms, audio(), 0.0)
+    intake.get(0)
+    intake.take(8, 200, audio(), 0.0)
+    assert [type(item) for item in intake.get(0)] == [Left, Came]
+
+
+def test_intake_when_full_keeps_the_last_headers():
+    """A header that came while all else was left out stands before the key frame that needs it."""
+    first = next(tag for tag in source(1) if tag.type_id == 9).payload
+    other = next(tag for tag in source(1, width=1280, height=720) if tag.type_id == 9).payload
+    assert first != other
+    intake = Intake(limit_bytes=10_000)
+    for time_ms in range(12):
+        intake.take(9, time_ms, TEN, 0.0)
+    intake.take(9, 12, first, 0.0)
+    intake.take(9, 13, other, 0.0)
+    intake.get(0)
+    intake.take(9, 14, key(), 0.0)
+    assert intake.get(0) == [Left(2, 1600), Came(9, 13, other), Came(9, 14, key())]

@@ -7,7 +7,9 @@ import os
 import pytest
 from remux_kit import Bench, Disk, checksums, moved, pictures_of, source
 
-from flowctl.remux.container import Mp4Form
+from flowctl.flow.state import MessageClass
+from flowctl.remux.container import Mp4Form, transport
+from flowctl.remux.course import Unit
 from flowctl.remux.files import recover
 from flowctl.remux.recorder import RecorderState
 from flowctl.remux.recovery import whole_bytes
@@ -98,3 +100,58 @@ def test_mp4_when_the_media_cannot_be_read_tells_and_goes_on(tmp_path):
     bench.feed(good)
     bench.end()
     assert len(pictures_of(bench.finished[-1].path)["video"]) == 20
+
+
+def later_decoded(tags, by_ms):
+    """Return tags whose pictures are shown when they were, and decoded later: with negative composition times."""
+    made = []
+    for tag in tags:
+        data = tag.payload
+        if tag.type_id == 9 and not data[0] & 0x80 and data[1] == 1:
+            time = int.from_bytes(data[2:5], "big", signed=True) - by_ms
+            data = data[:2] + time.to_bytes(3, "big", signed=True) + data[5:]
+            tag = tag._replace(timestamp=tag.timestamp + by_ms)  # noqa: PLW2901 - the same picture
+        elif tag.type_id == 9 and data[0] & 0x8F in {0x81, 0x83}:
+            coded = data[0] & 15 == 1
+            time = (int.from_bytes(data[5:8], "big", signed=True) if coded else 0) - by_ms
+            data = (
+                bytes((data[0] & 0xF0 | 1,))
+                + data[1:5]
+                + time.to_bytes(3, "big", signed=True)
+                + data[8 if coded else 5 :]
+            )
+            tag = tag._replace(timestamp=tag.timestamp + by_ms)  # noqa: PLW2901 - the same picture
+        made.append(tag._replace(payload=data))
+    return made
+
+
+@pytest.mark.parametrize("recipe", ["b_frames", "hevc"])
+@pytest.mark.parametrize("by_ms", [80, 200])
+def test_mp4_when_composition_times_are_negative_has_every_frame(tmp_path, sample, recipe, by_ms):
+    """Encoders that say so lose nothing: pictures are decoded earlier, and shown at their times."""
+    path, tags = sample(recipe)
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed(later_decoded(tags, by_ms))
+    bench.end()
+    assert bench.figures.lost_messages == 0
+    assert checksums(pictures_of(tmp_path / "live-room.mp4")) == checksums(pictures_of(path))
+
+
+def test_mp4_when_a_header_is_repeated_is_one_file(tmp_path, sample):
+    """Some encoders repeat the header of one track alone: the tracks stay in their order, and in one file."""
+    _, tags = sample("plain")
+    head = next(tag for tag in tags if tag.type_id == 9)
+    half = len(tags) // 2
+    bench = Bench(tmp_path, Mp4Form)
+    bench.feed([*tags[:half], head._replace(timestamp=tags[half].timestamp), *tags[half:]])
+    bench.end()
+    assert bench.files == ["live-room.mp4"]
+
+
+def test_group_when_a_track_shows_itself_late_is_refused_in_words():
+    """What the libraries stumble over is an error of the group, and not the end of the writer."""
+    filler = [Unit(18, at, b"\x02\x00\x01x" + bytes(60_000), MessageClass.DATA) for at in range(100)]
+    sound = [Unit(8, 10 + at, b"\x2f" + bytes(400), MessageClass.AUDIO) for at in range(3)]
+    picture = [Unit(9, 200 + at, b"\x12" + bytes(400), MessageClass.KEY) for at in range(3)]
+    with pytest.raises(ValueError, match="mpegts cannot hold it"):
+        transport((), [*sound, *filler, *picture], 0)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import threading
 
 import pytest
 from remux_kit import Bench, source, tags_of
@@ -132,3 +133,45 @@ def test_room_when_there_was_none_has_to_be_more(tmp_path):
         with pytest.raises(OSError, match="less than"):
             Room(tmp_path, floor, lambda _, free=free: (free, 1000)).check(again=True)
         Room(tmp_path, floor, lambda _, free=free: (free + 1, 1000)).check(again=True)
+
+
+def test_finish_when_the_name_was_taken_meanwhile_writes_over_nothing(tmp_path):
+    """A file that somebody put there while it was written stays; the recording has the next name."""
+    file = PartFile(tmp_path / "a.flv")
+    file.append(b"new")
+    (tmp_path / "a.flv").write_bytes(b"theirs")
+    assert file.finish() == tmp_path / "a-2.flv"
+    assert (tmp_path / "a.flv").read_bytes() == b"theirs"
+
+
+def test_lock_when_recovery_looks_at_the_file_is_waited_for(tmp_path, monkeypatch):
+    """A recovery that has the new file open does not leave it without a lock: the next one would take it away."""
+    from flowctl.remux import files
+
+    made, looking = files._made, []
+
+    def made_and_looked_at(path):
+        found = made(path)
+        number = os.open(found[1], os.O_RDWR)
+        fcntl.flock(number, fcntl.LOCK_EX)
+        timer = threading.Timer(0.05, os.close, (number,))
+        timer.start()
+        looking.append(timer)
+        return found
+
+    monkeypatch.setattr(files, "_made", made_and_looked_at)
+    file = PartFile(tmp_path / "a.flv")
+    looking[0].join()
+    number = os.open(tmp_path / "a.flv.part", os.O_RDWR)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(number)
+    assert file.finish() is None
+
+
+def test_room_when_the_folder_was_removed_is_that_of_its_place(tmp_path):
+    """A recording goes on in a folder that it makes again, also where room is kept for others."""
+    bench = Bench(tmp_path / "gone" / "deeper", keep_free_bytes=1)
+    bench.feed(source(2))
+    bench.end()
+    assert bench.files == ["live-room.flv"]
