@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from flowctl.fieldtypes import check_fields
 from flowctl.rtmp.url import Query, RtmpUrl
 
 Kind = Literal["connect", "publish", "play"]
@@ -73,10 +74,16 @@ class Refusal:
     Args:
         text: what the client is told; without a secret.
         why: as which status.
+
+    Raises:
+        ConfigError: a value has another type.
     """
 
     text: str
     why: Why = Why.FORBIDDEN
+
+    def __post_init__(self) -> None:
+        check_fields(self)  # hooks make them, and what is wrong is theirs to hear of
 
     def __str__(self) -> str:
         return self.text

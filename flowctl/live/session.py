@@ -535,9 +535,20 @@ class LiveSession(ViewerSession):
         _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
 
     def _end_publishing(self, publishing: Publishing, *, grace: bool, why: str) -> None:
+        was = self._settings
         del self._publishing[publishing.stream_id]
+        if self._playing is None:
+            self._leave_settings(was)
         self.connection.gather_input(bool(self._publishing))
         publishing.end(grace=grace, why=why)
+
+    def _leave_settings(self, was: LiveConfig) -> None:
+        """Put back what was set for a publication that is over; what somebody has set for this connection stays."""
+        now, sender = self._settings, self.connection.sender
+        if now.limits != was.limits and sender.limits == was.limits:
+            sender.set_limits(now.limits)
+        if now.sender != was.sender and sender.settings == was.sender:
+            sender.set_settings(now.sender)
 
     # -- playing
 

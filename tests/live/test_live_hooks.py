@@ -314,7 +314,13 @@ async def _exits_later(_self, _request):
     raise SystemExit(1)
 
 
-@pytest.mark.parametrize("decide", [_raises, _exits, _exits_later, lambda *_: True, lambda *_: False, lambda *_: ""])
+@pytest.mark.parametrize(
+    "decide",
+    [
+        *(_raises, _exits, _exits_later, lambda *_: True, lambda *_: False, lambda *_: ""),
+        *(lambda *_: Refusal(None), lambda *_: Refusal("no", 403), lambda *_: Refusal),
+    ],
+)
 def test_hook_that_fails_refuses_and_is_reported(run, decide):
     """Whatever it raises, and an answer that is none: closed, contained, told; the next question is answered."""
     runner, failures = run(hooks_that(decide))

@@ -9,6 +9,7 @@ import structlog
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
 
 from flowctl.flow.limits import Limits
+from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.events import PublishStarted, StatusReceived, StreamEnded
@@ -39,6 +40,25 @@ def test_publishers_when_too_many_of_an_address_are_refused():
     assert world.hub.snapshot().limits_hit == {"publishers_per_address": 1}
     first.leave()
     assert world.connect().publish("live/5").has(PublishStarted)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_limits_when_a_publication_is_over_are_no_longer_those_of_its_application(own):
+    """What is set for publishers there holds while it publishes there; what was set for this connection stays."""
+    values = {"limits.soft": "8MiB,9000,9s", "settings.stuck_s": 99.0}
+    level = Level(application="big", role=Role.PUBLISHER, values=values)
+    settings = config(levels=(level,), limits=Limits.parse("1MiB,100,2s"))
+    world = World(settings, limits=settings.limits, sender=settings.sender)
+    peer = world.publisher("big/room")
+    sender = peer.connection.sender
+    assert (sender.limits, sender.settings.stuck_s) == (Limits.parse("8MiB,9000,9s"), 99.0)
+    expected = settings.limits
+    if own:
+        expected = Limits.parse("3MiB,300,3s")
+        sender.set_limits(expected)
+    peer.command("deleteStream", None, peer.session.stream_id, stream_id=0)
+    assert peer.live.streams() == []
+    assert (sender.limits, sender.settings) == (expected, settings.sender)
 
 
 def test_streams_when_too_many_are_refused_to_publishers_and_players(monkeypatch):
