@@ -9,11 +9,14 @@ from ipaddress import ip_network
 import jwt
 import pytest
 import structlog
+from http_kit import wait_for
 
 from flowctl.access.keys import KeyFile, StoredKey, hash_key
 from flowctl.access.rules import Access, Proof
 from flowctl.access.tokens import SecretFile, signed_query
 from flowctl.access.webtokens import WebTokenKey
+from flowctl.control.operations import Permission, perform
+from flowctl.reasons import CloseReason
 from flowctl.rtmp.session_config import ServerSessionConfig
 
 KEY = "a-key-that-nobody-guesses"
@@ -99,3 +102,16 @@ def test_viewer_is_asked_for_the_password_that_rtmp_asks_for(web, header, status
     found, headers, _ = made.get("/live/room.flv", header, "HEAD")
     assert found == status
     assert headers.get("www-authenticate", "").startswith("Basic") is (status == 401)
+
+
+def test_viewer_behind_a_trusted_proxy_is_known_by_the_address_that_the_proxy_says(web):
+    """The PROXY header comes before the request; limits, bans and lists are of the address in it."""
+    web = web(trusted_proxies=("127.0.0.1",))
+    web.publisher().group()
+    client = web.client()
+    client.send("PROXY TCP4 203.0.113.9 127.0.0.1 4000 80\r\n")
+    assert client.get()[0] == 200
+    assert [viewer.peer for viewer in web.viewers()] == [("203.0.113.9", 4000)]
+    perform(web.server, "ban", {"network": "203.0.113.9"}, Permission.ADMIN)
+    client.to_end()
+    assert [viewer.reason for viewer in wait_for(web.ended)] == [CloseReason.BANNED]
