@@ -462,7 +462,7 @@ class Connection:
             self._opened = True
             self._call(group, self.session.opened, "opened")
             if self._secure is not None and not self._secure.server_side:
-                self.receiver.input_ready()  # the client speaks first
+                self._secure_input()  # the client speaks first
         if self.sender.blocked:
             self.want_writable(True)
         elif self._secure is not None:
@@ -727,8 +727,13 @@ class Connection:
             return
         if wanted:
             group.watch_input(self._sock, self.receiver.input_ready, gather=self._gathers)
-            if self._secure is not None and self._secure.pending_input():
-                self.registration.run_soon(self.receiver.input_ready, _SECURE_INPUT)
+            if self._secure is not None:
+                self._watch_secure()
+                if self._secure.pending_input():
+                    self.registration.run_soon(self.receiver.input_ready, _SECURE_INPUT)
+        elif self._secure is not None and not self._secure.established:
+            # What is to be sent waits for the handshake, and may be what the hold is about.
+            group.watch_input(self._sock, self._secure_input)
         else:
             group.watch_end(self._sock, self._peer_ended)
 
@@ -850,6 +855,26 @@ class Connection:
                 self._arm()
             self._watch_secure()
 
+    def _secure_input(self) -> None:
+        """Go on with reading; while input is held, with the handshake alone."""
+        sock = self._secure
+        if sock is None or self._over or self.receiver.reading:
+            self.receiver.input_ready()
+            return
+        if sock.established:
+            return
+        try:
+            self._step_of_handshake(sock, memoryview(bytearray()))
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, RemoteProtocolError) as error:
+            self.process_error(error)
+            return
+        if sock.established:
+            self.reading_changed(self.receiver.reading)
+        else:
+            self.terminate(CloseReason.PEER_CLOSED, "")
+
     def _secure_kept(self) -> None:
         """TLS has taken more than the kernel."""
         self.registration.run_soon(self._watch_secure, _SECURE)
@@ -859,7 +884,8 @@ class Connection:
         group, sock = self.group, self._secure
         if group is None or sock is None or self._over:
             return
-        if sock.read_wants_write or (sock.established and (sock.kept_bytes or sock.write_waits)):
+        reads = self.receiver.reading or not sock.established  # else its wish waits for the end of the hold
+        if (sock.read_wants_write and reads) or (sock.established and (sock.kept_bytes or sock.write_waits)):
             group.watch_output(sock, self._secure_writable)
         else:
             group.unwatch_output(sock)
@@ -870,7 +896,7 @@ class Connection:
         if sock is None:
             return
         if sock.read_wants_write:
-            self.receiver.input_ready()
+            self._secure_input()
         try:
             free = sock.push()
         except OSError as error:

@@ -159,6 +159,8 @@ class TlsSocket(socket.socket):
                         return 0
                     self._tls.do_handshake()
                     self.established = True
+                if not size:  # the handshake alone was asked for
+                    return self._rest_locked(memoryview(buffer))
                 count: int = self._tls.read(size, buffer)  # type: ignore[assignment]  # a number where there is a buffer
             except ssl.SSLWantReadError:
                 self._more = False

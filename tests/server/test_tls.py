@@ -18,6 +18,7 @@ from certificate_kit import Pair, key_pem, serial_of
 from connection_kit import WAIT_S, Noting, ask, wait_until
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from flowctl.connection import Session
 from flowctl.errors import ConfigError
 from flowctl.fanout.following import Fanouts, FollowPlace
 from flowctl.flow.limits import NO_LIMITS
@@ -524,3 +525,80 @@ def test_peer_when_it_sends_new_keys_without_end_has_one_piece_read_at_a_time(pa
         while before := waiting():
             read()
             assert 0 < before - waiting() < 2 * RECORD_BYTES
+
+
+class _GreetsFirst(Session):
+    """Waits until the peer has its greeting before it reads."""
+
+    async def opened(self):
+        self.send(b"first ")
+        await self.connection.drained()
+        self.send(b"second")
+
+
+class _Holds(Session):
+    """Holds input from the beginning."""
+
+    def opened(self):
+        self.connection.pause_input("test", "test")
+        self.send(b"first second")
+
+
+@pytest.mark.parametrize("session", [_GreetsFirst, _Holds])
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_handshake_when_input_is_held_goes_on(make, pair, session, version):
+    """What a hold may be waiting for cannot be sent before the handshake: it is done all the same."""
+    server = make(session)
+    context = pair.client()
+    context.maximum_version = version
+    with context.wrap_socket(connect(server), server_hostname="localhost") as peer:
+        assert read(peer, 12) == b"first second"
+
+
+class _Resumes(_Holds):
+    """Lets input in when the peer has its greeting, and gives it back."""
+
+    def opened(self):
+        super().opened()
+        self.connection.when_drained(self.connection.resume_input, "test")
+
+    def received(self, data):
+        self.send(bytes(data))
+
+
+def test_input_when_it_came_with_the_end_of_the_handshake_and_was_held_is_not_forgotten(make, pair):
+    """What TLS has of it already is read when input is let in: the descriptor tells of nothing."""
+    server = make(_Resumes)
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = pair.client().wrap_bio(came, goes, server_hostname="localhost")
+    with connect(server) as peer:
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                peer.sendall(goes.read())
+                came.write(peer.recv(65536))
+        tls.write(b" third")
+        peer.sendall(goes.read())
+        got = b""
+        while len(got) < 18:
+            try:
+                got += tls.read(100)
+            except ssl.SSLWantReadError:
+                data = peer.recv(65536)
+                assert data
+                came.write(data)
+    assert got == b"first second third"
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05xxxxx"])
+def test_handshake_when_input_is_held_and_the_peer_speaks_no_tls_ends_at_once(make, said):
+    """Peers that leave, or say something else, are noticed before input is let in again."""
+    server = make(_Holds)
+    with connect(server) as peer:
+        peer.sendall(said)
+        peer.shutdown(socket.SHUT_WR)
+        wait_until(lambda: server.statistics().closed)
+    expected = CloseReason.PROTOCOL_ERROR if said else CloseReason.PEER_CLOSED
+    assert server.statistics().closed == {expected: 1}
