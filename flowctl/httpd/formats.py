@@ -36,6 +36,10 @@ def _unframed(wire: bytes) -> bytes:
     return wire[{_SHORT: 4, _LONG: 10}.get(wire[1], 2) :]
 
 
+GOING_AWAY: Final = frame(struct.pack(">H", 1001) + b"the server stops", _CLOSE)
+"""What tells a player that the server goes away (RFC 6455 section 7.4.1): it may come again."""
+
+
 class FlvTags:
     """FLV tags, each with the back pointer behind it: a `flowctl.live.wirelog.WireFormat`; for HTTP/1.0.
 

@@ -26,7 +26,7 @@ from flowctl.flow.ledger import LedgerEntry
 from flowctl.flow.state import MessageClass
 from flowctl.httpd.exchange import Exchange, Handler, Headers, Request, Routes, usual_headers
 from flowctl.httpd.flvplay import FLV_TYPE, FlvPlay
-from flowctl.httpd.formats import CHUNKS, FRAMES, TAGS
+from flowctl.httpd.formats import CHUNKS, FRAMES, GOING_AWAY, TAGS
 from flowctl.httpd.limits import HttpLimits
 from flowctl.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
@@ -567,6 +567,19 @@ class HttpSession(ViewerSession):
         self._begin_if_settled(self.connection.now())
         self._arm()
 
+    def server_stops(self) -> None:
+        """Tell a WebSocket player that the server goes away, behind the frame it is being sent; what waits is left out.
+
+        A response of HTTP has no word for that: it ends without its last chunk.
+        """
+        flv, place = self._flv, self.connection.place
+        if flv is None or not flv.begun or flv.websocket is None or self._over:
+            return
+        if place is not None:
+            place.end()
+        self.connection.sender.send(GOING_AWAY, MessageClass.DATA, droppable=False)
+        self._leave("server stops", CloseReason.SHUTDOWN)
+
     def _give_up(self, limit: str, limit_s: float) -> None:
         """Answer a player that has waited in vain."""
         exchange, playing = self._exchange, self._playing
@@ -714,9 +727,10 @@ class HttpSession(ViewerSession):
         if self._rate is not None:
             times.append(self._rate.resumes_at)
         if playing is not None and flv is not None:
-            times += [playing.quiet_at, flv.look_at]
-            if not flv.begun and flv.state is StreamState.WAITING:
-                times += [playing.waits_until, flv.gives_up_at]
+            times.append(playing.quiet_at)
+            if not flv.begun:
+                waits = flv.state is StreamState.WAITING
+                times += [playing.waits_until, flv.gives_up_at] if waits else [flv.look_at]
         connection.set_timer(min((when for when in times if when is not None), default=None))
 
 

@@ -493,6 +493,9 @@ class ViewerSession(Session):
         if self._playing is not None and self._playing.stream is stream:
             self._playing.stream_published()
 
+    def server_stops(self) -> None:
+        """The server stops, and what is queued goes out: the last moment to say so. RTMP has asked to reconnect."""
+
     def viewer_statistics(self) -> ViewerStatistics:
         """Return figures. Any thread."""
         connection = self.connection

@@ -537,6 +537,14 @@ class LiveServer(Server):
                 session.on_thread(session.ask_to_reconnect)
         return len(asked)
 
+    def _tell_that_it_stops(self) -> int:
+        """Let sessions say that the server stops; return how many there are."""
+        sessions = [connection.session for connection in self.connections()]
+        told = [session for session in sessions if isinstance(session, ViewerSession)]
+        for session in told:
+            session.on_thread(session.server_stops)
+        return len(told)
+
     def kick(self, wanted: Callable[[Connection], bool], reason: str = "") -> list[Connection]:
         """End the open connections for which `wanted` is true, with reason KICKED; they may come again.
 
@@ -600,9 +608,12 @@ class LiveServer(Server):
             _log.warning("open to everybody", may=" and ".join(free), host=",".join(dict.fromkeys(public)), hint=hint)
 
     def _before_stop(self, deadline_s: float) -> None:
-        """Ask clients that understand it to reconnect."""
+        """Tell clients that understand it: those of RTMP to reconnect, WebSocket players that the server goes away."""
         self.reload.stop()
-        if self.drains_for_s is None and self._ask_to_reconnect():  # who drains has asked
+        told = self._tell_that_it_stops()
+        if self.drains_for_s is None:  # who drains has asked
+            told += self._ask_to_reconnect()
+        if told:
             time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
 
     def _after_stop(self, deadline_s: float) -> None:

@@ -13,6 +13,7 @@ from flowctl.control.operations import Permission, perform
 from flowctl.flv import FlvReader
 from flowctl.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.httpd.limits import HttpLimits
+from flowctl.httpd.session import HttpSession
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
 
@@ -239,3 +240,38 @@ def test_viewer_when_ended_by_the_server_has_the_reason_that_one_of_rtmp_has(web
     wait_for(web.ended)
     assert [viewer.reason for viewer in web.ended()] == [reason]
     assert web.server.closed_by_reason == {reason: 1}
+
+
+def test_stop_when_a_websocket_player_is_there_tells_it_with_1001_behind_a_whole_frame(web):
+    """The last thing that a player gets is a close frame that says that the server goes away; it may come again."""
+    web = web()
+    publisher = web.publisher()
+    publisher.group(b"one")
+    player = Socket(web)
+    player.tags(6)
+    publisher.group(b"two", 100_000)
+    assert web.server.stop(2.0)
+    closed = player.until(CloseConnection)
+    assert (closed.code, closed.reason) == (1001, "the server stops")
+    assert player.client.to_end() == b""
+
+
+def test_response_that_has_not_begun_when_its_publisher_goes_costs_no_turn_of_the_loop(web, monkeypatch):
+    """What the stream shows is looked at while there is one; a player that waits is called when its wait is over."""
+    calls = []
+    timer = HttpSession.timer
+    monkeypatch.setattr(HttpSession, "timer", lambda self, now: (calls.append(now), timer(self, now)))
+    web = web()
+    publisher = web.publisher(headers=False)
+    publisher.send(TYPE_AUDIO, AAC_HEADER)
+    web.client().send(f"GET /live/room.flv HTTP/1.1\r\n{HOST}\r\n")
+    (session,) = wait_for(lambda: [c.session for c in web.server.connections() if c.session.role == "viewer"])
+    wait_for(lambda: session.viewer_statistics().state is not None and calls)
+    publisher.end()
+    other = web.client()
+    for _ in range(100):
+        other.get("/nothing")
+    before = len(calls)
+    for _ in range(100):
+        other.get("/nothing")
+    assert len(calls) - before < 20
