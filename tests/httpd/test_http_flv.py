@@ -239,7 +239,7 @@ def test_viewer_when_ended_by_the_server_has_the_reason_that_one_of_rtmp_has(web
     end(web.server)
     wait_for(web.ended)
     assert [viewer.reason for viewer in web.ended()] == [reason]
-    assert web.server.closed_by_reason == {reason: 1}
+    assert wait_for(lambda: web.server.closed_by_reason) == {reason: 1}
 
 
 def test_stop_when_a_websocket_player_is_there_tells_it_with_1001_behind_a_whole_frame(web):
