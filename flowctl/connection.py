@@ -861,8 +861,6 @@ class Connection:
         if sock is None or self._over or self.receiver.reading:
             self.receiver.input_ready()
             return
-        if sock.established:
-            return
         try:
             self._step_of_handshake(sock, memoryview(bytearray()))
         except (BlockingIOError, InterruptedError):
