@@ -27,7 +27,7 @@ import structlog
 from flowctl.client.base import ClientEnd, RtmpClient
 from flowctl.client.connect import connect_socket, place_client
 from flowctl.cluster.seam import Joint, Seam
-from flowctl.errors import BrokenError, BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
+from flowctl.errors import BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
 from flowctl.live.hub import Hub, Right
 from flowctl.live.stream import Stream
 from flowctl.outcomes.backoff import Backoff
@@ -324,7 +324,7 @@ class Follow:
         """Look up and connect; a thread of its own."""
         try:
             sock = connect_socket(source.url)
-        except (BrokenError, OSError) as error:
+        except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
             self._post(self._failed, number, str(error))
             return
         try:
@@ -371,7 +371,7 @@ class Follow:
         if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
             self._try(rejected.retry_parameters)
             return
-        why = str(end)
+        why = self._source.url.masked(str(end))  # it is logged, and shown in figures
         # Of connections that bring nothing the first may have come too early; what the others say is told once.
         if self._state is FollowState.RUNNING or (self._tries > 1 and why != self._told):
             self._told = why
@@ -469,6 +469,7 @@ class Follow:
         """The source says that nobody publishes the stream any more."""
         del now
         if link is self._link:
+            reason = self._source.url.masked(reason)
             self._set(FollowState.WAITING, f"the source ended the stream: {reason}")
             self._end_stream(reason)
 

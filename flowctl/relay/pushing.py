@@ -24,7 +24,7 @@ from flowctl.reasons import CloseReason
 from flowctl.rtmp.client.session import ClientSession
 from flowctl.rtmp.events import ClientEvent, PublishStarted, Rejected, StreamEnded
 from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.url import REDACTED, RtmpUrl
+from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.relay")
@@ -160,16 +160,14 @@ class PushSession(ViewerSession):
 
     def masked(self, text: str) -> str:
         """Return what may be shown: names of streams at other servers are keys."""
-        for secret in filter(None, (self._url.raw_query, self._url.stream, self._url.password)):
-            text = text.replace(secret, REDACTED)
-        return text
+        return self._url.masked(text, self._url.stream, self._url.instance)
 
     def _take(self, event: ClientEvent) -> None:
         if isinstance(event, PublishStarted):
             self._begin(event.stream_id)
         elif isinstance(event, Rejected):
             self.rejected = event
-            self.connection.close_after_flush(f"{event.code}: {event.description}")
+            self.connection.close_after_flush(self.masked(f"{event.code}: {event.description}"))
         elif isinstance(event, StreamEnded):
             self._leave(f"the other server ended it: {event.reason}")
 

@@ -23,7 +23,7 @@ from flowctl.client.connect import connect_socket
 from flowctl.cluster.follow import Follow, FollowStatistics, HubSink, Source
 from flowctl.cluster.names.following import Following
 from flowctl.connection import Connection
-from flowctl.errors import BrokenError, ClosedError, LocalProtocolError, RemoteProtocolError
+from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerEntry
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.relays import RelayRule, place_of
@@ -117,7 +117,7 @@ class Push:
     def _connect(self, parameters: str) -> None:
         try:
             sock = connect_socket(self._url)
-        except (BrokenError, OSError) as error:
+        except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
             self._post(self._rest, str(error))
             return
         session = PushSession(

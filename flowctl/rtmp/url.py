@@ -199,6 +199,16 @@ class RtmpUrl:
 
     __str__ = redacted
 
+    def masked(self, text: str, *others: str) -> str:
+        """Return a server's words without what could be a key here: query, its values, password, `others`.
+
+        Servers repeat what they were given, whole or in pieces.
+        """
+        secrets = {self.raw_query, self.password or "", *self.query.values(), *others}
+        for secret in sorted(filter(None, secrets), key=len, reverse=True):  # one may be part of another
+            text = text.replace(secret, REDACTED)
+        return text
+
     def __repr__(self) -> str:
         return f"RtmpUrl({self.redacted()!r})"
 
