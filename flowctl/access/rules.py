@@ -144,23 +144,29 @@ class Access:
             request: the request.
             now_s: seconds since 1970.
         """
-        kind, address = request.kind, request.peer[0]
-        allowed, denied, proofs = {
-            "connect": (self.allow_connect, self.deny_connect, ()),
-            "publish": (self.allow_publish, self.deny_publish, self.publish_auth),
-            "play": (self.allow_play, self.deny_play, self.play_auth),
-        }[kind]
+        refusal = self.check_network(request)
+        if refusal is not None or request.kind == "connect":
+            return refusal
+        proofs = self.publish_auth if request.kind == "publish" else self.play_auth
+        return self._prove(proofs, request, now_s) if proofs else None
+
+    def check_network(self, request: LiveRequest) -> Refusal | None:
+        """Return why the network that a request comes from does not allow it. None: it does."""
+        allowed, denied = {
+            "connect": (self.allow_connect, self.deny_connect),
+            "publish": (self.allow_publish, self.deny_publish),
+            "play": (self.allow_play, self.deny_play),
+        }[request.kind]
         allows = [allowed]
-        if (
-            request.protocol != "rtmp"
-        ):  # it was not asked about its connection; the networks for that count all the same
+        if request.protocol != "rtmp":
+            # It was not asked about its connection; the networks for that count all the same.
             allows.append(self.allow_connect)
             denied += self.deny_connect
         if denied or any(allows):
-            networks = _host(address)
-            if _covers(denied, networks) or any(item and not _covers(item, networks) for item in allows):
+            host = _host(request.peer[0])
+            if _covers(denied, host) or any(item and not _covers(item, host) for item in allows):
                 return _NOT_FROM_THERE
-        return self._prove(proofs, request, now_s) if proofs else None
+        return None
 
     def _prove(self, proofs: tuple[Proof, ...], request: LiveRequest, now_s: float) -> Refusal | None:
         """Return why none of the proofs is there; what is said is of the last one that somebody tried."""

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
+from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why, stream_id
 from flowctl.access.rules import Access, HookFailure
 from flowctl.access.turns import Turns
 from flowctl.addresses import address_key
@@ -60,7 +60,8 @@ _SAYS_NO: Final = {401: Why.UNAUTHORIZED, 403: Why.FORBIDDEN}
 _REFUSED: Final = "The server's hook does not allow this."
 _FAILED: Final = Refusal("The server could not ask whether to allow this.", Why.UNAVAILABLE)
 _SERVER_ID: Final = f"vid-{secrets.token_hex(4)}"
-"""Of this process, as SRS makes one at each start."""
+_SERVICE_ID: Final = secrets.token_hex(4)
+"""Of this process: SRS keeps the first one across restarts where it has a file for it, and makes the second anew."""
 
 
 class _NoAnswerError(Exception):
@@ -80,6 +81,7 @@ def body_of(action: str, request: LiveRequest) -> dict[str, Any]:
     param = f"?{url.raw_query}" if url.raw_query else ""
     body: dict[str, Any] = {
         "server_id": _SERVER_ID,
+        "service_id": _SERVICE_ID,
         "action": action,
         "client_id": str(request.connection),
         "ip": request.peer[0],
@@ -89,6 +91,7 @@ def body_of(action: str, request: LiveRequest) -> dict[str, Any]:
     }
     if request.kind != "connect":
         body |= {"stream": url.stream, "param": param, "stream_url": f"/{url.path}"}
+        body["stream_id"] = stream_id(url.path)
     if action in ("on_connect", "on_play"):
         body["pageUrl"] = request.page_url
     return body

@@ -6,7 +6,6 @@ SRS does for clients of other protocols. Rates are means between two questions, 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import sys
@@ -15,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+
+from flowctl.access.request import stream_id
 
 Json: TypeAlias = dict[str, Any]
 SERVER: Final = "flowctl"
@@ -61,11 +62,6 @@ class Rates:
             self._known.popitem(last=False)
         rate = size_bytes / max(open_s, 1.0) if last is None else last
         return round(rate * 8 / 1000)
-
-
-def stream_id(name: str) -> str:
-    """Return the id of a stream: of the same name always the same."""
-    return "vid-" + hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
 
 def parts_of(name: str) -> tuple[str, str]:

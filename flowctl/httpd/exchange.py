@@ -48,8 +48,9 @@ class Request:
 
     @property
     def wants_websocket(self) -> bool:
-        """Whether the client asks to go on with WebSocket frames."""
-        return self.header("upgrade").lower() == "websocket"
+        """Whether the client asks to go on with WebSocket frames; HTTP/1.0 cannot (RFC 9110 section 7.8)."""
+        offered = {item.strip().lower() for item in self.header("upgrade").split(",")}
+        return "websocket" in offered and self.version != "1.0"
 
 
 class Wire(Protocol):
@@ -128,6 +129,10 @@ class Exchange:
 
 class Handler(Protocol):
     """Answers GET and HEAD for some paths; one object for all connections."""
+
+    @property
+    def in_files(self) -> bool:
+        """Whether players fetch a stream file by file here, so that many requests are one play."""
 
     def stream_of(self, path: str) -> str | None:
         """Return the stream, ``app/stream``, that `path` (decoded) belongs to. None: there is nothing of that name."""

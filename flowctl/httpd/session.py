@@ -427,11 +427,18 @@ class HttpSession(ViewerSession):
     def _ask(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
         """Let the handler answer, if the gate allows the play."""
         now, gate = self.connection.now(), self._hub.gate
+        if handler.in_files and self._hub.visits.goes_on(live):
+            refusal = gate.refuses_network(live)
+            if refusal is None:
+                handler.handle(exchange)
+            else:
+                self._say_no(exchange, refusal)
+            return
         found = gate.ask(live, lambda question, refusal: self.on_thread(self._answered, question, refusal))
         if isinstance(found, Refusal):
             self._say_no(exchange, found)
         elif found is None:
-            handler.handle(exchange)
+            self._handle(exchange, handler, live)
         else:
             self._asked = _Asked(found, exchange, handler, now + gate.decide_s)
             self._arm()
@@ -443,11 +450,18 @@ class HttpSession(ViewerSession):
             self._asked = asked
             return
         question.cancel()
-        if refusal is None:
-            asked.handler.handle(asked.exchange)
-        else:
+        live = asked.exchange.request.live
+        if refusal is None and live is not None:
+            self._handle(asked.exchange, asked.handler, live)
+        elif refusal is not None:
             self._say_no(asked.exchange, refusal)
         self._arm()
+
+    def _handle(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
+        """Let the handler answer what is allowed."""
+        if handler.in_files:
+            self._hub.visits.begin(live)
+        handler.handle(exchange)
 
     def _say_no(self, exchange: Exchange, refusal: Refusal) -> None:
         live = exchange.request.live
@@ -738,6 +752,7 @@ class FlvRoute:
     """Answers ``/app/stream.flv`` with the stream."""
 
     suffix: Final = ".flv"
+    in_files: Final = False
 
     def stream_of(self, path: str) -> str | None:
         """Return the path without its suffix."""

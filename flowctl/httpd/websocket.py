@@ -5,6 +5,7 @@ What the player is sent comes from the stream's log, framed already; only answer
 
 from __future__ import annotations
 
+import base64
 from typing import Final, NamedTuple
 
 from wsproto import ConnectionType, WSConnection
@@ -15,10 +16,12 @@ from wsproto.utilities import RemoteProtocolError as WebSocketError
 from flowctl.errors import RemoteProtocolError
 from flowctl.httpd.exchange import Headers, Request
 
-_HANDSHAKE: Final = frozenset({b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-version"})
+_HANDSHAKE: Final = frozenset({b"connection", b"sec-websocket-key", b"sec-websocket-version"})
 """Headers of the request that say whether it may be accepted. Neither subprotocols nor extensions are offered: what is
 compressed for one player cannot be serialised once for all."""
 VERSION: Final = "13"
+_KEY_BYTES: Final = 16
+"""RFC 6455 section 4.2.1: another one is no handshake."""
 
 
 class Taken(NamedTuple):
@@ -53,10 +56,12 @@ class WebSocketPeer:
         self._connection: Final = WSConnection(ConnectionType.SERVER)
         # The host is ours to look at, and none is as short as this one.
         headers = [(b"host", b"h"), *(item for item in request.headers if item[0] in _HANDSHAKE)]
+        headers += [(b"upgrade", b"websocket")]  # among others that it may offer, and in any case
         try:
+            _check_key(request.header("sec-websocket-key"))
             self._connection.initiate_upgrade_connection(headers, "/")
             next(self._connection.events())
-        except (WebSocketError, UnicodeError) as error:
+        except (WebSocketError, ValueError) as error:
             other = request.header("sec-websocket-version") not in {"", VERSION}
             code = "websocket-version" if other else "websocket-handshake"
             raise RemoteProtocolError(f"no WebSocket handshake: {error}", code=code) from None
@@ -83,3 +88,9 @@ class WebSocketPeer:
     def ping(self) -> bytes:
         """Return a ping, which a player that is there answers."""
         return self._connection.send(Ping())
+
+
+def _check_key(text: str) -> None:
+    """Raise ValueError if it is no key."""
+    if len(base64.b64decode(text, validate=True)) != _KEY_BYTES:
+        raise ValueError(f"Sec-WebSocket-Key is not {_KEY_BYTES} octets")

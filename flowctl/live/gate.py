@@ -157,6 +157,21 @@ class Gate:
         both.under = own.ask(request, go_on)
         return both
 
+    def refuses_network(self, request: LiveRequest) -> Refusal | None:
+        """Refuse who comes from where this is not allowed; None: it is. For requests that go on with what was."""
+        return self.access(request).check_network(request)
+
+    def minds(self, request: LiveRequest) -> bool:
+        """Return whether anybody decides about a request, or hears of it."""
+        access, hooks = self.access(request), self.hooks
+        return bool(
+            (request.kind == "play" and access.play_auth)
+            or access.asked(request.kind)
+            or self._config().rtmp.credentials is not None
+            or (hooks is not None and hooks.decides[request.kind])
+            or self.hears(request.kind)
+        )
+
     def _log_in(self, request: LiveRequest) -> Refusal | None:
         """Refuse who comes over HTTP without a password where RTMP, whose sessions see to that, asks for one."""
         credentials = self._config().rtmp.credentials

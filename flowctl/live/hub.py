@@ -33,6 +33,7 @@ from flowctl.live.statistics import (
     ViewerStatistics,
 )
 from flowctl.live.stream import Stream, StreamMember, Taker
+from flowctl.live.visits import Visits
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import AgeSource
@@ -155,6 +156,7 @@ class Hub:
     Attributes:
         config: the settings in force; replaced as a whole, see `LiveConfig.at` for those of a stream.
         gate: decides who may connect, publish and play.
+        visits: plays that are fetched file by file.
         observers: are told what happens to the sessions.
         taker: takes what is published. None: nobody does.
         oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
@@ -184,6 +186,7 @@ class Hub:
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
         self.gate: Final = Gate(lambda: self.config)
+        self.visits: Final = Visits(self.gate, clock, call_later)
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         self.taker: Taker | None = None  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)

@@ -620,6 +620,7 @@ class LiveServer(Server):
         """End what runs beside the connections."""
         for companion in self.companions:
             companion.stop(deadline_s)
+        self.hub.visits.stop()
         if self._hooks is not None:
             self._hooks.stop(deadline_s)
         self.hub.gate.stop(deadline_s)

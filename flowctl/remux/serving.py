@@ -33,7 +33,8 @@ _PLAYLIST_BYTES: Final = 256 * 1024
 """A playlist of 100 segments has 10 KiB."""
 _SEGMENT_CACHE: Final = "max-age=3600"
 """A segment never changes, and no other one ever has its name; who may have it may change."""
-_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.IGNORECASE | re.ASCII)
+_NONE: Final = (0, 0)
 
 
 class HlsFiles:
@@ -42,6 +43,8 @@ class HlsFiles:
     Args:
         folder: as ``flowctl hls`` fills it; it need not be there yet.
     """
+
+    in_files: Final = True
 
     def __init__(self, folder: Path) -> None:
         self._folder: Final = folder
@@ -157,14 +160,14 @@ def _give_segment(exchange: Exchange, number: int, content_type: str) -> None:
         exchange.end()
         return
     begin, end, status = 0, size, HTTPStatus.OK
-    if request.header("range") and request.header("if-range") in {"", tag}:
+    if request.method == "GET" and request.header("range") and request.header("if-range") in {"", tag}:
         found_range = _range(request.header("range"), size)
-        if found_range is None:
+        if found_range == _NONE:
             os.close(number)
             exchange.respond(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers=[("Content-Range", f"bytes */{size}")])
             return
-        begin, end = found_range
-        if (begin, end) != (0, size):
+        if found_range is not None:
+            begin, end = found_range
             status = HTTPStatus.PARTIAL_CONTENT
             headers.append(("Content-Range", f"bytes {begin}-{end - 1}/{size}"))
     exchange.begin(status, [*headers, ("Content-Type", content_type), ("Content-Length", str(end - begin))])
@@ -184,18 +187,18 @@ def _not_since(request: Request, changed_s: float) -> bool:
 
 
 def _range(text: str, size: int) -> tuple[int, int] | None:
-    """Return begin and end of what a Range header asks for; all, where it is of another form; None: there is none."""
+    """Return begin and end of what a Range header asks for; None: it is of another form; `_NONE`: there is nothing."""
     found = _RANGE.match(text)
-    if found is None or found[0] == "bytes=-":
-        return 0, size
+    if found is None or found[0].endswith("=-"):
+        return None
     if not found[1]:
         length = min(int(found[2]), size)
-        return (size - length, size) if length else None
+        return (size - length, size) if length else _NONE
     begin = int(found[1])
     end = min(int(found[2]) + 1, size) if found[2] else size
     if found[2] and int(found[2]) < begin:
-        return 0, size
-    return (begin, end) if begin < size else None
+        return None
+    return (begin, end) if begin < size else _NONE
 
 
 class _Body:

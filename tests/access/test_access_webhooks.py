@@ -12,7 +12,7 @@ import pytest
 import structlog
 from hook_kit import HookServer, http
 
-from flowctl.access.request import UNDECIDED, LiveRequest, Why
+from flowctl.access.request import UNDECIDED, LiveRequest, Why, stream_id
 from flowctl.access.rules import Access, HookFailure
 from flowctl.access.turns import Turns
 from flowctl.access.webhooks import WebHooks, body_of
@@ -181,6 +181,7 @@ def test_bodies_have_the_names_of_srs():
     )
     common = {"client_id": "7", "ip": "192.0.2.7", "vhost": "media.example", "app": "live"}
     stream = {"stream": "room", "param": f"?key={SECRET}", "stream_url": "/live/room"}
+    stream["stream_id"] = stream_id("live/room")
     page = {"pageUrl": "http://page.example/"}
     expected = {
         "on_connect": (connect, {"tcUrl": "rtmp://media.example/live?key=k"} | page),
@@ -193,6 +194,7 @@ def test_bodies_have_the_names_of_srs():
     for action, (request, more) in expected.items():
         body = body_of(action, request)
         assert body.pop("server_id").startswith("vid-")
+        assert len(body.pop("service_id")) == 8
         assert body == {"action": action} | common | more
 
 

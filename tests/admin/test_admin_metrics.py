@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from flowctl.access.request import stream_id
 from flowctl.admin.metrics import Metrics
-from flowctl.admin.srs import Rates, stream_id, version_of
+from flowctl.admin.srs import Rates, version_of
 
 
 def part(pid, sent, worker=1, stream="live/a"):

@@ -97,6 +97,8 @@ def test_answer_when_it_has_begun_before_a_drain_is_sent_whole_and_is_the_last(w
 class Slow:
     """Begins an answer, and ends it when told."""
 
+    in_files = False
+
     def stream_of(self, path):
         return path.rpartition(".")[0].strip("/")
 

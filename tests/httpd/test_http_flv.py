@@ -193,6 +193,26 @@ def test_websocket_when_the_handshake_is_wrong_is_refused(web, headers, status):
     assert (found, answer["sec-websocket-version"]) == (status, "13")
 
 
+@pytest.mark.parametrize(
+    ("upgrade", "key", "version", "status"),
+    [
+        ("foo, WebSocket", "dGhlIHNhbXBsZSBub25jZQ==", "1.1", 101),
+        ("websocket", "dGhlIHNhbXBsZSBub25jZQ==", "1.0", 200),
+        ("websocket", "dGhlIHNhbXBsZQ==", "1.1", 400),
+        ("websocket", "not base64", "1.1", 400),
+        ("h2c", "dGhlIHNhbXBsZSBub25jZQ==", "1.1", 200),
+    ],
+)
+def test_handshake_when_it_is_at_the_edge_is_taken_as_the_rfcs_say(web, upgrade, key, version, status):
+    """One of several protocols may be taken, HTTP/1.0 has none to go on with, and a key has 16 octets."""
+    web = web()
+    web.publisher().group()
+    client = web.client()
+    head = f"GET /live/room.flv HTTP/{version}\r\nHost: h\r\nConnection: keep-alive, Upgrade\r\nUpgrade: {upgrade}\r\n"
+    client.send(head + f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n")
+    assert client.answer()[0] == status
+
+
 def test_viewers_when_over_both_protocols_follow_one_log_each(web):
     """A message is serialised once per format, however many watch."""
     web = web()

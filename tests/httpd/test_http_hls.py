@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from hook_kit import HookServer
 from http_kit import wait_for
 
+from flowctl.access.rules import Access, Proof
+from flowctl.access.tokens import SecretFile, signed_query
 from flowctl.errors import FlowctlError
 from flowctl.flv import FlvReader
 from flowctl.judging.penalties import Allowance, PenaltyLimits
@@ -20,6 +24,7 @@ from flowctl.remux.intake import Came, Ended
 from flowctl.remux.serving import HlsFiles, hls_handlers
 from flowctl.server.admission import AdmissionLimits
 
+SECRET = b"a secret of thirty-two or more bytes, for tests"
 PLAYLIST = '#EXTM3U\n#EXT-X-MAP:URI="room-7-init.mp4"\n#EXTINF:4.000,\nroom-7.m4s\n'
 SEGMENT = bytes(range(256)) * 4096  # four parts
 
@@ -80,7 +85,13 @@ def test_connection_when_several_files_are_fetched_stays_open(hls):
 
 @pytest.mark.parametrize(
     ("asked", "begin", "end"),
-    [("0-9", 0, 10), ("1000000-", 1_000_000, 1 << 20), ("-5", (1 << 20) - 5, 1 << 20), ("5-99999999", 5, 1 << 20)],
+    [
+        ("0-9", 0, 10),
+        ("1000000-", 1_000_000, 1 << 20),
+        ("-5", (1 << 20) - 5, 1 << 20),
+        ("5-99999999", 5, 1 << 20),
+        ("0-", 0, 1 << 20),
+    ],
 )
 def test_part_of_a_segment_when_asked_for_is_that_part(hls, asked, begin, end):
     """Range gives the octets that were asked for, and says which they are."""
@@ -232,3 +243,29 @@ def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
     assert [item.session.behaves() for item in made.server.connections()] == [True]
     client.close()
     assert fetch("/live/none.m3u8") == ["127.0.0.1/32"]
+
+
+def test_hls_when_a_token_expires_goes_on_for_who_was_let_in(web, folder):
+    """HTTP hooks are asked once and told once for the whole of it; whoever comes later with that token is refused."""
+    hook = HookServer()
+    now = time.time()
+    access = Access(
+        play_auth=(Proof.TOKEN,),
+        token_secrets=SecretFile("secrets", (SECRET,)),
+        on_play=(hook.url("/play"),),
+        on_stop=(hook.url("/stop"),),
+    )
+    found = web(handlers=hls_handlers(folder), access=access)
+    found.server.hub.gate._now = lambda: now
+    query = signed_query(SECRET, "play", "live/room", int(now) + 60)
+    assert found.get(f"/live/room.m3u8?{query}")[0] == 200
+    now += 3600
+    for name in ("room-7-init.mp4", "room-7.m4s", "room.m3u8", "room-8.ts"):
+        assert found.get(f"/live/{name}?{query}")[0] == 200
+    assert found.get(f"/live/room.m3u8?{query}", "User-Agent: another\r\n")[0] == 401
+    assert hook.actions() == ["on_play"]
+    found.server.stop(5.0)
+    assert hook.actions() == ["on_play", "on_stop"]
+    asked, told = hook.bodies
+    assert {**asked, "action": ""} == {**told, "action": "", "pageUrl": ""}
+    hook.close()
