@@ -43,6 +43,8 @@ _TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
 _RETRY_S: Final = 2.0
 _NAME_BYTES: Final = 230
 """Of an application or a stream, encoded; file systems have 255, of which a number and the suffixes need some."""
+AWAY_S: Final = 10.0
+"""How long a publisher may be away before the playlist ends: players that have read its end never look again."""
 
 
 class SegmentForm(enum.Enum):
@@ -141,6 +143,7 @@ class HlsWriter:
         self._fragments = 0
         self._useless: list[str] = []  # files to remove
         self._no_room_until: float | None = None
+        self._end_at: float | None = None  # when the playlist ends, if nothing comes. None: it does not
         self._why = ""
         self._state = RecorderState.WAITING
         self._segments = self._written_bytes = self._lost_messages = self._lost_bytes = 0
@@ -177,18 +180,22 @@ class HlsWriter:
             if isinstance(item, Came):
                 self._take(item)
             elif isinstance(item, Began):
+                self._end_at = None
                 self._break()
                 self._course.restart()
             elif isinstance(item, Ended):
                 self._break()
                 self._course.restart()
-                self._end_list()
+                self._end_at = self._clock() + AWAY_S
+                self._state = RecorderState.WAITING
                 self.stream_ended.set()
             else:
                 self._lost_messages += item.message_count
                 self._lost_bytes += item.size_bytes
                 self._course.lost("the disk was too slow")
                 _log.warning("HLS lost a part: the disk is too slow", stream=self._name, messages=item.message_count)
+        if self._end_at is not None and self._clock() >= self._end_at:
+            self._end_list()
 
     def _end(self, why: str) -> None:
         del why
@@ -269,6 +276,7 @@ class HlsWriter:
         init = ""
         if form is SegmentForm.TS:
             name, data = f"{stem}.ts", transport(self._opening, units, zero_ms)
+            self._init = b""  # its file goes with the last segment that needs it
         else:
             name, made = f"{stem}.m4s", fragment(self._opening, units, zero_ms, self._fragments + 1)
             data = made.body
@@ -320,6 +328,7 @@ class HlsWriter:
             raise
 
     def _end_list(self) -> None:
+        self._end_at = None
         playlist = self._playlist
         if playlist is None or playlist.ended or not self._segments:
             return

@@ -12,7 +12,7 @@ from remux_kit import checksums, moved, pictures_of, source
 
 from flowctl.errors import ConfigError
 from flowctl.remux.files import Room
-from flowctl.remux.hls import HlsSettings, HlsWriter, SegmentForm
+from flowctl.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.remux.intake import Began, Came, Ended
 from flowctl.remux.recorder import RecorderState
 from flowctl.testing import ManualClock
@@ -83,6 +83,9 @@ def test_hls_when_decoded_has_every_frame(tmp_path, sample, recipe, form, suffix
     assert checksums(got) == checksums(published)
     steps = [b - a for frames in got.values() for (a, _), (b, _) in itertools.pairwise(frames)]
     assert max(steps) < 0.06  # times go on across segments
+    assert "ENDLIST" not in writing.text  # the publisher may be back
+    writing.clock.advance(AWAY_S)
+    writing.say()
     assert writing.text.endswith("#EXT-X-ENDLIST\n")
     durations = [float(item) for item in re.findall(r"EXTINF:([\d.]+)", writing.text)]
     assert sum(durations) == pytest.approx(3.0, abs=0.1)
@@ -123,6 +126,36 @@ def test_hls_when_the_publisher_restarts_says_so(tmp_path, sample):
         checksums(pictures_of(path))["video"] for path in (first, second)
     ]
     assert writing.text.count("#EXT-X-DISCONTINUITY\n") == 1
+
+
+def test_hls_when_the_publisher_is_back_soon_goes_on_in_the_same_playlist(tmp_path, sample):
+    """Players that have read the end of a playlist never look again, so it is written when he has been away."""
+    (_, tags), (_, others) = sample("plain"), sample("larger")
+    writing = Writing(tmp_path)
+    for part in (tags, others):
+        writing.say(Began())
+        writing.feed(part)
+        writing.say(Ended("over"))
+        writing.clock.advance(AWAY_S - 1)
+        writing.say()
+        assert "ENDLIST" not in writing.text
+    assert len(writing.listed) == 6
+    writing.clock.advance(1)
+    writing.say()
+    assert writing.text.endswith("#EXT-X-ENDLIST\n")
+
+
+def test_hls_when_codecs_change_and_change_back_names_files_that_are_there(tmp_path, sample):
+    """The initialisation goes with the last segment that needs it, and is written again for the next one."""
+    (_, hevc), (_, plain) = sample("hevc"), sample("plain")
+    writing = Writing(tmp_path, listed=3)
+    for part in (hevc, plain, plain, plain, hevc):
+        writing.say(Began())
+        writing.feed(part)
+        writing.say(Ended("over"))
+        maps = re.findall(r'URI="(.*)"', writing.text)
+        assert set(maps) <= set(writing.files)
+    assert maps
 
 
 def test_hls_when_the_clock_jumps_says_so_and_goes_on(tmp_path, sample):
