@@ -168,6 +168,20 @@ class Access:
                 return _NOT_FROM_THERE
         return None
 
+    def identity(self, request: LiveRequest, now_s: float) -> str | None:
+        """Return who asks, as a proof says that is another one each time; None: nothing but the request itself does.
+
+        An encoder that comes back may have a new token. A signed one is for one stream alone: whoever has one is whom
+        the signer lets publish that. Web tokens may be for many, and say in ``sub`` who has them.
+        """
+        proofs = self.publish_auth if request.kind == "publish" else ()
+        if Proof.TOKEN in proofs and _tries(Proof.TOKEN, request) and self._fault(Proof.TOKEN, request, now_s) is None:
+            return "signed"
+        if Proof.JWT in proofs and self.jwt_key is not None and _tries(Proof.JWT, request):
+            subject = self.jwt_key.subject(_web_token(request), self.leeway_s)
+            return None if subject is None else f"jwt {subject}"
+        return None
+
     def _prove(self, proofs: tuple[Proof, ...], request: LiveRequest, now_s: float) -> Refusal | None:
         """Return why none of the proofs is there; what is said is of the last one that somebody tried."""
         said = ""

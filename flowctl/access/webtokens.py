@@ -49,9 +49,7 @@ class WebTokenKey:
         if not 0 < len(token) <= _MOST_CHARS:
             return "A web token is needed."
         try:
-            claims = jwt.decode(
-                token, self.key, algorithms=[self.algorithm], leeway=leeway_s, options={"require": ["exp"]}
-            )
+            claims = self._claims(token, leeway_s)
         except jwt.ExpiredSignatureError:
             return "The token has expired."
         except Exception:  # noqa: BLE001 - whatever a stranger's text does to the library, the answer is no
@@ -61,6 +59,20 @@ class WebTokenKey:
         if not any(fnmatchcase(stream, pattern) for pattern in _texts(claims.get("streams"))):
             return "The token is one for another stream."
         return None
+
+    def subject(self, token: str, leeway_s: float) -> str | None:
+        """Return whom a valid token says it is for (``sub``). None: it is not valid, or does not say."""
+        try:
+            found = self._claims(token, leeway_s).get("sub") if len(token) <= _MOST_CHARS else None
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        return found if isinstance(found, str) and found else None
+
+    def _claims(self, token: str, leeway_s: float) -> dict[str, Any]:
+        import jwt  # noqa: PLC0415 - as above
+
+        options: Any = {"require": ["exp"]}
+        return jwt.decode(token, self.key, algorithms=[self.algorithm], leeway=leeway_s, options=options)
 
 
 def _texts(claim: object) -> list[str]:

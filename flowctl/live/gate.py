@@ -161,6 +161,10 @@ class Gate:
         """Refuse who comes from where this is not allowed; None: it is. For requests that go on with what was."""
         return self.access(request).check_network(request)
 
+    def identity(self, request: LiveRequest) -> str | None:
+        """Return who publishes as a proof that changes says; None: none does. See `Access.identity`."""
+        return self.access(request).identity(request, self._now())
+
     def minds(self, request: LiveRequest) -> bool:
         """Return whether anybody decides about a request, or hears of it."""
         access, hooks = self.access(request), self.hooks

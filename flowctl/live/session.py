@@ -467,7 +467,7 @@ class LiveSession(ViewerSession):
         claim = names.claim(
             event.url.path,
             self.number,
-            self._owner(event),
+            self._owner(request),
             lambda refusal: self.on_thread(self._named, event, refusal and Refusal(refusal)),
         )
         self._question = _Asked(claim, event, request, now + _NAME_S)
@@ -487,8 +487,10 @@ class LiveSession(ViewerSession):
         self._start_publishing(event, self.connection.now(), asked.request)
         self._arm()
 
-    def _owner(self, event: rtmp_events.PublishRequested) -> Owner:
-        return Owner.of(address_key(self.peer[0]), self._user, event.query)
+    def _owner(self, request: LiveRequest) -> Owner:
+        identity = self._hub.gate.identity(request)
+        query = request.query if identity is None else {"token": identity}
+        return Owner.of(address_key(self.peer[0]), self._user, query)
 
     # -- publishing
 
@@ -496,7 +498,7 @@ class LiveSession(ViewerSession):
         name, names = event.url.path, self._hub.names
         try:
             right = Right.ASKS if names is None else names.right(name, self.number)
-            stream = self._hub.publish(name, self, self._owner(event), right=right)
+            stream = self._hub.publish(name, self, self._owner(request), right=right)
         except (BusyError, LimitExceededError) as error:
             if names is not None:
                 names.left(name, self.number, grace=False)

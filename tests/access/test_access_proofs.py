@@ -12,10 +12,12 @@ import jwt
 import pytest
 
 from flowctl.access.keys import hash_key, make_key, read_keys
-from flowctl.access.tokens import read_secrets, sign, signed_query
-from flowctl.access.webtokens import read_web_token_key
+from flowctl.access.request import LiveRequest
+from flowctl.access.rules import Access, Proof
+from flowctl.access.tokens import SecretFile, read_secrets, sign, signed_query
+from flowctl.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.errors import ConfigError
-from flowctl.rtmp.url import parse_query
+from flowctl.rtmp.url import parse_query, parse_url
 
 SECRET = b"a secret of sixteen or more bytes, for tests"
 LONG = SECRET * 2
@@ -293,3 +295,32 @@ def test_web_token_key_that_others_may_read_is_refused(tmp_path):
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="mode 0640"):
         read_web_token_key(f"HS256:{path}")
+
+
+def test_publisher_when_it_is_back_with_another_token_is_the_same_owner():
+    """A signed token is for one stream, a web token says who has it; one that is not valid here says nothing."""
+    secret = b"a secret of thirty-two or more bytes, for tests"
+    tokens = Access(publish_auth=(Proof.TOKEN,), token_secrets=SecretFile("secrets", (secret,)))
+    web = Access(publish_auth=(Proof.JWT,), jwt_key=WebTokenKey("HS256", "jwt", secret, secret))
+
+    def owner(access, query):
+        url = parse_url(f"rtmp://h/live/room?{query}")
+        request = LiveRequest(kind="publish", connection=1, peer=("192.0.2.1", 1), url=url)
+        return access.identity(request, 1000.0)
+
+    first, second = (signed_query(secret, "publish", "live/room", expires) for expires in (2000, 3000))
+    assert first != second
+    assert owner(tokens, first) == owner(tokens, second) == "signed"
+    assert owner(tokens, signed_query(secret, "publish", "live/other", 2000)) is None
+    assert owner(tokens, signed_query(secret, "publish", "live/room", 900)) is None
+    assert owner(tokens, "token=signed") is None
+    assert owner(Access(), first) is None
+
+    def token(**claims):
+        return "jwt=" + jwt.encode({"exp": time.time() + 60, **claims}, secret, "HS256")
+
+    assert owner(web, token(sub="ann", iat=1)) == owner(web, token(sub="ann", iat=2)) == "jwt ann"
+    assert owner(web, token(sub="bob")) == "jwt bob"
+    assert owner(web, token()) is None
+    assert owner(web, token(sub="ann", exp=5)) is None
+    assert owner(tokens, token(sub="ann")) is None

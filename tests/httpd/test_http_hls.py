@@ -188,6 +188,8 @@ def test_ffmpeg_when_it_plays_over_http_decodes_every_picture(web, tmp_path):
     writer = HlsWriter("live", "a b", HlsSettings(folder=tmp_path / "hls", segment_s=1.0))
     writer.work([Came(*tag) for tag in FlvReader().feed(path.read_bytes())])
     writer.work([Ended("over")])
+    writer.start()
+    assert writer.stop(20.0)  # which ends the playlist
     found = web(handlers=hls_handlers(tmp_path / "hls"))
     url = f"http://127.0.0.1:{found.address[1]}/live/a%20b.m3u8"
     assert pictures_by_ffmpeg(url) == pictures_by_ffmpeg(path)

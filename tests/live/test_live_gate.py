@@ -160,6 +160,21 @@ def test_client_of_rtmp_with_what_is_asked_for_is_let_in():
     assert world.connect().play(f"live/room?{query}").has(PlayStarted)
 
 
+def test_publisher_when_it_is_back_with_a_new_token_gets_its_name():
+    """Its name is kept for it while its connection is broken, though no two tokens are the same."""
+    access = Access(publish_auth=(Proof.TOKEN,), token_secrets=SECRETS)
+    world = World(config(access=access, return_grace_s=3.0))
+    viewer = world.connect().play()
+    for number, address in enumerate(("192.0.2.1", "192.0.2.1", "198.51.100.1")):
+        query = signed_query(SECRETS.secrets[0], "publish", "live/room", int(time.time()) + 60 + number)
+        publisher = world.connect(address).publish(f"live/room?{query}")
+        assert publisher.has(PublishStarted), (number, publisher.codes)
+        publisher.headers()
+        publisher.vanish()
+        world.run()
+    assert not viewer.ended
+
+
 def test_refused_publisher_that_stays_is_closed_soon():
     """Encoders that do not know the code wait for our close."""
     world = World(config(access=Access(deny_publish=HERE)))
