@@ -169,10 +169,10 @@ class Access:
         return None
 
     def identity(self, request: LiveRequest, now_s: float) -> str | None:
-        """Return who asks, as a proof says that is another one each time; None: nothing but the request itself does.
+        """Return the publisher that a token names, so that one with a newer token is the same; None: no token does.
 
-        An encoder that comes back may have a new token. A signed one is for one stream alone: whoever has one is whom
-        the signer lets publish that. Web tokens may be for many, and say in ``sub`` who has them.
+        A signed token is for one stream alone, so its holder is the one whom the signer lets publish that. Web tokens
+        may be for many streams, and name their holder in ``sub``.
         """
         proofs = self.publish_auth if request.kind == "publish" else ()
         if Proof.TOKEN in proofs and _tries(Proof.TOKEN, request) and self._fault(Proof.TOKEN, request, now_s) is None:

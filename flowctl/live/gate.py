@@ -162,7 +162,7 @@ class Gate:
         return self.access(request).check_network(request)
 
     def identity(self, request: LiveRequest) -> str | None:
-        """Return who publishes as a proof that changes says; None: none does. See `Access.identity`."""
+        """Return the publisher that a token names; None: no token does. See `Access.identity`."""
         return self.access(request).identity(request, self._now())
 
     def minds(self, request: LiveRequest) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
+from flowctl.access.visits import Visits
 from flowctl.addresses import address_key
 from flowctl.connection import Connection
 from flowctl.errors import BusyError, LimitExceededError
@@ -33,7 +34,6 @@ from flowctl.live.statistics import (
     ViewerStatistics,
 )
 from flowctl.live.stream import Stream, StreamMember, Taker
-from flowctl.live.visits import Visits
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import AgeSource

@@ -137,7 +137,7 @@ def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: d
         return 0
     count = 0
     with av.open(target, "w", format=form, options=options) as write:
-        tracks = {item.index: write.add_stream_from_template(item) for item in streams}
+        tracks = {item.index: write.add_stream_from_template(item, opaque=True) for item in streams}
         for packet in read.demux(streams):
             if packet.dts is None or packet.pts is None:
                 continue  # the end

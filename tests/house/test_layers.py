@@ -64,7 +64,7 @@ LAYERS = {
     "control": layer(
         "control", "words text flow outcomes log loop zeromq rpc messenger sending connection server live"
     ),
-    "admin": layer("admin", "words loop server live control"),
+    "admin": layer("admin", "words loop access server live control"),
     "cluster": layer(
         "cluster",
         "words text flow rtmp outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from remux_kit import checksums, moved, pictures_of, source
 
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.flv import FlvReader
+from flowctl.media.sample import find_ffmpeg
 from flowctl.remux.files import Room
 from flowctl.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.remux.intake import Began, Came, Ended
@@ -89,6 +92,24 @@ def test_hls_when_decoded_has_every_frame(tmp_path, sample, recipe, form, suffix
     assert writing.text.endswith("#EXT-X-ENDLIST\n")
     durations = [float(item) for item in re.findall(r"EXTINF:([\d.]+)", writing.text)]
     assert sum(durations) == pytest.approx(3.0, abs=0.1)
+
+
+def test_hls_of_av1_when_decoded_has_every_frame(tmp_path):
+    """Its decoder in FFmpeg has another name than its encoders: what is copied needs neither."""
+    path = tmp_path / "av1.flv"
+    source_of_it = ("-f", "lavfi", "-i", "testsrc2=s=160x96:r=25", "-t", "2", "-pix_fmt", "yuv420p")
+    encode = (*source_of_it, "-c:v", "libsvtav1", "-preset", "12", "-g", "25")
+    try:
+        subprocess.run([str(find_ffmpeg()), "-v", "error", *encode, str(path)], check=True, capture_output=True)
+    except (FlowctlError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this FFmpeg cannot make the sample: {error}")
+    writing = Writing(tmp_path / "hls")
+    writing.feed(FlvReader().feed(path.read_bytes()))
+    writing.say(Ended("over"))
+    assert len(writing.listed) == 2
+    (media,) = writing.media()
+    assert len(pictures_of(media)["video"]) == 50
+    assert checksums(pictures_of(media)) == checksums(pictures_of(path))
 
 
 def test_hls_when_a_segment_is_fetched_alone_it_begins_with_a_key_frame(tmp_path, sample):

@@ -7,12 +7,12 @@ from ipaddress import ip_network
 
 import pytest
 
+from flowctl.access import visits as module
 from flowctl.access.request import LiveRequest
 from flowctl.access.rules import Access
-from flowctl.live import visits as module
+from flowctl.access.visits import IDLE_S, Visits
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import Gate
-from flowctl.live.visits import IDLE_S, Visits
 from flowctl.rtmp.url import parse_url
 
 REQUEST = LiveRequest(

@@ -12,13 +12,12 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
 from flowctl.access.request import LiveRequest
 from flowctl.addresses import address_key
-from flowctl.live.gate import Gate
 from flowctl.printable import printable
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -30,6 +29,19 @@ _MOST_PER_ADDRESS: Final = 256
 """Beyond that each request is asked about on its own: who invents queries pays for it, and pushes nobody out."""
 
 _Key = tuple[str, str, bytes]
+
+
+class Hears(Protocol):
+    """The gate of a server, as far as visits ask and tell it."""
+
+    def minds(self, request: LiveRequest) -> bool:
+        """Return whether anybody decides about a request, or hears of it."""
+
+    def began(self, request: LiveRequest) -> None:
+        """What was asked for has begun."""
+
+    def over(self, request: LiveRequest, why: str) -> None:
+        """It is over."""
 
 
 class _Visit(NamedTuple):
@@ -46,7 +58,7 @@ class Visits:
         call_later: calls back after a while, on any one thread: (delay in seconds, callback).
     """
 
-    def __init__(self, gate: Gate, clock: Callable[[], float], call_later: Callable[..., Any]) -> None:
+    def __init__(self, gate: Hears, clock: Callable[[], float], call_later: Callable[..., Any]) -> None:
         self._gate: Final = gate
         self._clock: Final = clock
         self._call_later: Final = call_later
