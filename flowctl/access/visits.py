@@ -106,7 +106,7 @@ class Visits:
         """End all of them, and let none begin."""
         with self._lock:
             self._stopped = True
-            gone = [self._forget(key) for key in tuple(self._visits)]
+            gone = [self._forget_locked(key) for key in tuple(self._visits)]
         self._tell(gone, "the server stops")
 
     def _look(self) -> None:
@@ -123,10 +123,10 @@ class Visits:
                 key, visit = next(iter(self._visits.items()))
                 if now - visit.asked_at < IDLE_S:
                     break
-                gone.append(self._forget(key))
+                gone.append(self._forget_locked(key))
         self._tell(gone, f"it asked for nothing for {IDLE_S:g} s")
 
-    def _forget(self, key: _Key) -> LiveRequest:  # holds _lock
+    def _forget_locked(self, key: _Key) -> LiveRequest:
         request = self._visits.pop(key).request
         network = address_key(request.peer[0])
         count = self._counts.pop(network) - 1
