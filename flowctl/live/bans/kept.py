@@ -158,7 +158,7 @@ class KeptBans:
             del self._bans[key]
 
     def look(self) -> bool:
-        """Follow the clock, forget what has ended, and write what could not be written; return whether ends moved."""
+        """Follow the clock, forget what is over, write what could not be written; return whether the clock was set."""
         step_s = self._clock.step_s()
         if step_s:
             moved = self._move_ends(step_s)
@@ -169,7 +169,7 @@ class KeptBans:
                 hint="bans of a ban file end at the time that it says, by the new clock",
             )
             self._write_all()
-            return bool(moved)
+            return True  # also where none is left: the list in force has those that have ended, and knows one clock
         now = self._wall()
         over = [key for key, ban in self._bans.items() if not ban.lasts(now)]
         for key in over:

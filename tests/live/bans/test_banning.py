@@ -44,6 +44,21 @@ def test_penalty_when_a_command_has_limited_for_longer_does_not_shorten_it():
     assert lists[-1].bans[0].expires > datetime.now(UTC) + timedelta(minutes=500)
 
 
+def test_ban_when_it_has_ended_does_not_come_back_with_a_clock_that_is_set_back():
+    """The list in force knows the time of day alone, so it is made anew without what is over."""
+    wall, steady = [1.8e9], [0.0]
+    lists = []
+    kept = KeptBans(None, lambda: wall[0], lambda: steady[0])
+    banning = Banning(lambda bans: lists.append(bans) or 0, lambda: None, kept, lambda: wall[0])
+    banning.punish([Ban(cidr=CIDR, expires=datetime.fromtimestamp(wall[0] + 60, UTC), action=BanAction.LIMIT)])
+    wall[0] += 400
+    steady[0] += 400
+    banning.look()
+    wall[0] -= 4000
+    banning.look()
+    assert lists[-1].match("192.0.2.1", wall[0]) is None
+
+
 def test_lift_when_the_store_cannot_be_written_to_changes_nothing(tmp_path, monkeypatch):
     """A network that file and store name stays in both, and in force, when one of them cannot be changed."""
     path = tmp_path / "bans.jsonl"
