@@ -217,7 +217,10 @@ class _Body:
     def give(self) -> None:
         """Send the next part, and have the one after it sent when the kernel has taken it."""
         exchange = self._exchange
-        data = os.pread(self._number, min(_PART_BYTES, self._end - self._at), self._at)
+        try:
+            data = os.pread(self._number, min(_PART_BYTES, self._end - self._at), self._at)
+        except OSError:
+            data = b""  # the disk cannot read it
         self._at += len(data)
         if data:
             exchange.write(data)
@@ -226,7 +229,7 @@ class _Body:
                 exchange.connection.sender.when_drained(self._go_on)
             else:
                 self._close()
-                exchange.connection.close(CloseReason.FINISHED, "a file became shorter while it was sent")
+                exchange.connection.close(CloseReason.FINISHED, "a file could not be read while it was sent")
             return
         self._close()
         exchange.end()
