@@ -257,8 +257,7 @@ def _progress(recorders: Sequence[Recorder | HlsWriter]) -> None:
     size = format_size(sum(item.written_bytes for item in figures))
     lost = sum(item.lost_messages for item in figures)
     line = f"{', '.join(sorted(states))}: {seconds}, {size}, {sum(item.files for item in figures)} files, {lost} lost"
-    sys.stderr.write(f"\r{line[:78]:<78}")
-    sys.stderr.flush()
+    say(f"{line[:78]:<78}", to_stderr=True, end="\r")
 
 
 def _summarise(

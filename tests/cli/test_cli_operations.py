@@ -157,7 +157,7 @@ hint: start one with flowctl serve live, or name one with --server ADDRESS
         assert f"error: {limits}, line 3" in errors
         monkeypatch.setenv("FLOWCTL_SERVER", str(second.ready["port"]))
         status, _, errors = here("reload")
-        assert (status, errors.splitlines()[1]) == (1, "hint: start it with --limits or --bans")
+        assert (status, errors.splitlines()[1]) == (1, "hint: start it with --config, --limits or --bans")
         status, output, errors = here("rpc", "call", str(second.ready["port"]), "flow.stats", '{"viewers": "none"}')
         assert (status, json.loads(output)["result"]["viewers"]) == (0, [])
         assert here("rpc", "call", str(second.ready["port"]), "flow.fly")[0] == 1
