@@ -26,6 +26,7 @@ from flowctl.diffusion.wire import protocol
 from flowctl.flow.limits import DEFAULT_LIMITS, AxisLimits, HardPolicy, Limits
 from flowctl.flow.policy import LivePolicy
 from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
+from flowctl.httpd.limits import HttpLimits
 from flowctl.judging.shadow import Candidate
 from flowctl.judging.shares import ShareSettings
 from flowctl.live.config import LiveConfig
@@ -168,6 +169,29 @@ def work_table() -> str:
     """Return the attacks on the thread's time, which one rule bounds."""
     rows = [[item.id, f"`{item.name}`", item.summary] for item in HOSTILE_PROFILES if item.id.startswith("W")]
     return table(["id", "profile", "what it does"], rows)
+
+
+HTTP_ACTS = {
+    "H01": ("request_time_s",),
+    "H02": ("body_bytes", "request_time_s"),
+    "H03": ("request_time_s",),
+    "H04": ("target_bytes", "header_bytes", "header_count"),
+    "H05": ("requests",),
+    "H06": (),
+    "H07": ("frames_per_second",),
+    "H08": ("frames_per_second",),
+}
+"""Limits of HTTP that act; tests/httpd/test_http_attacks.py runs each attack."""
+
+
+def http_attacks_table() -> str:
+    """Return the attacks on HTTP, with the limits that act on them; a viewer's own act on all of them."""
+    limits, rows = HttpLimits(), []
+    for item in HOSTILE_PROFILES:
+        if item.over_http:
+            acts = ", ".join(f"`{name}` ({getattr(limits, name):g})" for name in HTTP_ACTS[item.id])
+            rows.append([item.id, f"`{item.name}`", item.summary, acts])
+    return table(["id", "profile", "what it does", "limits of HTTP that act (default)"], rows)
 
 
 def hostile_not_possible() -> str:
@@ -412,6 +436,7 @@ GENERATED = {
     "load-columns": load_columns,
     "hostile-table": hostile_table,
     "work-table": work_table,
+    "http-attacks": http_attacks_table,
     "hostile-not-possible": hostile_not_possible,
     "wire-limits": lambda: settings_table(WireLimits, leave_out=frozenset({"amf"})),
     "amf-limits": lambda: settings_table(AmfLimits),
