@@ -39,6 +39,7 @@ TIME_UNITS: Final[Mapping[str, float]] = {
     "m": 60.0,
     "min": 60.0,
     "h": 3600.0,
+    "d": 86_400.0,
 }
 """Seconds of each unit of time."""
 
@@ -71,14 +72,14 @@ def parse_size(text: str, field: str = "size") -> int:
 
 
 def parse_duration(text: str, field: str = "duration") -> float:
-    """Return the seconds that `text` (``8``, ``8s``, ``800ms``, ``2min``, ``1h``) stands for.
+    """Return the seconds that `text` (``8``, ``8s``, ``800ms``, ``2min``, ``1h``, ``7d``) stands for.
 
     Raises:
         ConfigError: `text` has no number or an unknown unit; names `field`.
     """
     number, unit = _split(text, field, "8s")
     if unit not in TIME_UNITS:
-        raise ConfigError(f"{field}: unknown unit {short(unit)} in {short(text)}", hint="use us, ms, s, min or h")
+        raise ConfigError(f"{field}: unknown unit {short(unit)} in {short(text)}", hint="use us, ms, s, min, h or d")
     return number * TIME_UNITS[unit]
 
 

@@ -29,7 +29,7 @@ _MOST_KEYS: Final = 1000
 """All of them are looked at for each that is tried: a millisecond."""
 _MOST_KEY_CHARS: Final = 1024
 _STORED: Final = re.compile(r"sha256:([0-9a-f]{8,64}):([0-9a-f]{64})")
-_HINT: Final = "one sha256:SALT:DIGEST [publish|play] [app/stream] per line, as flowctl key hash writes them"
+_HINT: Final = "one sha256:SALT:DIGEST [publish|play] [app/stream] per line, as flowctl key make FILE adds them"
 
 
 def make_key() -> str:

@@ -128,7 +128,7 @@ class Access:
         for name, proofs in (("publish_auth", self.publish_auth), ("play_auth", self.play_auth)):
             for proof in proofs:
                 if there[proof] is None:
-                    return f"{name} asks for {proof.value}, but there is no {_SETTINGS[proof]}"
+                    return f"{name} asks for {proof.value}, but there is no {PROOF_SETTINGS[proof]}"
         return None
 
     def open_to_all(self, kind: Kind) -> bool:
@@ -209,7 +209,8 @@ class Access:
         return _NOTHING_TO_CHECK
 
 
-_SETTINGS: Final = {Proof.KEY: "keys_file", Proof.TOKEN: "token_secret_file", Proof.JWT: "jwt_key"}
+PROOF_SETTINGS: Final = {Proof.KEY: "keys_file", Proof.TOKEN: "token_secret_file", Proof.JWT: "jwt_key"}
+"""The setting that has what each proof is checked with."""
 _NOTHING_TO_CHECK: Final = "The server has nothing to check this proof with."
 
 

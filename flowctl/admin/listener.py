@@ -31,6 +31,20 @@ _GRACE_S: Final = 1.0
 """How long requests that are cut are waited for."""
 
 
+def tokens_of(config: LiveConfig) -> Tokens | None:
+    """Return the tokens that callers have to show. None: everybody on this machine may call.
+
+    Raises:
+        ConfigError: others can reach it and there are no tokens, or they cannot be used.
+    """
+    if config.admin_token_file is None and not is_loopback(config.admin_address[0]):
+        raise ConfigError(
+            f"admin is {config.admin}, which others can reach, and there is no token: anybody could operate the server",
+            hint="give admin_token_file, or listen on 127.0.0.1",
+        )
+    return None if config.admin_token_file is None else Tokens(config.admin_token_file)
+
+
 def admin_of(server: LiveServer) -> AdminListener:
     """Return the admin surface of one server.
 
@@ -58,13 +72,7 @@ class AdminListener:
     def __init__(self, config: LiveConfig, carry_out: CarryOut, report: ErrorHook | None = None) -> None:
         self._address: Final = config.admin_address
         self._report: Final = report
-        if config.admin_token_file is None and not is_loopback(self._address[0]):
-            raise ConfigError(
-                f"admin is {config.admin}, which others can reach, and there is no token: anybody could operate "
-                "the server",
-                hint="give admin_token_file, or listen on 127.0.0.1",
-            )
-        self._tokens: Final = None if config.admin_token_file is None else Tokens(config.admin_token_file)
+        self._tokens: Final = tokens_of(config)
         self._asking: Final = Asking(carry_out)
         try:
             from flowctl.admin.app import AdminApp  # noqa: PLC0415 - brings FastAPI, of an extra of its own
@@ -72,7 +80,7 @@ class AdminListener:
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"admin needs the package {error.name}, which is not installed",
-                hint="pip install 'flowctl[admin]', or leave admin off",
+                hint="in flowctl's source folder: pip install '.[admin]', or leave admin off",
             ) from error
         self._app: Final = AdminApp(self._asking, self._tokens)
         self._make_server: Final = make_server

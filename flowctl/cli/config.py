@@ -32,13 +32,15 @@ def check(
     """
     from flowctl.cli.common import print_json
     from flowctl.errors import ConfigError
-    from flowctl.live.settings.sources import SERVER, settings_of_all
+    from flowctl.live.settings.sources import SERVER, check_proofs, settings_of_all
     from flowctl.text.output import say
 
     try:
         program, given = _gather(server, file, pairs)
         options = settings_of_all(program, given)
+        check_proofs(given)
         _read_files(options)
+        _check_start(options)
     except ConfigError as error:
         if not as_json:
             raise
@@ -99,6 +101,23 @@ def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[Se
 
     program = load_server(server)
     return program, gather(program, pairs=pairs or (), environment=os.environ, file=file)
+
+
+def _check_start(options: Any) -> None:
+    """See what a server sees when it starts: whether it has the certificate that it needs.
+
+    Raises:
+        ConfigError: it would not start.
+    """
+    from flowctl.live.config import LiveConfig
+
+    if not isinstance(options, LiveConfig):
+        return
+    options.check_certificate()
+    if options.tls_certificate is not None and options.tls_key is not None:
+        from flowctl.server.certificate import Certificate
+
+        Certificate(options.tls_certificate, options.tls_key)
 
 
 def _read_files(options: Any) -> Any:

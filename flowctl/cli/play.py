@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure
+from flowctl.cli.common import CaFile, Insecure, hint_of_end
 from flowctl.text.output import failure, say
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def _written(output: str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         if not opened:
-            raise ConfigError(f"cannot write {output}: {error.strerror}") from error
+            hint = "name a file in a folder that is there, and that you may write to"
+            raise ConfigError(f"cannot write {output}: {error.strerror}", hint=hint) from error
         hint = "make room on its disk, or name another place"
         raise FlowctlError(f"cannot write {output}: {error.strerror}", hint=hint) from error
 
@@ -152,7 +153,7 @@ def _play(
     if ended_by_signal is not None:
         raise typer.Exit(ended_by_signal)
     if end is None or not end.as_wanted:
-        raise FlowctlError(f"the stream was not played to its end: {end}")
+        raise FlowctlError(f"the stream was not played to its end: {end}", hint=hint_of_end(end))
 
 
 def _show(player: RtmpPlayer, *, as_json: bool, to_stderr: bool) -> None:

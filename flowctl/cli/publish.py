@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure
+from flowctl.cli.common import CaFile, Insecure, hint_of_end
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def publish_tags(
     if ended_by_signal is not None:
         raise typer.Exit(ended_by_signal)
     if end is None or not end.as_wanted:
-        raise FlowctlError(f"the stream was not published to its end: {end}")
+        raise FlowctlError(f"the stream was not published to its end: {end}", hint=hint_of_end(end))
 
 
 def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:

@@ -7,7 +7,6 @@ reader of its kind, which names what is wrong, what is allowed, and how one woul
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -140,8 +139,7 @@ def duration(most_s: float = MOST_DURATION_S) -> Kind:
         if type(value) in {int, float}:
             seconds = float(str(value))
         elif isinstance(value, str):
-            days = re.fullmatch(r"\s*([0-9.]+)\s*d\s*", value, re.ASCII)
-            seconds = parse_duration(value, name) if days is None else parse_duration(days[1], name) * 86_400
+            seconds = parse_duration(value, name)
         else:
             seconds = -1.0
         if not 0 <= seconds <= most_s:

@@ -241,6 +241,7 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
                 # The file of settings is read again for the files that it names, and may have nothing new.
                 "changed": taken[name] and (name != "config" or "config file" in details),
                 **({"fault": status.fault} if status.fault else {}),
+                **({"hint": status.hint} if status.hint else {}),
                 **({"now": details[f"{name} file"]} if f"{name} file" in details else {}),
             }
             for name, status in server.reload.status.items()

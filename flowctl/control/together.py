@@ -297,7 +297,7 @@ def _reload(asked: Asked, results: Results) -> Json:
             if _WORST.index(item["state"]) < _WORST.index(known["state"]):
                 known["state"] = item["state"]
             known["changed"] = known["changed"] or item["changed"]
-            for key in ("fault", "now", "waits_for_restart"):
+            for key in ("fault", "hint", "now", "waits_for_restart"):
                 if key in item:
                     known.setdefault(key, item[key])
     faults = dict.fromkeys(fault for _, found in results for fault in found.get("faults", ()))

@@ -591,14 +591,14 @@ class LiveServer(Server):
         )
 
     def _tell_what_is_open(self) -> None:
-        """Say what everybody may do on a server that others than this machine can reach."""
-        public = [item.address[0] for item in self.listeners if not is_loopback(item.address[0])]
-        if not public:
-            return
+        """Say what nobody can do, and what everybody may on a server that others than this machine can reach."""
         config = self.hub.config
         missing = None if config.has_levels else config.access.missing()
         if missing is not None:
-            _log.error("nobody will be let in", why=missing)
+            _log.error("nobody will be let in", why=missing, hint="see docs/access.md")
+        public = [item.address[0] for item in self.listeners if not is_loopback(item.address[0])]
+        if not public:
+            return
         kinds: list[Kind] = ["publish", "play"]
         hooks = self._hooks.decides if self._hooks is not None else {}
         asked = config.rtmp.credentials is not None or hooks.get("connect")

@@ -99,7 +99,10 @@ class Certificate:
         except ssl.SSLError as error:
             raise self._wrong(error) from error
         except OSError as error:
-            raise ConfigError(f"tls_key: cannot read {self.key}: {error.strerror}") from error
+            raise ConfigError(
+                f"tls_key: cannot read {self.key}: {error.strerror}",
+                hint="it must belong to the user that the server runs as",
+            ) from error
         return context
 
     def _wrong(self, error: ssl.SSLError) -> ConfigError:

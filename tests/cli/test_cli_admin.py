@@ -71,5 +71,5 @@ def test_admin_when_its_packages_are_missing_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
-    assert "pip install 'flowctl[admin]'" in done.stderr
+    assert "pip install '.[admin]'" in done.stderr
     assert "Traceback" not in done.stderr

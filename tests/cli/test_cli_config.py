@@ -39,10 +39,16 @@ def test_check_when_the_file_is_valid_says_so(run):
         ("limits = 'two.toml'", "two.toml, line 2: unknown key 'sofd'"),
         ("limits = 'three.toml'", "cannot read the limits in three.toml"),
         ("bans = 'two.toml'", "two.toml, line 1"),
+        ("rtmps = '127.0.0.1:1936'", "rtmps: TLS needs a certificate"),
+        ("tls_certificate = 'none.pem'\ntls_key = 'none.key'", "tls_key: cannot read none.key"),
+        ("publish_auth = 'key'", "one.toml, line 1: publish_auth asks for key, but there is no keys_file"),
+        ("[role.viewer]\nplay_auth = 'token'", "one.toml, line 2: role.viewer.play_auth asks for token"),
+        ("[stream.main]\nstuck = 3", "one.toml, line 1: stream.main: 'main' fits no stream"),
+        ("[application.'a/b']\nstuck = 3", "one.toml, line 1: application.\"a/b\": 'a/b' is no application"),
     ],
 )
 def test_check_when_a_file_is_wrong_names_it(run, one, said):
-    """The file itself, and those of limits and bans that it names."""
+    """The file itself, those that it names, and what a server would refuse to start with."""
     result = run("check", "one.toml", "--json", one=one, two='version = 1\nsofd = "1"\n')
     answer = json.loads(result.stdout)
     assert (result.exit_code, answer["valid"]) == (2, False)

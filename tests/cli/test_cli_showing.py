@@ -34,6 +34,15 @@ def test_table_when_wider_than_the_terminal_has_its_last_columns_under_the_row(c
     assert ("agent LNX" in words) is (columns < 300)
 
 
+def test_rate_when_shown_is_bytes_in_a_second(monkeypatch, capsys):
+    """It is no duration, though its name ends as those of durations do."""
+    monkeypatch.setenv("COLUMNS", "80")
+    show({"connections": [{"connection": 3, "rate_bytes_per_s": 37_325, "since_s": 4.0}]})
+    shown = capsys.readouterr().out
+    assert "36.5 KiB/s" in shown
+    assert "min" not in shown
+
+
 def test_lists_when_in_a_change_have_their_units(monkeypatch, capsys):
     """Figures of a list have the unit of its name, and the list ends where the next name begins."""
     monkeypatch.setenv("COLUMNS", "80")

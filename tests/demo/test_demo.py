@@ -64,7 +64,7 @@ def test_dashboard_when_its_packages_are_missing_is_done_without(monkeypatch, ca
     server.close_listeners()
     said = capsys.readouterr().err
     assert "no dashboard" in said
-    assert "flowctl[admin]" in said
+    assert "pip install '.[admin]'" in said
 
 
 def test_last_line_when_over_names_the_dashboard():

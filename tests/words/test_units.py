@@ -107,7 +107,7 @@ def test_parser_when_there_is_no_number_names_field_text_and_an_example(kind, te
         ("size", "1bit"),
         ("size", "1TiB"),
         ("duration", "1KiB"),
-        ("duration", "1d"),
+        ("duration", "1y"),
         ("duration", "1s/s"),
         ("rate", "1s"),
         ("rate", "1kB"),

@@ -92,7 +92,7 @@ def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
 
 
 def _word(name: str) -> str:
-    for unit in ("_bytes", "_ms", "_s"):
+    for unit in ("_bytes_per_s", "_bytes", "_ms", "_s"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
@@ -112,6 +112,8 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_text(name, item) for item in value) or "none"
     if isinstance(value, int | float):
+        if name.endswith("_bytes_per_s"):
+            return f"{format_size(value)}/s"
         if name.endswith("_bytes"):
             return format_size(value)
         if name.endswith("_ms"):

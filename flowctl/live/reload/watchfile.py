@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, FlowctlError
 
 _FRESH_S: Final = 2.0
 """A file that was changed so shortly before it was read is read again, although it looks the same: two changes within
@@ -40,6 +40,7 @@ class FileStatus:
         invalid: versions of it that were not.
         fault: what is wrong with the present version, and where; empty: nothing, or there is no file.
         there: whether there is a file.
+        hint: what can be done about the fault; empty: it says so itself, or there is none.
     """
 
     path: str
@@ -47,6 +48,7 @@ class FileStatus:
     invalid: int = 0
     fault: str = ""
     there: bool = False
+    hint: str = ""
 
     @property
     def state(self) -> str:
@@ -101,17 +103,17 @@ class WatchedFile:
             if fault == self.status.fault:
                 return False
             self._seen, self._digest = None, b""  # once it can be read it counts as changed
-            self._failed(fault)
+            self._failed(fault, "check owner and permissions")
             raise ConfigError(fault, hint="check owner and permissions") from error
         if data is None:
             return False
         try:
             self._take(self._text(data), str(self.path))
         except Exception as error:
-            self._failed(str(error))
+            self._failed(str(error), (error.hint or "") if isinstance(error, FlowctlError) else "")
             raise
         self._taken = True
-        self.status = replace(self.status, fault="", applied=self.status.applied + 1)
+        self.status = replace(self.status, fault="", hint="", applied=self.status.applied + 1)
         return True
 
     @property
@@ -152,7 +154,7 @@ class WatchedFile:
         """Count `data`, which we have written to the file and put in force, as taken: it is no news any more."""
         self._seen, self._blank, self._digest = None, None, hashlib.blake2b(data).digest()
         self._taken = True
-        self.status = replace(self.status, there=True, fault="", applied=self.status.applied + 1)
+        self.status = replace(self.status, there=True, fault="", hint="", applied=self.status.applied + 1)
 
     def _changed(self) -> bytes | None:
         """Return the contents, if they are others than at the last reading."""
@@ -161,7 +163,7 @@ class WatchedFile:
         except FileNotFoundError:
             # One that vanished is not one that says nothing: what it said stays in force until it says something else.
             self._seen, self._digest, self._blank = None, b"", None
-            self.status = replace(self.status, there=False, fault="")
+            self.status = replace(self.status, there=False, fault="", hint="")
             return None
         if not self.status.there:
             self.status = replace(self.status, there=True)
@@ -201,5 +203,5 @@ class WatchedFile:
             line = data.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{self.path}, line {line}: not valid UTF-8") from error
 
-    def _failed(self, fault: str) -> None:
-        self.status = replace(self.status, fault=fault, invalid=self.status.invalid + 1)
+    def _failed(self, fault: str, hint: str) -> None:
+        self.status = replace(self.status, fault=fault, hint=hint, invalid=self.status.invalid + 1)

@@ -227,7 +227,7 @@ class LiveSettings(BaseModel):
     play_auth: Proofs = _at("access.play_auth", "The same for viewers.", takes=Takes.NOW, of=_VIEWER)
     keys_file: Keys = _at(
         "access.keys",
-        "Hashes of stream keys, one per line, as flowctl key hash writes them.",
+        "Hashes of stream keys, one per line, as flowctl key make writes them.",
         takes=Takes.NOW,
         of=_BOTH,
     )

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
+from flowctl.access.rules import PROOF_SETTINGS
 from flowctl.errors import ConfigError, InternalError
 from flowctl.flow.limits import Limits, write_marks
 from flowctl.live.config import Difference, LiveConfig
@@ -257,6 +258,24 @@ def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
     return dataclasses.replace(options, levels=tuple(levels)) if levels else options
 
 
+def check_proofs(given: Settings) -> None:
+    """See that what is asked for can be checked.
+
+    Raises:
+        ConfigError: a proof is asked for that no level has anything to check with: nobody would be let in.
+    """
+    there = {name for values in given.values() for name in values}
+    for values in given.values():
+        for name in ("publish_auth", "play_auth"):
+            asked = re.findall("[a-z]+", str(values[name].value).lower()) if name in values else ()
+            for proof, needed in PROOF_SETTINGS.items():
+                if proof.value in asked and needed not in there:
+                    raise ConfigError(
+                        f"{values[name].source} asks for {proof.value}, but there is no {needed}",
+                        hint=f"give {needed}, see docs/access.md",
+                    )
+
+
 def read_file(file: Path) -> str:
     """Return the text of a file of settings.
 
@@ -320,6 +339,11 @@ def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
         role, inner = _ROLES[inner[0]], inner[1:]
     if rest and not name:
         raise ConfigError(f"{source}: the name is empty", hint=_LEVELS_HINT)
+    if kind == "application" and "/" in name:
+        raise ConfigError(f"{source}: {short(name)} is no application, it has a /", hint=f'[stream."{name:.60}"]')
+    if kind == "stream" and name and not set(name) & set("/*?["):
+        hint = f'a stream is app/stream, as in [stream."live/{name:.60}"]; of all applications: [stream."*/{name:.60}"]'
+        raise ConfigError(f"{source}: {short(name)} fits no stream", hint=hint)
     found = Place(application=name, role=role) if kind == "application" else Place(stream=name, role=role)
     return found, ".".join(inner)
 
@@ -417,6 +441,8 @@ def hint_for_former(name: str) -> str | None:
 
 
 def _hint(name: str, program: ServerProgram) -> str:
+    if name in _ROLES:
+        return f"a role is [role.{name}]"
     near = difflib.get_close_matches(name, [item.name for item in settings_of(program)], 1)
     listed = f"flowctl serve {program.name} --list-settings lists what there is"
     return f"did you mean {near[0]}? {listed}" if near else listed
