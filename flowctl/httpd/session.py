@@ -170,6 +170,8 @@ class HttpSession(ViewerSession):
                 self._idle, self._due = False, self.connection.now() + self._limits.request_time_s
                 self._arm()
             http.receive_data(piece)
+        if self._playing is not None and at == size:
+            return DONE  # nothing is held, so that it is seen when a player that waits has left
         return InputResult(InputVerdict.BLOCK, at)
 
     def input_resumed(self) -> None:
@@ -611,7 +613,7 @@ class HttpSession(ViewerSession):
         """Take what a player says while it plays; over plain HTTP nothing that would be answered."""
         flv, connection = self._flv, self.connection
         if flv is None or not flv.taken:
-            return InputResult(InputVerdict.BLOCK, 0)  # behind its request
+            return InputResult(InputVerdict.BLOCK, 0) if data else DONE  # behind its request
         if flv.websocket is None:
             return DONE
         at, size, now = 0, len(data), connection.now()

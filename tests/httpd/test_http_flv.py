@@ -295,3 +295,24 @@ def test_response_that_has_not_begun_when_its_publisher_goes_costs_no_turn_of_th
     for _ in range(100):
         other.get("/nothing")
     assert len(calls) - before < 20
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "",
+        (
+            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        ),
+    ],
+)
+def test_player_that_leaves_while_it_waits_is_gone_at_once(web, headers):
+    """Its connection would count for its address, and its stream be kept, for as long as it might have waited."""
+    made = web()
+    client = made.client()
+    client.send(f"GET /live/none.flv HTTP/1.1\r\n{HOST}{headers}\r\n")
+    wait_for(made.viewers)
+    client.close()
+    wait_for(lambda: not made.server.connections())
+    assert not made.viewers()
