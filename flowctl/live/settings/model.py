@@ -77,6 +77,8 @@ _PUBLISHER: Final = frozenset({Role.PUBLISHER})
 _BOTH: Final = frozenset(Role)
 _STREAM: Final[frozenset[Role]] = frozenset()
 """Of the stream itself: applications and streams may say it, roles may not."""
+OF_CONNECTIONS: Final = frozenset({"allow_connect", "deny_connect"})
+"""Settings that applications may say, streams not: over RTMP a connection names no stream, what follows it does."""
 
 
 def _at(

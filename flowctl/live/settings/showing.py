@@ -15,7 +15,16 @@ from flowctl.flow.limits import Limits, write_marks
 from flowctl.flow.limitsfile import LimitsFile
 from flowctl.live.config import LiveConfig
 from flowctl.live.settings.levels import MARKS, Level, Levels, Role
-from flowctl.live.settings.model import LiveSettings, kind_of, of_streams, place, roles_of, settings_of, value_at
+from flowctl.live.settings.model import (
+    OF_CONNECTIONS,
+    LiveSettings,
+    kind_of,
+    of_streams,
+    place,
+    roles_of,
+    settings_of,
+    value_at,
+)
 from flowctl.live.settings.sources import SERVER, Given, Settings, settings_of_all, validated
 from flowctl.rtmp.url import redact_url
 from flowctl.server.program import ServeOptions, ServerProgram
@@ -167,7 +176,8 @@ def sample() -> str:
         levels = (
             ""
             if roles is None
-            else " May differ for an application or stream"
+            else " May differ for an application"
+            + ("" if item.name in OF_CONNECTIONS else " or stream")
             + ("." if not roles else f", or for a {' or '.join(sorted(role.value for role in roles))}.")
         )
         lines += ["", f"# {item.what}{levels}", f"#{item.name} = {value}"]

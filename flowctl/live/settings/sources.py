@@ -22,6 +22,7 @@ from flowctl.flow.limits import Limits, write_marks
 from flowctl.live.config import Difference, LiveConfig
 from flowctl.live.settings.levels import MARKS, Level, Role, Takes
 from flowctl.live.settings.model import (
+    OF_CONNECTIONS,
     PART,
     LiveSettings,
     kind_of,
@@ -427,6 +428,12 @@ def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Plac
                 f"{source}: {name} is a setting of the whole server",
                 hint="levels may have "
                 + ", ".join(item for item in LiveSettings.model_fields if roles_of(item) is not None),
+            )
+        if level.stream and name in OF_CONNECTIONS:
+            instead = " and ".join(name.replace("connect", verb) for verb in ("publish", "play"))
+            raise ConfigError(
+                f"{source}: {name} is of connections, and over RTMP a connection names an application, no stream",
+                hint=f"set {instead} for the stream, or {name} for the application",
             )
         if level.role is not None and level.role not in roles:
             whose = f"of a {next(iter(roles)).value}" if roles else "of the stream itself, whatever the role"

@@ -110,6 +110,16 @@ def test_set_when_the_name_of_a_stream_is_quoted_may_have_any_character():
         ('hooks = """\nx\n"""\nstuck = "soon"', "f.toml, line 4: stuck: 'soon' is not a number with a unit", ""),
         ("role = { viewer = { policy = 'no' } }", "f.toml, line 1: role.viewer.policy is 'no'", ""),
         ('[application.""]\npolicy = "a"', "the name is empty", "[application.NAME]"),
+        (
+            '[stream."live/x"]\ndeny_connect = "10.0.0.0/8"',
+            'f.toml, line 2: stream."live/x".deny_connect: deny_connect is of connections, and over RTMP a connection',
+            "set deny_publish and deny_play for the stream, or deny_connect for the application",
+        ),
+        (
+            '[stream."live/*"]\nallow_connect = "10.0.0.0/8"',
+            'line 2: stream."live/*".allow_connect: allow_connect is of connections',
+            "set allow_publish and allow_play for the stream, or allow_connect for the application",
+        ),
     ],
 )
 def test_file_when_a_level_is_wrong_names_line_key_value_and_rule(text, said, hint):
