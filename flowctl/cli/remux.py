@@ -118,6 +118,8 @@ def hls(
         if playlists.count(path) > 1:
             raise ConfigError(f"two streams would be written to {path}, one is {url}", hint="give each its own --out")
     _made(out)
+    for writer in writers:
+        writer.claim()
     follows = _run(addresses, writers, duration_s=duration_s, once=once)
     _summarise(addresses, writers, follows, as_json=as_json)
 

@@ -121,6 +121,25 @@ def _usage(folder: Path) -> tuple[int, int]:
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
+def lock_file(path: Path) -> int:
+    """Make the file, lock it and return its descriptor: while that is open, nobody else can.
+
+    Raises:
+        BlockingIOError: somebody has it.
+        OSError: it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        raise
+    except OSError:
+        pass  # some file systems have no locks
+    return number
+
+
 class PartFile:
     """A file that is being written.
 

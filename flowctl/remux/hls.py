@@ -4,7 +4,7 @@ How it works. What comes waits in an `Intake`; a segment, from one key frame to 
 in memory and written when it is whole, beside its name and then renamed; then the playlist likewise. So what is fetched
 is always whole. In ``app/`` of the folder stand ``stream.m3u8`` and ``stream-NUMBER.ts`` (or ``.m4s`` and
 ``stream-NUMBER-init.mp4``). Numbers begin with the time of the start, so no player or cache takes a segment for one of
-an earlier run, whose files are removed.
+an earlier run, whose files are removed. So that they are not those of a run beside it, ``.stream.lock`` is locked.
 
 H.264 with AAC or MP3 goes into MPEG-TS, which everything plays, all else into fragmented MP4, as Apple asks for.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import re
 import threading
 import time
@@ -27,7 +28,7 @@ from flowctl.errors import ConfigError
 from flowctl.flow.state import MessageClass
 from flowctl.remux.container import fragment, transport
 from flowctl.remux.course import Course, Unit
-from flowctl.remux.files import PART, Room, encoded
+from flowctl.remux.files import PART, Room, encoded, lock_file
 from flowctl.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
 from flowctl.remux.playlist import PLAYLIST, Playlist, Segment
 from flowctl.remux.recorder import RecorderState, RecorderStatistics
@@ -129,6 +130,7 @@ class HlsWriter:
         self.intake: Final = Intake()
         self.stream_ended: Final = threading.Event()
         self._worker = Worker(self._name, self.intake, self.work, self._end)
+        self._lock_number: int | None = None  # descriptor of the file that says that we write the stream
         self._course = Course()
         self._playlist: Playlist | None = None
         self._units: list[Unit] = []  # of the open segment
@@ -150,6 +152,24 @@ class HlsWriter:
         self._media_ms = 0
 
     # -- any thread
+
+    def claim(self) -> None:
+        """Have the stream's files to ourselves until the end; before `start`.
+
+        Raises:
+            ConfigError: another process writes them, or the folder cannot be written to.
+        """
+        try:
+            self._lock_number = lock_file(self._folder / f".{self._stem}.lock")
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{self.playlist_path} is being written by another process",
+                hint="end that one, or name another folder (--out)",
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {self._folder}: {error.strerror}", hint="name a folder that you may write to"
+            ) from error
 
     def start(self) -> None:
         """Begin."""
@@ -199,8 +219,13 @@ class HlsWriter:
 
     def _end(self, why: str) -> None:
         del why
-        self._break()
-        self._end_list()
+        try:
+            self._break()
+            self._end_list()
+        finally:
+            if self._lock_number is not None:
+                os.close(self._lock_number)
+                self._lock_number = None
         self._state = RecorderState.ENDED
         self.stream_ended.set()
 

@@ -204,6 +204,23 @@ def test_hls_when_it_starts_again_takes_no_old_name(tmp_path):
     assert sorted([*second.listed, "room.m3u8", "room-2.m3u8"]) == second.files
 
 
+def test_hls_when_another_process_writes_the_stream_is_refused(tmp_path):
+    """Each would remove the files of the other; another stream of the folder, and a next run, are let in."""
+    first, second = Writing(tmp_path), Writing(tmp_path)
+    first.writer.claim()
+    with pytest.raises(ConfigError, match=r"live/room\.m3u8 is being written by another process") as caught:
+        second.writer.claim()
+    assert "another folder" in caught.value.hint
+    other = Writing(tmp_path, stream="other")
+    other.writer.claim()
+    for writing in (first, other):
+        writing.writer.start()
+        assert writing.writer.stop(20.0)
+    second.writer.claim()
+    second.writer.start()
+    assert second.writer.stop(20.0)
+
+
 def test_hls_when_the_disk_is_full_keeps_what_is_there_and_goes_on(tmp_path):
     """No room costs segments, which are counted; the playlist stays true, and what follows is told to be apart."""
     free = [1000]

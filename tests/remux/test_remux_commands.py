@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
 from flowctl.cli.remux import hls, record
 from flowctl.errors import ConfigError
+from flowctl.remux.files import lock_file
 
 
 @pytest.mark.parametrize("command", [hls, record])
@@ -34,3 +36,15 @@ def test_hls_when_two_streams_would_have_one_playlist_is_refused(tmp_path, urls)
     with pytest.raises(ConfigError, match="two streams would be written to"):
         hls(urls, out=out)
     assert not out.exists()
+
+
+def test_hls_when_another_process_writes_the_stream_touches_nothing(tmp_path):
+    """The files that are there stay, and what to do is said."""
+    number = lock_file(tmp_path / "live" / ".room.lock")
+    kept = tmp_path / "live" / "room-7.ts"
+    kept.write_bytes(b"x")
+    with pytest.raises(ConfigError, match="is being written by another process") as caught:
+        hls(["rtmp://127.0.0.1:1/live/room"], out=tmp_path, duration="100ms")
+    assert "--out" in caught.value.hint
+    assert kept.exists()
+    os.close(number)
