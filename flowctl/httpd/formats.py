@@ -47,6 +47,7 @@ class FlvTags:
     """
 
     name = "flv"
+    ends: Final = True
 
     def wrapped(self, data: bytes) -> bytes:
         """Return octets as they go behind the head of the response."""

@@ -228,7 +228,8 @@ class Playing:
         FollowPlace(self._connection, self._wire.fanouts, start=start, prefix=prefix, wait_for_key=wait)
 
     def follow_live(self) -> None:
-        """Follow the log from where a viewer starts now."""
+        """Follow the log of the publication that there is now, from where a viewer starts."""
+        self._wire = self.stream.rejoin(self._wire)
         self.follow(self.stream.start_place(self._wire))
 
     def stream_ended(self) -> None:

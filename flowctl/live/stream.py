@@ -359,8 +359,10 @@ class Stream:
     def end(self, now: float) -> None:
         """Tell the viewers, through the logs, that nobody publishes any more, and forget what was cached."""
         with self._lock:
-            for wire in self._wires.values():
+            for key, wire in list(self._wires.items()):
                 wire.end(self._last_timestamp or 0, now)
+                if wire.wire_format.ends:
+                    del self._wires[key]
             self._drop_unused(key=True)
             self._forget_headers()
 
@@ -392,6 +394,12 @@ class Stream:
             wire = self._wires.get(wire_format.name) or self._made_locked(wire_format.name, wire_format)
             wire.viewers += 1
             return wire
+
+    def rejoin(self, wire: WireLog) -> WireLog:
+        """Return the log that is filled now in the format of `wire`, which is given up if it is another one."""
+        found = self.join_format(wire.wire_format)
+        self.leave(wire)
+        return found
 
     def join_link(self) -> WireLog:
         """Return the log for servers that follow this one, on message stream id 1. Any thread; then `leave`.

@@ -90,10 +90,15 @@ class WireFormat(Protocol):
 
     Attributes:
         name: of the format, one per log of a stream.
+        ends: whether nothing can follow what `end` returns, so that each publication has a log of its own.
     """
 
     @property
     def name(self) -> str:
+        """See above."""
+
+    @property
+    def ends(self) -> bool:
         """See above."""
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
@@ -120,6 +125,7 @@ class RtmpChunks:
     """
 
     __slots__ = ("chunk_size", "msid", "name")
+    ends: Final = False
 
     def __init__(self, msid: int, chunk_size: int) -> None:
         self.name = str(msid)

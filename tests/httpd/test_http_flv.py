@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from http_kit import HOST, wait_for
 from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
@@ -14,6 +16,7 @@ from flowctl.flv import FlvReader
 from flowctl.httpd.formats import CHUNKS, FRAMES, TAGS
 from flowctl.httpd.limits import HttpLimits
 from flowctl.httpd.session import HttpSession
+from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
 
@@ -316,3 +319,39 @@ def test_player_that_leaves_while_it_waits_is_gone_at_once(web, headers):
     client.close()
     wait_for(lambda: not made.server.connections())
     assert not made.viewers()
+
+
+@pytest.mark.parametrize("path", ["chunks", "frames"])
+def test_slow_viewer_when_the_name_is_taken_again_gets_nothing_behind_the_end(web, path):
+    """What a new publisher sends at once is not for responses that the one before it has ended."""
+    web = web(socket_options=SocketOptions(send_buffer_bytes=65_536))
+    publisher = web.publisher()
+    publisher.group(b"one")
+    player = web.client() if path == "chunks" else Socket(web)
+    client = player if path == "chunks" else player.client
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    if path == "chunks":
+        client.get()
+    else:
+        player.until(AcceptConnection)
+    wait_for(web.viewers)
+    publisher.group(b"two", 400_000)
+    publisher.end()
+    web.publisher().group(b"new", 1000)
+    raw = client.to_end()
+    assert raw.endswith(b"\r\n0\r\n\r\n" if path == "chunks" else b"the publisher has gone")
+    assert b"new" not in raw.removesuffix(b"the publisher has gone")
+
+
+def test_player_that_waits_when_a_publication_ends_before_it_begins_is_served_by_the_next(web):
+    """A response that has not begun is not bound to the publication that it saw first."""
+    web = web()
+    first = web.publisher(headers=False)
+    first.send(TYPE_AUDIO, AAC_HEADER)
+    client = web.client()
+    client.send(f"GET /live/room.flv HTTP/1.1\r\n{HOST}\r\n")
+    wait_for(lambda: [c for c in web.server.connections() if c.session.role == "viewer"])
+    first.end()
+    web.publisher().group(b"next")
+    assert client.answer()[0] == 200
+    assert client.tags(4)[1][-1].payload in (key(b"next"), audio(b"next"), inter(b"next"))
