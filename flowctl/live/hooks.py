@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal
+from flowctl.access.turns import Turns
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.fieldtypes import check_type
@@ -34,8 +35,12 @@ from flowctl.loop.thread import LoopThread
 
 _LEAST_STOP_S: Final = 0.1
 _MOST_WORKERS: Final = 32
-"""Threads for plain functions that decide. More questions than that wait for one, addresses in turn; coroutines for
-none."""
+"""Threads for plain functions that decide. More questions than that wait for one, addresses in turn."""
+_MOST_COROUTINES: Final = 1000
+"""Coroutines that decide at a time. More questions than that wait, addresses in turn."""
+_MOST_ASKING: Final = 4096
+_MOST_ASKING_OF_ADDRESS: Final = 256
+"""Of those that wait for a coroutine, of all and of one address; more are refused at once."""
 _QUEUE_BYTES: Final = 32 * 1024 * 1024
 """What may wait for `frame`: half a minute of a stream of 8 Mbit/s, whose recorder meets a disk that stands still."""
 _ITEM_BYTES: Final = 512
@@ -80,7 +85,8 @@ class LiveHooks:
 
     `may_connect`, `may_publish` and `may_play` decide: None lets the client in, a text refuses it and is what the
     client is told; a `Refusal` says as what, too. A hook that raises, returns anything else or takes longer than
-    `decide_s` refuses. One connection at a time waits for each call, calls for several connections overlap.
+    `decide_s` refuses; a coroutine is cancelled then. One connection at a time waits for each call, calls for several
+    connections overlap.
 
     The others tell: one call after the other, in order, on a thread of their own, where they may block. They slow
     nobody down. Who cannot keep up with the frames misses some, see `LiveFrame.lost_count`; with thousands of viewers
@@ -154,6 +160,7 @@ class HookRunner:
         self._lock = OwnedLock()
         # Questions that wait for a worker, by address; whose turn it is next comes first; guarded by _lock
         self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._turns: Final = Turns(_MOST_COROUTINES, _MOST_ASKING, _MOST_ASKING_OF_ADDRESS)  # of the loop's thread
         self._workers = 0  # threads for plain functions; guarded by _lock
         self._asked = 0  # questions that are with them or wait for one; guarded by _lock
         self._queued_bytes = 0  # of what waits in _news; guarded by _lock
@@ -225,12 +232,28 @@ class HookRunner:
     async def _decide(self, call: Callable[[], Awaitable[object]], request: LiveRequest, question: Question) -> None:
         refusal: Refusal | None = UNDECIDED
         try:
-            refusal = _refusal(await call(), request.kind)
+            async with asyncio.timeout(self.decide_s) as limit:
+                await self._turns.take(address_key(request.peer[0]))
+                try:
+                    if not question.cancelled:  # withdrawn while it waited
+                        refusal = _refusal(await call(), request.kind)
+                finally:
+                    self._turns.give()
         except asyncio.CancelledError:
             pass  # the loop ends
         except BaseException as error:  # noqa: BLE001 - whatever it is, the answer is no, and nobody else's matter
+            if limit.expired() and isinstance(error, TimeoutError):
+                return  # who asked gives up by himself
             report(self._on_error, f"hook may_{request.kind}", error)
         question.tell(refusal)
+
+    async def _decide_by(self, found: Awaitable[object], request: LiveRequest, question: Question) -> None:
+        """Decide by what a plain function has returned; it is closed where nobody waits for it any more."""
+        try:
+            await self._decide(lambda: found, request, question)
+        finally:
+            if inspect.iscoroutine(found):
+                found.close()
 
     def _decide_plainly(self, hook: Callable[[LiveRequest], object], request: LiveRequest, question: Question) -> None:
         if question.cancelled:
@@ -238,7 +261,7 @@ class HookRunner:
         try:
             found = hook(request)
             if inspect.isawaitable(found):
-                self._run(self._decide(lambda: found, request, question), question)
+                self._run(self._decide_by(found, request, question), question)
                 return
             refusal = _refusal(found, request.kind)
         except BaseException as error:  # noqa: BLE001 - as above

@@ -375,6 +375,56 @@ def test_questions_of_one_address_wait_for_each_other_and_withdrawn_ones_are_not
     assert failures == []
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine function", "plain, gives a coroutine"])
+def test_coroutine_that_hangs_is_cancelled_when_its_time_is_over(run, plain):
+    """It does not outlive its refusal, which is of who asked and no fault to report."""
+    ended = threading.Event()
+
+    async def hangs(_self, _request):
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    hooks = hooks_that((lambda *arguments: hangs(*arguments)) if plain else hangs)  # noqa: PLW0108 - it is what is tested
+    hooks.decide_s = 0.05
+    runner, failures = run(hooks)
+    answers = []
+    runner.ask(request_of(), lambda _question, refusal: answers.append(refusal))
+    assert ended.wait(WAIT_S)
+    runner.stop(WAIT_S)
+    assert (answers, failures) == ([], [])
+
+
+def test_coroutines_at_a_time_are_bounded_and_withdrawn_questions_are_not_asked(run, monkeypatch):
+    """More questions wait for those under way, and each is answered; one that was withdrawn meanwhile is left out."""
+    monkeypatch.setattr("flowctl.live.hooks._MOST_COROUTINES", 8)
+    under_way, peak, calls, answers, done = 0, 0, 0, [], threading.Event()
+
+    async def decide(_self, _request):
+        nonlocal under_way, peak, calls
+        calls, under_way = calls + 1, under_way + 1
+        peak = max(peak, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+
+    def answer(_question, refusal):
+        answers.append(refusal)
+        if len(answers) == 90:
+            done.set()
+
+    runner, failures = run(hooks_that(decide))
+
+    def ask_all():  # in one turn of the loop, so that all of them are there at once
+        for question in [runner.ask(request_of(), answer) for _ in range(100)][-10:]:
+            question.cancel()
+
+    runner._loop.call_soon_threadsafe(ask_all)
+    assert done.wait(WAIT_S)
+    runner.stop(WAIT_S)
+    assert (peak, calls, answers, failures) == (8, 90, [None] * 90, [])
+
+
 def test_answer_that_cannot_be_given_is_reported_and_the_next_one_is(run):
     """A server that is stopping may take no answer any more: the worker lives on."""
     runner, failures = run(hooks_that(lambda *_: None))
