@@ -23,7 +23,7 @@ from flowctl.admin.guard import EVENTS, Guard, Receive, Scope, Send
 from flowctl.admin.metrics import Metrics
 from flowctl.admin.models import ANSWERS, Anything, OneConnection, Problem, Srs
 from flowctl.admin.srs import Rates, Summaries, head, shaped_client, shaped_stream, version_of
-from flowctl.admin.streaming import MOST_LISTENERS, EventStreams
+from flowctl.admin.streaming import EventStreams
 from flowctl.admin.tokens import Tokens
 from flowctl.control.arguments import Argument
 from flowctl.control.operations import OPERATIONS, Operation, Permission
@@ -234,9 +234,9 @@ class AdminApp:
         """Send events as they come; ``Last-Event-ID`` goes on where one was."""
         if _permission(request) < Permission.BASIC:
             raise Refused({"code": "FORBIDDEN", "message": "events take the level basic"})
-        if self.streams.count >= MOST_LISTENERS:
-            said = {"code": "BUSY", "message": f"{MOST_LISTENERS} listen to events already", "hint": "try again"}
-            raise Refused(said)
+        if not self.streams.has_room(request.state.caller):
+            message = f"{self.streams.count} listen to events already, and the rest is for other callers"
+            raise Refused({"code": "BUSY", "message": message, "hint": "end one of yours, or use a token of your own"})
         return _Stream(self.streams)
 
     def _add_health(self, app: FastAPI) -> None:

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeAlias
 
 from starlette.exceptions import HTTPException
 
-from flowctl.addresses import is_loopback
-from flowctl.admin.tokens import Tokens
+from flowctl.addresses import address_key, is_loopback
+from flowctl.admin.tokens import Tokens, digest_of
 from flowctl.control.operations import MOST_CALL, Permission
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -70,7 +70,8 @@ class Guard:
     """Lets requests through to an ASGI application that may go there.
 
     Args:
-        app: the application; finds what the caller may do in ``scope["state"]["permission"]``.
+        app: the application; finds what the caller may do in ``scope["state"]["permission"]``, and in
+            ``scope["state"]["caller"]`` who that is: one token, or where there are none, one address.
         tokens: what callers have to show. None: nothing, for only this machine can reach it.
         is_static: tells whether a path is of a file that anybody may have: the page, which asks for the token.
     """
@@ -89,7 +90,9 @@ class Guard:
             headers = _headers(scope)
             sending.host = self._check_place(headers)
             self._check_form(scope, headers)
-            scope.setdefault("state", {})["permission"] = self._permission(scope["path"], headers)
+            state = scope.setdefault("state", {})
+            state["permission"] = self._permission(scope["path"], headers)
+            state["caller"] = self._caller(scope, headers)
             async with asyncio.timeout(None if scope["path"] == EVENTS else REQUEST_S):
                 await self._app(scope, _Body(receive).receive, sending.send)
         except _Denied as denied:
@@ -125,11 +128,22 @@ class Guard:
     def _permission(self, path: str, headers: dict[bytes, bytes]) -> Permission:
         if self._tokens is None:
             return Permission.ADMIN
-        word, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        found = self._tokens.permission(token.strip()) if word.lower() == "bearer" else Permission.NONE
+        token = _token(headers)
+        found = self._tokens.permission(token) if token else Permission.NONE
         if found is Permission.NONE and not (path in _OPEN or self._is_static(path)):
             raise _Denied(401, "UNAUTHORIZED", "a token is missing or wrong", "Authorization: Bearer TOKEN")
         return found
+
+    def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        if self._tokens is not None:
+            return digest_of(_token(headers)).hex()
+        return address_key(scope["client"][0]) if scope.get("client") else ""
+
+
+def _token(headers: dict[bytes, bytes]) -> str:
+    """Return the token of a request, an empty text where there is none."""
+    word, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token.strip() if word.lower() == "bearer" else ""
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

@@ -29,15 +29,17 @@ KEPT: Final = 1024
 MOST_QUEUED: Final = 256
 """Events that may wait for one listener."""
 MOST_LISTENERS: Final = 32
+"""Of all callers. One may have as many as it leaves free, half of them at most, so that another finds room."""
 CHANGE: Final = "change"
 """What only those hear who may list changes: it has the addresses that were banned."""
 _ASKED: Final = 500
 
 
 class _Listener:
-    """One that listens: what waits for it, how much it has lost, and whether it may hear of changes."""
+    """One that listens: who that is, what waits for it, how much it has lost, and whether it may hear of changes."""
 
-    def __init__(self, *, changes: bool) -> None:
+    def __init__(self, caller: str, *, changes: bool) -> None:
+        self.caller: Final = caller
         self.changes: Final = changes
         self.queue: deque[bytes] = deque()
         self.lost = 0
@@ -76,6 +78,11 @@ class EventStreams:
     def count(self) -> int:
         """How many listen."""
         return len(self._listeners)
+
+    def has_room(self, caller: str) -> bool:
+        """Return whether a caller may have one more listener: no more than are left for others."""
+        own = sum(listener.caller == caller for listener in self._listeners)
+        return own < MOST_LISTENERS - self.count
 
     def end(self) -> None:
         """End all streams. The loop's thread."""
@@ -126,9 +133,9 @@ class EventStreams:
 
     # -- telling
 
-    def _join(self, last_id: str, *, changes: bool) -> _Listener:
-        """Return a new listener, with what it has missed since `last_id`."""
-        listener = _Listener(changes=changes)
+    def _join(self, last_id: str, caller: str, *, changes: bool) -> _Listener:
+        """Return a new listener of a caller, with what it has missed since `last_id`."""
+        listener = _Listener(caller, changes=changes)
         run, _, number = last_id.partition("-")
         if last_id and (run != self._run or not number.isdecimal()):
             listener.queue.append(_lost(None, "another run of the server"))
@@ -152,11 +159,13 @@ class EventStreams:
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        changes = scope.get("state", {}).get("permission", Permission.NONE) >= Permission.ADMIN
-        listener = self._join(found[:40], changes=changes)
+        state = scope.get("state", {})
+        changes = state.get("permission", Permission.NONE) >= Permission.ADMIN
+        # Before anything is awaited: `has_room` was asked just now.
+        listener = self._join(found[:40], state.get("caller", ""), changes=changes)
         leaves = asyncio.get_running_loop().create_task(_left(receive, listener.woken.set))
         try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send(_body(b"retry: 2000\n: flowctl\n\n"))
             while not (self._ends or leaves.done()):
                 if listener.queue or listener.lost:

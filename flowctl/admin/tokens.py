@@ -58,7 +58,7 @@ class Tokens:
                     f"{path}, line {number}: not TOKEN [basic|admin] with a token of {_LEAST} characters or more",
                     hint="python -c 'import secrets; print(secrets.token_urlsafe())' makes one",
                 )
-            digests.append((_digest(words[0]), level))
+            digests.append((digest_of(words[0]), level))
         if not digests:
             raise ConfigError(f"admin_token_file: {path} has no token", hint="a line of it is TOKEN [basic|admin]")
         self._digests = digests
@@ -66,12 +66,13 @@ class Tokens:
     def permission(self, token: str) -> Permission:
         """Return what the bearer of a token may do; all are looked at, however early one fits."""
         self._look()
-        given, found = _digest(token), Permission.NONE
+        given, found = digest_of(token), Permission.NONE
         for digest, level in self._digests:
             if hmac.compare_digest(digest, given):
                 found = max(found, level)
         return found
 
 
-def _digest(token: str) -> bytes:
+def digest_of(token: str) -> bytes:
+    """Return what is kept of a token: it tells tokens apart, and not what they are."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -12,6 +12,7 @@ import pytest
 from e2e_kit import NAME, Clients, open_live_server, wait_for_viewers, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from flowctl.admin import streaming
 from flowctl.admin.listener import admin_of
 from flowctl.errors import ConfigError
 from flowctl.media.synthetic import SyntheticSource
@@ -180,6 +181,26 @@ def test_tokens_when_there_are_some_decide_who_may_do_what(admin):
     assert post("/api/v1/ban", json={"network": "192.0.2.7"}, headers=full).status_code == 200
     assert get("/api/v1/streams", headers={"authorization": f"Bearer {ADMIN}x"}).status_code == 401
     assert get("/api/v1/streams", headers=full | {"host": "admin.example.com"}).status_code == 200
+
+
+def test_listeners_of_one_token_leave_room_for_others(admin, monkeypatch):
+    """Who may only look cannot keep those away from events who operate the server."""
+    monkeypatch.setattr(streaming, "MOST_LISTENERS", 4)
+    found = admin(tokens=f"{ADMIN}\n{BASIC} basic\n")
+    basic, full = ({"authorization": f"Bearer {token}"} for token in (BASIC, ADMIN))
+    with contextlib.ExitStack() as stack:
+
+        def listen(headers):
+            return stack.enter_context(found.http.stream("GET", "/api/v1/events", headers=headers)).status_code
+
+        assert [listen(who) for who in (basic, basic, basic)] == [200, 200, 503]
+        assert [listen(who) for who in (full, full)] == [200, 503]
+
+    def listens_again():
+        with found.http.stream("GET", "/api/v1/events", headers=basic) as response:
+            return response.status_code == 200
+
+    wait_until(listens_again, "room for a listener")
 
 
 @pytest.mark.parametrize("text", ["", "short", f"{ADMIN} root", f"{ADMIN} basic more"])
