@@ -131,11 +131,17 @@ class Access:
                     return f"{name} asks for {proof.value}, but there is no {PROOF_SETTINGS[proof]}"
         return None
 
-    def open_to_all(self, kind: Kind) -> bool:
-        """Return whether these settings let everybody publish, or play, from anywhere."""
+    def open_to_all(self, kind: Kind, protocol: str = "rtmp") -> bool:
+        """Return whether these settings let everybody publish, or play, from anywhere.
+
+        Args:
+            kind: ``"publish"`` or ``"play"``.
+            protocol: by which; `on_connect` is asked about connections of ``"rtmp"`` alone.
+        """
         proofs = self.publish_auth if kind == "publish" else self.play_auth
         allowed = self.allow_connect or (self.allow_publish if kind == "publish" else self.allow_play)
-        return not (proofs or allowed or self.on_connect or self.asked(kind))
+        connect = self.on_connect if protocol == "rtmp" else ()
+        return not (proofs or allowed or connect or self.asked(kind))
 
     def check(self, request: LiveRequest, now_s: float) -> Refusal | None:
         """Return why networks or proofs do not allow a request. None: they do.

@@ -596,16 +596,25 @@ class LiveServer(Server):
         missing = None if config.has_levels else config.access.missing()
         if missing is not None:
             _log.error("nobody will be let in", why=missing, hint="see docs/access.md")
-        public = [item.address[0] for item in self.listeners if not is_loopback(item.address[0])]
+        public = [item for item in self.listeners if not is_loopback(item.address[0])]
         if not public:
             return
+        protocols = {"http" if item.name in ("http", "https") else "rtmp" for item in public}
         kinds: list[Kind] = ["publish", "play"]
-        hooks = self._hooks.decides if self._hooks is not None else {}
-        asked = config.rtmp.credentials is not None or hooks.get("connect")
-        free = [kind for kind in kinds if config.access.open_to_all(kind) and not (asked or hooks.get(kind))]
+        free: list[str] = [kind for kind in kinds if "rtmp" in protocols and self._is_open(kind, "rtmp")]
+        if "http" in protocols and "play" not in free and self._is_open("play", "http"):
+            free.append("play over HTTP")
         if free:
             hint = "see docs/access.md: publish_auth, play_auth, allow_publish, on_publish and others"
-            _log.warning("open to everybody", may=" and ".join(free), host=",".join(dict.fromkeys(public)), hint=hint)
+            hosts = ",".join(dict.fromkeys(item.address[0] for item in public))
+            _log.warning("open to everybody", may=" and ".join(free), host=hosts, hint=hint)
+
+    def _is_open(self, kind: Kind, protocol: str) -> bool:
+        """Return whether nothing keeps anybody from `kind`; of HTTP nobody is asked about connecting, as with SRS."""
+        config = self.hub.config
+        hooks = self._hooks.decides if self._hooks is not None else {}
+        asked = config.rtmp.credentials is not None or hooks.get(kind) or (protocol == "rtmp" and hooks.get("connect"))
+        return not asked and config.access.open_to_all(kind, protocol)
 
     def _before_stop(self, deadline_s: float) -> None:
         """Tell clients that understand it: those of RTMP to reconnect, WebSocket players that the server goes away."""

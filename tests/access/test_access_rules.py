@@ -168,6 +168,7 @@ def test_what_is_open_to_everybody_is_known(fields, publish, play):
     """So that a server which listens for the world can say it."""
     access = Access(**fields)
     assert (access.open_to_all("publish"), access.open_to_all("play")) == (publish, play)
+    assert access.open_to_all("play", "http") == (play or bool(access.on_connect))
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,28 @@ def test_server_that_others_can_reach_says_what_is_open_to_everybody(host, acces
     assert [(line["event"], line.get("may")) for line in lines] == said
 
 
+@pytest.mark.parametrize(
+    ("rtmp", "http", "access", "may"),
+    [
+        ("0.0.0.0", "0.0.0.0", {"on_connect": ("http://127.0.0.1:1/",)}, ["play over HTTP"]),
+        ("0.0.0.0", "127.0.0.1", {"on_connect": ("http://127.0.0.1:1/",)}, []),
+        ("0.0.0.0", "0.0.0.0", {"on_connect": ("http://127.0.0.1:1/",), "play_auth": (Proof.KEY,), "keys": KEYS}, []),
+        ("127.0.0.1", "0.0.0.0", {}, ["play over HTTP"]),
+        ("0.0.0.0", "0.0.0.0", {}, ["publish and play"]),
+    ],
+)
+def test_server_that_others_can_reach_says_what_is_open_over_http(rtmp, http, access, may):
+    """Nobody is asked about a connection of HTTP, so that what guards connections of RTMP guards no play over HTTP."""
+    server = LiveServer(LiveConfig(host=rtmp, access=Access(**access)))
+    try:
+        server.listen(http, 0, name="https")
+        with structlog.testing.capture_logs() as lines:
+            server._tell_what_is_open()
+    finally:
+        server.close_listeners()
+    assert [line["may"] for line in lines] == may
+
+
 class Ours(LiveHooks):
     """Lets in whose name begins with a letter that is allowed."""
 
