@@ -1,14 +1,15 @@
-"""Stream keys: files with their hashes, and looking a key up in constant time.
+"""Stream keys: files with their hashes, and looking a key up in a time that does not grow with the file.
 
 A stored key is ``sha256:SALT:DIGEST``, both in hex. A fast hash is enough since a key has 16 characters or more and is
-best made by `make_key`; a slow one would let strangers keep the server's cores busy with wrong keys. Each line of a
-file may say behind the hash what the key is for: ``publish`` or ``play``, and a pattern of ``app/stream``.
+best made by `make_key`; a slow one would let strangers keep the server's cores busy with wrong keys. The keys of a file
+share their salt, or a few, so that one that is tried is hashed once for each salt and looked up, however many there
+are. Each line of a file may say behind the hash what the key is for: ``publish`` or ``play``, and a pattern of
+``app/stream``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 import secrets
 from collections.abc import Iterable
@@ -26,7 +27,8 @@ _SALT_BYTES: Final = 16
 _KEY_BYTES: Final = 18
 """144 bits, 24 characters."""
 _MOST_KEYS: Final = 1000
-"""All of them are looked at for each that is tried: a millisecond."""
+_MOST_SALTS: Final = 32
+"""A key that is tried is hashed with each of them, a microsecond; files that were put together have a few."""
 _MOST_KEY_CHARS: Final = 1024
 _STORED: Final = re.compile(r"sha256:([0-9a-f]{8,64}):([0-9a-f]{64})")
 _HINT: Final = "one sha256:SALT:DIGEST [publish|play] [app/stream] per line, as flowctl key make FILE adds them"
@@ -37,8 +39,12 @@ def make_key() -> str:
     return secrets.token_urlsafe(_KEY_BYTES)
 
 
-def hash_key(key: str) -> str:
+def hash_key(key: str, salt: bytes | None = None) -> str:
     """Return what is stored of a key.
+
+    Args:
+        key: the key.
+        salt: of the file that it is for (`salt_of`). None: a new one.
 
     Raises:
         ConfigError: it is too short, or has a character that ends it in an address. The message does not show it.
@@ -50,8 +56,14 @@ def hash_key(key: str) -> str:
         )
     if not key.isprintable() or re.search(r"[\s&?#/=]", key.rstrip("=")):
         raise ConfigError("the key has a blank or one of &?#/=, it could not stand in an address")
-    salt = secrets.token_bytes(_SALT_BYTES)
+    salt = salt or secrets.token_bytes(_SALT_BYTES)
     return f"sha256:{salt.hex()}:{_digest(salt, key).hex()}"
+
+
+def salt_of(text: str) -> bytes | None:
+    """Return the salt that the next key of a file gets: that of its first. None: it has no key."""
+    found = next((match for line in text.splitlines() if (match := _STORED.match(line.strip()))), None)
+    return None if found is None or len(found[1]) % 2 else bytes.fromhex(found[1])
 
 
 def _digest(salt: bytes, key: str) -> bytes:
@@ -86,27 +98,37 @@ class KeyFile:
 
     path: str
     keys: tuple[StoredKey, ...]
+    _found: dict[bytes, dict[bytes, list[StoredKey]]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[bytes, dict[bytes, list[StoredKey]]] = {}
+        for stored in self.keys:
+            found.setdefault(stored.salt, {}).setdefault(stored.digest, []).append(stored)
+        object.__setattr__(self, "_found", found)
 
     def __str__(self) -> str:
         return self.path
 
     def allows(self, tried: Iterable[str], kind: Kind, stream: str) -> bool:
-        """Return whether one of the keys that were tried is one of these, for that; takes as long in any case."""
-        found = False
-        for key in tried:
-            if not 0 < len(key) <= _MOST_KEY_CHARS:
-                continue
-            for stored in self.keys:
-                same = hmac.compare_digest(_digest(stored.salt, key), stored.digest)
-                found |= same and stored.kind in (None, kind) and fnmatchcase(stream, stored.streams)
-        return found
+        """Return whether one of the keys that were tried is one of these, for that.
+
+        How long it takes tells at most how a hash begins that has a salt, which nobody outside can know.
+        """
+        return any(
+            stored.kind in (None, kind) and fnmatchcase(stream, stored.streams)
+            for key in set(tried)
+            if 0 < len(key) <= _MOST_KEY_CHARS
+            for salt, keys in self._found.items()
+            for stored in keys.get(_digest(salt, key), ())
+        )
 
 
 def read_keys(path: Path) -> KeyFile:
     """Return the keys of a file: a stored one per line, ``#`` begins a comment line.
 
     Raises:
-        ConfigError: the file cannot be read, has no keys or too many, or a line is none; the message shows no line.
+        ConfigError: the file cannot be read, has no keys, too many of them or of salts, or a line is none; the
+            message shows no line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -119,6 +141,12 @@ def read_keys(path: Path) -> KeyFile:
     ]
     if not 1 <= len(keys) <= _MOST_KEYS:
         raise ConfigError(f"{path} holds {len(keys)} keys, it must be 1 to {_MOST_KEYS}", hint=_HINT)
+    salts = len({stored.salt for stored in keys})
+    if salts > _MOST_SALTS:
+        raise ConfigError(
+            f"the keys of {path} have {salts} salts, they may have {_MOST_SALTS}: each is a hash for each try",
+            hint="flowctl key make FILE and flowctl key hash FILE give keys the salt that the file has",
+        )
     return KeyFile(str(path), tuple(keys))
 
 

@@ -16,6 +16,9 @@ _For = Annotated[str, typer.Option("--for", metavar="publish|play", help="What i
 _Streams = Annotated[str, typer.Option(metavar="PATTERN", help="Of app/stream, with * and ?; without it all.")]
 
 
+_File = Annotated[Path | None, typer.Argument(help="keys_file that gets its hash as a line; made if absent.")]
+
+
 @app.callback()
 def key() -> None:
     """Make stream keys, hash them, and sign addresses."""
@@ -23,35 +26,34 @@ def key() -> None:
 
 @app.command("make")
 def make(
-    file: Annotated[Path | None, typer.Argument(help="keys_file that gets its hash as a line; made if absent.")] = None,
+    file: _File = None,
     *,
     kind: _For = "",
     streams: _Streams = "",
 ) -> None:
     """Make a stream key and write it; the server gets its hash alone."""
-    from flowctl.access.keys import hash_key, make_key
+    from flowctl.access.keys import make_key
     from flowctl.text.output import say
 
     made = make_key()
-    line = _line(hash_key(made), kind, streams)
+    line = _kept(file, made, kind, streams)
     if file is None:
         say(line, to_stderr=True)
     else:
-        before = file.read_text("utf-8") if file.exists() else ""
-        file.write_text(before + ("" if before.endswith("\n") or not before else "\n") + line + "\n", "utf-8")
         say(f"its hash is in {file}; this is the key, behind the name: app/stream?key=...", to_stderr=True)
     say(made)
 
 
 @app.command("hash")
-def hash_(*, kind: _For = "", streams: _Streams = "") -> None:
+def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> None:
     """Read a stream key from standard input, and write the line for keys_file."""
     import sys
 
-    from flowctl.access.keys import hash_key
     from flowctl.text.output import say
 
-    say(_line(hash_key(sys.stdin.readline().strip()), kind, streams))
+    line = _kept(file, sys.stdin.readline().strip(), kind, streams)
+    if file is None:
+        say(line)
 
 
 @app.command("secret")
@@ -107,6 +109,17 @@ def _kind(text: str) -> Kind | None:
     if text:
         raise ConfigError(f"{text!r:.40} is nothing that is allowed", hint="publish or play")
     return None
+
+
+def _kept(file: Path | None, key: str, kind: str, streams: str) -> str:
+    """Return the line of a key, put into a file where one is named, with the salt of the keys there."""
+    from flowctl.access.keys import hash_key, salt_of
+
+    before = file.read_text("utf-8") if file is not None and file.exists() else ""
+    line = _line(hash_key(key, salt_of(before)), kind, streams)
+    if file is not None:
+        file.write_text(before + ("" if before.endswith("\n") or not before else "\n") + line + "\n", "utf-8")
+    return line
 
 
 def _line(stored: str, kind: str, streams: str) -> str:

@@ -11,6 +11,7 @@ import time
 import jwt
 import pytest
 
+from flowctl.access import keys as keys_module
 from flowctl.access.keys import hash_key, make_key, read_keys
 from flowctl.access.request import LiveRequest
 from flowctl.access.rules import Access, Proof
@@ -64,6 +65,36 @@ def test_keys_when_one_of_several_fits_are_good_and_none_is_stored_as_it_is(tmp_
     assert KEY not in path.read_text() + repr(keys)
     assert keys.keys[3].digest.hex() not in repr(keys)
     assert hash_key(KEY) != hash_key(KEY)  # salted
+
+
+def test_key_that_is_tried_is_hashed_once_however_many_are_stored(tmp_path, monkeypatch):
+    """Keys of one file share their salt, so strangers with wrong keys cost the server the same in any case."""
+    salt = bytes(range(16))
+    path = written(tmp_path / "keys", *(hash_key(f"{KEY}{number}", salt) for number in range(1000)))
+    keys = read_keys(path)
+    hashed = []
+    digest = keys_module._digest
+    monkeypatch.setattr(keys_module, "_digest", lambda *given: hashed.append(given) or digest(*given))
+    assert not keys.allows(["wrong" * 5, "", "wrong" * 5], "play", "live/room")
+    assert keys.allows([f"{KEY}999"], "play", "live/room")
+    assert len(hashed) == 2
+
+
+def test_key_that_stands_in_several_lines_is_good_for_what_any_says(tmp_path):
+    """With salts of their own, or with the same."""
+    salt = bytes(range(16))
+    lines = (hash_key(KEY, salt) + " play one/*", hash_key(KEY, salt) + " play two/*", hash_key(KEY) + " play three/*")
+    keys = read_keys(written(tmp_path / "keys", *lines))
+    found = [keys.allows([KEY], "play", f"{name}/room") for name in ("one", "two", "three", "four")]
+    assert found == [True, True, True, False]
+
+
+def test_file_whose_keys_have_too_many_salts_is_an_error(tmp_path):
+    """Each salt is a hash more for each key that is tried; a few are for files that were put together."""
+    lines = [hash_key(f"{KEY}{number}") for number in range(33)]
+    with pytest.raises(ConfigError, match="33 salts, they may have 32"):
+        read_keys(written(tmp_path / "keys", *lines))
+    assert read_keys(written(tmp_path / "keys", *lines[1:])).allows([f"{KEY}32"], "play", "live/room")
 
 
 @pytest.mark.parametrize("key", ["short", "x" * 15, "with blank in the middle", "a&b" * 8, "x" * 2000, "a?b" * 9, ""])

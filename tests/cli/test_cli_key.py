@@ -34,7 +34,11 @@ def test_key_from_standard_input_is_hashed(tmp_path):
     """It is no argument, which others would see in the list of processes."""
     line = run("hash", "--for", "play", text="a-key-of-my-own-choice\n").stdout
     (tmp_path / "keys").write_text(line)
-    assert read_keys(tmp_path / "keys").allows(["a-key-of-my-own-choice"], "play", "live/room")
+    assert run("hash", tmp_path / "keys", text="another-key-of-my-choice\n").stdout == ""
+    keys = read_keys(tmp_path / "keys")
+    assert keys.allows(["a-key-of-my-own-choice"], "play", "live/room")
+    assert keys.allows(["another-key-of-my-choice"], "publish", "live/room")
+    assert len({stored.salt for stored in keys.keys}) == 1
 
 
 @pytest.mark.parametrize(
