@@ -13,7 +13,7 @@ import typer
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
-    from flowctl.cluster.follow import Follow
+    from flowctl.cluster.follow import Follow, FollowStatistics
     from flowctl.remux.hls import HlsWriter
     from flowctl.remux.recorder import FinishedFile, Form, Recorder
     from flowctl.rtmp.url import RtmpUrl
@@ -43,8 +43,9 @@ def record(
 ) -> None:
     """Record live streams, and write the name of each finished file to standard output.
 
-    A stream that is not published yet is waited for, a server that is lost is tried again. A file that is being written
-    ends with .part; what an earlier run has left behind is finished first.
+    A stream that is not published yet is waited for. A server that is lost, or not there, is tried again until the end,
+    and the log says why. A file that is being written ends with .part; what an earlier run has left behind is finished
+    first.
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.remux.files import NameTemplate
@@ -229,6 +230,7 @@ def _run(
     with terminable():
         group.start()
         follows = [pull(url, recorder.intake, group) for url, recorder in zip(addresses, recorders, strict=True)]
+        told = [""] * len(follows)
         try:
             for recorder, follow in zip(recorders, follows, strict=True):
                 recorder.start()
@@ -237,6 +239,10 @@ def _run(
                 once and all(recorder.stream_ended.is_set() for recorder in recorders)
             ):
                 time.sleep(_LOOK_S)
+                told = [
+                    _outage(url, follow.statistics(), why)
+                    for url, follow, why in zip(addresses, follows, told, strict=True)
+                ]
                 if shown:
                     _progress(recorders)
         except (KeyboardInterrupt, TerminatedError):
@@ -247,6 +253,20 @@ def _run(
         for recorder in recorders:
             recorder.stop(_STOP_S)
     return follows
+
+
+def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
+    """Say once for each reason why nothing comes and that it is tried again; return the reason, empty: it comes."""
+    from flowctl.cluster.follow import FollowState
+    from flowctl.log import get_logger
+
+    if figures.state is FollowState.RUNNING:
+        return ""
+    why = figures.why.partition(" (")[0]  # behind it are figures, new with each try
+    if figures.state is FollowState.RESTING and figures.tries and why != told:
+        get_logger("flowctl.remux").warning("nothing to record, trying again", url=str(url), why=figures.why)
+        return why
+    return told
 
 
 def _progress(recorders: Sequence[Recorder | HlsWriter]) -> None:

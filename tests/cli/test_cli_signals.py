@@ -42,3 +42,20 @@ def test_publish_when_it_is_ended_says_what_it_did(number):
         status, output, _ = finish(client)
     assert status == 143
     assert json.loads(output)["end"] is not None
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_record_when_it_is_ended_while_its_server_is_lost_ends_in_order(tmp_path, number):
+    """A recording that tries a server that has ended says so, and a signal ends it."""
+    with served("live") as server:
+        url = server.url().replace("rtmp://", "rtmps://")
+    client = start("record", url, "--once", "--duration", "20s", "--out", str(tmp_path))
+    heard = []
+    while not any("trying again" in line for line in heard):
+        heard.append(client.stderr.readline())
+        assert heard[-1], heard
+    client.send_signal(number)
+    status, _, errors = finish(client)
+    assert status == 0
+    assert f"{url}: 0 files" in errors

@@ -1,8 +1,9 @@
-"""What the commands refuse before anything is written."""
+"""What the commands refuse before anything is written, and what they say of a server that is not there."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 import pytest
@@ -48,3 +49,19 @@ def test_hls_when_another_process_writes_the_stream_touches_nothing(tmp_path):
     assert "--out" in caught.value.hint
     assert kept.exists()
     os.close(number)
+
+
+@pytest.mark.parametrize("scheme", ["rtmp", "rtmps"])
+@pytest.mark.parametrize("command", [hls, record])
+def test_command_when_the_server_has_ended_says_why_once_and_tries_again(tmp_path, capsys, command, scheme):
+    """It looked as if it hung: a refused connection was tried again and again without a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    if command is hls:
+        pytest.importorskip("av")
+    url = f"{scheme}://127.0.0.1:{port}/live/room"
+    command([url], out=tmp_path, once=True, duration="1200ms")
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "nothing to record, trying again" in line]
+    assert "warning" in told
+    assert url in told
+    assert "Connection refused" in told
