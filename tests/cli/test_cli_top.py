@@ -13,6 +13,11 @@ from flowctl.cli.control.top import screen
 from flowctl.control.listener import listener_of
 from flowctl.media.synthetic import SyntheticSource
 
+LATE = (
+    "OVERLOADED for 3.1 s; queued: bytes 2100000, limit 2097152; queued 2 MiB in 900 messages, oldest 3.4 s; "
+    "the kernel has taken nothing for 3 s; to blame: viewer link"
+)
+
 
 def look(count):
     """Return what a server with `count` connections tells, one of them hostile in its words."""
@@ -51,6 +56,31 @@ def test_screen_when_it_has_80_columns_and_24_lines_shows_figures_streams_and_co
     assert sum(line.startswith("live/") for line in lines) == 5
     assert sum(" SOFT " in line for line in lines[5:]) >= 10
     assert lines[-1].startswith("and 8")
+
+
+@pytest.mark.parametrize(
+    ("why", "columns", "shown"),
+    [
+        (LATE, 80, "link: bytes"),
+        (LATE, 100, "link: bytes 2100000, limit 2097152"),
+        (LATE, 116, "link: queued: bytes 2100000, limit 2097152"),
+        (LATE, 300, LATE),
+        (LATE.replace("bytes 2100000", "messages 4100"), 80, "link: messages"),
+        (LATE.replace("viewer link", "publisher burst"), 80, "burst: bytes"),
+        (LATE.replace("viewer link", "policy"), 80, "policy: bytes"),
+        (LATE.replace("queued: bytes 2100000, limit 2097152", "would block"), 80, "link: blocked"),
+        ("READY for 5.2 s; nothing queued", 80, "nothing queued"),
+        ("READY for 5.2 s; queued 1.2 MiB in 31 messages, oldest 40 ms", 80, "queued 1.2 MiB"),
+        ("READY for 5.2 s", 80, "READY for 5.2 s"),
+    ],
+)
+def test_screen_when_why_is_longer_than_its_room_shows_blame_and_reason(why, columns, shown):
+    """In 80 columns it ended within the state, which has a column of its own."""
+    found = look(1)
+    found["connections"][0]["why"] = why
+    line = screen(found, columns, 24)[-1]
+    assert line.endswith(f" {shown}")
+    assert len(line) <= columns
 
 
 def test_top_when_asked_for_json_writes_a_line_for_each_look(tmp_path, monkeypatch):

@@ -14,7 +14,10 @@ from flowctl.printable import foreign, printable
 _STREAM_ROWS: Final = 5
 """Streams that are shown at most; the rest of the screen is for connections."""
 _STATES: Final = {"READY": "ready", "OVERLOADED": "over", "SOFT_LIMIT": "SOFT", "HARD_LIMIT": "HARD"}
-_COLUMNS: Final = (("conn", 7), ("peer", 21), ("state", 6), ("delay", 7), ("pict", 5), ("queue", 8), ("drops", 6))
+_COLUMNS: Final = (("conn", 7), ("peer", 21), ("state", 5), ("delay", 7), ("pict", 4), ("queue", 8), ("drops", 6))
+
+_BLAMES: Final = {"viewer link": "link", "our loop": "loop", "publisher burst": "burst"}
+"""Words for whose fault it is, where there is little room."""
 
 
 def top(
@@ -134,11 +137,30 @@ def screen(found: Mapping[str, Any], columns: int, rows: int) -> list[str]:
             str(row["dropped"]),
         )
         line = " ".join(f"{cell:<{width}.{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-        lines.append(f"{line} {printable(str(row['why']))}")
+        lines.append(f"{line} {_why(printable(str(row['why'])), columns - len(line) - 1)}")
     hidden = found["found"]["connections"] - min(room, len(connections))
     if hidden > 0:
         lines.append(f"and {hidden} more")
     return [line[:columns] for line in lines[:rows]]
+
+
+def _why(text: str, columns: int) -> str:
+    """Return as much of a connection's `why` as fits: who is to blame and the first reason, before all else.
+
+    Its state, which stands first in it, has a column of its own.
+    """
+    _, *reasons = text.split("; ")
+    if len(text) <= columns or not reasons:
+        return text
+    blames = [item.removeprefix("to blame: ") for item in reasons if item.startswith("to blame: ")]
+    others = [item for item in reasons if not item.startswith("to blame: ")] or [""]
+    lead = f"{_BLAMES.get(blames[0], blames[0])}: " if blames else ""
+    others[0] = others[0].replace("would block", "blocked")
+    axis = others[0].rpartition(": ")[2]  # "queued: bytes 9, limit 8": what was done, and which axis did it
+    for reason in ("; ".join(others), others[0], axis, axis.partition(",")[0], axis.partition(" in ")[0]):
+        if len(lead + reason) <= columns:
+            return lead + reason
+    return lead + axis.partition(" ")[0]  # half a figure would be a wrong one
 
 
 def _duration(seconds: float) -> str:
