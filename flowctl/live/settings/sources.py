@@ -286,9 +286,15 @@ def read_file(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the settings in {file}: {error}", hint="is the path right (--config, FLOWCTL_CONFIG)?"
-        ) from error
+        hint = "is the path right (--config, FLOWCTL_CONFIG)?"
+        if isinstance(error, UnicodeDecodeError):
+            hint = "it must be text in UTF-8"
+        elif isinstance(error, PermissionError):
+            hint = "let the user that the server runs as read it, and open its folders"
+        elif isinstance(error, IsADirectoryError):
+            hint = "it is a folder: name the file in it"
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the settings in {file}: {why}", hint=hint) from error
 
 
 def _of_file(file: Path | None, text: str | None) -> Settings:

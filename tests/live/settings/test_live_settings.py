@@ -21,7 +21,7 @@ from flowctl.live.server import LiveServer
 from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
-from flowctl.live.settings.sources import RENAMED, hint_for_former, read_settings
+from flowctl.live.settings.sources import RENAMED, hint_for_former, read_file, read_settings
 from flowctl.rtmp.limits import WireLimits
 from flowctl.sending.settings import AgeSource
 from flowctl.server.program import ServeOptions, ServerProgram
@@ -475,3 +475,24 @@ def test_file_of_secrets_when_a_folder_is_not_to_be_shut(setting, tmp_path):
     said, hint = refused(options={**RECORDS, setting: str(tmp_path)})
     assert "is a folder" in said
     assert hint == "name a file in it"
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "hint"),
+    [
+        (PermissionError(13, "Permission denied"), "x.toml: Permission denied", "let the user"),
+        (IsADirectoryError(21, "Is a directory"), "x.toml: Is a directory", "name the file in it"),
+        (FileNotFoundError(2, "No such file or directory"), "x.toml: No such file", "is the path right"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "x.toml: 'utf-8'", "UTF-8"),
+    ],
+)
+def test_read_file_when_it_cannot_be_read_has_a_hint_that_fits(monkeypatch, error, why, hint):
+    """Who may not read a file is not asked whether its path is right."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    with pytest.raises(ConfigError, match=why) as caught:
+        read_file(Path("x.toml"))
+    assert hint in caught.value.hint
