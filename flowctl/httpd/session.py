@@ -100,6 +100,7 @@ class HttpSession(ViewerSession):
             "_exchange",
             "_flv",
             "_gave",
+            "_half_closed",
             "_head",
             "_http",
             "_idle",
@@ -123,6 +124,7 @@ class HttpSession(ViewerSession):
         self._gave = False  # it was given something of a stream
         self._over = False  # nothing that comes is looked at any more
         self._advancing = False
+        self._half_closed = False  # the client has ended its side; h11 has requests that came before
         self._idle = True  # nothing of the next request has come
         self._due: float | None = None  # when it has to be there
         self._rate: InputRate | None = None  # of WebSocket frames
@@ -176,8 +178,8 @@ class HttpSession(ViewerSession):
 
     def input_resumed(self) -> None:
         """Go on with requests that came together."""
-        if self._flv is None and not self._over:
-            self._advance()
+        if self._flv is None and not self._over and self._advance() and self._half_closed:
+            self._leave("the client has ended")
 
     def received_control(self, data: memoryview) -> int:
         """Take what a slow player says; requests wait."""
@@ -194,12 +196,26 @@ class HttpSession(ViewerSession):
 
     def peer_ended(self) -> bool:
         """Answer what has come whole, and leave; who ends its side while it plays has left, as others see it."""
-        if self._flv is not None or (self._exchange is None and self.connection.writable):
+        if self._playing is not None:
             return False
-        self._requests = self._limits.requests  # the answer is the last one
-        if self._exchange is None:
+        self._half_closed = True
+        needs_more = self._advance()
+        if self._flv is not None or (
+            self._exchange is None and self.connection.writable and (needs_more or self._over)
+        ):
+            return False
+        if self._exchange is not None and self._http is not None and not self._http.trailing_data[0]:
+            self._requests = self._limits.requests  # the answer is the last one
+        if needs_more:
             self._leave("the client has ended")
         return True
+
+    def _go_on_soon(self) -> None:
+        """Look at the next request soon; what h11 still has is all that there is once the client has ended."""
+        if self._half_closed:
+            self.connection.call_soon(self.input_resumed)
+        else:
+            self.connection.receiver.trigger_input()
 
     def _advance(self) -> bool:
         """Treat what h11 has; return whether it needs more, and not something else first."""
@@ -222,13 +238,16 @@ class HttpSession(ViewerSession):
         connection = self.connection
         if self._exchange is not None or self._flv is not None or self._over or connection.ended is not None:
             return False
-        if connection.turn_over():
+        if not self._half_closed and connection.turn_over():
             connection.receiver.trigger_input()
             return False
         if self._answers >= _PIPELINED:
             self._answers = 0
             if not connection.writable:
-                connection.when_drained(connection.receiver.trigger_input)
+                connection.when_drained(self._go_on_soon)
+                return False
+            if self._half_closed:  # behind the input there are no turns, so what is left is answered in parts
+                self._go_on_soon()
                 return False
         return True
 
@@ -336,7 +355,7 @@ class HttpSession(ViewerSession):
         self._due = self.connection.now() + (self._limits.idle_s if self._idle else self._limits.request_time_s)
         self._arm()
         if not self._advancing:
-            self.connection.receiver.trigger_input()
+            self._go_on_soon()
 
     def _cors(self) -> list[tuple[str, str]]:
         """Return what says that the page may read the answer."""

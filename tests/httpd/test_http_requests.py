@@ -253,3 +253,13 @@ def test_http_when_it_is_no_address_is_refused(text):
     """A setting that cannot be listened on is named at once."""
     with pytest.raises(ConfigError, match="no address to listen on"):
         LiveConfig(http=text)
+
+
+@pytest.mark.parametrize("count", [1, 17, 100, 900])
+def test_requests_when_pipelined_before_a_half_close_are_all_answered(web, count):
+    """What came whole is answered, however many requests there are; what came in part is not."""
+    client = web(limits=HttpLimits(requests=1_000_000)).client()
+    asked = f"GET /a HTTP/1.1\r\n{HOST}\r\n"
+    client.send(asked * count + asked[:-3])
+    client.sock.shutdown(socket.SHUT_WR)
+    assert client.to_end().count(b"HTTP/1.1 404") == count
