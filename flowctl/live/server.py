@@ -28,7 +28,7 @@ from flowctl.live.bans.banning import PENALTY, Banned, Banning
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
 from flowctl.live.changes import Change, Changes
-from flowctl.live.config import Difference, LiveConfig, worker_count
+from flowctl.live.config import Difference, LiveConfig, Source, worker_count
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
 from flowctl.live.playing import ViewerSession
@@ -38,7 +38,7 @@ from flowctl.live.records.recent import RecentEvents
 from flowctl.live.records.recording import Recording, usual_node
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
-from flowctl.live.settings.levels import Takes, placed
+from flowctl.live.settings.levels import Level, Takes, differing, placed, split
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import SenderSettings
@@ -56,7 +56,12 @@ _FLOODS: Final = 50
 """Bursts of new connections that may come to nothing before an address is punished for them."""
 _RECONNECT_HEAD_START_S: Final = 0.2
 """Between asking clients to reconnect and closing their connections: time for the request to arrive first."""
-_OF_NAMES: Final = frozenset({"second_publisher", "return_grace", "publishers_per_address"})
+_OF_NAMES: Final = {
+    "second_publisher": "second_publisher",
+    "return_grace_s": "return_grace",
+    "publishers_per_address": "publishers_per_address",
+}
+"""Settings that decide about names of streams, by place."""
 _DRAIN_LOOK_S: Final = 0.05
 """Between two looks whether all have left a server that drains."""
 
@@ -233,7 +238,7 @@ class LiveServer(Server):
         if source is None:
             return
         new = source.read(text)
-        differ = [item for item in source.differences(self._read, new) if not self._waits_for_restart(item)]
+        differ = [item for item in self._differences(source, self._read, new) if item.takes is not Takes.RESTART]
         config = self._of_files(placed(self._base, {item.path: self._part_of(item) for item in differ}))
         if self.limits_from == "command" and not any(item.path == "limits" for item in differ):
             config = dataclasses.replace(config, limits=self.limits)
@@ -243,7 +248,7 @@ class LiveServer(Server):
         self._base = placed(self._base, {item.path: self._part_of(item) for item in differ})
         waited, self.waiting = (
             self.waiting,
-            tuple(item.name for item in source.differences(self._at_start, new) if self._waits_for_restart(item)),
+            tuple(item.name for item in self._differences(source, self._at_start, new) if item.takes is Takes.RESTART),
         )
         if differ:
             self._put_in_force(config)
@@ -259,9 +264,31 @@ class LiveServer(Server):
         _log.info("settings changed", file=str(source.file), connections=len(self.connections()), **detail)
         self._note_change("config file", detail, recorded=_without_names(detail))
 
-    def _waits_for_restart(self, item: Difference) -> bool:
-        # Names are given by the supervisor of several workers, which keeps the rules that it began with.
-        return item.takes is Takes.RESTART or (self.hub.names is not None and item.name in _OF_NAMES)
+    def _differences(self, source: Source, before: LiveConfig, now: LiveConfig) -> list[Difference]:
+        """Return what differs between two readings of the file.
+
+        Names are given by the supervisor of several workers, which keeps the rules that it began with: what the server
+        and its levels say of them waits for a restart, and is apart from what else the levels say.
+        """
+        found = source.differences(before, now)
+        if self.hub.names is None:
+            return found
+        rest = [
+            item._replace(takes=Takes.RESTART) if item.path in _OF_NAMES else item
+            for item in found
+            if item.path != "levels"
+        ]
+        levels_before, names_before = split(before.levels, _OF_NAMES)
+        levels_now, names_now = split(now.levels, _OF_NAMES)
+        if levels_before != levels_now:
+            value = (*levels_now, *split(self._at_start.levels, _OF_NAMES)[1])
+            rest.append(Difference(differing(levels_before, levels_now), "levels", value, Takes.NOW))
+        said_before, said_now = _said_of_names(names_before), _said_of_names(names_now)
+        return rest + [
+            Difference(name, "levels", said_now.get(name), Takes.RESTART)
+            for name in said_before | said_now
+            if said_before.get(name) != said_now.get(name)
+        ]
 
     def _part_of(self, item: Difference) -> Any:
         """Return the value of a setting here: a worker has its part of what all share."""
@@ -653,9 +680,17 @@ def kept_bans(config: LiveConfig) -> KeptBans:
     return KeptBans(BanStore(config.ban_store))
 
 
+def _said_of_names(levels: Iterable[Level]) -> dict[str, Any]:
+    """Return what levels say about names of streams, by level and setting."""
+    return {f"{level}.{_OF_NAMES[path]}": value for level in levels for path, value in level.values.items()}
+
+
 def _without_names(detail: Mapping[str, Any]) -> dict[str, Any]:
     """Return what changed without names of streams, which may be keys: settings, and that levels did."""
-    return {key: ["levels" if name.startswith("[") else name for name in names] for key, names in detail.items()}
+    return {
+        key: list(dict.fromkeys("levels" if name.startswith("[") else name for name in names))
+        for key, names in detail.items()
+    }
 
 
 def build_live_server(

@@ -154,6 +154,27 @@ def test_workers_when_the_file_of_settings_changes_all_take_it(tmp_path):
     assert server.log.count("settings changed") == 2
 
 
+def test_workers_when_levels_change_who_has_a_name_say_that_it_waits(tmp_path):
+    """The supervisor keeps the rules that it began with; what else the level says is in force, and told apart."""
+    path, beside = tmp_path / "flowctl.toml", tmp_path / "beside"
+    path.write_text('[application.talk]\nreturn_grace = "1s"\n', "utf-8")
+    waits = ['[application."talk"].return_grace', '[application."talk"].second_publisher', "publishers_per_address"]
+    with served("live", "--workers", "2", "--config", str(path)) as server:
+        names = 'return_grace = "9s"\nsecond_publisher = "replace"\n'
+        for text, waiting in (
+            (f"publishers_per_address = 3\n[application.talk]\n{names}", waits),
+            (f'[application.talk]\n{names}policy = "audio-first"\n', waits[:2]),
+            ('[application.talk]\nreturn_grace = "1s"\npolicy = "audio-first"\n', []),
+        ):
+            beside.write_text(text, "utf-8")
+            beside.replace(path)
+            found = asked(server, "reload")["config"]
+            assert (found.get("fault"), sorted(found.get("waits_for_restart", []))) == (None, waiting), found
+    changes = [line for line in server.log.splitlines() if "settings changed" in line and "changed=" in line]
+    assert len(changes) == 2  # the policy, in each worker
+    assert all("changed=['[application.\"talk\"]']" in line for line in changes), changes
+
+
 def asked(server, operation, **given):
     """Return the answer of the server to an operation."""
     return call_operation(server.ready["control"][0], operation, given)

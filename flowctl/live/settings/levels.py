@@ -152,6 +152,24 @@ class Levels(Generic[_T]):
         return found
 
 
+def differing(before: Iterable[Level], now: Iterable[Level]) -> str:
+    """Return the levels that differ, as the file writes them."""
+    before, now = tuple(before), tuple(now)
+    others = [level for level in (*before, *now) if (level in before) != (level in now)]
+    return ", ".join(dict.fromkeys(map(str, others))) or "the order of levels"
+
+
+def split(levels: Iterable[Level], paths: Iterable[str]) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
+    """Return the levels with all values but those of `paths`, and with those alone; without levels of no value."""
+    wanted, others, alone = frozenset(paths), list[Level](), list[Level]()
+    for level in levels:
+        for part, inside in ((others, False), (alone, True)):
+            values = {path: value for path, value in level.values.items() if (path in wanted) is inside}
+            if values:
+                part.append(dataclasses.replace(level, values=values))
+    return tuple(others), tuple(alone)
+
+
 def merged(levels: Iterable[Level]) -> dict[str, Any]:
     """Return the values of levels, the farthest first: the nearest counts; without the marks of the limits."""
     found: dict[str, Any] = {}

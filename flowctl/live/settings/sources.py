@@ -20,7 +20,7 @@ from flowctl.access.rules import PROOF_SETTINGS
 from flowctl.errors import ConfigError, InternalError
 from flowctl.flow.limits import Limits, write_marks
 from flowctl.live.config import Difference, LiveConfig
-from flowctl.live.settings.levels import MARKS, Level, Role, Takes
+from flowctl.live.settings.levels import MARKS, Level, Role, Takes, differing
 from flowctl.live.settings.model import (
     OF_CONNECTIONS,
     PART,
@@ -189,9 +189,7 @@ def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
     if now.port not in {0, before.port}:  # a server that asked for any port has one
         found.append(Difference("port", "port", now.port, Takes.RESTART))
     if before.levels != now.levels:
-        others = [level for level in (*before.levels, *now.levels) if (level in before.levels) != (level in now.levels)]
-        which = ", ".join(dict.fromkeys(map(str, others))) or "the order of levels"
-        found.append(Difference(which, "levels", now.levels, Takes.NOW))
+        found.append(Difference(differing(before.levels, now.levels), "levels", now.levels, Takes.NOW))
     told_of = {item.path.partition(".")[0] for item in found} | {"levels", "port"}
     found += [
         Difference(field.name, field.name, getattr(now, field.name), Takes.RESTART)
