@@ -223,7 +223,7 @@ def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path)
         assert found["203.0.113.7/32"]["reason"] == "test"
         assert found["203.0.113.7/32"]["source"].startswith("command")
         assert found["127.0.9.1/32"]["source"] == "penalty"
-        assert "amf_depth" in found["127.0.9.1/32"]["evidence"]
+        assert found["127.0.9.1/32"]["evidence"].keys() & {"amf_depth", "command_message_bytes"}  # which came first
         assert asked(server, "stats")["server"]["bans"] >= 2
         server.stop()
     assert server.status == 0
