@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -212,7 +213,8 @@ def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path)
         context = AttackContext(
             host="127.0.0.1", port=server.ready["port"], source="127.0.9.1", watch_s=0.05, probe=False
         )
-        asyncio.run(hostile_profile("nesting-bomb").attack(context))
+        bomb = hostile_profile("nesting-bomb")
+        asyncio.run(replace(bomb, forms=bomb.forms[:1]).attack(context))  # the others go over other limits, maybe first
         until(lambda: len(asked(server, "bans")["bans"]) >= 2)  # a worker saw it, the supervisor has decided
         pids = server.ready["workers"]
         server.process.kill()
@@ -223,7 +225,7 @@ def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path)
         assert found["203.0.113.7/32"]["reason"] == "test"
         assert found["203.0.113.7/32"]["source"].startswith("command")
         assert found["127.0.9.1/32"]["source"] == "penalty"
-        assert found["127.0.9.1/32"]["evidence"].keys() & {"amf_depth", "command_message_bytes"}  # which came first
+        assert "amf_depth" in found["127.0.9.1/32"]["evidence"]
         assert asked(server, "stats")["server"]["bans"] >= 2
         server.stop()
     assert server.status == 0

@@ -77,7 +77,7 @@ _PUBLISHER: Final = frozenset({Role.PUBLISHER})
 _BOTH: Final = frozenset(Role)
 _STREAM: Final[frozenset[Role]] = frozenset()
 """Of the stream itself: applications and streams may say it, roles may not."""
-OF_CONNECTIONS: Final = frozenset({"allow_connect", "deny_connect"})
+OF_CONNECTIONS: Final = frozenset({"allow_connect", "deny_connect", "on_connect", "on_close"})
 """Settings that applications may say, streams not: over RTMP a connection names no stream, what follows it does."""
 
 

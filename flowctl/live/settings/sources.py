@@ -434,7 +434,8 @@ def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Plac
                 + ", ".join(item for item in LiveSettings.model_fields if roles_of(item) is not None),
             )
         if level.stream and name in OF_CONNECTIONS:
-            instead = " and ".join(name.replace("connect", verb) for verb in ("publish", "play"))
+            verbs = ("unpublish", "stop") if name == "on_close" else ("publish", "play")
+            instead = " and ".join(f"{name.partition('_')[0]}_{verb}" for verb in verbs)
             raise ConfigError(
                 f"{source}: {name} is of connections, and over RTMP a connection names an application, no stream",
                 hint=f"set {instead} for the stream, or {name} for the application",
