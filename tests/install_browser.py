@@ -14,6 +14,17 @@ import sys
 
 PROGRAMS = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 """What is run, and the packages that have it: Debian's names."""
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+"""With which Chromium shows pages to tests, and asks its maker for as little as it can be told to."""
 APT = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")
 UPDATE_TIMEOUT_S = 120
 

@@ -8,8 +8,8 @@ import shutil
 import time
 from urllib.parse import urlsplit
 
+import install_browser
 from e2e_kit import open_live_server
-from install_browser import no_browser
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
 from selenium.webdriver.chrome.options import Options
@@ -21,14 +21,7 @@ from flowctl_servers.live import SERVER
 
 PATIENCE_S = 20.0
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *install_browser.FLAGS,
     "--disable-dev-shm-usage",
     "--mute-audio",
     "--lang=en",
@@ -160,7 +153,7 @@ class Browser:
 
 def why_not():
     """Return why there is no browser here; "" where there is one."""
-    return no_browser()
+    return install_browser.no_browser()
 
 
 def luminance(colour):

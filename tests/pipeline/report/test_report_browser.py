@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 
+import install_browser
 import pytest
 from report_kit import NASTY, empty_data, some_data
 
@@ -14,14 +15,7 @@ from flowctl.pipeline.report.page import render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *install_browser.FLAGS,
     # The browser looks for its maker's hosts whatever it is told; here no name leads anywhere.
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--enable-logging=stderr",
