@@ -238,10 +238,10 @@ def pipeline_columns(module: str, **contracts: str) -> str:
     """Return the columns of output tables, one Markdown table for each.
 
     Args:
-        module: of `flowctl.pipeline`; loaded here, because it needs PySpark, which is slow to load.
+        module: of `flowctl.pipeline`, with its room in front; loaded here, because PySpark is slow to load.
         contracts: name of a table -> name of its contract in the module: columns with types, as a dictionary or as DDL.
     """
-    loaded = importlib.import_module(f"flowctl.pipeline.jobs.{module}")
+    loaded = importlib.import_module(f"flowctl.pipeline.{module}")
     parts = []
     for name, contract in contracts.items():
         found = getattr(loaded, contract)
@@ -424,6 +424,7 @@ GENERATED = {
     "live-config": lambda: settings_table(
         LiveConfig, leave_out=frozenset({"rtmp", "cache", "work", "events", "flights"})
     ),
+    "flow-closes": lambda: record_columns("flow_closes"),
     "flow-events": lambda: record_columns("flow_events"),
     "flow-samples": lambda: record_columns("flow_samples"),
     "event-names": event_names,
@@ -442,12 +443,23 @@ GENERATED = {
     "amf-limits": lambda: settings_table(AmfLimits),
     "control-config": lambda: settings_table(ControlConfig, leave_out=frozenset({"limits"})),
     "session-config": lambda: settings_table(ServerSessionConfig),
-    "pipeline-sessions": lambda: pipeline_columns("sessions", sessions="COLUMNS"),
-    "pipeline-fleet": lambda: pipeline_columns("fleet", fleet_streams="STREAM_COLUMNS", fleet_subnets="SUBNET_COLUMNS"),
-    "pipeline-capacity": lambda: pipeline_columns(
-        "loads", capacity_nodes="NODE_COLUMNS", capacity_streams="STREAM_COLUMNS", capacity_places="PLACE_COLUMNS"
+    "pipeline-sessions": lambda: pipeline_columns("viewers.sessions", sessions="COLUMNS"),
+    "pipeline-experience": lambda: "\n".join(
+        (
+            pipeline_columns("viewers.experience", experience="COLUMNS"),
+            pipeline_columns("viewers.ingest", ingest="COLUMNS"),
+        )
     ),
-    "pipeline-whatif": lambda: pipeline_columns("whatif", whatif_choices="CHOICES_DDL"),
+    "pipeline-fleet": lambda: pipeline_columns(
+        "viewers.fleet", fleet_streams="STREAM_COLUMNS", fleet_subnets="SUBNET_COLUMNS"
+    ),
+    "pipeline-capacity": lambda: pipeline_columns(
+        "capacity.job",
+        capacity_nodes="NODE_COLUMNS",
+        capacity_streams="STREAM_COLUMNS",
+        capacity_places="PLACE_COLUMNS",
+    ),
+    "pipeline-whatif": lambda: pipeline_columns("whatif.job", whatif_choices="CHOICE_COLUMNS"),
     "group-states": lambda: from_table(pollgroup._TABLE, frozenset()),
     "standings": standings,
     "connection-states": lambda: from_table(CONNECTION_TABLE, frozenset({ConnectionInput.FAIL})),

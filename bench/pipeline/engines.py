@@ -80,49 +80,58 @@ def open_spark(heap: str, conf: dict[str, str]) -> Any:
 
 
 def spark_job(events: str, out: str, *, job: str, heap: str, runs: int, conf: dict[str, str]) -> dict[str, Any]:
-    """Run a job as ``flowctl analyze`` does, `runs` times in one session; the first one pays for compiling."""
-    import importlib
+    """Run a job as ``flowctl analyze`` does, `runs` times in one session; the first one pays for compiling.
 
-    module = importlib.import_module(f"flowctl.pipeline.jobs.{job}")
+    Each run has an empty folder, or it would find that it has read everything.
+    """
+    import shutil
+
+    from flowctl.pipeline.run import run
+
     with open_spark(heap, conf) as spark:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public way to the process
         pid = int(jvm.java.lang.ProcessHandle.current().pid())
         done = []
         with HeapWatch(jvm) as heap_watch:
             for _ in range(runs):
-                found = timed(lambda: module.run(spark, events, out, None), pid)
+                shutil.rmtree(out, ignore_errors=True)
+                Path(out).mkdir(parents=True)
+                found = timed(lambda: run(spark, events, out, [job]), pid)
                 result = found.pop("result")
+                if result.failed:
+                    raise RuntimeError(str(result.errors))
                 done.append(found)
-        result.check()
         return {
             "runs": done,
             "jvm_peak_bytes": peak_bytes(pid),
             "heap_old_bytes": heap_watch.old_bytes,
             "python_peak_bytes": peak_bytes(),
-            "accounts": [item.as_dict() for item in result.accounts],
-            "summary": result.summary,
-            "outputs": result.outputs,
+            "summary": result.jobs[job].summary,
+            "outputs": dict(result.outputs),
         }
 
 
 def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[str, Any]:
     """Make the sessions table with DuckDB (`pipeline.sql`)."""
+    import shutil
+
     import duckdb
 
     from pipeline.sql import sessions_sql
 
-    target = Path(out) / "sessions.parquet"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = Path(out) / "sessions"
     connection = duckdb.connect()
     connection.execute(f"set threads={THREADS}")
     connection.execute(f"set memory_limit='{memory}'")
     connection.execute(f"set temp_directory='{out}/spill'")
     connection.execute("set timezone='UTC'")
-    query = sessions_sql(f"{events}/flow_events/**/*.parquet")
+    query = sessions_sql(f"{events}/flow_closes/**/*.parquet")
+    by_hour = "format parquet, compression zstd, partition_by (date, hour)"
     done = []
     for _ in range(runs):
-        copy = f"copy ({query}) to '{target}' (format parquet, compression zstd)"
-        found = timed(lambda text=copy: connection.execute(text), "self")  # type: ignore[misc]  # a lambda with a default has no inferred type
+        shutil.rmtree(out, ignore_errors=True)
+        target.parent.mkdir(parents=True)
+        found = timed(lambda: connection.execute(f"copy ({query}) to '{target}' ({by_hour})"), "self")
         found.pop("result")
         done.append(found)
     return {
@@ -135,24 +144,25 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
 def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Make `count` events in the folder `events`."""
     from flowctl.pipeline.synth.job import run
-    from flowctl.pipeline.synth.plan import SynthOptions
+    from flowctl.pipeline.synth.people import SynthOptions
 
     with open_spark(heap, conf) as spark:
         pid = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # noqa: SLF001 - as above
-        found = timed(lambda: run(spark, "", events, SynthOptions(events=count, seed=seed)), pid)
+        found = timed(lambda: run(spark, events, SynthOptions(events=count, seed=seed)), pid)
         return {**found, "result": found["result"].summary, "jvm_peak_bytes": peak_bytes(pid)}
 
 
 def abuse(events: str, out: str, *, truth: str, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Judge the addresses and say how many of the planted ones were found."""
-    from flowctl.pipeline.jobs.abuse import AbuseOptions, run
-    from flowctl.pipeline.synth.plan import SynthOptions
+    from flowctl.pipeline.abuse.job import JOB, AbuseOptions
+    from flowctl.pipeline.run import run
+    from flowctl.pipeline.synth.people import SynthOptions
 
     made = SynthOptions()  # evidence ages to now, and this is when the data end
     options = AbuseOptions(truth=truth, now_s=made.start_s + made.days * 86_400)
     with open_spark(heap, conf) as spark:
-        found = timed(lambda: run(spark, events, out, options), "self")
-        return {**found, "result": found["result"].summary}
+        found = timed(lambda: run(spark, events, out, [JOB], {JOB.name: options}), "self")
+        return {**found, "result": found["result"].jobs[JOB.name].summary}
 
 
 ENGINES: Final[dict[str, Callable[..., dict[str, Any]]]] = {

@@ -16,7 +16,7 @@ def difference(left: str, right: str, *, whole: bool) -> dict[str, Any]:
     """Compare.
 
     Args:
-        left: folder or file of Parquet.
+        left: folder of Parquet, by date and hour.
         right: the other one.
         whole: compare every value; otherwise the number of rows and, of each column, how many values there are and the
             sum of the numbers.
@@ -30,8 +30,8 @@ def difference(left: str, right: str, *, whole: bool) -> dict[str, Any]:
     connection.execute("set threads=2")
     connection.execute("set timezone='UTC'")
     for name, path in (("a", left), ("b", right)):
-        files = path if path.endswith(".parquet") else f"{path}/*.parquet"
-        connection.execute(f"create view {name} as select * from read_parquet('{files}')")
+        files = f"read_parquet('{path}/**/*.parquet', hive_partitioning = true, hive_types_autocast = false)"
+        connection.execute(f"create view {name} as select * from {files}")
     kinds = {name: _kinds(connection, name) for name in ("a", "b")}
     rows = _one(connection, "select count(*) from a")
     found = ""

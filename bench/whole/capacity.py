@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.model import Measurement, error_of, fit
+from flowctl.pipeline.capacity.node import Measurement, fit
 from flowctl.units import parse_bit_rate
 from kit.machine import machine
 from kit.processes import cpu_seconds, free_port, process, raise_open_files, resident_bytes, wait_for_port
@@ -98,7 +98,7 @@ def run(
         rotate: how often the server finishes a file of records; idle memory is that after the first.
 
     Returns:
-        One row per crowd with the fields of `flowctl.pipeline.capacity.model.Measurement`, and cpu_us_per_viewer_s,
+        One row per crowd with the fields of `flowctl.pipeline.capacity.node.Measurement`, and cpu_us_per_viewer_s,
         predicted_us_per_s and error_share (processor time; the last crowd's alone, and None where the smaller ones tell
         nothing or the machine was full), memory_error_share, full (whether it was).
     """
@@ -134,7 +134,7 @@ def _predicted(smaller: list[Measurement], last: Measurement) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {
         "predicted_us_per_s": round(model.cpu_us_per_s(last.viewers, last.bit_rate, last.slow_share)),
-        "error_share": round(error_of(model, last), 4),
+        "error_share": round(model.error(last), 4),
     }
     memory = model.memory_bytes(last.viewers, last.bit_rate)
     if memory is not None and last.memory_bytes:

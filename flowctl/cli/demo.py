@@ -24,7 +24,7 @@ def demo(
         bool,
         typer.Option("--cluster", help="Show origins and edges instead: one origin is killed, one lies, one is slow."),
     ] = False,
-    duration: Annotated[str, typer.Option(help="How long the viewers watch; with --pipeline twice 30s.")] = "24s",
+    duration: Annotated[str, typer.Option(help="How long the viewers watch; with --pipeline twice 15s.")] = "24s",
     healthy: Annotated[
         int, typer.Option(min=1, max=500, help="Number of healthy viewers; with --cluster at each edge, 4.")
     ] = 20,
@@ -51,7 +51,8 @@ def demo(
 
     With --pipeline, a server is loaded with honest slow and abusive viewers, and records them; the analysis recommends
     limits and bans; the same server takes both while it runs; the same load comes again. The status is 1 if honest slow
-    viewers were not cut less, or abusers were let in. It takes two to four minutes and needs the pipeline extra.
+    viewers were not cut less, or abusers were let in. It takes three minutes on two busy cores, and needs the pipeline
+    extra.
 
     With --cluster, one encoder publishes to four origins and viewers play at two edges; one origin is killed in the
     middle, one sends wrong segments, one is slow. The status is 1 if a viewer lost a frame.
@@ -71,7 +72,7 @@ def demo(
         return
     if pipeline:
         _check_alone([name for name in _OF_SHOW if given(context, name)], "--pipeline")
-        _close_the_loop(duration if given(context, "duration") else "30s", healthy, folder, as_json=as_json)
+        _close_the_loop(duration if given(context, "duration") else "15s", healthy, folder, as_json=as_json)
         return
     if folder is not None:
         raise ConfigError("--folder is for --pipeline", hint="leave it out")
@@ -128,7 +129,7 @@ def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json
     from flowctl.units import parse_duration
 
     set_up_log(level="error")
-    # Before the load: nobody should watch a crowd for half a minute to learn that nothing can analyse it.
+    # Before the load: nobody should watch a crowd for a quarter of a minute to learn that nothing can analyse it.
     check_available()
     find_java()
     plan = LoopPlan(duration_s=parse_duration(duration, "--duration"), healthy=healthy)

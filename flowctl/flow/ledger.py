@@ -85,13 +85,15 @@ class Ledger:
     def add(self, entry: LedgerEntry) -> None:
         """Append one entry; where the ledger is full, forget one: the oldest flap, or else the oldest.
 
-        A flap is an edge between READY and OVERLOADED. They come with every large key frame at the edge of a link and
-        say little; episodes of drops from before are what one looks for.
+        What nobody has read yet is forgotten last, whatever it is: records would miss it. A flap is an edge between
+        READY and OVERLOADED. They come with every large key frame at the edge of a link and say little; episodes of
+        drops from before are what one looks for.
         """
         entries = self._entries
         if len(entries) >= LEDGER_ENTRIES:
-            oldest = next((place for place, packed in enumerate(entries) if _is_flap(packed)), 0)
-            if oldest >= len(entries) - self._unread:
+            read = len(entries) - self._unread
+            oldest = next((place for place, packed in enumerate(entries[:read] or entries) if _is_flap(packed)), 0)
+            if oldest >= read:
                 self._unread -= 1
             del entries[oldest]
             self.forgotten += 1

@@ -31,7 +31,7 @@ from flowctl.httpd.limits import HttpLimits
 from flowctl.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
-from flowctl.live.playing import Playing, ViewerSession
+from flowctl.live.playing import Playing, ViewerSession, refusal_word
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
@@ -453,11 +453,11 @@ class HttpSession(ViewerSession):
             if refusal is None:
                 handler.handle(exchange)
             else:
-                self._say_no(exchange, refusal)
+                self._say_no(exchange, refusal, "access")
             return
         found = gate.ask(live, lambda question, refusal: self.on_thread(self._answered, question, refusal))
         if isinstance(found, Refusal):
-            self._say_no(exchange, found)
+            self._say_no(exchange, found, "access")
         elif found is None:
             self._handle(exchange, handler, live)
         else:
@@ -475,7 +475,7 @@ class HttpSession(ViewerSession):
         if refusal is None and live is not None:
             self._handle(asked.exchange, asked.handler, live)
         elif refusal is not None:
-            self._say_no(asked.exchange, refusal)
+            self._say_no(asked.exchange, refusal, "hook")
         self._arm()
 
     def _handle(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
@@ -484,9 +484,12 @@ class HttpSession(ViewerSession):
             self._hub.visits.begin(live)
         handler.handle(exchange)
 
-    def _say_no(self, exchange: Exchange, refusal: Refusal) -> None:
+    def _say_no(self, exchange: Exchange, refusal: Refusal, by: str) -> None:
+        """Refuse a play, and log it; `by`: who forbids it, for records."""
         live = exchange.request.live
+        self.refusal = refusal_word(refusal.why, by)
         if live is not None:
+            self._tell_observers(live)
             _log.info("play refused", **self._fields(live.stream), reason=refusal.text)
         wanted = "Bearer" if self._hub.config.rtmp.credentials is None else 'Basic realm="live", charset="UTF-8"'
         if refusal.why.denies:
@@ -504,9 +507,12 @@ class HttpSession(ViewerSession):
         if exchange is None or live is None:
             return
         name, request = live.stream, exchange.request
+        if request.method != "HEAD":
+            self._tell_observers(live)
         published = self._hub.is_published(name)
         settings = self._hub.config.at(name, Role.VIEWER)
         if not published and (request.method == "HEAD" or not settings.players_may_wait):
+            self.refusal = "no stream"
             exchange.respond(HTTPStatus.NOT_FOUND, "Nobody publishes this stream.")
             return
         if request.method == "HEAD":
@@ -516,13 +522,14 @@ class HttpSession(ViewerSession):
         try:
             websocket = self._websocket(request)
         except RemoteProtocolError as error:
+            self.refusal = "bad request"
             status = HTTPStatus.UPGRADE_REQUIRED if error.code == "websocket-version" else HTTPStatus.BAD_REQUEST
             exchange.respond(status, printable(str(error)), [("Sec-WebSocket-Version", VERSION)])
             return
         if websocket is not None and not self._origin_allowed(request):
+            self.refusal = "access"
             exchange.respond(HTTPStatus.FORBIDDEN, "Pages of this origin may not play.")
             return
-        self._tell_observers(live)
         try:
             stream = self._hub.view(name, self)
         except LimitExceededError as error:
@@ -622,6 +629,7 @@ class HttpSession(ViewerSession):
         if playing is not None:
             self._hub.limit_hit(limit)
             self._tell_limit(limit, limit_s, limit_s)
+        self.refusal = "no stream"
         self._end_playing(f"nobody published it within {limit_s:g} s")
         if exchange is not None:
             exchange.respond(HTTPStatus.NOT_FOUND, "Nobody publishes this stream.")

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl.access.request import LiveRequest
+from flowctl.access.request import LiveRequest, Why
 from flowctl.connection import Connection, Session
 from flowctl.errors import LimitExceededError
 from flowctl.fanout.following import FollowPlace
@@ -425,6 +425,11 @@ class Playing:
         )
 
 
+def refusal_word(why: Why, by: str) -> str:
+    """Return why a request was refused, in the word of records: ``auth``, ``no stream``, ``undecided``, or `by`."""
+    return {Why.UNAUTHORIZED: "auth", Why.NOT_FOUND: "no stream", Why.UNAVAILABLE: "undecided"}.get(why, by)
+
+
 class ViewerSession(Session):
     """A session that may play a stream.
 
@@ -433,10 +438,11 @@ class ViewerSession(Session):
 
     Attributes:
         protocol: that it speaks.
+        refusal: why its last request to play or publish was refused, in a word of records. None: none was.
         user_agent: what the peer calls itself; "" when it does not say.
     """
 
-    __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "user_agent")
+    __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "refusal", "user_agent")
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -444,6 +450,7 @@ class ViewerSession(Session):
         self._playing: Playing | None = None
         self._played: LiveRequest | None = None  # what it plays. None: nobody is told of its end
         self._limit_hit: str | None = None
+        self.refusal: str | None = None
         self.user_agent = ""
 
     @property
@@ -628,6 +635,7 @@ class ViewerSession(Session):
             observer.closed(connection, reason, details, self._limit_hit, self.user_agent)
 
     def _refused(self, what: str, stream: str, error: LimitExceededError) -> None:
+        self.refusal = "limit"
         self._hub.refused(what, self.connection, stream, error)
 
     def _fields(self, stream: str) -> dict[str, Any]:

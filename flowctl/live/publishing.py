@@ -14,8 +14,10 @@ from flowctl.judging.shares import ViewerShares
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Publisher, line_fields
 from flowctl.live.oversight.signals import EVENT_NAME, Subscription, message_values, publisher_settings
+from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import MEDIA_TYPES, Stream
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.server.session import ServerSession
 from flowctl.rtmp.wire import Message
 
@@ -33,6 +35,7 @@ class Publishing:
         stream_id: message stream id.
         stream: the stream; its `publisher` is somebody else while this one is on standby or was replaced.
         now: time in seconds.
+        ingest: counts what comes.
 
     Attributes:
         stream_id: as above.
@@ -43,7 +46,7 @@ class Publishing:
 
     __slots__ = (
         *("_began_at", "_connection", "_discarded", "_hub", "_limits_told", "_media_at", "_messages", "_publisher"),
-        *("_rtmp", "_signal", "look_at", "request", "stream", "stream_id"),
+        *("_ingest", "_rtmp", "_signal", "look_at", "request", "stream", "stream_id"),
     )
 
     def __init__(
@@ -55,7 +58,9 @@ class Publishing:
         stream_id: int,
         stream: Stream,
         now: float,
+        ingest: Ingest,
     ) -> None:
+        self._ingest = ingest
         self._publisher = publisher
         self._connection = connection
         self._rtmp = rtmp
@@ -83,10 +88,13 @@ class Publishing:
     def publish(self, message: Message, now: float) -> None:
         """Pass on one message, if this publisher is the one that counts."""
         self._messages += 1
-        if message.type_id in MEDIA_TYPES:
+        type_id, timestamp, payload = message.type_id, message.timestamp, message.payload
+        info = inspect(type_id, payload)
+        if type_id in MEDIA_TYPES:
             self._media_at = now
+            self._ingest.take(info.message_class, timestamp, len(payload), now)
         try:
-            if not self.stream.publish(self._publisher, message.type_id, message.timestamp, message.payload, now):
+            if not self.stream.publish(self._publisher, type_id, timestamp, payload, now, info):
                 self._discarded += 1
         except LimitExceededError as error:
             self._header_refused(error)
@@ -164,6 +172,7 @@ class Publishing:
         if self._signal is not None:
             self._signal.cancel()
             self._signal = None
+        self._ingest.pause(self._connection.now())
         media = self.stream.media
         self._hub.unpublish(self.stream, self._publisher, grace=grace)
         if self.request is not None:

@@ -25,8 +25,9 @@ from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
-from flowctl.live.playing import Playing, ViewerSession
+from flowctl.live.playing import Playing, ViewerSession, refusal_word
 from flowctl.live.publishing import Publishing
+from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
@@ -94,6 +95,7 @@ class LiveSession(ViewerSession):
     Attributes:
         protocol: what the peer speaks, for lists of connections.
         user_agent: what it calls itself.
+        ingest: how well its media comes in. None: it has never published.
     """
 
     __slots__ = (
@@ -106,6 +108,7 @@ class LiveSession(ViewerSession):
         "_rate",
         "_rtmp",
         "_user",
+        "ingest",
     )
     protocol: ClassVar[str] = "rtmp"
 
@@ -118,6 +121,7 @@ class LiveSession(ViewerSession):
         self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
+        self.ingest: Ingest | None = None
         self._application = ""  # that it was let into
         self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
 
@@ -327,6 +331,7 @@ class LiveSession(ViewerSession):
                 self._ask(event, now)
             case rtmp_events.ConnectRefused():
                 refused = event.reason == "auth-failed"
+                self.refusal = "auth" if refused else None
                 reason = CloseReason.AUTH_REFUSED if refused else CloseReason.FINISHED
                 self._send_replies()
                 self.connection.close_after_flush(f"authentication: {event.reason}", reason=reason)
@@ -382,7 +387,7 @@ class LiveSession(ViewerSession):
         if found is None:
             self._start(event, now, request)
         elif isinstance(found, Refusal):
-            self._refuse(event, found)
+            self._refuse(event, found, "access")
         else:
             self._question = _Asked(found, event, request, now + gate.decide_s)
             # The wire session holds what was read already, but no more than `paused_input_bytes`.
@@ -402,7 +407,7 @@ class LiveSession(ViewerSession):
         else:
             if limit is not None:
                 self._hub.limit_hit(limit)
-            self._refuse(event, refusal)
+            self._refuse(event, refusal, "hook" if isinstance(question, Question) else "name taken")
         self._arm()
 
     def _decides(self, event: _Request) -> bool:
@@ -411,8 +416,9 @@ class LiveSession(ViewerSession):
             return self._rtmp.state is ConnectionState.DECIDING
         return self._rtmp.stream_state(event.stream_id) in _DECIDING
 
-    def _refuse(self, event: _Request, refusal: Refusal) -> None:
-        """Refuse what was asked for, and log it."""
+    def _refuse(self, event: _Request, refusal: Refusal, by: str) -> None:
+        """Refuse what was asked for, and log it; `by`: who forbids it, for records."""
+        self.refusal = refusal_word(refusal.why, by)
         kind, why = _KINDS[type(event)], refusal.why
         _log.info(f"{kind} refused", **self._fields(event.url.path), reason=refusal.text, why=why.name.lower())
         if why.denies:
@@ -506,7 +512,8 @@ class LiveSession(ViewerSession):
             return
         if not self._publishing:
             self._publishing = {}
-        publishing = Publishing(self, self.connection, self._rtmp, self._hub, event.stream_id, stream, now)
+        self.ingest = ingest = self.ingest or Ingest()
+        publishing = Publishing(self, self.connection, self._rtmp, self._hub, event.stream_id, stream, now, ingest)
         self._publishing[event.stream_id] = publishing
         if self._hub.config.has_levels:
             self.put_settings()
@@ -529,6 +536,7 @@ class LiveSession(ViewerSession):
         """Refuse a publish that the hub has refused."""
         name = event.url.path
         self._say_no(event, Refusal(str(error)))
+        self.refusal = "name taken"
         if isinstance(error, LimitExceededError):
             self._refused("publish refused", name, error)
             return
@@ -563,11 +571,13 @@ class LiveSession(ViewerSession):
     def _start_playing(self, event: rtmp_events.PlayRequested, request: LiveRequest) -> None:
         name = event.url.path
         if self._playing is not None:
+            self.refusal = "plays already"
             self._rtmp.reject_play(
                 event.stream_id, commands.PLAY_FAILED, "One connection plays one stream; close the other one first."
             )
             return
         if not self._hub.config.at(name, Role.VIEWER).players_may_wait and not self._hub.is_published(name):
+            self.refusal = "no stream"
             self._rtmp.reject_play(event.stream_id, description=f"Nobody publishes {name}.")
             _log.info("play refused", **self._fields(name), reason="nobody publishes it")
             return

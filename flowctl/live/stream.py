@@ -193,7 +193,15 @@ class Stream:
                 for wire in self._wires.values():
                     wire.append(type_id, timestamp, payload, MessageClass.HEADER, now, header_key=key)
 
-    def publish(self, publisher: StreamMember, type_id: int, timestamp: int, payload: bytes, now: float) -> bool:
+    def publish(
+        self,
+        publisher: StreamMember,
+        type_id: int,
+        timestamp: int,
+        payload: bytes,
+        now: float,
+        info: MediaInfo | None = None,
+    ) -> bool:
         """Pass one message on to the viewers; return False when `publisher` is not the one whose messages count.
 
         Args:
@@ -202,11 +210,12 @@ class Stream:
             timestamp: in ms, on the publisher's clock, 0..2^32-1.
             payload: the body.
             now: time in seconds.
+            info: what `inspect` says of it. None: it is asked.
 
         Raises:
             LimitExceededError: a header over a bound of `Headers` was passed on to present viewers, and is not kept.
         """
-        info = inspect(type_id, payload)
+        info = info or inspect(type_id, payload)
         message_class = info.message_class
         with self._lock:
             if self.publisher is not publisher:

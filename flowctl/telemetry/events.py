@@ -4,9 +4,10 @@
 time of what happened, on the monotonic clock of the connection. Nothing here reads a clock or waits. Refusals alone,
 which no connection is there for, are counted under a lock: the recorder's thread tells those that were summed up.
 
-Time per state is a plain sum over the records: each `state_changed` carries how long the state before had lasted, and
-`conn_closed` how long the last one had. Where edges were lost (a ledger holds 16 between two looks), the sum would be
-wrong: `state_ms` is empty there, `detail` says how many are missing, and the totals of `conn_closed` are right anyway.
+What a connection was in the end is one row of `flow_closes` (`ConnectionEvents.whole`), made by the sampler's thread.
+An event that says no more than that row is shown to live surfaces and stands in no file (`RECORDED`). Where edges were
+lost (a ledger holds 16 between two looks), `state_ms` of the next one is empty, `detail` says how many are missing, and
+the row has their number; its times in states are right anyway.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.state import MessageClass, SendState, StateChange
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.figures import Account
+from flowctl.sending.figures import Account, SenderStatistics
 from flowctl.telemetry.privacy import Privacy
 from flowctl.telemetry.recorder import Lane, Recorder, Row, WallClock, server_row
-from flowctl.telemetry.schema import FLOW_EVENTS, EventName, Role, conn_id_of
+from flowctl.telemetry.schema import FLOW_EVENTS, RECORDED, EventName, Role, conn_id_of
+from flowctl.telemetry.whole import NO_COURSE, Course, sender_columns, whole_row
 
-_EXPLAINED: Final = frozenset({CloseReason.HARD_LIMIT, CloseReason.STUCK, CloseReason.SOFT_TOO_LONG})
-"""Ends whose details are words and figures of ours. Those of others may quote the peer, a stream name or an address."""
 _REFUSALS_PER_S: Final = 20
 """Refused connections of one address that have a record of their own in a second; the others are summed up in one,
 within a second or so."""
+_KEPT_LEFT: Final = 16
+"""Times at which READY was left that are remembered for the sampler: a ledger holds as many between two looks."""
 _MOST_REFUSED: Final = 4096
 """Addresses (see `flowctl.addresses`) whose refusals are remembered for that."""
 _CLASSES: Final = tuple(item.name.lower() for item in MessageClass)
@@ -58,6 +60,7 @@ def row(
     delay_ms: float | None = None,
     reason: str | None = None,
     detail: Mapping[str, Any] | None = None,
+    count: int | None = None,
 ) -> Row:
     """Return a record of `flow_events` as a lane takes it: its columns in order, without `node` and `seq`.
 
@@ -82,6 +85,7 @@ def row(
         delay_ms: where no `account` has it.
         reason: as above.
         detail: more; stored as JSON.
+        count: how many occurrences it stands for.
     """
     queue: tuple[int | None, int | None, float | None] = (None, None, None)
     if account is not None:
@@ -110,6 +114,7 @@ def row(
         delay_ms,
         reason,
         more,
+        count,
     )
 
 
@@ -221,7 +226,7 @@ class Events:
         """Record that a connection was refused at accept. The listener's thread.
 
         A flood must not fill the recorder's queue: of one address and reason, the first 20 of a second have a record
-        each, and the others are summed up in the next one (``detail.count``), or, if none follows, in one that has the
+        each, and the others are summed up in the next one (`count`), or, if none follows, in one that has the
         time of the last of them (`tell_refused`).
 
         Args:
@@ -277,7 +282,6 @@ class Events:
         count: int,
     ) -> None:
         who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
-        detail = {"count": count} if count > 1 else None
         axis = None if reason == CloseReason.BANNED.value else reason
         value, limit = figures
         self.lane.put(
@@ -290,7 +294,7 @@ class Events:
                 value=value,
                 limit=limit,
                 reason=reason,
-                detail=detail,
+                count=count if count > 1 else None,
             )
         )
 
@@ -323,20 +327,29 @@ class ConnectionEvents:
         who: address, port, role, application and stream as records show them.
         role: what it is used for.
         ended_at: when its Sender ended, in seconds. None: it is not known yet.
+        left_at: when it left READY lately, in seconds: the last few times.
     """
 
     __slots__ = (
+        "_agent",
         "_app_named",
+        "_asked_ms",
         "_at",
-        "_edges_missed",
+        "_course",
+        "_end",
         "_events",
+        "_events_count",
+        "_handshake_ms",
         "_left_ready",
         "_opened_at",
+        "_sampled_events",
+        "_seen_edges",
         "_sequence",
-        "_started",
+        "_startup_ms",
         "_state",
         "conn_id",
         "ended_at",
+        "left_at",
         "role",
         "who",
     )
@@ -355,14 +368,26 @@ class ConnectionEvents:
         self._opened_at = self._at = at  # since when the present state lasts
         self._state = SendState.READY
         self._sequence = 0  # of the last edge
-        self._edges_missed = 0
+        self._seen_edges = 0
         self._app_named = True
-        self._started = False  # it has been given media
+        self._agent = ""
+        self._handshake_ms: float | None = None
+        self._asked_ms: float | None = None  # its first request to play or publish
+        self._startup_ms: float | None = None  # it has been given media, or publishes
+        self._course: Course | None = None  # None: nothing has happened to it
+        self._end: dict[str, Any] = {}  # columns of its end
         self.ended_at: float | None = None
+        self.left_at: tuple[float, ...] = ()
+        self._events_count = 0  # records of it in `flow_events`
+        self._sampled_events = 0  # those that the sampler's thread has made
         self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
 
     def put(self, at: float, event: EventName, **columns: Any) -> None:
         """Record an event; `columns` as of `row`."""
+        self._events_count += event.value in RECORDED
+        self._put(at, event, **columns)
+
+    def _put(self, at: float, event: EventName, **columns: Any) -> None:
         self._events.lane.put(row(self._events.wall.us(at), self.conn_id, self.who, event, **columns))
 
     def opened(self) -> None:
@@ -371,7 +396,8 @@ class ConnectionEvents:
 
     def handshake_done(self, at: float, style: str) -> None:
         """Record the end of the handshake; `style`: simple or digest."""
-        self.put(at, EventName.HANDSHAKE_DONE, value=(at - self._opened_at) * 1000, reason=style)
+        self._handshake_ms = (at - self._opened_at) * 1000
+        self.put(at, EventName.HANDSHAKE_DONE, value=self._handshake_ms, reason=style)
 
     def command(self, at: float, name: str, detail: Mapping[str, Any] | None = None) -> None:
         """Record a command of the peer.
@@ -392,7 +418,16 @@ class ConnectionEvents:
             app_named: whether it named an application; see `Privacy.stream`.
         """
         self._app_named = app_named
-        self.command(at, "connect", {"agent": self._events.privacy.text(agent)})
+        self._agent = self._events.privacy.text(agent)
+        self.command(at, "connect", {"agent": self._agent})
+
+    def asked(self, at: float, role: Role, path: str, agent: str) -> None:
+        """Record a request to publish or play `path` (``app/name``); `agent`: what the peer calls itself."""
+        self.names(role, path)
+        self._agent = self._events.privacy.text(agent) or self._agent
+        if self._asked_ms is None:
+            self._asked_ms = (at - self._opened_at) * 1000
+        self.command(at, Role.PUBLISH.value if role is Role.PUBLISH else Role.PLAY.value)
 
     def names(self, role: Role, path: str) -> None:
         """Let records say from now on what the connection is used for, and for which stream (``app/name``)."""
@@ -403,25 +438,36 @@ class ConnectionEvents:
     def publish_started(self, at: float, path: str, detail: Mapping[str, Any]) -> None:
         """Record that it publishes `path`."""
         self.names(Role.PUBLISH, path)
-        self.put(at, EventName.PUBLISH_STARTED, value=(at - self._opened_at) * 1000, detail=detail)
+        since_ms = (at - self._opened_at) * 1000
+        if self._startup_ms is None:
+            self._startup_ms = since_ms
+        self.put(at, EventName.PUBLISH_STARTED, value=since_ms, detail=detail)
 
     def play_started(self, at: float, path: str) -> None:
         """Record, once per connection, that it is given media of `path`; `value`: ms since it was opened."""
-        if self._started:
+        if self._startup_ms is not None:
             return
-        self._started = True
-        self.names(Role.PLAY, path)
-        self.put(at, EventName.PLAY_STARTED, value=(at - self._opened_at) * 1000)
+        self._startup_ms = (at - self._opened_at) * 1000
+        self.names(Role.HTTP_FLV if self.role is Role.HTTP_FLV else Role.PLAY, path)
+        self.put(at, EventName.PLAY_STARTED, value=self._startup_ms)
 
     def limit_hit(self, at: float, limit: str, value: float | None, maximum: float | None) -> None:
         """Record that it went over a limit, with its name, what was reached and what is allowed."""
+        self._course_of().limit_hits += 1
         self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
 
     def sample(self, at: float, account: Account, rtt_us: int, unsent_bytes: int) -> None:
         """Record how a viewer in trouble stands. The sampler's thread."""
-        self.put(
+        self._sampled_events += 1
+        self._put(
             at, EventName.SAMPLE, state_to=account.state.name, account=account, rtt_us=rtt_us, unsent_bytes=unsent_bytes
         )
+
+    def _course_of(self) -> Course:
+        course = self._course
+        if course is None:
+            course = self._course = Course()
+        return course
 
     # -- what its Sender did
 
@@ -433,26 +479,33 @@ class ConnectionEvents:
         elif kind is LedgerKind.DROPS:
             self._drops(entry, account)
         elif kind is LedgerKind.LATE:
+            self._course_of().late_episodes += 1
             self.put(entry.at, EventName.PICTURES_LATE, reason=entry.why or None, account=account)
         elif kind is LedgerKind.RETURN:
             self.put(
                 entry.at, EventName.RETURNED, value=entry.delay_removed_ms, reason=entry.why or None, account=account
             )
         elif kind is LedgerKind.PAUSE:
+            course = self._course_of()
+            course.input_pauses, course.paused_at = course.input_pauses + 1, entry.at
             self.put(entry.at, EventName.INPUT_PAUSED, reason=_after_colon(entry.why))
         elif kind is LedgerKind.RESUME:
+            course = self._course_of()
+            course.input_paused_ms, course.paused_at = course.input_paused_ms + entry.duration_s * 1000, None
             self.put(entry.at, EventName.INPUT_RESUMED, value=entry.duration_s * 1000, reason=_after_colon(entry.why))
 
     def _edge(self, change: StateChange, account: Account) -> None:
         missed = change.sequence - self._sequence - 1
-        self._edges_missed += missed
+        self._seen_edges += 1
         if change.old is SendState.READY:
             self._left_ready = change.at, account.bytes_sent
+            self.left_at = (*self.left_at[1 - _KEPT_LEFT :], change.at)
         elif missed:
             self._left_ready = None  # it may have been READY in between
         value = change.value
         if change.new is SendState.READY:  # the whole episode, whatever states it went through
             value = None if self._left_ready is None else (change.at - self._left_ready[0]) * 1000
+        self._course_of().edge(change.old, change.new, value if change.new is SendState.READY else None)
         self.put(
             change.at,
             EventName.STATE_CHANGED,
@@ -490,55 +543,23 @@ class ConnectionEvents:
         )
 
     def closed(
-        self,
-        at: float,
-        reason: CloseReason,
-        details: str,
-        *,
-        accepted: Counts,
-        sent: Counts,
-        dropped: Mapping[DropReason, Counts],
-        sent_bytes: int,
-        states_s: tuple[float, ...],
-        limit: str | None,
-        agent: str = "",
+        self, at: float, reason: CloseReason, details: str, statistics: SenderStatistics, limit: str | None, agent: str
     ) -> None:
-        """Record the end of the connection, with its totals.
+        """Record the end of the connection; `whole` tells of it from now on as of one that has ended.
 
         Args:
             at: when it ended.
             reason: why.
-            details: in words; used for reasons whose words are ours.
-            accepted: what it was offered, by class.
-            sent: what the kernel took completely.
-            dropped: what was not sent, by reason.
-            sent_bytes: wire bytes.
-            states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
+            details: in words; of a protocol error they begin with its code.
+            statistics: of its Sender.
             limit: name of the limit that ended it. None: none did.
             agent: what the peer calls itself. "": it did not say.
         """
-        whole = total(dropped.values())
-        detail: dict[str, Any] = {
-            "accepted": by_class(accepted),
-            "sent": by_class(sent),
-            "dropped": by_reason(dropped),
-            "connected_s": round(at - self._opened_at, 3),
-            "states_ms": {state.name: round(states_s[state] * 1000, 3) for state in SendState if states_s[state]},
-        }
-        if limit is not None:
-            detail["limit"] = limit
-        if agent:  # with the totals, so that nobody has to look for the connect command of the same connection
-            detail["agent"] = self._events.privacy.text(agent)
-        if self._edges_missed:
-            detail["edges_missed"] = self._edges_missed
-        if self._left_ready is not None and self._state is not SendState.READY:
-            # Tells a link that is slow, which drains all the time, from a peer that reads nothing.
-            detail["trouble_s"] = round(at - self._left_ready[0], 3)
-            detail["trouble_sent_bytes"] = sent_bytes - self._left_ready[1]
-        if details and reason in _EXPLAINED:
-            detail["why"] = details
-        elif details and reason is CloseReason.PROTOCOL_ERROR:
-            detail["code"] = details.partition(":")[0][:64]  # short and ours; what follows may quote the peer
+        self._agent = self._events.privacy.text(agent) or self._agent
+        # What follows the code may quote the peer; it is short and ours.
+        code = details.partition(":")[0][:64] if reason is CloseReason.PROTOCOL_ERROR else None
+        self._end = {"reason": reason.value, "code": code or None, "limit_name": limit}
+        whole = total(statistics.dropped.values())
         self.put(
             at,
             EventName.CONN_CLOSED,
@@ -547,10 +568,42 @@ class ConnectionEvents:
             axis=limit,
             dropped_messages=whole.total_messages,
             dropped_bytes=whole.total_bytes,
-            sent_bytes=sent_bytes,
+            sent_bytes=statistics.bytes_sent,
             reason=reason.value,
-            detail=detail,
         )
+
+    def whole(self, at: float, statistics: SenderStatistics, more: Mapping[str, Any]) -> Row:
+        """Return what it was, or is by now, in one row of `flow_closes` or `flow_opens`. Any thread.
+
+        Args:
+            at: when it ended, or now.
+            statistics: of its Sender.
+            more: columns by name that others know of, those that samples saw among them.
+        """
+        us, who, left = self._events.wall.us, self.who, self._left_ready
+        found = sender_columns(statistics)
+        found |= NO_COURSE if self._course is None else self._course.columns(at)
+        if left is not None and statistics.state is not SendState.READY:
+            # Tells a link that is slow, which drains all the time, from a peer that reads nothing.
+            found |= {"unrecovered_ms": (at - left[0]) * 1000, "unrecovered_bytes": statistics.bytes_sent - left[1]}
+        found |= {
+            "ts": us(at),
+            "conn_id": self.conn_id,
+            "peer_ip": who[0],
+            "peer_port": who[1],
+            "role": who[2],
+            "app": who[3],
+            "stream": who[4],
+            "agent": self._agent or None,
+            "opened_at": us(self._opened_at),
+            "duration_s": at - self._opened_at,
+            "handshake_ms": self._handshake_ms,
+            "asked_ms": self._asked_ms,
+            "startup_ms": self._startup_ms,
+            "edges_missed": statistics.transitions - self._seen_edges,
+            "events_count": self._events_count + self._sampled_events,
+        }
+        return whole_row({**found, **self._end, **more})
 
 
 def by_class(counts: Counts) -> dict[str, int]:

@@ -23,6 +23,7 @@ _REASON: Final = _NAMES.index("reason")
 _STATE_TO: Final = _NAMES.index("state_to")
 _VALUE: Final = _NAMES.index("value")
 _DETAIL: Final = _NAMES.index("detail")
+_COUNT: Final = _NAMES.index("count")
 _MOST_KINDS: Final = 1024
 """Different names counted of one kind; the names are ours, so more would be a fault of ours, and is bounded too."""
 _OTHERS: Final = "(others)"
@@ -143,7 +144,7 @@ class Feed:
             _add(self._states, row[_STATE_TO])
         elif name == EventName.CONN_REFUSED.value:
             # One record may stand for several refusals of one address: see `Events.conn_refused`.
-            _add(self._refused, row[_REASON], json.loads(row[_DETAIL] or "{}").get("count", 1))
+            _add(self._refused, row[_REASON], row[_COUNT] or 1)
         elif name == EventName.OVERFLOW.value:
             self._lost += int(row[_VALUE] or 0)
         elif name == EventName.DROPPED.value and row[_DETAIL]:

@@ -3,7 +3,8 @@
 Theory of operation. Each table has a `Lane`: a bounded queue to which any thread appends a tuple, which is one step of
 the interpreter and needs no lock. One thread of the recorder empties the lanes a few times a second, hands batches to
 the `TableWriter` of each table, which makes files of them, and then shows the events to the `Feed` (so that what is
-counted live is what stands in the files). What finds a lane full is lost: counted, logged once a minute, and told by an
+counted live is what stands in the files; events that files have no need of, `RECORDED` says which, are shown as well).
+What finds a lane full is lost: counted, logged once a minute, and told by an
 event of its own (`OVERFLOW`), as is what a disk did not take for so long that there was no room left to keep it.
 
 A record of a lane is a tuple of the table's columns in order, but for `node` and `seq`, which the recorder knows:
@@ -25,7 +26,7 @@ import structlog
 from flowctl.loop.locks import OwnedLock
 from flowctl.telemetry.feed import Feed
 from flowctl.telemetry.options import EventsOptions
-from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, TABLES, EventName, Table
+from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, TABLES, EventName, Table
 from flowctl.telemetry.writer import Books, RecordFiles, TableWriter, check_available
 
 _log: Final = structlog.get_logger("flowctl.telemetry")
@@ -44,6 +45,9 @@ _CLOCK_OFF_US: Final = 50_000
 _STOP_S: Final = 5.0
 
 Row = tuple[Any, ...]
+
+_COLUMNS: Final = tuple(name for name in FLOW_EVENTS.names if name not in {"node", "seq"})
+_EVENT: Final = _COLUMNS.index("event")
 
 
 class Block(Protocol):
@@ -342,10 +346,11 @@ class Recorder:
         for name, lane in self._lanes.items():
             rows, blocks = lane.drain()
             writer, began = self._writers[name], time.thread_time()
-            if rows:
-                kept = self._hand_on(name, len(rows), writer.add_rows, rows)
-                if kept and name == FLOW_EVENTS.name:  # afterwards: a fault of what is live must not cost what is kept
-                    self._show(rows)
+            events = name == FLOW_EVENTS.name
+            kept = [row for row in rows if row[_EVENT] in RECORDED] if events else rows
+            well = not kept or self._hand_on(name, len(kept), writer.add_rows, kept)
+            if rows and events and well:  # afterwards: a fault of what is live must not cost what is kept
+                self._show(rows)
             for block in blocks:
                 self._hand_on(name, block.rows, writer.add_block, block)
             if name == FLIGHT.name:
@@ -397,9 +402,6 @@ class Recorder:
         self._drain()
         for writer in self._writers.values():
             writer.finish()
-
-
-_COLUMNS: Final = tuple(name for name in FLOW_EVENTS.names if name not in {"node", "seq"})
 
 
 def server_row(ts_us: int, event: EventName, **values: Any) -> Row:

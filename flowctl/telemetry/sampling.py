@@ -81,7 +81,6 @@ class Condition(NamedTuple):
 
     interval_ms: float
     state: str = READY
-    step: None = None  # servers had steps when records were of format 1
     picture_share: float = 1.0
     queued_bytes: int = 0
     queued_messages: int = 0

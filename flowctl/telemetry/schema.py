@@ -1,11 +1,15 @@
 """The contract of the record files: tables, columns, words and units (pure).
 
-Three tables are written, each below a folder of its own name, in files
-``<table>/date=YYYY-MM-DD/hour=HH/<node>-<start>-<n>.parquet`` (UTC; zstd; date and hour are those of the first row, and
-are no columns of the file). A file is written beside its place and renamed when it is complete; a name that begins
+Five tables are written, each below a folder of its own name, in files
+``<table>/date=YYYY-MM-DD/hour=HH/<node>-<start>-<n>.parquet`` (UTC; zstd; date and hour are those of every row in the
+file, and are no columns of it). A file is written beside its place and renamed when it is complete; a name that begins
 with ``.`` or ``_`` is not data.
 
-- ``flow_events``, one row per event of a connection, or of the server itself (`conn_id` 0);
+- ``flow_closes``, one row per connection, when it has ended, with everything that is known of it then;
+- ``flow_opens``, the same columns for a connection that is still open: once soon after it began to play or publish, and
+  then every `OPENS_EVERY_S`, so that nobody who is there, or was when a server died, is missing;
+- ``flow_events``, what happened in between (edges, drops, pauses, limits, evidence), and what the server itself did
+  (`conn_id` 0);
 - ``flow_samples``, one row per connection and sampling interval: what happened *in* the interval, and how it stood at
   its end;
 - ``flight``, one row per input of the flow core of a recorded connection, and one per change that came out.
@@ -26,13 +30,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.flow.state import MessageClass
+from flowctl.reasons import DropReason
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Counted up when a column goes or changes its meaning; new columns at the end do not count."""
 METADATA_PREFIX: Final = "flowctl."
 CONN_NUMBER_BITS: Final = 30
 CONN_NUMBERS: Final = 10**9
 """Numbers that a process has for connections: where several are one server, each begins at a multiple of this."""
+OPENS_FIRST_S: Final = 10.0
+"""A connection has its first row in `flow_opens` when it has played or published for so long."""
+OPENS_EVERY_S: Final = 300.0
+"""And then one each five minutes: what the end of a server costs at most."""
 
 
 class Kind(enum.Enum):
@@ -125,8 +134,24 @@ class EventName(enum.Enum):
     LIMIT_HIT = "limit_hit"  # axis: name of the limit; value; limit
     SAMPLE = "sample"  # as flow_samples, for one who is in trouble: kernel figures, delay
     BANNED = "banned"  # an open connection was ended because its address was banned
-    CONN_CLOSED = "conn_closed"  # reason; state_from, state_ms: the last state; sent_*, dropped_*, detail: totals
+    CONN_CLOSED = "conn_closed"  # reason; state_from, state_ms: the last state; sent_bytes, dropped_*: totals
     OVERFLOW = "overflow"  # value: records that were lost because the recorder's queue was full
+
+
+RECORDED: Final = frozenset(
+    event.value
+    for event in EventName
+    if event
+    not in {
+        EventName.CONN_OPENED,
+        EventName.HANDSHAKE_DONE,
+        EventName.COMMAND,
+        EventName.PUBLISH_STARTED,
+        EventName.PLAY_STARTED,
+        EventName.CONN_CLOSED,
+    }
+)
+"""Events that stand in files; what the others say is in `flow_closes`, and live surfaces alone are told of them."""
 
 
 class Role(enum.Enum):
@@ -187,10 +212,112 @@ FLOW_EVENTS: Final = Table(
         Column("dropped_bytes", Kind.INT, "the same in bytes"),
         Column("sent_bytes", Kind.INT, "wire bytes taken by the kernel since the connection was opened"),
         *_KERNEL,
-        Column("reason", Kind.TEXT, "why: close reason, name of a command, or one line"),
-        Column("detail", Kind.TEXT, "more, as JSON text"),
+        Column("reason", Kind.TEXT, "why: reason of a refusal, name of a command, or one line"),
+        Column("detail", Kind.TEXT, "more, as JSON text; no job reads it of a connection's events"),
+        Column("count", Kind.INT, "how many occurrences the row stands for; null: one"),
     ),
 )
+
+
+def _int(name: str, meaning: str) -> Column:
+    return Column(name, Kind.INT, meaning)
+
+
+def _real(name: str, meaning: str) -> Column:
+    return Column(name, Kind.REAL, meaning)
+
+
+DROP_REASONS: Final = tuple(reason.name.lower() for reason in DropReason)
+"""In the names of columns: refused, late, thinned, returned, key_wait, held, requested, unfollowed, closed."""
+STATE_NAMES: Final = ("ready", "overloaded", "soft", "hard")
+"""In the names of columns, from best to worst: READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT."""
+
+_WHOLE: Final = (
+    *_IDENTITY,
+    *_PEER,
+    Column("agent", Kind.TEXT, "what the peer calls itself"),
+    Column("opened_at", Kind.TIMESTAMP, "when it was opened, UTC", nullable=False),
+    Column("duration_s", Kind.REAL, "for how long it was open, by the monotonic clock, seconds", nullable=False),
+    Column("reason", Kind.TEXT, "close reason, see `flowctl.reasons.CloseReason`; null: it is open"),
+    Column("code", Kind.TEXT, "code of a protocol error, short and ours"),
+    Column("limit_name", Kind.TEXT, "limit that ended it"),
+    Column(
+        "refusal",
+        Kind.TEXT,
+        "why its last refused request was refused: auth, access (by settings), hook, undecided, name taken, no stream, "
+        "plays already, limit, bad request; null: none was",
+    ),
+    _real("handshake_ms", "from being opened to the end of the handshake, ms"),
+    _real("asked_ms", "from being opened to its first request to play or publish, ms; null: it made none"),
+    _real("startup_ms", "from being opened to the first media it was given, or to publishing, ms; null: never"),
+    # what its Sender did
+    *(_real(f"time_{name}_ms", f"time in state {name}, ms") for name in STATE_NAMES),
+    *(_int(f"episodes_{name}", f"how often it came into state {name} from a better one") for name in STATE_NAMES[1:]),
+    _int("hard_at_once", "how often it went from READY to HARD_LIMIT at once"),
+    _int("recoveries", "how often it came back to READY"),
+    _real("recover_ms", "time from leaving READY to being back, all episodes that ended, ms"),
+    _real("recover_max_ms", "the longest of these, ms"),
+    _int("late_episodes", "how often leaving out pictures for being late began"),
+    _int("returns", "how often it was brought back to live"),
+    _int("input_pauses", "how often its input was paused"),
+    _real("input_paused_ms", "for how long, ms"),
+    _int("limit_hits", "how often it went over a limit; which ones, `flow_events` tell"),
+    _int("edges_missed", "changes of state that nobody saw; times in states are right anyway"),
+    _int("events_count", "rows of it in flow_events"),
+    *(
+        _int(f"{what}_messages_{name}", f"messages {what}, class {name}")
+        for what in ("accepted", "sent", "dropped")
+        for name in CLASS_NAMES
+    ),
+    _int("accepted_bytes", "of all messages that were for it, bytes"),
+    _int("sent_bytes", "wire bytes taken by the kernel"),
+    _int("dropped_bytes", "of all messages that were dropped, bytes"),
+    *(_int(f"dropped_by_{name}", f"messages dropped, reason {name}") for name in DROP_REASONS),
+    _int("pictures_wanted", "pictures published for it, without those queued when it left or that it had muted"),
+    _int("pictures_sent", "of these, how many it was sent"),
+    _int("lost_messages", "key and inter frames and audio dropped because it was slow"),
+    _real("unrecovered_ms", "since it left READY and did not come back, ms; null: it is READY"),
+    _int("unrecovered_bytes", "wire bytes that the kernel took in that time"),
+    # what samples saw; null where nobody sampled
+    _int("samples_count", "rows of it in flow_samples"),
+    _real("sampled_ms", "time that samples are about, ms"),
+    *(
+        _real(f"delay_{name}_ms", f"delay of the viewer over that time, {name}, 12.2 % off at most, ms; 0: it kept up")
+        for name in ("p50", "p95", "p99")
+    ),
+    _real("delay_max_ms", "worst delay, ms"),
+    _real("delay_mean_ms", "mean delay, ms"),
+    _real("target_delay_ms", "target delay in force at the end, ms; null: none"),
+    _real("late_ms", "time in which its delay was above that target, ms"),
+    _int("stall_count", "how often it took nothing for half a second while something waited"),
+    _real("stall_ms", "for how long, ms"),
+    _real("trouble_ms", "time not READY or without some of the pictures, as samples saw it, ms"),
+    _int("line_bytes", "what its line carried while there was always something to send, bytes"),
+    _int("line_stream_bytes", "what was published for it in that time, bytes"),
+    _real("left_ms", "length of the samples in whose interval READY was left and not come back to, ms"),
+    _real("left_server_ms", "of these, where its thread had no room, ms"),
+    _int("left_bytes", "what was published for it in them, bytes"),
+    _int("unforced_drops", "messages dropped in READY while nothing stood still"),
+    _int("rtt_us", "smoothed round-trip time of the kernel when it was last asked, us"),
+    # of a publisher
+    _int("ingest_bytes", "media received, bytes"),
+    _int("ingest_pictures", "pictures received"),
+    _int("ingest_key_frames", "key frames received"),
+    _int("ingest_audio", "audio messages received"),
+    _real("key_interval_ms", "mean distance of key frames by their time stamps, ms"),
+    _real("key_interval_max_ms", "largest distance of key frames, ms"),
+    _int("gap_count", "how often no media came for more than a second"),
+    _real("gap_ms", "for how long in all, ms"),
+    _real("gap_max_ms", "the longest of these, ms"),
+    _real(
+        "jitter_ms",
+        "interarrival jitter of RFC 3550, ms: reading (input is gathered for 36 ms at most) against "
+        "time stamp of pictures, or of sound without any, smoothed, mean over time",
+    ),
+)
+
+FLOW_CLOSES: Final = Table("flow_closes", "one connection, at its end", _WHOLE)
+FLOW_OPENS: Final = Table("flow_opens", "one connection that is open, at one moment", _WHOLE)
 
 FLOW_SAMPLES: Final = Table(
     "flow_samples",
@@ -200,7 +327,6 @@ FLOW_SAMPLES: Final = Table(
         *_PEER,
         Column("interval_ms", Kind.REAL, "length of the interval that ends at ts, ms", nullable=False),
         Column("state", Kind.TEXT, "state at its end", nullable=False),
-        Column("step", Kind.TEXT, "in records of format 1: step of a step-down ladder at its end"),
         Column("picture_share", Kind.REAL, "share of the pictures of the last 20 s that were sent, 0 to 1"),
         *_QUEUE,
         Column("stalled_ms", Kind.REAL, "for how long the kernel has taken nothing while something waits, ms"),
@@ -266,7 +392,7 @@ FLIGHT: Final = Table(
     ),
 )
 
-TABLES: Final = {table.name: table for table in (FLOW_EVENTS, FLOW_SAMPLES, FLIGHT)}
+TABLES: Final = {table.name: table for table in (FLOW_CLOSES, FLOW_OPENS, FLOW_EVENTS, FLOW_SAMPLES, FLIGHT)}
 
 
 def conn_id_of(start_s: int, number: int) -> int:

@@ -14,7 +14,7 @@ from source_kit import ROOT, functions_of, tree_of
 
 import run as bench_run
 from flowctl.flv import TAG_VIDEO, FlvWriter
-from flowctl.pipeline.capacity.model import parse_measurements
+from flowctl.pipeline.capacity.node import parse_measurements
 from kit import documents
 from kit.tables import table
 from kit.trend import trend

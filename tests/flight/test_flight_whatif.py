@@ -18,8 +18,8 @@ from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAl
 from flowctl.live.config import LiveConfig, parse_audiences
 from flowctl.live.records.recording import _described
 from flowctl.pipeline.whatif.grid import audiences_of, in_force
-from flowctl.pipeline.whatif.viewers import flight_viewer
 from flowctl.sending.settings import SenderSettings
+from tests.pipeline.flight_files import flight_viewer
 
 EXTEND_S = 30.0
 

@@ -199,6 +199,7 @@ def test_guesser_when_it_guesses_on_one_connection_is_ended_and_limited(web):
     for number in range(21):
         assert client.get(f"/live/forbidden.flv?key={number}")[0] == 403
     assert client.to_end() == b""
+    wait_for(lambda: web.server.admission.bans.bans)  # its connections end first
     (limit,) = web.server.admission.bans.bans
     assert (limit.cidr, limit.action, limit.source) == ("127.0.0.1/32", BanAction.LIMIT, "penalty")
     assert limit.evidence == {"play over HTTP": 21.0}

@@ -16,7 +16,7 @@ def spark(tmp_path_factory):
     """Give a session with two cores and two shuffle partitions; skips where PySpark or Java is missing."""
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("pyspark is not installed: pip install '.[pipeline]'")
-    from flowctl.pipeline.spark.session import SessionOptions, close_session, open_session
+    from flowctl.pipeline.spark.session import SessionOptions, open_session
 
     folder = tmp_path_factory.mktemp("spark")
     conf = {
@@ -32,7 +32,7 @@ def spark(tmp_path_factory):
     except ConfigError as error:
         pytest.skip(f"{error}; {error.hint}")
     yield session
-    close_session(session)
+    session.stop()
 
 
 @pytest.fixture

@@ -6,13 +6,20 @@ from pathlib import Path
 
 from flight_kit import ROOMS, Rows, linked
 
-from flowctl.flight.whatif.engine import evaluate
+from flowctl.flight.reading import read_flights
+from flowctl.flight.viewing import stream_and_link
+from flowctl.flight.whatif.engine import RecordedViewer, evaluate, recorded_viewer
 from flowctl.pipeline.whatif.grid import in_force
-from flowctl.pipeline.whatif.viewers import flight_viewer
 from flowctl.telemetry.schema import FLIGHT
 
 LIMITS = ("6000,0,2s", "9000,0,3s")
 AT = {name: FLIGHT.names.index(name) for name in ("node", "conn_id", "role")}
+
+
+def flight_viewer(rows, extend_s: float) -> RecordedViewer:
+    """Return the viewer of a flight as a whole, extended where the server closed it for being slow."""
+    found = stream_and_link(read_flights(rows))
+    return recorded_viewer(extend_s=extend_s, **found._asdict())
 
 
 def write_flights(root: Path) -> dict[int, tuple[bool, int, int]]:

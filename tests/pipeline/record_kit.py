@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flowctl.telemetry.schema import FLOW_EVENTS, FLOW_SAMPLES, FORMAT, Kind, Table
+from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, FORMAT, Kind, Table
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 TYPES = {
@@ -82,3 +82,42 @@ def write(
 def write_samples(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
     """Write a file of samples."""
     return write(root, rows, name, table=FLOW_SAMPLES, **more)
+
+
+_NUMBERS = frozenset(
+    column.name
+    for column in FLOW_CLOSES.columns
+    if column.kind is Kind.INT and column.name.startswith(("accepted_", "sent_", "dropped_", "episodes_"))
+)
+
+
+def close(ended_s: float, conn_id: int, duration_s: float = 10.0, **columns) -> dict:
+    """Return the close of a viewer of node n1 that ended at second `ended_s` and was READY all the time.
+
+    Args:
+        ended_s: when, see `at`.
+        conn_id: of the connection.
+        duration_s: for how long it was open.
+        columns: that are otherwise.
+    """
+    return opened(ended_s, conn_id, duration_s) | {"reason": "peer closed"} | columns
+
+
+def opened(seen_s: float, conn_id: int, duration_s: float = 10.0, **columns) -> dict:
+    """Return a row of a viewer of node n1 that is open at second `seen_s`; see `close`."""
+    who = {"ts": at(seen_s), "node": "n1", "seq": next(numbers), "conn_id": conn_id, "role": "play", "agent": "player"}
+    peer = {"peer_ip": "192.0.2.1", "peer_port": 40_000, "app": "live", "stream": "s"}
+    times = {"opened_at": at(seen_s - duration_s), "duration_s": duration_s, "time_ready_ms": duration_s * 1e3}
+    begin = {"handshake_ms": 20.0, "asked_ms": 40.0, "startup_ms": 50.0}
+    rest = {"time_overloaded_ms": 0.0, "time_soft_ms": 0.0, "time_hard_ms": 0.0, "recoveries": 0, "events_count": 0}
+    return dict.fromkeys(_NUMBERS, 0) | who | peer | times | begin | rest | columns
+
+
+def write_closes(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
+    """Write a file of closes; they must lie in the hour that `more` names (date, hour), noon unless it does."""
+    return write(root, rows, name, table=FLOW_CLOSES, **more)
+
+
+def write_opens(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
+    """Write a file of connections that are open."""
+    return write(root, rows, name, table=FLOW_OPENS, **more)

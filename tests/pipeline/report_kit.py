@@ -1,202 +1,205 @@
-"""Figures of a report as the jobs could have left them, with peers who say bad things; for tests of the page."""
+"""Results as the jobs could have left them, with peers who say bad things; for tests of the report and of compare."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
 
-from flowctl.pipeline.report.data import Cut, JobNote, JobState, ReportData
+import pandas as pd
+
+from flowctl.pipeline.report import gather, job
+from flowctl.pipeline.report.found import Found
 from flowctl.telemetry.schema import CLASS_NAMES
 
 NASTY = (
-    "</title></style></svg><script>alert('x')</script>\x1b[31m\u202eevil\x00 & \"quoted\" 'single' "
+    "</title></style></svg><script>alert('x')</script>\x1b[31m\u202eevil & \"quoted\" 'single' "
     "<img src=http://127.0.0.1:9/pixel onerror=alert(1)>"
 )
 """What a peer may call itself or its stream: markup, an address to load, escape sequences, a change of direction."""
-
 BEGAN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
+JOBS = ("sessions", "experience", "fleet", "abuse", "whatif", "capacity")
 
 
-def accounts(table="flow_events", rows_in=1000, aside=7):
-    return {
-        "table": table,
-        "files_in": 12,
-        "files_quarantined": 1,
-        "files_by_reason": {"truncated": 1},
-        "files_unknown_rows": 1,
-        "rows_in": rows_in,
-        "rows_out": rows_in - aside,
-        "rows_quarantined": aside,
-        "by_reason": {"clock skew": aside} if aside else {},
-    }
-
-
-def worst_viewer(number=0, text=NASTY, **values):
+def session(number=0, text="", **values):
+    """A viewer who was content; every tenth was in trouble, and every twentieth cut for it."""
+    troubled, cut = number % 10 == 0, number % 20 == 0
     row = {
-        "node": f"edge-1{text}",
+        "node": f"edge-{number % 2}{text}",
         "conn_id": number,
-        "peer_ip": f"127.0.3.{number % 250}",
+        "peer_ip": f"127.0.{number % 3}.{number % 250}",
+        "role": "play",
         "app": "live",
-        "stream": f"test{text}",
-        "user_agent": text,
-        "opened_at": BEGAN,
-        "duration_s": 12.5,
-        "close_reason": f"hard limit{text}",
-        "closed_by": "server",
-        "worst_state": "HARD_LIMIT",
-        "blame": "viewer_link",
-        "trouble_ms": 9000.0 - number,
-        "dropped_messages": 120,
-        "dropped_bytes": 120_000,
-        "delay_p99_ms": 8100.0,
-        "picture_share": 0.77,
-        "line_of_stream": 0.85,
-        "returns_to_live": 2,
-        "input_pauses": 1,
+        "stream": f"s{number % 4}{text}",
+        "agent": f"player{text}",
+        "opened_at": BEGAN + timedelta(seconds=number % 60),
+        "closed_at": BEGAN + timedelta(seconds=600 + number % 60),
+        "duration_s": 600.0,
+        "play_s": 599.0,
+        "close_reason": "hard limit" if cut else "peer closed",
+        "closed_by": "server" if cut else "peer",
+        "asked_ms": 20.0,
+        "first_frame_ms": 40.0 + number % 50,
+        "start_failure": None,
+        "exit_before_start": False,
+        "sent_bytes": 10_000_000,
+        "picture_share": 0.7 if troubled else 1.0,
+        "line_of_stream": 0.8 if troubled else None,
+        "bit_rate": 2.5e6,
+        "frames_per_s": 25.0,
+        "delay_p50_ms": 3000.0 if troubled else 20.0,
+        "delay_p95_ms": 8000.0 if troubled else 50.0,
+        "delay_p99_ms": 9000.0 if troubled else 80.0,
+        "late_share": 0.3 if troubled else 0.0,
+        "stall_ratio": 0.1 if troubled else 0.0,
+        "trouble_ms": 9000.0 - number if troubled else 0.0,
+        "worst_state": "HARD_LIMIT" if troubled else "READY",
+        "blame": "viewer_link" if troubled else "none",
+        **{f"accepted_messages_{name}": 1000 for name in CLASS_NAMES},
+        **{f"dropped_messages_{name}": 100 if troubled else 0 for name in CLASS_NAMES},
     }
     return row | values
 
 
-def some_whole(**values):
-    row = {
-        "connections": 400,
-        "open": 3,
-        "sent_bytes": 5e9,
-        "limit_hitters": 4,
-        "viewers": 390,
-        "troubled": 39,
-        "worst_overloaded": 20,
-        "worst_soft": 9,
-        "worst_hard": 10,
-        "cut_slow": 8,
-        "play_ms": 3.9e7,
-        "trouble_ms": 1e6,
-        "recoveries": 50,
-        "recover_mean_ms": 4000.0,
-        "returns_to_live": 12,
-        "paused": 5,
-        "accepted_messages": 1_000_000,
-        "dropped_messages": 4321,
-        "dropped_bytes": 5e6,
-        "stall_count": 44,
-        "stall_ratio": 0.0123,
-        "startup_p50_ms": 35.0,
-        "startup_p95_ms": 180.0,
-        "exits_before_start": 2,
-        "delay_p50_of_p50_ms": 21.0,
-        "delay_p95_of_p95_ms": 950.0,
-    }
-    return row | values
+def felt(by, key, viewers, troubled=0, **values):
+    """A row of `experience`."""
+    row = {"by": by, "key": key, "keys": 1, "viewers": viewers, "plays": viewers, "attempts": viewers}
+    row |= {"start_failures": 0, "exits_before_start": 0, "troubled": troubled, "peak_viewers": viewers}
+    row |= {"first_frame_p50_ms": 40.0, "delay_p95_ms": 90.0, "picture_share": 0.97, "stall_ratio": 0.01}
+    return row | {"bit_rate": 2.5e6, "play_hours": 12.5} | values
 
 
-def a_choice(number=0, **values):
+def choice(number, **values):
+    """A row of `whatif_choices`."""
     row = {
-        "choice": f"soft=2MiB,2048,4s hard=4MiB,4096,8s policy=live target=auto number={number}",
+        "choice_id": number,
+        "choice": f"soft=2MiB,2048,4s hard=4MiB,4096,8s number={number}",
         "viewers": 390,
-        "disconnected_share": 0.02 + number / 1000,
+        "disconnected": 40 - 3 * number,
+        "disconnected_share": (40 - 3 * number) / 390,
         "delay_p50_ms": 20.0,
         "delay_p95_ms": 900.0 - 10 * number,
         "delay_p99_ms": 2000.0,
+        "dropped_share": 0.01,
+        "assumed_share": 0.04,
+        "sampled_share": 0.5,
         "memory_peak_bytes": 1_000_000 * (number + 1),
-        "dropped_messages": 1000,
         "on_front": number % 3 == 0,
         "in_force": number == 1,
-        "recommended": number == 3,
+        "recommended": number == 7,
     }
     return row | values
 
 
-def a_moment(place=0, **values):
+def publication(**values):
+    """A row of `ingest` of a publisher who does well."""
+    row = {"node": "edge-0", "conn_id": 7, "app": "live", "stream": "s0", "duration_s": 600.0, "health": "steady"}
+    row |= {"bit_rate": 2.5e6, "frames_per_s": 25.0, "key_interval_ms": 2000.0, "key_interval_max_ms": 2100.0}
+    return row | {"gap_count": 0, "gap_ms": 0.0, "gap_max_ms": 0.0, "jitter_ms": 4.0, "reconnects": 0} | values
+
+
+def node(**values):
+    """A row of `capacity_nodes`."""
+    row = {"node": "edge-0", "carries_viewers": 200, "carries_from": "records", "carries_at_least": False}
+    return row | {"viewers_peak": 100.0, "load_peak": 0.5, "viewers_mean": 80.0, "viewers_recorded": 300} | values
+
+
+def minute(number, **values):
+    """A row of `fleet_streams`."""
     row = {
-        "at_s": place * 60.0,
-        "ready": 0.9,
-        "overloaded": 0.05,
-        "soft": 0.03,
-        "hard": 0.02,
-        "viewers": 390,
-        "delay_p50_ms": 20.0 + place,
-        "delay_p95_ms": 200.0,
-        "delay_p99_ms": 900.0,
+        "minute": BEGAN + timedelta(minutes=number),
+        "app": "live",
+        "stream": "s0",
+        "node": "edge-0",
+        "viewers": 200.0,
     }
-    return row | values
+    row |= {"share_ready": 0.9, "share_overloaded": 0.05, "share_soft": 0.03, "share_hard": 0.02}
+    return row | {f"delay_{name}_ms": 20.0 for name in ("p50", "p95", "p99")} | values
 
 
-def fleet_row(**values):
-    row = {
-        "viewers": 300,
-        "viewer_ms": 3e7,
-        "trouble_share": 0.1,
-        "delay_p50_ms": 20.0,
-        "delay_p95_ms": 300.0,
-        "delay_p99_ms": 900.0,
-        "drop_share": 0.004,
-        "picture_share": 0.91,
-        "below_80_share": 0.13,
+def tables_of(text="", viewers=400):
+    """All result tables of a run, with `text` wherever a peer had a say."""
+    troubled = len(range(0, viewers, 10))
+    bad = {"health": "gaps", "gap_count": 3, "gap_ms": 9000.0, "gap_max_ms": 5000.0, "stream": f"s1{text}"}
+    score = {"cidr": f"127.0.9.1/32{text}", "score": 12.5, "points": 12.5, "connections": 40, "banned": True}
+    return {
+        "sessions": [session(number, text) for number in range(viewers)],
+        "experience": [
+            felt("all", "all", viewers, troubled),
+            felt("stream", f"live/s0{text}", viewers // 4, troubled // 4),
+            felt("network", f"127.0.0.0/24{text}", viewers // 3, troubled),
+            felt("network", None, viewers - viewers // 3, 0, keys=2),
+            felt("agent", f"player{text}", viewers, troubled),
+        ],
+        "ingest": [publication(), publication(**bad)],
+        "fleet_streams": [minute(number, stream=f"s0{text}") for number in range(10)],
+        "whatif_choices": [choice(number) for number in range(12)],
+        "abuse_scores": [score | {"verdict": "ban", "standing_hours": 0.5, "evidence": json.dumps({f"x{text}": 3.0})}],
+        "capacity_nodes": [node(node=f"edge-0{text}"), node(node="edge-1", viewers_peak=50.0, load_peak=0.25)],
+        "capacity_streams": [{"app": "live", "stream": text or "s0", "node": "edge-0", "viewers_mean": 7.5}],
+        "capacity_places": [{"place": text or "127.0.0.0/16", "viewers_peak": 9.0, "edges_filled": 1.5}],
     }
-    return row | values
 
 
-def some_data(text=NASTY, **values):
-    """Everything that a page may show, with `text` wherever a peer had a say."""
-    done = {name: JobNote(name, JobState.DONE, accounts=[accounts()], took_s=3.0) for name in ("sessions", "fleet")}
-    done |= {name: JobNote(name, JobState.DONE, took_s=1.0) for name in ("abuse", "whatif")}
-    done["capacity"] = JobNote("capacity", JobState.DONE, summary={"viewers_per_node": 2400, "error_share": 0.04})
-    done["capacity"].summary["fleet"] = {"answer": f"900 viewers need 6 edges and 2 origins{text}"}
-    data = ReportData(
-        events=f"/data/events{text}",
-        made_at=BEGAN,
-        jobs=done,
-        whole=some_whole(),
-        began_at=BEGAN,
-        ended_at=BEGAN.replace(minute=10),
-        nodes=[{"node": f"edge-1{text}", "connections": 400, "viewers": 390}],
-        node_count=3,
-        closes=[
-            {"reason": f"peer closed{text}", "closed_by": "peer", "connections": 300},
-            {"reason": "hard limit", "closed_by": "server", "connections": 97},
-            {"reason": "still open", "closed_by": "open", "connections": 3},
-        ],
-        blames=[
-            {"blame": "viewer_link", "viewers": 30, "trouble_ms": 9e5},
-            {"blame": text, "viewers": 9, "trouble_ms": 1e5},
-        ],
-        drops=[{"class": name, "accepted_messages": 1000, "dropped_messages": 100} for name in CLASS_NAMES],
-        picture_shares=[
-            {"least": 1.0, "viewers": 300},
-            {"least": 0.5, "viewers": 60},
-            {"least": None, "viewers": 30},
-        ],
-        worst=Cut([worst_viewer(number, text) for number in range(20)], 39),
-        delay_curves={name: [float(place) for place in range(101)] for name in ("delay_p50_ms", "delay_p95_ms")},
-        moments=[a_moment(place) for place in range(10)],
-        streams=Cut([fleet_row(app="live", stream=f"s{text}")], 5),
-        subnets=Cut([fleet_row(subnet=f"127.0.3.0/24{text}")], 1),
-        choices=Cut([a_choice(number) for number in range(12)], 50),
-        limits_toml=f'# because {text}\nversion = 1\n\n[limits]\nsoft = "2MiB,2048,4s"\n',
-        scores=Cut(
-            [
-                {
-                    "cidr": f"127.0.9.1/32{text}",
-                    "score": 12.5,
-                    "connections": 40,
-                    "banned": True,
-                    "verdict": "ban",
-                    "evidence": {text: 3.0},
-                }
-            ],
-            9,
-        ),
-        bans=Cut([{"cidr": f"127.0.9.1/32{text}", "score": 12.5, "evidence": {text: 3}, "expires": text}], 1),
-        capacity=Cut([{"viewers": 1000 * n, "busy_p95": n / 10, "memory_bytes": 1e9 * n} for n in range(1, 8)], 7),
-        capacity_nodes=Cut([{"node": f"n{text}", "carries_viewers": 200, "viewers_peak": 150.5, "load_peak": 0.75}], 3),
-        capacity_streams=Cut(
-            [{"stream": text, "node": "n", "viewers_mean": 7.5, "follower_viewers": 2.0, "worth_following": True}], 1
-        ),
-        capacity_places=Cut([{"place": text, "place_from": "region", "viewers_peak": 9.0, "edges_filled": 1.5}], 1),
-    )
-    return replace(data, **values)
+def texts_of(text=""):
+    """The text files of a run."""
+    ban = {"cidr": f"127.0.9.1/32{text}", "score": 12.5, "evidence": {f"x{text}": 3}, "expires": f"later{text}"}
+    return {
+        "bans.jsonl": json.dumps(ban) + "\n",
+        "limits.toml": f'# because {text}\nversion = 1\n\n[limits]\nsoft = "2MiB,2048,4s"\n'.replace("\x00", ""),
+    }
 
 
-def empty_data(**values):
+def notes(text="", **more):
+    """What became of the jobs, as in ``summary.json``."""
+    found = {name: {"state": "done", "took_s": 1.5, "summary": {}, "warnings": [f"odd{text}"]} for name in JOBS}
+    found["whatif"]["summary"] = {"source": "flow_samples", "objective": "balanced"}
+    found["capacity"]["summary"] = {"fitted_to": "records", "measured_crowds": 4, "largest_measured_viewers": 180}
+    return found | more
+
+
+def accounts(aside=7, text=""):
+    """Accounts of a table of records."""
+    return {
+        "table": "flow_closes",
+        "files_in": 12,
+        "files_quarantined": 1,
+        "files_by_reason": {f"truncated{text}": 1},
+        "rows_in": 1000,
+        "rows_out": 1000 - aside,
+        "rows_quarantined": aside,
+        "by_reason": {f"clock skew{text}": aside} if aside else {},
+    }
+
+
+def lay(folder, tables, texts=None):
+    """Write results into a folder, as a run leaves them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in tables.items():
+        (folder / name).mkdir()
+        pd.DataFrame(rows).to_parquet(folder / name / "part-0.parquet", coerce_timestamps="us")
+    for name, text in (texts or {}).items():
+        (folder / name).write_text(text, "utf-8")
+    return folder
+
+
+def found_of(folder, tables=None, texts=None, jobs=None, text=""):
+    """Return what a report finds in results; all there may be if none are given."""
+    lay(folder, tables_of(text) if tables is None else tables, texts_of(text) if texts is None else texts)
+    shown = notes(text) if jobs is None else jobs
+    return job.collect(gather.Tables(str(folder)), f"/data/events{text}", shown, [accounts(text=text)])
+
+
+def empty():
     """A report of nothing."""
-    return replace(ReportData(events="/data/events", made_at=BEGAN), **values)
+    return Found(events="/data/events", made_at=BEGAN)
+
+
+def run_in(folder, viewers=400, text="", *, tables=None, texts=None, choose=1):
+    """Lay results with their summary, as a whole run leaves them, and return the folder."""
+    laid = tables_of(text, viewers) if tables is None else tables
+    for row in laid.get("whatif_choices", ()):
+        row["in_force"] = row["choice_id"] == choose
+    found = found_of(folder, laid, texts_of(text) if texts is None else texts)
+    summary = {"format": 2, "jobs": {"report": {"state": "done", "summary": {"figures": job.figures(found)}}}}
+    (folder / "summary.json").write_text(json.dumps(summary), "utf-8")
+    return str(folder)

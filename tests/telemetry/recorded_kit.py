@@ -9,7 +9,7 @@ from flowctl.live.records.sampler import Sampler
 from flowctl.live.records.sessions import SessionRecords
 from flowctl.telemetry.events import Events
 from flowctl.telemetry.privacy import Privacy
-from flowctl.telemetry.schema import CLASS_NAMES, FLOW_EVENTS, FLOW_SAMPLES
+from flowctl.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES
 
 __all__ = ["RecordedWorld", "audio", "config", "inter", "key", "totals"]
 
@@ -39,6 +39,7 @@ class RecordedWorld(World):
         self.sampler = Sampler(self.hub.fanouts, self.open, self.events, self.clock)
         self.hub.observers = (SessionRecords(self.events, self.sampler),)
         self.seen = []
+        self.closed = []
         self.sampled = []
 
     def open(self):
@@ -49,6 +50,23 @@ class RecordedWorld(World):
         """Return the events so far, of one name if it is given."""
         self.seen += queued(self.recorder, FLOW_EVENTS)
         return [item for item in self.seen if event is None or item["event"] == event]
+
+    def closes(self) -> list[dict]:
+        """Return the closes so far; takes a round of the sampler, which makes them."""
+        self.sample()
+        self.closed += queued(self.recorder, FLOW_CLOSES)
+        return self.closed
+
+    def close_of(self, peer) -> dict:
+        """Return the close of a peer that has ended."""
+        conn_id = self.events.conn_id(peer.connection.number)
+        (found,) = [item for item in self.closes() if item["conn_id"] == conn_id]
+        return found
+
+    def opens(self) -> list[dict]:
+        """Return what is told of open connections since the last call; takes a turn of the sampler."""
+        self.sampler.tell()
+        return queued(self.recorder, FLOW_OPENS)
 
     def sample(self) -> list[dict]:
         """Sample once, and return the records of this round."""

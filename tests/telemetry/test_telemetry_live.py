@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import structlog
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from recorded_kit import RecordedWorld, audio, config, inter, key, totals
 from telemetry_kit import read
 
-from flowctl.flow.counts import NO_COUNTS, Counts, total
+from flowctl.flow.counts import Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
@@ -32,8 +31,10 @@ from flowctl.rtmp.url import RtmpUrl
 from flowctl.rtmp.wire import Message
 from flowctl.sending.figures import Account
 from flowctl.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, RECORDED
 
 PLAIN = {"streams": Streams.PLAIN}
+CLOSES = tuple(name for name in FLOW_CLOSES.names if name not in {"node", "seq"})
 
 
 def names(world, conn_id=None) -> list[str]:
@@ -69,11 +70,18 @@ def test_connection_when_it_plays_and_leaves_is_told_from_open_to_close(tmp_path
     assert {item["peer_ip"] for item in told} == {"192.0.2.1"}
     assert [item["role"] for item in told][-1] == "play"
     assert (told[-1]["app"], told[-1]["stream"]) == ("live", "room")
-    closed, detail = told[-1], json.loads(told[-1]["detail"])
-    assert closed["reason"] == CloseReason.PEER_CLOSED.value
-    assert closed["state_from"] == "READY"
-    assert closed["state_ms"] == pytest.approx(detail["connected_s"] * 1000, abs=1)
-    assert detail["sent"]["inter"] == 9
+    (closed,) = world.closes()
+    assert told[-1]["reason"] == closed["reason"] == CloseReason.PEER_CLOSED.value
+    assert told[-1]["state_from"] == "READY"
+    assert told[-1]["state_ms"] == pytest.approx(closed["duration_s"] * 1000, abs=1)
+    assert (closed["conn_id"], closed["role"], closed["stream"], closed["events_count"]) == (conn_id, "play", "room", 0)
+    assert closed["time_ready_ms"] == pytest.approx(closed["duration_s"] * 1000, abs=1)
+    assert closed["opened_at"] == told[0]["ts"]
+    assert closed["ts"] == told[-1]["ts"]
+    assert [closed["handshake_ms"], closed["startup_ms"]] == [told[1]["value"], told[4]["value"]]
+    assert closed["handshake_ms"] <= closed["asked_ms"] <= closed["startup_ms"]
+    assert closed["agent"] == "FMLE/3.0 (compatible; flowctl)"
+    assert (closed["sent_messages_inter"], closed["pictures_wanted"], closed["pictures_sent"]) == (9, 10, 10)
     assert closed["sent_bytes"] == player.connection.sender.statistics().bytes_sent
     started = next(item for item in world.told("publish_started"))
     assert (started["role"], started["stream"]) == ("publish", "room")
@@ -128,8 +136,22 @@ def test_viewer_when_slow_has_every_edge_with_cause_and_time(tmp_path):
     assert soft["value"] >= soft["limit"]
     assert soft["queued_messages"] is not None
     closed = told[-1]
+    (row,) = [item for item in world.closes() if item["conn_id"] == conn_id]
     whole_ms = sum(item["state_ms"] for item in edges) + closed["state_ms"]
-    assert whole_ms == pytest.approx(json.loads(closed["detail"])["connected_s"] * 1000, abs=2)
+    assert whole_ms == pytest.approx(row["duration_s"] * 1000, abs=2)
+    for name, state in (("ready", "READY"), ("overloaded", "OVERLOADED"), ("soft", "SOFT_LIMIT")):
+        of_state = [item["state_ms"] for item in (*edges, closed) if item["state_from"] == state]
+        assert row[f"time_{name}_ms"] == pytest.approx(sum(of_state), abs=2)
+    back = [item["value"] for item in edges if item["state_to"] == "READY"]
+    assert [row["recoveries"], row["recover_ms"], row["recover_max_ms"]] == [len(back), sum(back), max(back)]
+    assert row["episodes_soft"] == sum(item["state_to"] == "SOFT_LIMIT" for item in edges)
+    assert [row["input_pauses"], row["edges_missed"]] == [names(world, conn_id).count("input_paused"), 0]
+    assert row["input_paused_ms"] == sum(item["value"] for item in told if item["event"] == "input_resumed")
+    assert row["events_count"] == sum(item["event"] in RECORDED for item in told)
+    assert row["unrecovered_ms"] is None
+    assert row["dropped_by_thinned"] + row["dropped_by_late"] > 0
+    for name in CLASS_NAMES:
+        assert row[f"accepted_messages_{name}"] == row[f"sent_messages_{name}"] + row[f"dropped_messages_{name}"]
     assert {"input_paused", "input_resumed", "dropped"} <= set(names(world, conn_id))
     dropped = [item for item in told if item["event"] == "dropped"]
     by_class = json.loads(dropped[0]["detail"])["dropped"]
@@ -153,6 +175,113 @@ def test_pictures_when_late_are_told_at_once_and_with_their_shares_at_the_end(tm
     assert {name: detail[name] for name in shares} == shares
 
 
+def test_viewer_when_slow_has_what_samples_saw_in_its_close(tmp_path):
+    """A viewer that stands still for a while: its stall, its delay and its lateness, from samples, in its one row."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("4M,4000,0", "8M,8000,0"))
+    publisher, player = world.publisher(), world.player()
+    healthy = world.player(address="192.0.2.77")
+    player.wire.room = 0
+    for number in range(100):
+        publisher.video(number * 100, key(b"k", 4000) if number % 10 == 0 else inter(b"i", 4000))
+        world.run(0.1)
+        if number % 10 == 9:
+            world.sample()
+    player.wire.room = None
+    stream_some(world, publisher, 30)
+    for peer in (player, healthy):
+        peer.leave()
+    slow, well = world.close_of(player), world.close_of(healthy)
+    assert slow["stall_count"] == 1
+    same_story([item for item in world.sampled if item["conn_id"] == slow["conn_id"]], slow)
+    assert slow["stall_ms"] > 5000
+    assert slow["delay_max_ms"] > slow["delay_p50_ms"] > 1000
+    assert slow["target_delay_ms"] == 1500.0
+    assert 5000 < slow["late_ms"] <= slow["sampled_ms"]
+    assert slow["left_ms"] > 0
+    assert slow["trouble_ms"] >= slow["left_ms"]
+    names = ("delay_p99_ms", "delay_max_ms", "late_ms", "stall_count", "trouble_ms", "line_bytes", "left_ms")
+    assert [well[name] for name in names] == [0] * len(names)
+    assert well["sampled_ms"] == pytest.approx(well["duration_s"] * 1000, abs=5)
+    assert well["ingest_bytes"] is None
+
+
+def test_publisher_when_it_pauses_has_its_gap_in_its_close(tmp_path):
+    """Planted media: pictures, key frames, sound, their bytes and distances, and one gap, as they were sent."""
+    world = RecordedWorld(tmp_path)
+    publisher = world.publisher()
+    for number in range(50):
+        publisher.video(number * 40, inter(b"i", 1000) if number % 25 else key(b"k", 1000))
+        publisher.audio(number * 40, audio(b"a"))
+        world.run(0.04 if number != 30 else 2.04)
+    publisher.leave()
+    row = world.close_of(publisher)
+    counts = [row[f"ingest_{name}"] for name in ("pictures", "key_frames", "audio")]
+    assert counts == [50, 2, 50]
+    assert (row["key_interval_ms"], row["key_interval_max_ms"]) == (1000.0, 1000.0)
+    assert row["gap_count"] == 1
+    assert row["gap_ms"] == row["gap_max_ms"] == pytest.approx(2040, abs=90)
+    assert row["jitter_ms"] > 0  # 2 s of one picture of fifty
+    assert row["ingest_bytes"] > 50_000
+    assert (row["role"], row["refusal"], row["sent_messages_key"]) == ("publish", None, 0)
+
+
+def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path):
+    """The same columns as a close, without a reason: ten seconds after the first media, then each five minutes."""
+    world = RecordedWorld(tmp_path)
+    publisher = world.publisher()
+    player = world.player()
+    gone = world.player(address="192.0.2.50")
+    world.connect("192.0.2.51")  # asks for nothing
+    stream_some(world, publisher, 5)
+    gone.leave()
+    assert world.opens() == []
+    for _ in range(12):
+        stream_some(world, publisher, 25)
+    rows = {item["conn_id"]: item for item in world.opens()}
+    conn_ids = [world.events.conn_id(peer.connection.number) for peer in (publisher, player)]
+    assert set(rows) == set(conn_ids)
+    row = rows[conn_ids[1]]
+    assert (row["reason"], row["role"], row["startup_ms"] is not None) == (None, "play", True)
+    assert row["sent_messages_inter"] == player.connection.sender.statistics().sent.of(MessageClass.INTER)
+    assert row["pictures_wanted"] == row["pictures_sent"]
+    assert row["rtt_us"] is not None
+    assert rows[conn_ids[0]]["ingest_pictures"] > 0
+    assert world.opens() == []
+    for _ in range(310):
+        publisher.video(0, inter(b"i", 100))
+        world.run(1.0)
+    again = world.opens()
+    assert {item["conn_id"] for item in again} == set(conn_ids)
+    assert {item["duration_s"] > 300 for item in again} == {True}
+    for peer in (publisher, player):
+        peer.leave()
+    world.run(400.0)
+    assert world.opens() == []
+    assert not world.sampler._begun
+
+
+def test_request_when_refused_says_why_in_a_word(tmp_path):
+    """A name that is taken, a stream that is not there, a limit; and when it was asked for."""
+    world = RecordedWorld(tmp_path, config(publishers_per_address=2, players_may_wait=False))
+    world.publisher("live/one")
+    taken = world.connect("192.0.2.20").publish("live/one")
+    nothing = world.connect("192.0.2.21").play("live/two")
+    world.publisher("live/three", address="192.0.2.22")
+    world.publisher("live/four", address="192.0.2.22")
+    many = world.connect("192.0.2.22").publish("live/five")
+    well = world.connect("192.0.2.23").play("live/one")
+    world.run(0.5)
+    for peer in (taken, nothing, many, well):
+        if not peer.ended:
+            peer.leave()
+    found = {item["peer_ip"]: item for item in world.closes()}
+    words = [world.close_of(peer)["refusal"] for peer in (taken, nothing, many, well)]
+    assert words == ["name taken", "no stream", "limit", None]
+    assert all(item["asked_ms"] is not None for item in found.values())
+    assert [found[f"192.0.2.{number}"]["startup_ms"] is None for number in (20, 21, 23)] == [True, True, False]
+    assert found["192.0.2.22"]["limit_hits"] == 1
+
+
 def test_viewer_when_cut_at_its_hard_limit_says_so(tmp_path):
     """The last record names the reason, the last state and why, in words of ours."""
     world = RecordedWorld(tmp_path, limits=Limits.parse("8k,0,0", "12k,0,0"))
@@ -160,7 +289,10 @@ def test_viewer_when_cut_at_its_hard_limit_says_so(tmp_path):
     closed = next(item for item in world.told("conn_closed"))
     assert player.ended[0] is CloseReason.HARD_LIMIT
     assert (closed["reason"], closed["state_from"]) == ("hard limit", "HARD_LIMIT")
-    assert "bytes" in json.loads(closed["detail"])["why"]
+    (row,) = world.closes()
+    assert (row["reason"], row["episodes_hard"], row["recoveries"]) == ("hard limit", 1, 0)
+    assert row["unrecovered_ms"] is not None
+    assert row["unrecovered_bytes"] == 0
 
 
 def test_limits_when_hit_are_the_same_in_records_and_hub(tmp_path):
@@ -241,7 +373,8 @@ def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path, monkeypatch)
     assert {"conn_closed", "publish_started", "play_started", "state_changed"} <= {item["event"] for item in told}
     assert {"live"} <= {item["app"] for item in told} <= {"live", "", None}
     assert len(flights) >= 7
-    text = json.dumps([told, world.sampled, flights], default=str)
+    text = json.dumps([told, world.closes(), world.sampled, flights], default=str)
+    assert len(world.closed) >= 1
     assert [secret for secret in SECRETS if secret in text] == []
 
 
@@ -266,7 +399,7 @@ def test_refusals_when_a_flood_are_summed_up(tmp_path):
     world.events.tell_refused()
     told = world.told("conn_refused")
     assert len(told) == 22
-    counts = [json.loads(item["detail"] or "{}").get("count", 1) for item in told]
+    counts = [item["count"] or 1 for item in told]
     assert sum(counts) == 502
     assert {item["reason"] for item in told} == {"connections", "banned"}
 
@@ -278,7 +411,7 @@ def test_refusals_when_a_flood_comes_from_one_network_of_ipv6_are_summed_up(tmp_
         world.events.conn_refused(1.0 + number / 1000, (f"2001:db8::{number:x}", 5), "connections", 2, 1)
     world.events.tell_refused()
     told = world.told("conn_refused")
-    assert [json.loads(item["detail"] or "{}").get("count", 1) for item in told] == [1] * 20 + [480]
+    assert [item["count"] or 1 for item in told] == [1] * 20 + [480]
     assert told[-1]["peer_ip"] == "2001:db8::1f3"
 
 
@@ -290,7 +423,7 @@ def test_refusals_when_a_flood_ends_are_told_by_the_recorder(tmp_path):
     world.recorder.turn()
     world.recorder._end()
     told = [item for item in read(tmp_path) if item["event"] == "conn_refused"]
-    assert [json.loads(item["detail"] or "{}").get("count", 1) for item in told] == [1] * 20 + [30]
+    assert [item["count"] or 1 for item in told] == [1] * 20 + [30]
     assert int(told[-1]["ts"].timestamp() * 1e6) == world.events.wall.us(1.049)
     assert (told[-1]["value"], told[-1]["limit"]) == (51.0, 1.0)
 
@@ -374,34 +507,21 @@ def test_bans_when_addresses_are_hidden_do_not_show_them(tmp_path, mode, cidr):
         assert json.loads(told["detail"])["score"] == 9.0
 
 
-def test_details_of_a_close_when_written_are_those_of_the_documents(tmp_path):
-    """Every key of the last record's detail can be met in a file and stands in docs/telemetry.md; no other does."""
-    world = RecordedWorld(tmp_path, limits=Limits.parse("8k,0,0", "12k,0,0"))
-    _, player = slow_viewer(world, size=20_000)
-    assert player.ended[0] is CloseReason.HARD_LIMIT
-    record = world.events.connection(99, ("192.0.2.99", 1), 1.0)
+def test_edges_when_some_were_not_seen_are_counted_in_the_close(tmp_path):
+    """A ledger forgets edges; the row says how many are missing, and what a protocol error was, but not its words."""
+    world = RecordedWorld(tmp_path)
+    player = world.player()
+    record = world.events.open[player.connection.number]
     change = StateChange(
         sequence=3, old=SendState.READY, new=SendState.SOFT_LIMIT, axis=None, value=1, limit=1, cause=Cause.TICK, at=2.0
     )
     record.ledger_entry(LedgerEntry(LedgerKind.STATE, 2.0, "", change=change), Account())
-    record.closed(
-        3.0,
-        CloseReason.PROTOCOL_ERROR,
-        "bad-chunk: what the peer sent",
-        accepted=NO_COUNTS,
-        sent=NO_COUNTS,
-        dropped={},
-        sent_bytes=0,
-        states_s=(1.0, 0.0, 1.0, 0.0),
-        limit="chunk_streams",
-    )
-    world.recorder._end()
-    details = [json.loads(item["detail"]) for item in read(tmp_path) if item["event"] == "conn_closed"]
-    assert {"agent", "trouble_s", "trouble_sent_bytes", "why"} <= set(details[0])
-    assert details[1]["edges_missed"] == 2
-    text = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text("utf-8")
-    documented = text.partition("of `conn_closed` `")[2].partition("`, of `dropped`")[0]
-    assert set(re.findall(r'"(\w+)":', documented)) == {name for detail in details for name in detail}
+    statistics = replace(player.connection.sender.statistics(), transitions=4)
+    record.closed(3.0, CloseReason.PROTOCOL_ERROR, "bad-chunk: what the peer sent", statistics, "chunk_streams", "")
+    row = dict(zip(CLOSES, record.whole(3.0, statistics, {}), strict=True))
+    assert (row["edges_missed"], row["episodes_soft"]) == (3, 1)
+    assert (row["reason"], row["code"], row["limit_name"]) == ("protocol error", "bad-chunk", "chunk_streams")
+    assert json.loads(world.told("state_changed")[0]["detail"]) == {"edges_missed": 2}
 
 
 # -- samples
@@ -480,6 +600,26 @@ def same_accounts(players):
             assert getattr(account, name) == getattr(statistics, name)
 
 
+def same_story(samples, row):
+    """What a close says of its samples is what its rows of `flow_samples` say."""
+    assert row["samples_count"] == len(samples)
+    assert row["sampled_ms"] == pytest.approx(sum(item["interval_ms"] for item in samples), abs=5)
+    trouble = [item for item in samples if item["state"] != "READY" or item["picture_share"] < 1]
+    assert row["trouble_ms"] == pytest.approx(sum(item["interval_ms"] for item in trouble))
+    calm = [item for item in samples if item not in trouble and not item["stalled_ms"]]
+    lost = sum(item[f"dropped_messages_{name}"] for item in calm for name in CLASS_NAMES)
+    assert row["unforced_drops"] == lost
+    stalls = [min(item["stalled_ms"], item["interval_ms"]) for item in samples if (item["stalled_ms"] or 0) >= 500]
+    assert row["stall_ms"] == pytest.approx(sum(stalls))
+    told = [item for item in samples if (item["viewer_delay_ms"] or 0) >= 60]  # less is the flush that all wait for
+    if told:
+        assert row["delay_max_ms"] == max(item["viewer_delay_ms"] for item in told)
+    else:
+        assert row["delay_max_ms"] < 60
+    if row["role"] == "play":
+        assert row["target_delay_ms"] == 1500.0
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps):
@@ -522,9 +662,13 @@ def test_samples_when_summed_up_are_the_totals_whatever_happened(tmp_path, steps
     for peer in world.peers:
         sums, expected = world.sums(world.events.conn_id(peer.connection.number)), totals(peer.connection)
         assert {name: sums[name] for name in expected} == expected
-    closed = {item["conn_id"]: json.loads(item["detail"])["connected_s"] for item in world.told("conn_closed")}
-    for conn_id, connected_s in closed.items():
-        assert world.sums(conn_id)["interval_ms"] == pytest.approx(connected_s * 1000, abs=5)
+    closed = {item["conn_id"]: item for item in world.closes()}
+    assert len(closed) == len(world.peers) == len(world.told("conn_closed"))
+    for conn_id, row in closed.items():
+        sums = world.sums(conn_id)
+        assert sums["interval_ms"] == pytest.approx(row["duration_s"] * 1000, abs=5)
+        assert {name: sums[name] for name in row if name in sums} == {name: row[name] for name in row if name in sums}
+        same_story([item for item in world.sampled if item["conn_id"] == conn_id], row)
     assert len(world.sampler._books) == 0
 
 
@@ -550,6 +694,6 @@ def test_agent_when_it_holds_a_secret_shows_it_nowhere(tmp_path, agent):
         player.leave()
         publisher.vanish()
         world.run(4)
-    shown += repr(world.hub.snapshot()) + repr(world.told()) + repr(world.sampled) + repr(logs)
+    shown += repr(world.hub.snapshot()) + repr(world.told()) + repr(world.closes()) + repr(world.sampled) + repr(logs)
     assert "CANARY" not in shown
     assert any(line["event"] == "play started" and line["agent"] for line in logs)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import os
 import stat
+import uuid
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 from telemetry_kit import WALL_NS, everything, files, options, read, recorder
 
@@ -20,7 +23,7 @@ START_US = WALL_NS // 1000
 
 
 def row(number=0, **values):
-    return server_row(START_US + number, EventName.COMMAND, value=float(number), **values)
+    return server_row(START_US + number, EventName.LIMIT_HIT, value=float(number), **values)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
@@ -45,7 +48,7 @@ def test_file_when_finished_stands_where_its_first_row_says(tmp_path):
     assert str(path.relative_to(tmp_path)) == f"{folder}/n1-{START_US}-0.parquet"
     metadata = parquet.read_schema(path).metadata
     assert metadata[b"flowctl.table"] == b"flow_events"
-    assert metadata[b"flowctl.format"] == b"2"
+    assert metadata[b"flowctl.format"] == b"3"
     assert metadata[b"flowctl.node"] == b"n1"
     assert len(metadata[b"flowctl.uid"]) == 32
     assert parquet.read_metadata(path).row_group(0).column(0).compression == "ZSTD"
@@ -129,6 +132,49 @@ def test_rows_when_the_disk_refuses_for_too_long_are_lost_from_the_oldest(tmp_pa
     (tmp_path / "events").unlink()
     assert table.finish()
     assert [item["value"] for item in read(tmp_path / "events")] == [float(number) for number in range(60, 120)]
+
+
+HOUR_US = 3_600_000_000
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.integers(-3 * HOUR_US, 3 * HOUR_US), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_rows_when_of_several_hours_stand_in_the_folders_of_each(tmp_path, batches):
+    """Whatever the clock does: a file has rows of one hour, that of its folder; none is lost, and names are unique."""
+    folder = tmp_path / uuid.uuid4().hex
+    made = recorder(folder)
+    table = made._writers["flow_events"]
+    for number, batch in enumerate(batches):
+        table.add_rows([row(us) for us in batch])
+        if number % 2:
+            assert table.finish()
+    assert table.finish()
+    paths = files(folder)
+    assert len({path.name for path in paths}) == len(paths) == table.books.files
+    for path in paths:
+        for item in parquet.read_table(path, partitioning=None).to_pylist():
+            assert path.parent == folder / f"flow_events/date={item['ts']:%Y-%m-%d}/hour={item['ts']:%H}"
+    told = sorted(item["value"] for item in read(folder))
+    assert told == sorted(float(us) for batch in batches for us in batch)
+    books = table.books
+    assert (books.written_rows, books.waiting_rows, table._bytes) == (len(told), 0, 0)
+
+
+def test_rows_when_one_hour_cannot_be_written_are_kept_alone(tmp_path):
+    """A folder that cannot be made costs the rows of its hour a wait; those of another hour are in their file, once."""
+    made = recorder(tmp_path)
+    table = made._writers["flow_events"]
+    table.add_rows([row(0), row(HOUR_US), row(1)])
+    when = dt.datetime.fromtimestamp(START_US / 1e6, dt.UTC) + dt.timedelta(hours=1)
+    in_the_way = tmp_path / f"flow_events/date={when:%Y-%m-%d}/hour={when:%H}"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("not a folder")
+    assert not table.finish()
+    assert [item["value"] for item in read(tmp_path)] == [0.0, 1.0]
+    assert table.books.waiting_rows == 1
+    in_the_way.unlink()
+    assert table.finish()
+    assert sorted(item["value"] for item in read(tmp_path)) == [0.0, 1.0, float(HOUR_US)]
 
 
 def test_folder_when_removed_while_recording_is_made_again(tmp_path):

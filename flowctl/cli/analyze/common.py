@@ -1,9 +1,9 @@
-"""What the commands of ``flowctl analyze`` share: options of Spark, running a job with progress, showing its result."""
+"""What the commands of ``flowctl analyze`` share: a session of Spark with its progress, and what is shown of a run."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,35 +13,27 @@ from flowctl.text.output import say
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from flowctl.pipeline.run import AllResult
     from flowctl.pipeline.spark.progress import Progress
     from flowctl.pipeline.spark.session import SessionOptions
-    from flowctl.pipeline.tables.accounts import JobResult
 
 Events = Annotated[str, typer.Argument(metavar="EVENTS", help="Folder that a server wrote with --events.")]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results; tables in it are replaced.")]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="local[N], spark://host:port, yarn, k8s://... Default: local[*].", envvar="FLOWCTL_MASTER"
-    ),
-]
-Conf = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Setting of Spark. Repeatable.")]
-Memory = Annotated[str, typer.Option(metavar="SIZE", help="Memory of Spark's driver, which is all of it when local.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write the result as one JSON object.")]
-
-DEFAULT_MEMORY = "2g"
 
 
-def session_options(master: str | None, conf: list[str] | None, memory: str, job: str) -> SessionOptions:
-    """Return how to start Spark for a job.
+def session_options(
+    master: str | None, conf: list[str] | None, memory: str | None, job: str, size_bytes: int | None = None
+) -> SessionOptions:
+    """Return how to start Spark for a job on records of that size.
 
     Raises:
         ConfigError: a setting has no ``=``, or a size is none.
     """
+    import os
     import re
 
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.spark.session import SessionOptions
+    from flowctl.pipeline.spark.session import DEFAULT_DRIVER_MEMORY, SessionOptions
 
     settings = {}
     for text in conf or []:
@@ -49,9 +41,39 @@ def session_options(master: str | None, conf: list[str] | None, memory: str, job
         if not separator or not key.startswith("spark."):
             raise ConfigError(f"--conf is {text!r}, allowed is KEY=VALUE with a KEY that begins with spark.")
         settings[key] = value
+    memory = memory or DEFAULT_DRIVER_MEMORY
     if not re.fullmatch(r"[1-9]\d{0,6}[kmgt]", memory.lower()):
         raise ConfigError(f"--driver-memory is {memory!r}, allowed is a size as Java has it, like 2g or 512m")
-    return SessionOptions(master=master, conf=settings, driver_memory=memory, app_name=f"flowctl {job}")
+    where = master or os.environ.get("FLOWCTL_MASTER") or None
+    return SessionOptions(
+        master=where, conf=settings, driver_memory=memory, app_name=f"flowctl {job}", size_bytes=size_bytes
+    )
+
+
+@contextlib.contextmanager
+def started(
+    name: str, values: Mapping[str, Any], size_bytes: int | None = None
+) -> Iterator[tuple[SparkSession, Progress]]:
+    """Start Spark with progress on standard error, end in order with signals, and leave no process.
+
+    Args:
+        name: of the command.
+        values: of its options, `flowctl.cli.analyze.options.SPARK` among them.
+        size_bytes: of the records. None: not known.
+
+    Raises:
+        ConfigError: Spark's settings are wrong, or what it needs is not there.
+        FlowctlError: Spark failed.
+    """
+    from flowctl.cli.errors import terminable
+    from flowctl.pipeline.spark.progress import Progress
+    from flowctl.pipeline.spark.session import check_available, session
+
+    options = session_options(values["master"], values["conf"], values["driver_memory"], name, size_bytes)
+    check_available()
+    with terminable(), Progress("starting Java") as progress, session(options) as spark:
+        progress.watch(spark, name)
+        yield spark, progress
 
 
 def check_apart(events: str, out: str) -> None:
@@ -65,7 +87,7 @@ def check_apart(events: str, out: str) -> None:
         ConfigError: they are the same, or `out` is in a table's folder.
     """
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.tables.place import local_path
+    from flowctl.pipeline.records.place import local_path
     from flowctl.telemetry.schema import TABLES
 
     there, wanted = (
@@ -79,60 +101,34 @@ def check_apart(events: str, out: str) -> None:
         )
 
 
-def run_job(
-    name: str,
-    job: Callable[[SparkSession, Progress], JobResult],
-    options: SessionOptions,
-    *,
-    as_json: bool,
-    folders: tuple[str, str] | None = None,
-) -> JobResult:
-    """Start Spark, run a job with its progress on standard error, write the result, leave no process.
-
-    Args:
-        name: of the job.
-        job: called with the session and the progress.
-        options: how to start Spark.
-        as_json: one JSON object instead of lines.
-        folders: of the records and of the results, where ``summary.json`` remembers the job for a later report. None:
-            the job has no part in a report.
-
-    Raises:
-        ConfigError: the input or Spark's settings are wrong, or results would lie among the records.
-        FlowctlError: Spark failed.
-    """
-    from flowctl.cli.errors import terminable
-    from flowctl.pipeline.spark.progress import Progress
-    from flowctl.pipeline.spark.session import session
-
-    if folders is not None:
-        check_apart(*folders)
-    with terminable(), session(options) as spark, Progress(spark, name) as progress:
-        begun = time.monotonic()
-        result = job(spark, progress)
-        result.check()
-        if folders is not None:
-            from flowctl.pipeline.report.job import keep_note
-
-            keep_note(spark, *folders, result, round(time.monotonic() - begun, 3))
-    show(result, as_json=as_json)
-    return result
-
-
-def show(result: JobResult, *, as_json: bool) -> None:
-    """Write what a job did: data to standard output, warnings to standard error."""
+def show(result: AllResult, *, as_json: bool) -> None:
+    """Write what a run did: data to standard output, warnings and failures to standard error."""
     from flowctl.cli.common import print_json
+    from flowctl.cli.errors import complain
 
-    for account in result.accounts:
-        for line in account.warnings:
-            say(f"warning: {line}", to_stderr=True)
+    warnings = [*result.warnings, *(line for note in result.jobs.values() for line in note.warnings)]
+    for line in dict.fromkeys(warnings):
+        say(f"warning: {line}", to_stderr=True)
+    for name in result.failed:
+        complain(f"{name}: {result.jobs[name].message}", result.jobs[name].hint or None)
     if as_json:
         print_json(result.as_dict())
-        return
-    lines = [f"{result.name}: {text(result.summary)}"]
-    lines += [f"  {account.line()}" for account in result.accounts]
-    lines += [f"  {name}: {path}" for name, path in result.outputs.items()]
-    say("\n".join(lines))
+    else:
+        say("\n".join(lines(result)))
+
+
+def lines(result: AllResult) -> list[str]:
+    """Return what each job did, the accounts, and where the results are."""
+    from flowctl.pipeline.records.accounts import Accounts
+    from flowctl.units import format_duration
+
+    said = []
+    for name, note in result.jobs.items():
+        took = "" if note.took_s is None else f" after {format_duration(note.took_s)}"
+        said.append(f"{name}: {note.state.value}{took}{': ' if note.summary else ''}{text(dict(note.summary))}")
+    said.append(f"records of {result.hours} hours, read now: {result.hours_read}")
+    said += [f"  {Accounts(**account).line()}" for account in result.accounts]
+    return said + [f"{name}: {path}" for name, path in result.outputs.items()]
 
 
 def text(value: Any) -> str:

@@ -7,15 +7,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.analyze.abuse import Allow, JudgePrivate, MaxBans, ReplaceBans, Threshold, WeightsFile
-from flowctl.cli.analyze.common import DEFAULT_MEMORY, AsJson, Conf, Events, Master, Memory
+from flowctl.cli.analyze.common import Events, check_apart, started
+from flowctl.cli.analyze.options import BANS, SPARK, given, shared
 from flowctl.text.output import say
 
 
+@shared(BANS, SPARK)
 def command(
     events: Events,
     *,
@@ -28,32 +29,18 @@ def command(
     watermark: Annotated[str, typer.Option(help="How much later than the newest a record may come.")] = "2min",
     once: Annotated[bool, typer.Option("--once", help="Work off what is there, and end.")] = False,
     max_files: Annotated[int, typer.Option(min=1, help="Files per trigger.")] = 500,
-    weights: WeightsFile = None,
-    allow: Allow = None,
-    judge_private: JudgePrivate = False,
-    threshold: Threshold = None,
-    max_bans: MaxBans = 10_000,
-    replace_bans: ReplaceBans = False,
-    master: Master = None,
-    conf: Conf = None,
-    driver_memory: Memory = DEFAULT_MEMORY,
-    as_json: AsJson = False,
+    **values: Any,
 ) -> None:
     """Watch the events of servers and keep OUT/bans.jsonl up to date. A restart loses and repeats nothing.
 
     Ends in order with SIGINT or SIGTERM. Exit status: 0 ended; 1 it failed; 2 wrong use.
     """
-    from flowctl.cli.analyze.abuse import read_weights
-    from flowctl.cli.analyze.common import check_apart, session_options, show
-    from flowctl.pipeline.spark.session import check_available, session
+    from flowctl.cli.common import print_json
+    from flowctl.pipeline.abuse.job import AbuseOptions
+    from flowctl.pipeline.abuse.watch import WatchOptions, run
     from flowctl.units import parse_duration
 
-    check_available()
-    check_apart(events, str(out))
-    from flowctl.pipeline.tables.addresses import parse_networks
-    from flowctl.pipeline.watch.job import run
-    from flowctl.pipeline.watch.rules import WatchOptions
-
+    check_apart(events, out)
     options = WatchOptions(
         trigger_s=parse_duration(trigger, "--trigger"),
         window_s=parse_duration(window, "--window"),
@@ -61,17 +48,11 @@ def command(
         checkpoint=checkpoint,
         once=once,
         most_files=max_files,
-        weights=read_weights(weights, threshold),
-        allow=tuple(parse_networks(allow or [], "--allow")),
-        private=judge_private,
-        most_bans=max_bans,
-        replace_bans=replace_bans,
+        judge=AbuseOptions(**given(values, BANS)),
     )
-    start = session_options(master, conf, driver_memory, "watch")
-    with _signals() as stop, session(start) as spark:
+    with started("watch", values) as (spark, _), _signals() as stop:
         result = run(spark, events, out, options, stop=stop, tell=lambda line: say(line, to_stderr=True))
-    result.check()
-    show(result, as_json=as_json)
+    print_json(result.as_dict())
 
 
 @contextlib.contextmanager
@@ -93,3 +74,6 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for item, handler in before.items():
             signal.signal(item, handler)
+
+
+COMMANDS: Final = {"watch": command}

@@ -54,7 +54,7 @@ class LoopPlan:
         ConfigError: a value is out of range.
     """
 
-    duration_s: float = 30.0
+    duration_s: float = 15.0
     healthy: int = 20
     slow: int = 4
     abusers: int = 1

@@ -34,7 +34,7 @@ from flowctl.text.files import write_text
 from flowctl.text.output import say as output_say
 
 ANALYZE_S: Final = 1200.0
-"""Longest analysis: it takes one or two minutes on two free cores; a Java that hangs is not waited for."""
+"""Longest analysis: it takes less than a minute on two free cores; a Java that hangs is not waited for."""
 _TAKE_S: Final = 30.0
 """Longest time for the server to take the files; it looks each second."""
 _CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.cut>0")

@@ -15,9 +15,12 @@ from flowctl.fanout.cohort import Squad
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.counts import NO_FIGURES, Figures, total
 from flowctl.flow.state import SendState
+from flowctl.flow.timing import target_s
+from flowctl.outgoing.streamlog import StreamLog
 from flowctl.sender import Sender
 from flowctl.sending.figures import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents
+from flowctl.telemetry.felt import NOTHING_FELT, Felt, tells
 from flowctl.telemetry.sampling import (
     NOTHING,
     Condition,
@@ -30,6 +33,7 @@ from flowctl.telemetry.sampling import (
     minus,
     sums,
 )
+from flowctl.telemetry.schema import VIEWING
 
 KERNEL_ROUNDS: Final = 60
 """A viewer that keeps up is asked about by two system calls once in so many rounds."""
@@ -101,11 +105,22 @@ class Book:
         round: the last round in which it was sampled by itself.
         at: when it was sampled last by itself, in seconds; with its squad, at `seen.at`.
         still: whether nothing was queued then and no log followed.
+        first: the first round in which it was sampled.
+        felt: what its samples say, where they tell anything. None: it kept up.
+        rtt_us: round-trip time when its kernel was asked last. None: it was not.
+        target_ms: target delay of its stream, in ms, when it was asked last; 0: none.
     """
 
-    __slots__ = ("accepted", "at", "dropped", "pulse", "round", "seen", "sent", "sent_bytes", "still")
+    __slots__ = (
+        *("accepted", "at", "dropped", "felt", "first", "pulse", "round", "rtt_us", "seen", "sent", "sent_bytes"),
+        *("still", "target_ms"),
+    )
 
     def __init__(self, at: float) -> None:
+        self.first = 0
+        self.felt: Felt | None = None
+        self.rtt_us: int | None = None
+        self.target_ms = 0.0
         self.accepted = self.sent = self.dropped = NO_FIGURES
         self.sent_bytes = 0
         self.pulse: int | None = None
@@ -118,6 +133,35 @@ class Book:
     def since(self) -> float:
         """When it was sampled last, in seconds."""
         return self.at if self.seen is None else max(self.at, self.seen.at)
+
+    @property
+    def count(self) -> int:
+        """How often it was sampled: in each round since the first one."""
+        last = self.round if self.seen is None else max(self.round, self.seen.round)
+        return last - self.first + 1 if self.round >= 0 else 0
+
+    def aims(self, sender: Sender, record: ConnectionEvents, log: StreamLog | None) -> float:
+        """Return the target delay in force, in ms, 0 for none; `log`: what it follows, where that is known."""
+        if record.role.value in VIEWING and (log is not None or not self.target_ms):
+            gop_s = 0.0 if log is None else log.gop_duration_s
+            self.target_ms = target_s(sender.limits.target_delay_ms, gop_s) * 1000
+        return self.target_ms
+
+    def columns(self, sampled_ms: float, count: int, left_at: tuple[float, ...]) -> dict[str, Any]:
+        """Return the columns of `flow_closes` that samples know, by name.
+
+        Args:
+            sampled_ms: time that its samples are about, in ms.
+            count: how many they are.
+            left_at: when READY was left lately.
+        """
+        felt = NOTHING_FELT if self.felt is None else self.felt.columns(sampled_ms, left_at)
+        return felt | {
+            "samples_count": count,
+            "sampled_ms": sampled_ms,
+            "target_delay_ms": self.target_ms or None,
+            "rtt_us": self.rtt_us,
+        }
 
 
 class Books:
@@ -263,7 +307,9 @@ class Round:
             if len(seen.crowds) == 1:  # else the order of connections is another
                 for index in range(self._number % KERNEL_ROUNDS, len(crowd), KERNEL_ROUNDS):
                     connection = seen.connections[index]
-                    run.kernel[first + index] = (connection.round_trip_us(), connection.kernel_bytes())
+                    rtt_us = connection.round_trip_us()
+                    run.kernel[first + index] = (rtt_us, connection.kernel_bytes())
+                    self._books.book(connection.number, connection.opened_at).rtt_us = rtt_us
 
     def _run(self, use: tuple[str | None, ...], old: Seen, mark: Mark, thread: _Thread) -> Run:
         """Return the run of those who went from the mark of `old` to another."""
@@ -305,7 +351,7 @@ class Round:
                 condition = Condition((self._now - book.at) * 1000)
                 run = self._runs["still", book.at, use] = Run(self._block.ts_us, use, condition, NOTHING)
             run.add(record.conn_id, *record.who[:2])
-            book.at = self._now
+            book.at, book.round = self._now, self._number
             return
         self._ask(connection, record, book)
 
@@ -324,7 +370,6 @@ class Round:
         condition = Condition(
             max(self._now - book.since, 0.0) * 1000,
             account.state.name,
-            None,
             account.picture_share,
             load.size_bytes,
             load.messages,
@@ -340,10 +385,22 @@ class Round:
         )
         who = (record.conn_id, *record.who)
         sums_now = (account.bytes_sent, account.accepted, account.sent, account.dropped)
-        self._block.add_row(who, condition, self._settle(book, sums_now, mark, pulse))
+        happened = self._settle(book, sums_now, mark, pulse)
+        self._block.add_row(who, condition, happened)
+        self._feel(book, condition, happened, self._now, record, book.aims(sender, record, sender.following))
+        book.rtt_us = book.rtt_us if rtt_us is None else rtt_us
         book.still = mark is None and pulse is not None and account.idle
         if rtt_us is not None and unsent_bytes is not None and account.state >= self._told_from:
             record.sample(self._now, account, rtt_us, unsent_bytes)
+
+    def _feel(
+        self, book: Book, condition: Condition, happened: Row, at: float, record: ConnectionEvents, target_ms: float
+    ) -> None:
+        """Add a sample to what the connection's row of `flow_closes` will say, if it tells anything."""
+        if book.felt is None and tells(condition, happened):
+            book.felt = Felt()
+        if book.felt is not None:
+            book.felt.take(condition, happened, at, record.left_at, target_ms)
 
     def _settle(self, book: Book, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
         """Return what happened since the last sample, and enter it in the books."""
@@ -366,12 +423,17 @@ class Round:
         book.sent = sent if mark is None else _shared(minus(sent, mark.place))
         book.sent_bytes = sent_bytes - (0 if mark is None else mark.offset)
         book.dropped = dropped if any(dropped) else NO_FIGURES
+        if book.round < 0:
+            book.first = self._number
         book.pulse, book.at, book.round = pulse, self._now, self._number
         return happened
 
-    def end(self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float) -> None:
-        """Record what a connection that has ended was sent since its last sample."""
+    def end(
+        self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float
+    ) -> dict[str, Any]:
+        """Record what a connection that has ended was sent since its last sample; return what all its samples say."""
         book = self._books.book(connection.number, connection.opened_at)
+        count, log = book.count + 1, None if book.seen is None else book.seen.mark.log
         condition = Condition(
             max(at - book.since, 0.0) * 1000,
             statistics.state.name,
@@ -384,6 +446,16 @@ class Round:
         self._books.forget(connection.number)
         who = (record.conn_id, *record.who)
         self._block.add_row(who, condition, happened, self._wall_us(at))
+        self._feel(book, condition, happened, at, record, book.aims(connection.sender, record, log))
+        return book.columns(max(at - connection.opened_at, 0.0) * 1000, count, record.left_at)
+
+    def so_far(self, connection: Connection, record: ConnectionEvents) -> dict[str, Any]:
+        """Return what the samples of an open connection say so far; its kernel is asked for the round-trip time."""
+        book = self._books.book(connection.number, connection.opened_at)
+        book.rtt_us = connection.round_trip_us()
+        book.aims(connection.sender, record, connection.sender.following)
+        sampled_ms = max(book.since - connection.opened_at, 0.0) * 1000
+        return book.columns(sampled_ms, book.count, record.left_at)
 
     def _thread(self, group: Any) -> _Thread:
         """Return how busy a poll group is, and whether it had no room."""

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from operator import sub
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -38,7 +38,7 @@ from flowctl.live.oversight.pace import Allowance, Pace
 from flowctl.live.records.round import Books, Round, Seen
 from flowctl.sending.figures import SenderStatistics
 from flowctl.telemetry.events import ConnectionEvents, Events
-from flowctl.telemetry.schema import FLOW_SAMPLES
+from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_OPENS, FLOW_SAMPLES, OPENS_EVERY_S, OPENS_FIRST_S
 
 _log: Final = structlog.get_logger("flowctl.live")
 
@@ -51,9 +51,18 @@ _CREDIT_S: Final = 20.0
 """Files are made in lumps, two intervals of rotation apart at most: joins, which cost most, are in the first."""
 _MOST_ENDED: Final = 65_536
 """Connections that ended since the last round: as many as can be open at a time."""
+_TELL_S: Final = 1.0
+"""Who has ended is told of within this time, however long samples are apart."""
+_TOGETHER_S: Final = 60.0
+"""Records of those who are open are made together once in this time: a file of a hundred columns takes 8 ms, and with
+each of them at a moment of its own there would be one in every interval of rotation."""
 _JOIN_S: Final = 5.0
 _SAY_S: Final = 60.0
 """A fault is logged at most once in this time: it would come back with each round."""
+
+
+_Ended = tuple[Connection, ConnectionEvents, SenderStatistics, float, dict[str, Any]]
+"""A connection that has ended: what tells of it, its last statistics, when, and what its session said then."""
 
 
 class Sampler:
@@ -83,6 +92,12 @@ class Sampler:
         self._open = events.open
         self._recorder = recorder = events.recorder
         self._wall = recorder.wall
+        self._closes, self._opens = recorder.lane(FLOW_CLOSES), recorder.lane(FLOW_OPENS)
+        self._begun: dict[int, Connection] = {}  # that play or publish; any thread
+        # When they are due, in seconds, for their first record of `flow_opens`, and for the others; the first is
+        # appended to by any thread.
+        self._first: deque[tuple[float, int]] = deque()
+        self._again: deque[tuple[float, int]] = deque()
         self._lane = recorder.lane(FLOW_SAMPLES)
         self._interval_s = recorder.options.interval_s
         self._rows = recorder.options.samples
@@ -90,7 +105,7 @@ class Sampler:
         self._told_from = SendState.SOFT_LIMIT if self._rows else SendState.OVERLOADED
         self._books = Books()  # the sampler's thread
         self._squads: dict[Squad, Seen] = {}  # the same
-        self._ended: deque[tuple[Connection, ConnectionEvents, SenderStatistics, float]] = deque(maxlen=_MOST_ENDED)
+        self._ended: deque[_Ended] = deque()  # any thread
         self._said_at = float("-inf")
         self.rounds = 0
         self.cpu_s = 0.0
@@ -114,22 +129,25 @@ class Sampler:
     def _run(self) -> None:
         allowance = Allowance(_SHARE, _LEAST, _CREDIT_S)
         due, before = self._clock() + self._interval_s, self._used()
-        while not self._stop.wait(max(due - self._clock(), 0.0)):
-            self._guarded()
+        while not self._stop.wait(max(min(due - self._clock(), _TELL_S), 0.0)):
+            if self._clock() < due:
+                self._guarded(self.tell)
+                continue
+            self._guarded(self.round)
             after = self._used()
             rest_s = allowance.rest_s(*map(sub, after, before))
             before = after
             due = max(due + self._interval_s, self._clock() + rest_s)
-        self._guarded()
+        self._guarded(self.round)
 
     def _used(self) -> tuple[float, float, float]:
         """Return the processor time of events and samples, that of the process, and the time, in seconds."""
         recorder = self._recorder
         return self.cpu_s + recorder.cpu_s - recorder.flight_cpu_s, time.process_time(), self._clock()
 
-    def _guarded(self) -> None:
+    def _guarded(self, step: Callable[[], None]) -> None:
         try:
-            self.round()
+            step()
             self.cpu_s = time.thread_time()
         except Exception as error:  # noqa: BLE001 - a fault in here must cost a round at most
             now = self._clock()
@@ -139,14 +157,24 @@ class Sampler:
 
     def ended(self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float) -> None:
         """Note a connection's end: what it was sent since its last sample gets a record as well. Any thread."""
-        self._ended.append((connection, record, statistics, at))
+        self._begun.pop(connection.number, None)
+        if len(self._ended) >= _MOST_ENDED:  # nobody takes them: rather without what samples say than not at all
+            self._closes.put(record.whole(at, statistics, _told_by(connection, at)))
+        else:
+            self._ended.append((connection, record, statistics, at, _told_by(connection, at)))
+
+    def began(self, connection: Connection, at: float) -> None:
+        """Note that a connection plays or publishes: it is told of while it is open, too. Any thread."""
+        if connection.number not in self._begun:
+            self._begun[connection.number] = connection
+            self._first.append((at + OPENS_FIRST_S, connection.number))
 
     # -- a round
 
     def round(self) -> None:
         """Sample all connections once."""
-        now, self.rounds = self._clock(), self.rounds + 1
-        work = Round(self._books, self._open, self._wall.us, self.rounds, now, self._told_from)
+        self.rounds += 1
+        work = self._work()
         pace = Pace().over
         squads: dict[Squad, Seen] = {}
         for fanout in self._fanouts() if self._rows else ():
@@ -157,11 +185,43 @@ class Sampler:
         self._squads = squads
         for connection in pace(self._apart(squads.values())):
             work.connection(connection)
+        self._tell(work)
+
+    def tell(self) -> None:
+        """Tell of those that have ended, and of those that are open for long, between two rounds."""
+        if self._ended or self._first or self._again:
+            self._tell(self._work())
+
+    def _work(self) -> Round:
+        return Round(self._books, self._open, self._wall.us, self.rounds, self._clock(), self._told_from)
+
+    def _tell(self, work: Round) -> None:
+        """Do that, and queue the samples of `work`."""
+        pace = Pace().over
         for _ in pace(range(len(self._ended))):
-            work.end(*self._ended.popleft())
+            connection, record, statistics, at, more = self._ended.popleft()
+            felt = work.end(connection, record, statistics, at)
+            self._closes.put(record.whole(at, statistics, felt | more if self._rows else more))
+        for connection in pace(self._due()):
+            known, now = self._open.get(connection.number), self._clock()
+            if known is not None:
+                felt, more = work.so_far(connection, known), _told_by(connection, now)
+                found = known.whole(now, connection.sender.statistics(), felt | more if self._rows else more)
+                self._opens.put(found)
         block = work.block()
         if self._rows and block.rows:
             self._lane.put_block(block)
+
+    def _due(self) -> Iterable[Connection]:
+        """Iterate over the open connections for whose record it is time, and say when it is again."""
+        now = self._clock()
+        for queue in (self._first, self._again):
+            while queue and queue[0][0] <= now:
+                number = queue.popleft()[1]
+                connection = self._begun.get(number)
+                if connection is not None:
+                    self._again.append((now - now % _TOGETHER_S + OPENS_EVERY_S, number))
+                    yield connection
 
     def _apart(self, squads: Iterable[Seen]) -> Iterable[Connection]:
         """Return those who have to be looked at by themselves: without samples, who is in trouble."""
@@ -169,3 +229,11 @@ class Sampler:
         if self._rows:
             return self._books.left(connections, squads, self.rounds)
         return [connection for connection in connections if connection.sender.pulse is None]
+
+
+def _told_by(connection: Connection, now: float) -> dict[str, Any]:
+    """Return the columns that the session of a connection knows, by name."""
+    session = connection.session
+    ingest = getattr(session, "ingest", None)
+    found: dict[str, Any] = {} if ingest is None else ingest.columns(now)
+    return found | {"refusal": getattr(session, "refusal", None)}

@@ -51,12 +51,12 @@ class SessionRecords:
             case rtmp_events.ConnectRefused():
                 record.command(now, "connect", {"refused": event.reason})
             case rtmp_events.PublishRequested():
-                record.names(Role.PUBLISH, event.url.path)
-                record.command(now, "publish")
+                record.asked(now, Role.PUBLISH, event.url.path, agent_of(connection))
                 name_flight(connection.sender, record.who)
             case rtmp_events.PlayRequested():
-                record.names(Role.PLAY, event.url.path)
-                record.command(now, "play")
+                over_http = getattr(connection.session, "protocol", "rtmp").startswith("http")
+                role = Role.HTTP_FLV if over_http else Role.PLAY
+                record.asked(now, role, event.url.path, agent_of(connection))
                 name_flight(connection.sender, record.who)
             case rtmp_events.PauseRequested():
                 record.command(now, "pause" if event.pause else "unpause")
@@ -76,10 +76,12 @@ class SessionRecords:
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         """Record that it publishes."""
         self._record(connection).publish_started(now, stream, {"standby": True} if standby else {})
+        self._sampler.began(connection, now)
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
         """Record that it is given media, the first time."""
         self._record(connection).play_started(now, stream)
+        self._sampler.began(connection, now)
 
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
@@ -104,17 +106,12 @@ class SessionRecords:
         record = self._record(connection)
         at = connection.now() if record.ended_at is None else record.ended_at
         statistics = connection.sender.statistics()
-        record.closed(
-            at,
-            reason,
-            details,
-            accepted=statistics.accepted,
-            sent=statistics.sent,
-            dropped=statistics.dropped,
-            sent_bytes=statistics.bytes_sent,
-            states_s=statistics.time_in_states_s,
-            limit=limit,
-            agent=agent,
-        )
+        record.closed(at, reason, details, statistics, limit, agent)
         self._sampler.ended(connection, record, statistics, at)
         del self._events.open[connection.number]
+
+
+def agent_of(connection: Connection) -> str:
+    """Return what the peer calls itself; "": it has not said yet."""
+    agent: str = getattr(connection.session, "user_agent", "")
+    return agent

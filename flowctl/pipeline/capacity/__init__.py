@@ -1,4 +1,4 @@
 """How many viewers a node carries.
 
-Begin with `model.py`.
+Begin with `job.py`.
 """

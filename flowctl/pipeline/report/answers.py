@@ -1,211 +1,296 @@
-"""The report's answers in words: one short paragraph per question, made from the figures alone (pure).
+"""What to do, and how sure that is: the opening of the report, as functions of small tables (pure).
 
-A reader who looks at nothing else knows what happened. Nothing is said that the tables do not hold: where a figure is
-missing its sentence is left out, and where a job was not run the section says so.
+Each answer is an order first, then what it would change or what was seen, then what it rests on: how many viewers, how
+much was recorded, how much assumed. Where there is nothing to do, or nothing is known, it says that. Viewers are taken
+as independent, which those of one stream at one moment are not: nothing stands out below `SURE` standard errors.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-from flowctl.pipeline.report.data import LEAST_STAY_S, Cut, JobState, ReportData, Row, number, whole_number
-from flowctl.pipeline.report.pictures import BLAME_WORDS, count, ms, percent, size, words
-from flowctl.units import format_duration
+from flowctl.charts.words import (
+    FEW,
+    apart,
+    figure,
+    joined,
+    ms,
+    number,
+    percent,
+    plural,
+    share,
+    size,
+    span,
+    whole,
+    words,
+)
+from flowctl.pipeline.report.found import Found, Row
 
-JOB_QUESTIONS: Final = {
-    "sessions": "who was slow, and why",
-    "fleet": "streams and subnets over time",
-    "abuse": "whom to keep out",
-    "whatif": "which limits would be better",
-    "capacity": "how many viewers a node carries, and how many nodes a crowd takes",
-}
-"""The jobs that the report reads, in the order in which they run, with what each of them answers."""
-
-
-def plural(found: object, one: str, many: str | None = None) -> str:
-    """Return a count with its noun, like ``1 viewer`` or ``2,000 viewers``."""
-    return f"{count(found)} {one if number(found) == 1 else many or one + 's'}"
-
-
-def missing(data: ReportData, job: str) -> str:
-    """Return why a section has no figures: its job failed, was not run, or left nothing to show."""
-    note = data.job(job)
-    if note.state is JobState.FAILED:
-        return f"The job {job} failed: {words(note.message, 400)}"
-    unread = data.unreadable.get(job)
-    if unread:
-        return f"The tables of the job {job} could not be read: {words(unread, 400)}"
-    if note.state is JobState.DONE:
-        return f"The job {job} was run and left nothing to show here."
-    return f"Not known: the job {job} was not run. `flowctl analyze {job}` runs it."
-
-
-def happened(data: ReportData) -> str:
-    """Return what happened, in some sentences."""
-    whole = data.whole
-    if whole is None:
-        return missing(data, "sessions")
-    viewers = whole_number(whole.get("viewers"))
-    said = [f"{plural(whole.get('connections'), 'connection')} to {plural(data.node_count, 'node')}{_when(data)}."]
-    if not viewers:
-        return f"{said[0]} None of them was a viewer."
-    troubled = whole_number(whole.get("troubled"))
-    watched = format_duration((number(whole.get("play_ms")) or 0.0) / 1000)
-    said.append(f"{plural(viewers, 'viewer')} watched for {watched} all together.")
-    if not troubled:
-        said.append("All of them kept up all the time.")
-        return " ".join(said)
-    said.append(
-        f"{percent((viewers - troubled) / viewers)} of them kept up all the time; {count(troubled)} did not, "
-        f"and {count(whole.get('cut_slow'))} of those were disconnected for it."
-    )
-    said.append(_dropped(whole))
-    return " ".join(part for part in said if part)
+SURE: Final = 3.0
+"""Standard errors: chance does that once in 370 times, and a page has some dozen networks and nodes."""
+LEAST_TROUBLED: Final = 5
+"""Viewers in trouble from which a network or a thread is worth a call."""
+SIGN_TEST: Final = 6
+"""Viewers for whom limits make a difference, all to one side: chance alone does that once in 32 times."""
+FULL: Final = 0.8
+"""Of what a node carries: the rest is kept free for the death of another one."""
+LEAST_DAYS: Final = 3
+"""Of records for a trend of the daily peaks."""
+MOST_NAMED: Final = 5
+CHANGES: Final = (
+    ("p95 of the delay", "delay_p95_ms", ms),
+    ("p99", "delay_p99_ms", ms),
+    ("dropped", "dropped_share", percent),
+    ("memory of one viewer, at most", "memory_peak_bytes", size),
+)
 
 
-def _when(data: ReportData) -> str:
-    if data.began_at is None or data.ended_at is None:
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One answer.
+
+    Args:
+        about: what is asked: limits, bans, capacity, calls, network, publisher, node.
+        kind: "act", "fine" (nothing to do) or "unknown".
+        do: what to do, one sentence.
+        why: what it would change, or what was seen.
+        sure: what that rests on.
+    """
+
+    about: str
+    kind: str
+    do: str
+    why: str = ""
+    sure: str = ""
+
+
+def answers(found: Found) -> list[Advice]:
+    """Return all answers, in the order of the page."""
+    return [limits(found), bans(found), capacity(found), *calls(found)]
+
+
+def recorded(found: Found) -> str:
+    """Return how much was recorded, as one sentence; "" if that is unknown."""
+    viewers = number((found.totals or {}).get("viewers"))
+    if viewers is None:
         return ""
-    lasted = format_duration((data.ended_at - data.began_at).total_seconds())
-    return f", from {data.began_at:%Y-%m-%d %H:%M:%S} UTC on, for {lasted}"
+    few = "That is few: read it as what happened to these, not as what will happen to others."
+    told = f"Recorded: {plural(viewers, 'viewer')} in {span((found.totals or {}).get('span_s'))}."
+    return joined(told, few if 0 < viewers < FEW else "")
 
 
-def _dropped(whole: Row) -> str:
-    dropped, accepted = whole_number(whole.get("dropped_messages")), whole_number(whole.get("accepted_messages"))
-    if not dropped:
-        return "Nothing was dropped."
-    share = f", {percent(dropped / accepted)} of what was published for them" if accepted else ""
-    return f"Dropped for them: {plural(dropped, 'message')}{share}."
-
-
-def slow(data: ReportData) -> str:
-    """Return who was slow, whose fault it was, and what was done about it."""
-    whole = data.whole
-    if whole is None:
-        return missing(data, "sessions")
-    troubled = whole_number(whole.get("troubled"))
-    if not troubled:
-        return "Nobody: no viewer was in trouble."
-    said = [
-        (
-            f"{plural(troubled, 'viewer')} in trouble: {count(whole.get('worst_hard'))} reached the hard "
-            f"limit, {count(whole.get('worst_soft'))} no more than the soft limit, "
-            f"{count(whole.get('worst_overloaded'))} were overloaded only."
+def limits(found: Found) -> Advice:
+    """Return which limits to set, and what they would have changed."""
+    rows = found.rows("whatif_choices")
+    chosen = next((row for row in rows if row.get("recommended")), None)
+    present = next((row for row in rows if row.get("in_force")), None)
+    if not rows:
+        return Advice("limits", "unknown", found.why_not("whatif"))
+    tried = plural(found.tables["whatif_choices"].total, "choice")
+    sure = _sure_of_limits(found, chosen or rows[0], present)
+    if chosen is None:
+        none = f"Leave the limits as they are: of {tried} that were tried none meets what was asked for."
+        return Advice("limits", "unknown", none, "", sure)
+    if present is not None and present.get("recommended"):
+        best = f"Leave the limits as they are: of {tried} the one in force is the best."
+        return Advice("limits", "fine", best, f"{choice_text(chosen)}.", sure)
+    told = []
+    if present is not None:
+        of = chosen.get("viewers")
+        told = (
+            [f"disconnected {_change(share(row.get('disconnected'), of) for row in (present, chosen))}"] if of else []
         )
-    ]
-    blames = [row for row in data.blames if whole_number(row.get("viewers"))]
-    if blames:
-        main = max(blames, key=lambda row: whole_number(row.get("viewers")))
-        share = whole_number(main.get("viewers")) / sum(whole_number(row.get("viewers")) for row in blames)
-        said.append(
-            f"Mostly to blame, for {percent(share)} of them: {BLAME_WORDS.get(str(main.get('blame')), 'unknown')}."
-        )
-    pictures, line = number(whole.get("troubled_picture_share")), number(whole.get("troubled_line_of_stream"))
-    if pictures is not None:
-        carried = "" if line is None else f"; the line of the median one carried {percent(line)} of the stream"
-        said.append(f"They got {percent(pictures)} of the pictures on average{carried}.")
-    said.append(_recovered(whole))
-    return " ".join(part for part in said if part)
-
-
-def _recovered(whole: Row) -> str:
-    """Return how often viewers came back by themselves or were brought back, in one sentence; "" if never."""
-    parts = []
-    recoveries, returns = whole_number(whole.get("recoveries")), whole_number(whole.get("returns_to_live"))
-    paused = whole_number(whole.get("paused"))
-    if recoveries:
-        mean = ms(whole.get("recover_mean_ms"))
-        parts.append(
-            f"they recovered {plural(recoveries, 'time')}{'' if mean == '-' else f', after {mean} on average'}"
-        )
-    if returns:
-        parts.append(f"they were brought back to live {plural(returns, 'time')}")
-    if paused:
-        parts.append(f"the input of {plural(paused, 'connection')} was paused at least once")
-    return f"All together {'; '.join(parts)}." if parts else ""
-
-
-def late(data: ReportData) -> str:
-    """Return how late viewers were, and how long they waited."""
-    whole = data.whole
-    if whole is None:
-        return missing(data, "sessions")
-    median, high = number(whole.get("delay_p50_of_p50_ms")), number(whole.get("delay_p95_of_p95_ms"))
-    if median is None:
-        said = ["Nobody's delay was measured: it is asked for viewers in trouble, and in samples."]
-    else:
-        said = [
-            (
-                f"The median viewer was behind by {ms(median)} in its median moment; for 5 % of the viewers it was "
-                f"more than {ms(high)} in 5 % of their time."
-            )
+        told += [
+            f"{what} {_change(show(row.get(name)) for row in (present, chosen))}"
+            for what, name, show in CHANGES
+            if number(present.get(name)) is not None and number(chosen.get(name)) is not None
         ]
-    short = whole_number(whole.get("too_short"))
-    if median is not None and short:
-        said.append(f"{plural(short, 'viewer')} there for less than {LEAST_STAY_S:g} s: not in these figures.")
-    ratio = number(whole.get("stall_ratio"))
-    if ratio is not None:
-        said.append(
-            f"Pictures stood still for {percent(ratio)} of the play time ({plural(whole.get('stall_count'), 'stall')})."
-        )
-    start = number(whole.get("startup_p50_ms"))
-    if start is not None:
-        said.append(
-            f"Play began {ms(start)} after connecting in the median, {ms(whole.get('startup_p95_ms'))} at p95; "
-            f"{plural(whole.get('exits_before_start'), 'viewer')} left before that."
-        )
-    return " ".join(said)
+    why = joined(f"{choice_text(chosen)}.", f"The same viewers would have had: {'; '.join(told)}." if told else "")
+    return Advice("limits", "act", "Set the limits of limits.toml, which lies beside this page.", why, sure)
 
 
-def keep_out(data: ReportData) -> str:
-    """Return whom to keep out, and what is known about them."""
-    if data.scores is None and data.bans is None:
-        return missing(data, "abuse")
-    scored = 0 if data.scores is None else data.scores.total
-    banned = 0 if data.bans is None else data.bans.total
-    if not banned:
-        return f"Nobody: of {plural(scored, 'address', 'addresses')} and subnets with a score none is high enough."
+def _change(texts: Iterator[str]) -> str:
+    return " \N{RIGHTWARDS ARROW} ".join(texts)
+
+
+def choice_text(row: Row) -> str:
+    """Return a choice as one writes it down: limits, policy, target delay."""
+    return words(row.get("choice") or row.get("choice_id"), 160)
+
+
+def _sure_of_limits(found: Found, row: Row, present: Row | None) -> str:
+    said = found.summary("whatif")
+    viewers = whole(row.get("viewers"))
+    how = {"flight": "message by message", "flow_samples": "second by second"}.get(str(said.get("source")), "")
+    taken, assumed = number(row.get("sampled_share")), number(row.get("assumed_share"))
+    moved = abs(whole(row.get("disconnected")) - whole((present or row).get("disconnected")))
+    few = "So few viewers show what limits do, not what they are worth."
+    chance = f"Only {plural(moved, 'viewer')} would have stayed or gone: for others it may be none."
+    return joined(
+        f"{plural(viewers, 'viewer')}, recorded {how}.".replace(" .", "."),
+        f"They are a sample: {percent(taken)} of those recorded." if taken is not None and taken < 1 else "",
+        f"{percent(assumed)} of what was tried is assumed, beyond what was recorded." if assumed else "",
+        few if viewers < FEW else chance if moved and moved < SIGN_TEST else "",
+        f"Asked for: {words(said['objective'], 200)}." if said.get("objective") else "",
+        "No choice keeps all bounds that were asked for." if said.get("bounds_kept") is False else "",
+        f"Viewers with a target delay or policy of their own ({words(said['audiences'], 200)}) were judged with those "
+        "of each choice, and keep their own." if said.get("audiences") else "",
+    )  # fmt: skip
+
+
+def bans(found: Found) -> Advice:
+    """Return whom to keep out, and for what."""
+    scores, listed = found.tables.get("abuse_scores"), found.tables.get("bans")
+    if scores is None and listed is None:
+        return Advice("bans", "unknown", found.why_not("abuse"))
+    total = 0 if listed is None else listed.total
+    if not total:
+        many = plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")
+        none = f"Keep nobody out: of {many} with evidence against them none has enough."
+        return Advice("bans", "fine", none, "", recorded(found))
+    actions = Counter(str(row.get("action") or "ban") for row in found.rows("bans"))
+    parts = f" ({actions['ban']} banned, {actions['limit']} limited: others behave there)" if actions["limit"] else ""
+    named = [
+        f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in found.rows("bans")[:MOST_NAMED]
+    ]
+    more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
+    whom = plural(total, "address or subnet", "addresses and subnets")
+    tried = [whole(row.get("connections")) for row in found.rows("abuse_scores") if row.get("banned")]
+    few = sum(made < FEW for made in tried)
+    sure = joined(
+        recorded(found),
+        f"Each of them made {plural(min(tried), 'connection')} or more." if tried else "",
+        f"Little evidence: {few} of them made fewer than {FEW}." if few else "",
+        "Who else is behind an address and was not recorded is not known.",
+    )  # fmt: skip
+    return Advice("bans", "act", f"Keep out {whom}{parts}: see bans.jsonl.", f"{'; '.join([*named, *more])}.", sure)
+
+
+def evidence_text(value: Any) -> str:
+    """Return evidence, a map or its JSON text, as one line: what and how often, the most frequent first."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return words(value, 200)
+    items = value.items() if isinstance(value, Mapping) else ()
+    order = sorted(items, key=lambda item: (-(number(item[1]) or 0.0), str(item[0])))
+    return ", ".join(f"{words(name)} {figure(amount)}" for name, amount in order[:8]) or "-"
+
+
+def capacity(found: Found) -> Advice:
+    """Return how many more viewers there is room for, and when the next node is needed."""
+    said = found.summary("capacity")
+    rows = [row for row in found.rows("capacity_nodes") if number(row.get("carries_viewers"))]
+    sure = _sure_of_capacity(said, rows)
+    if not rows:
+        return Advice("capacity", "unknown", words(said.get("answer") or found.why_not("capacity"), 1500), "", sure)
+    load = {words(row.get("node"), 48): number(row.get("load_peak")) or 0.0 for row in rows}
+    free = sum(
+        max(0.0, FULL * whole(row.get("carries_viewers")) - (number(row.get("viewers_peak")) or 0.0)) for row in rows
+    )
+    least = "at least " if any(row.get("carries_at_least") for row in rows) else ""
+    room = f"there is room for {least}{plural(int(free), 'more viewer')} on {plural(len(rows), 'node')}"
+    name, most = max(load.items(), key=lambda item: item[1])
+    why = f"At its peak the fullest node, {name}, had {percent(most)} of what it carries."
+    full = [name for name, part in load.items() if part >= FULL]
+    kept = f"{percent(1 - FULL)} of each node are kept free."
+    if full:
+        do = f"Add a node, or move streams away from {', '.join(full[:MOST_NAMED])}: {room}."
+        return Advice("capacity", "act", do, joined(why, kept, _next_node(found, free)), sure)
+    return Advice(
+        "capacity", "fine", f"No node is needed now: {room}.", joined(why, kept, _next_node(found, free)), sure
+    )
+
+
+def _next_node(found: Found, free: float) -> str:
+    """Return when the next node is needed, by the trend of the daily peaks (least squares)."""
+    days = sorted(found.peaks)
+    if len(days) < LEAST_DAYS:
+        return (
+            f"When the next one is needed is not known: that takes the peaks of {LEAST_DAYS} days, and more is better."
+        )
+    mean_x, mean_y = sum(days) / len(days), sum(found.peaks.values()) / len(days)
+    spread = sum((day - mean_x) ** 2 for day in days)
+    slope = sum((day - mean_x) * (found.peaks[day] - mean_y) for day in days) / spread
+    rest = sum((found.peaks[day] - mean_y - slope * (day - mean_x)) ** 2 for day in days)
+    error = (rest / (len(days) - 2) / spread) ** 0.5
+    if slope <= 2 * error:
+        return f"The peaks of {plural(len(days), 'day')} show no growth that is more than chance."
     return (
-        f"{plural(banned, 'address or subnet', 'addresses and subnets')} of {count(scored)} with a score: banned, or, "
-        "where others behave at the same address, limited in new connections. The list is ready for the server, which "
-        "reads it again whenever it changes: flowctl serve live --bans bans.jsonl."
+        f"Daily peaks grow by {figure(slope)} viewers a day: the next one is needed in {figure(free / slope)} days, "
+        f"in {figure(free / (slope + 2 * error))} at the earliest ({plural(len(days), 'day')} recorded)."
     )
 
 
-def unused(data: ReportData) -> str:
-    """Return what could not be used."""
-    accounts = data.accounts()
-    if not accounts:
-        return "Not known: no job has said what it read."
-    rows, files = (
-        sum(whole_number(item.get(name)) for item in accounts) for name in ("rows_quarantined", "files_quarantined")
+def _sure_of_capacity(said: Row, rows: Sequence[Row]) -> str:
+    source = said.get("fitted_to") or next((row.get("carries_from") for row in rows), None)
+    crowds, largest = number(said.get("measured_crowds")), number(said.get("largest_measured_viewers"))
+    error, seen = number(said.get("error_share")), sum(whole(row.get("viewers_recorded")) for row in rows)
+    assumed = "What a node carries is ASSUMED: that of a reference machine, not yours (flowctl load measures yours)."
+    return joined(
+        assumed if source == "reference" else f"What a node carries comes from {words(source, 24)}." if source else "",
+        f"Fitted to {plural(crowds, 'crowd')} of up to {plural(largest, 'viewer')}." if crowds else "",
+        f"A load that was held out was missed by {percent(abs(error))}." if error is not None else "",
+        f"Peaks are of {plural(seen, 'recorded viewer')}." if seen else "",
     )
-    if not rows and not files:
-        return "Nothing: every file and every row was used."
-    unknown = sum(whole_number(item.get("files_unknown_rows")) for item in accounts)
-    more = f" How many rows {plural(unknown, 'file')} held is not known: they cannot be read." if unknown else ""
-    return f"{plural(rows, 'row')} and {plural(files, 'file')} were set aside, with the reason of each.{more}"
 
 
-def left_out(cut: Cut, what: str) -> str:
-    """Return how much of a table is not shown; "" if all of it is."""
-    if not cut.left_out:
-        return ""
-    return f"The first {count(len(cut.rows))} of {count(cut.total)} {what}; {count(cut.left_out)} are left out here."
+def calls(found: Found) -> list[Advice]:
+    """Return who is to be called: a network, a publisher, or who looks after a node; or that nobody is."""
+    if found.totals is None:
+        return [Advice("calls", "unknown", found.why_not("sessions"))]
+    none = Advice("calls", "fine", "Call nobody: no network, publisher or node stands out.", "", recorded(found))
+    return [*_networks(found), *_publishers(found), *_threads(found)] or [none]
 
 
-def viewer_done(row: Row) -> str:
-    """Return what was done about a slow viewer, in words."""
-    parts = []
-    dropped = whole_number(row.get("dropped_messages"))
-    if dropped:
-        parts.append(f"dropped {plural(dropped, 'message')} ({size(row.get('dropped_bytes'))})")
-    returns = whole_number(row.get("returns_to_live"))
-    if returns:
-        parts.append(f"brought back to live {plural(returns, 'time')}")
-    pauses = whole_number(row.get("input_pauses"))
-    if pauses:
-        parts.append(f"its input paused {plural(pauses, 'time')}")
-    if row.get("closed_by") == "server":
-        parts.append(f"disconnected: {words(row.get('close_reason'), 60)}")
-    return ", ".join(parts) or "nothing was needed"
+def _networks(found: Found) -> Iterator[Advice]:
+    """Yield the networks whose viewers are more often in trouble than all others, the clearest first."""
+    troubled, viewers = (whole((found.totals or {}).get(name)) for name in ("troubled", "viewers"))
+    told = []
+    for row in found.rows("network"):
+        part, of = whole(row.get("troubled")), max(whole(row.get("plays")), whole(row.get("troubled")))
+        if row.get("key") and part >= LEAST_TROUBLED and viewers > of:
+            told.append((apart(part, of, max(troubled - part, 0), viewers - of), part, of, words(row.get("key"))))
+    for errors, part, of, name in sorted(told, reverse=True)[:MOST_NAMED]:
+        if errors >= SURE:
+            others = share(troubled - part, viewers - of)
+            why = f"{share(part, of)} of its viewers were in trouble; of all others {others}."
+            few = f" Only {of} viewers: the share may well be another one." if of < FEW else ""
+            sure = f"{plural(of, 'viewer')}, {errors:.1f} standard errors from the others; {SURE:g} are asked for.{few}"
+            yield Advice("network", "act", f"Call the operator of the network {name}.", why, sure)
+
+
+def _publishers(found: Found) -> Iterator[Advice]:
+    """Yield the publications that come to us badly."""
+    for row in [row for row in found.rows("ingest") if row.get("health") not in (None, "steady")][:MOST_NAMED]:
+        gaps, back = whole(row.get("gap_count")), whole(row.get("reconnects"))
+        seen = [
+            f"no media for {ms(row.get('gap_ms'))} in {plural(gaps, 'gap')}" if gaps else "",
+            f"key frames up to {ms(row.get('key_interval_max_ms'))} apart",
+            f"jitter {ms(row.get('jitter_ms'))}",
+            f"came back {plural(back, 'time')}" if back else "",
+        ]  # fmt: skip
+        told = "; ".join(text for text in seen if text and "-" not in text.split())
+        name = words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part)))
+        why = f"{words(row.get('health'), 40).capitalize()}: {told}." if told else f"{words(row.get('health'), 40)}."
+        sure = f"Measured where it comes in, over {span(row.get('duration_s'))} of one connection."
+        yield Advice("publisher", "act", f"Call the publisher of {name}.", why, sure)
+
+
+def _threads(found: Found) -> Iterator[Advice]:
+    """Yield the nodes whose own thread was what made viewers slow."""
+    nodes: dict[str, Counter[str]] = {}
+    for row in found.rows("nodes"):
+        nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += whole(row.get("count"))
+    for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"])[:MOST_NAMED]:
+        part, troubled = blames["server_loop"], blames.total() - blames["none"]
+        if part >= LEAST_TROUBLED and part * 2 >= troubled:
+            do = f"Look at the thread of node {words(node, 48)}: give it more processor, or fewer viewers."
+            why = f"It had no room for {share(part, troubled)} of the viewers who were in trouble there."
+            sure = f"{plural(blames.total(), 'viewer')} of that node. Without samples a thread is never blamed."
+            yield Advice("node", "act", do, why, sure)

@@ -1,275 +1,110 @@
-"""``flowctl analyze report``: from the tables that the other jobs left in a folder to one HTML page in it.
+"""``flowctl analyze report``: from the results of the other jobs to one HTML page.
 
-The page holds what the tables hold and nothing that was computed elsewhere. A job that failed or was not run has no
-figures on the page, even if an earlier run has left its tables: old figures beside new ones would be a lie. What became
-of the jobs stands in ``summary.json``, which `flowctl analyze` keeps in the same folder.
+A job that failed or was not run has no figures on it, even if an earlier run has left its tables: old figures beside
+new ones would be a lie. The summary of this job has the answers, and the figures over viewers with their errors, which
+is what `flowctl.pipeline.compare` needs of a run.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
-
-from flowctl.errors import ConfigError
-from flowctl.pipeline.report import gather, outcomes
-from flowctl.pipeline.report.data import Cut, JobNote, JobState, ReportData
+from flowctl.pipeline.job import Answer, Job, Parts
+from flowctl.pipeline.report import gather
+from flowctl.pipeline.report.answers import answers
+from flowctl.pipeline.report.found import Cut, Found, Row, json_of
 from flowctl.pipeline.report.page import render
-from flowctl.pipeline.spark.session import one_line
-from flowctl.pipeline.tables import io
-from flowctl.pipeline.tables.accounts import JobResult
-from flowctl.pipeline.tables.place import Place
 from flowctl.printable import foreign
 
 REPORT_FILE: Final = "report.html"
-SUMMARY_FILE: Final = "summary.json"
-SUMMARY_FORMAT: Final = 1
-"""Counted up when a key goes or changes its meaning."""
+FIGURES: Final = 1
+"""Counted up when a figure of the summary changes its meaning: such runs cannot be compared."""
+_TABLES: Final[Mapping[str, tuple[str, tuple[str, ...], int, str]]] = {
+    "whatif_choices": ("whatif", ("recommended", "in_force", "on_front"), 200, ""),
+    "abuse_scores": ("abuse", ("banned", "score"), gather.MOST_ROWS, "points"),
+    "capacity_nodes": ("capacity", ("load_peak",), gather.MOST_ROWS, ""),
+    "capacity_streams": ("capacity", ("viewers_mean",), gather.MOST_ROWS, ""),
+    "capacity_places": ("capacity", ("viewers_peak",), gather.MOST_ROWS, ""),
+    "ingest": ("experience", ("gap_ms", "reconnects", "key_interval_max_ms"), gather.MOST_ROWS, ""),
+}
+"""Table -> job, what its first rows are the largest of, how many, column that must be above 0."""
+_COMPARED: Final = ("stream", "network", "node")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportOptions:
-    """Options of the job.
-
-    Args:
-        jobs: what became of the other jobs. None: as `SUMMARY_FILE` says; what it does not mention counts as done if
-            its tables are there.
-    """
-
-    jobs: Mapping[str, JobNote] | None = None
-
-
-def run(spark: SparkSession, events: str, out: str, options: ReportOptions | None = None) -> JobResult:
-    """Write the page of what is in `out`, whole or not at all.
-
-    Args:
-        spark: session.
-        events: folder of the records: named on the page; read only for pictures over a time of minutes, and only if
-            it is still there.
-        out: folder with the tables of the other jobs; the page goes there.
-        options: see `ReportOptions`. None: all defaults.
-
-    Returns:
-        Summary: which sections have figures (`sections`), and `bytes` of the page.
-
-    Raises:
-        ConfigError: there is no table in `out`.
-        FlowctlError: the page cannot be written.
-    """
-    options = options or ReportOptions()
-    place = Place(spark, out)
-    jobs = dict(read_notes(place) if options.jobs is None else options.jobs)
-    data = collect_data(spark, place, events, jobs)
-    found = sections_of(data)
-    if not found and options.jobs is None:
-        raise ConfigError(
-            f"there is nothing to report on in {out}",
-            hint=f"run `flowctl analyze all {events} --out {out}`, or a single job, first",
-        )
-    page = render(data)
-    place.write_text(REPORT_FILE, page)
-    return JobResult(
-        name="report",
-        outputs={"report": place.path(REPORT_FILE)},
-        summary={"sections": found, "bytes": len(page.encode())},
-    )
+def answer(parts: Parts, _: Any = None) -> Answer:
+    """Write the page."""
+    tables = gather.Tables(parts.out, parts.folder, since=parts.since, until=parts.until)
+    jobs = {name: note.as_dict() for name, note in parts.notes.items()}
+    before = json_of(tables.text("summary.json")).get("jobs")
+    bounds = [f"{word} {at:%Y-%m-%d %H:%M} UTC" for word, at in (("from", parts.since), ("to", parts.until)) if at]
+    found = collect(tables, parts.events, jobs or dict(before or {}), parts.accounts, " ".join(bounds))
+    page = render(found)
+    parts.write_text(REPORT_FILE, page)
+    told = [asdict(item) for item in answers(found)]
+    return Answer(summary={"answers": told, "figures": figures(found), "bytes": len(page.encode())})
 
 
-def read_notes(place: Place) -> dict[str, JobNote]:
-    """Return what the summary beside the tables says of the jobs; {}: there is none that can be read."""
-    text = place.read_text(SUMMARY_FILE)
-    if text is None:
-        return {}
-    try:
-        jobs = json.loads(text).get("jobs", {})
-        return {str(name): JobNote.from_dict(str(name), values) for name, values in jobs.items()}
-    except (ValueError, AttributeError, RecursionError):
-        return {}
+def collect(
+    tables: gather.Tables, events: str, jobs: Mapping[str, Any], accounts: Sequence[Row] = (), window: str = ""
+) -> Found:
+    """Return the figures of all results. A table that cannot be read costs its own section, with the reason."""
+    missing: dict[str, str] = {}
 
-
-def write_notes(place: Place, events: str, jobs: Mapping[str, JobNote]) -> None:
-    """Write the summary of all jobs, for machines and for later reports.
-
-    Raises:
-        FlowctlError: it cannot be written.
-    """
-    whole = {
-        "format": SUMMARY_FORMAT,
-        "events": events,
-        "made_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "jobs": {name: note.as_dict() for name, note in jobs.items()},
-    }
-    place.write_text(SUMMARY_FILE, json.dumps(whole, ensure_ascii=False, indent=1, default=str) + "\n")
-
-
-def note_of(result: JobResult, took_s: float | None = None) -> JobNote:
-    """Return what a job that ended well is remembered by."""
-    return JobNote(
-        result.name,
-        JobState.DONE,
-        accounts=[item.as_dict() for item in result.accounts],
-        took_s=took_s,
-        summary=result.summary,
-        outputs=result.outputs,
-    )
-
-
-def keep_note(spark: SparkSession, events: str, out: str, result: JobResult, took_s: float | None = None) -> None:
-    """Enter a job that was run by itself into the summary of the folder, so that a later report knows of it.
-
-    Raises:
-        FlowctlError: the summary cannot be written.
-    """
-    place = Place(spark, out)
-    write_notes(place, events, {**read_notes(place), result.name: note_of(result, took_s)})
-
-
-def sections_of(data: ReportData) -> list[str]:
-    """Return the jobs whose tables were found."""
-    found = {
-        "sessions": data.whole,
-        "fleet": data.streams or data.subnets or data.moments,
-        "abuse": data.scores or data.bans,
-        "whatif": data.choices,
-        "capacity": data.capacity,
-    }
-    return [name for name, part in found.items() if part is not None]
-
-
-def collect_data(spark: SparkSession, place: Place, events: str, jobs: Mapping[str, JobNote]) -> ReportData:
-    """Return the figures of all tables in a folder, those of jobs that failed left out.
-
-    A table that cannot be read leaves its section empty, with the reason; the others are shown.
-    """
-    data = ReportData(events=events, made_at=datetime.now(UTC), jobs=jobs)
-    takers: dict[str, Callable[[_Source, ReportData], ReportData]] = {
-        "sessions": _take_sessions,
-        "fleet": _take_fleet,
-        "abuse": _take_abuse,
-        "whatif": _take_whatif,
-        "capacity": _take_capacity,
-    }
-    unreadable: dict[str, str] = {}
-    for name, take in takers.items():
-        if data.job(name).state is JobState.FAILED or (name not in jobs and jobs and _all_known(jobs)):
-            continue
+    def read(job: str, name: str, take: Callable[[], Any], otherwise: Any) -> Any:
+        if jobs and jobs.get(job, {}).get("state") != "done":
+            return otherwise
         try:
-            data = take(_Source(spark, place, events), data)
-        except Exception as error:  # noqa: BLE001 - any table may be broken in any way, and one must not cost the others
-            unreadable[name] = foreign(one_line(error), 300)
-    return replace(data, unreadable=unreadable)
+            return take()
+        except Exception as error:  # noqa: BLE001 - a table may be broken in any way, and must not cost the others
+            missing[name] = foreign(f"{type(error).__name__}: {error}", 300)
+            return otherwise
 
-
-def _all_known(jobs: Mapping[str, JobNote]) -> bool:
-    """Return whether the notes are of a run of all jobs, after which a job that is not mentioned left no tables."""
-    return "report" in jobs
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where tables and files are taken from."""
-
-    spark: SparkSession
-    place: Place
-    events: str
-
-    def table(self, name: str) -> DataFrame | None:
-        """Return a table; None: there is none."""
-        return gather.read(self.spark, self.place.path(name)) if self.place.exists(name) else None
-
-
-def _take_sessions(source: _Source, data: ReportData) -> ReportData:
-    sessions = source.table("sessions")
-    if sessions is None:
-        return data
-    # Read once and asked some eight times: worth keeping, in memory where it fits and on disk where it does not.
-    sessions = sessions.persist()
-    try:
-        whole, began_at, ended_at = gather.whole(sessions)
-        nodes, node_count = gather.nodes(sessions)
-        return replace(
-            data,
-            whole=whole,
-            began_at=began_at,
-            ended_at=ended_at,
-            nodes=nodes,
-            node_count=node_count,
-            closes=gather.closes(sessions),
-            blames=gather.blames(sessions),
-            drops=gather.drops(sessions),
-            picture_shares=gather.picture_shares(sessions),
-            worst=gather.worst(sessions),
-            delay_curves=gather.delay_curves(sessions),
-        )
-    finally:
-        sessions.unpersist()
-
-
-def _take_fleet(source: _Source, data: ReportData) -> ReportData:
-    streams, subnets = source.table("fleet_streams"), source.table("fleet_subnets")
-    if streams is not None:
-        moments_from, moment_s, moments = _moments(source, data, streams)
-        data = replace(
-            data,
-            moments_from=moments_from,
-            moment_s=moment_s,
-            moments=moments,
-            streams=outcomes.streams(streams),
-        )
-    if subnets is not None:
-        data = replace(data, subnets=outcomes.subnets(subnets))
-    return data
-
-
-def _moments(source: _Source, data: ReportData, streams: DataFrame) -> outcomes.Moments:
-    """Return the figures over time: from the samples where a minute, the grain of `fleet_streams`, would be too coarse.
-
-    Records that have gone since, or that are of another kind, are no reason to have no picture.
-    """
-    if data.began_at is not None and data.ended_at is not None:
-        moment_s = outcomes.moment_length_s((data.ended_at - data.began_at).total_seconds())
-        if moment_s < outcomes.FLEET_MINUTE_S and io.has_table(source.spark, source.events, "flow_samples"):
-            try:
-                samples = io.read_table(source.spark, source.events, "flow_samples", count="later").frame
-                return outcomes.moments_of_samples(samples, data.began_at, moment_s)
-            except ConfigError:
-                pass
-    return outcomes.moments_of_fleet(streams)
-
-
-def _take_abuse(source: _Source, data: ReportData) -> ReportData:
-    scores = source.table("abuse_scores")
-    text = source.place.read_text("bans.jsonl")
-    return replace(
-        data,
-        scores=None if scores is None else outcomes.scores(scores),
-        bans=None if text is None else outcomes.bans(text),
+    found: dict[str, Cut] = {}
+    for name, (job, order, most, where) in _TABLES.items():
+        cuts = read(job, name, functools.partial(tables.top, name, order, most, where), {})
+        found |= dict.fromkeys([name], cuts[""]) if cuts else {}
+    found |= read("experience", "experience", lambda: tables.top("experience", ("viewers", "plays"), by="by"), {})
+    bans = read("abuse", "bans.jsonl", lambda: tables.text("bans.jsonl"), None)
+    if bans is not None:
+        found["bans"] = gather.bans_of(bans)
+    sessions = read("sessions", "sessions", lambda: gather.sessions_of(tables), None)
+    return Found(
+        events=events,
+        made_at=datetime.now(UTC),
+        window=window,
+        jobs=jobs,
+        accounts=accounts,
+        totals=None if sessions is None else sessions.totals(),
+        measures={} if sessions is None else sessions.measures(),
+        curves={} if sessions is None else sessions.curves(),
+        tables=found | ({} if sessions is None else sessions.tables()),
+        limits_toml=read("whatif", "limits.toml", lambda: tables.text("limits.toml"), None),
+        **read("fleet", "fleet_streams", lambda: gather.over_time(tables), {}),
+        missing=missing,
     )
 
 
-def _take_whatif(source: _Source, data: ReportData) -> ReportData:
-    choices = source.table("whatif_choices")
-    return replace(
-        data,
-        choices=None if choices is None else outcomes.choices(choices),
-        limits_toml=source.place.read_text("limits.toml"),
-    )
+def figures(found: Found) -> dict[str, Any]:
+    """Return what a later comparison needs: figures over viewers with errors, and who was how often in trouble."""
+    in_force = next((row.get("choice") for row in found.rows("whatif_choices") if row.get("in_force")), None)
+    return {
+        "format": FIGURES,
+        "events": found.events,
+        "window": found.window,
+        "totals": found.totals,
+        "measures": {name: asdict(item) for name, item in found.measures.items()},
+        "in_force": in_force,
+        "groups": {
+            name: {
+                str(row["key"]): [row.get("troubled"), row.get("plays")] for row in found.rows(name) if row.get("key")
+            }
+            for name in _COMPARED
+        },
+    }
 
 
-def _take_capacity(source: _Source, data: ReportData) -> ReportData:
-    def largest(name: str, by: str) -> Cut | None:
-        table = source.table(name)
-        return None if table is None else outcomes.largest(table, by)
-
-    table = source.table("capacity")
-    return replace(
-        data,
-        capacity=None if table is None else outcomes.capacity(table),
-        capacity_nodes=largest("capacity_nodes", "load_peak"),
-        capacity_streams=largest("capacity_streams", "viewers_mean"),
-        capacity_places=largest("capacity_places", "viewers_peak"),
-    )
+JOB: Final = Job(name="report", parts=(), results=(REPORT_FILE,), answer=answer)

@@ -1,94 +1,79 @@
-"""Progress of Spark's work on standard error: a bar on a terminal, a line now and then elsewhere, or nothing.
+"""Progress of Spark's work on standard error: a bar on a terminal, a line now and then elsewhere.
 
-Spark tells which stages run and how many of their tasks are done; how many stages are still to come it does not know,
-as adaptive execution plans the next when it has seen the last. So a bar is that of the stages that run, with the name
-of the job.
+Spark tells which stages run and how many of their tasks are done, not how many stages are still to come. So a bar is
+that of the stages that run, with the name of what is being done; while Java starts it has no length.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from flowctl.text.output import say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-POLL_S: Final = 0.5
+POLL_S: Final = 0.25
 LINE_EVERY_S: Final = 10.0
 """Between lines where nobody watches a bar: a log of an hour has 360 of them at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What runs now.
-
-    Args:
-        stages: how many stages run.
-        done: tasks of them that are done.
-        tasks: tasks of them.
-    """
-
-    stages: int
-    done: int
-    tasks: int
-
-
 class Progress:
-    """Watches a session from a thread of its own and shows what runs; a context manager.
+    """Watches from a thread of its own and shows what runs; a context manager, for before a session begins on.
 
     Args:
-        spark: session.
-        title: what is being done; may be changed meanwhile with `say`.
-        quiet: show nothing.
+        title: what is being done.
     """
 
-    def __init__(self, spark: SparkSession, title: str, *, quiet: bool = False) -> None:
-        self._tracker: Any = spark.sparkContext.statusTracker()
-        self._title = title  # replaced whole, read by the thread
-        self._quiet = quiet
+    def __init__(self, title: str) -> None:
+        self._title = title  # replaced whole, read by the thread, as is the tracker
+        self._tracker: Any = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
+        self._stream: TextIO = sys.stderr
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
-        if not self._quiet:
-            self._thread.start()
+        """Begin to watch; standard error as it is now is written to, wherever Java's is sent to later."""
+        with contextlib.suppress(OSError, ValueError):  # one without a file, in a test
+            self._stream = os.fdopen(os.dup(sys.stderr.fileno()), "w")
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread before the session ends, which it asks."""
+        """End the thread."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
+        self._thread.join(5)
+        if self._stream is not sys.stderr:
+            self._stream.close()
+
+    def watch(self, spark: SparkSession, title: str) -> None:
+        """Show the tasks of a session, which may end at any moment."""
+        self._tracker = spark.sparkContext.statusTracker()
+        self._title = title
 
     def say(self, title: str) -> None:
         """Change what is said to be done."""
         self._title = title
 
-    def read(self) -> Reading:
-        """Return what runs now."""
+    def read(self) -> tuple[int, int]:
+        """Return how many tasks of the stages that run are done, and how many they are."""
+        if self._tracker is None:
+            return 0, 0
         infos = [self._tracker.getStageInfo(number) for number in self._tracker.getActiveStageIds()]
         known = [info for info in infos if info is not None]
-        return Reading(len(known), sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known))
+        return sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known)
 
-    def _watch(self) -> None:
-        # The session may end at any moment, by an error elsewhere: then there is nothing more to show.
-        with contextlib.suppress(Exception):
-            if sys.stderr.isatty():
+    def _show(self) -> None:
+        with contextlib.suppress(Exception):  # the session ended, by an error elsewhere: there is nothing more to show
+            if self._stream.isatty():
                 self._bar()
             else:
                 self._lines()
-
-    def _readings(self) -> Iterator[Reading]:
-        while not self._stop.wait(POLL_S):
-            yield self.read()
 
     def _bar(self) -> None:
         from rich.console import Console
@@ -98,15 +83,17 @@ class Progress:
         columns = (
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         )  # fmt: skip
-        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        with Bars(*columns, console=Console(file=self._stream), transient=True) as bars:
             bar = bars.add_task(self._title, total=None)
-            for reading in self._readings():
-                bars.update(bar, description=self._title, completed=reading.done, total=reading.tasks or None)
+            while not self._stop.wait(POLL_S):
+                done, tasks = self.read()
+                bars.update(bar, description=self._title, completed=done, total=tasks or None)
 
     def _lines(self) -> None:
         begun = last = time.monotonic()
-        for reading in self._readings():
+        while not self._stop.wait(POLL_S):
             now = time.monotonic()
             if now - last >= LINE_EVERY_S:
                 last = now
-                say(f"{self._title}: {now - begun:.0f} s, tasks {reading.done} of {reading.tasks}", to_stderr=True)
+                done, tasks = self.read()
+                say(f"{self._title}: {now - begun:.0f} s, tasks {done} of {tasks}", stream=self._stream)

@@ -1,19 +1,20 @@
-"""Starts and ends a Spark session: settings that fit the jobs, quiet logs, errors in one line, and no process left.
+"""Starts and ends a Spark session: settings that fit the data, quiet logs, errors in one line.
 
-The Java process is started here, not by Spark's own builder, for one reason: its output goes to a log file. Spark and
-Java print banners, warnings and stack traces; a user of ``flowctl analyze`` sees an error in one line and the name of
-that file. Everything that Spark takes as a setting can be set; what is given wins over what is chosen here.
+Java's output goes to a log file: while Spark starts it, standard output and standard error of this process are that
+file, which Java inherits. A user of ``flowctl analyze`` sees an error in one line and the name of that file. Java ends
+with this process, by whatever way that ends, because it waits for the end of its standard input. Everything that Spark
+takes as a setting can be set; what is given wins over what is chosen here.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_DRIVER_MEMORY: Final = "2g"
 """Of Java. Jobs collect next to nothing, so it does not grow with the data; when local, it is that of all work."""
-DEFAULT_SHUFFLE_PARTITIONS: Final = 17  # an odd number tells it from one that somebody chose
-"""For data that nothing is known of; adaptive execution joins small ones. Jobs set it by the size of their input."""
 EXTRA_HINT: Final = "in flowctl's source folder: pip install '.[pipeline]'"
 _LOG4J: Final = """
 rootLogger.level = warn
@@ -44,12 +43,24 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
-_STOP_TIMEOUT_S: Final = 20
 _FOLDER: Final = "flowctl-spark-"
 """Begin of the names of folders for Java's log, among the temporary files; the number of the process follows."""
 _KEPT_LOGS: Final = 5
 """Logs of failed runs that are kept, of each user."""
 _KEPT_S: Final = 7 * 86_400
+_CHOSEN: Final = "spark.flowctl.chosen"
+"""Setting that says which others somebody chose, so that `fit` leaves them alone."""
+PARTITION_BYTES: Final = 12 << 20
+"""Of input per partition of a shuffle, so that two tasks fit into the 2 GiB of the driver whatever the data."""
+MAX_PARTITIONS: Final = 4096
+LARGE_FROM_BYTES: Final = 8 << 20
+"""Of records: some 100,000 rows. Of 4,000 it took two thirds of the processor time without generated code; from 300,000
+rows (25 MB) on it takes longer without."""
+
+
+SMALL_JAVA_BYTES: Final = 32 << 20
+"""Of records: of less, Java's second compiler never earns what it costs. `sessions` and `abuse` of 5,000 events in a
+day: 30 s of processor time without it, 55 s with it. What runs for long is two to three times faster with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +74,8 @@ class SessionOptions:
         app_name: name shown in Spark's own pages.
         conf: settings of Spark, which win over everything chosen here.
         driver_memory: heap of the driver's Java, like ``2g``.
-        shuffle_partitions: of joins and aggregations. None: `DEFAULT_SHUFFLE_PARTITIONS`, and jobs choose by data.
-        ui: whether Spark's own pages are served (on the address of the driver).
+        shuffle_partitions: of joins and aggregations. None: by the size of the data, see `fit`.
+        size_bytes: of the records, as far as known: for little, Java compiles in a hurry, see `SMALL_JAVA_BYTES`.
         log_file: where Java's output goes. None: a file of its own in the folder for temporary files.
     """
 
@@ -73,7 +84,7 @@ class SessionOptions:
     conf: Mapping[str, str] = field(default_factory=dict)
     driver_memory: str = DEFAULT_DRIVER_MEMORY
     shuffle_partitions: int | None = None
-    ui: bool = False
+    size_bytes: int | None = None
     log_file: Path | None = None
 
 
@@ -92,6 +103,33 @@ def check_available() -> None:
         raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
 
 
+def fitting(size_bytes: int, cores: int) -> dict[str, str]:
+    """Return the settings that fit records of that size.
+
+    Little data: one partition, no code generated, nothing planned twice; a query costs what its planning does.
+
+    Args:
+        size_bytes: of the input, as it lies there.
+        cores: that work at a time.
+    """
+    large = size_bytes >= LARGE_FROM_BYTES
+    partitions = min(MAX_PARTITIONS, max(cores, -(-size_bytes // PARTITION_BYTES))) if large else 1
+    return {
+        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.adaptive.enabled": str(large).lower(),
+        "spark.sql.codegen.wholeStage": str(large).lower(),
+        "spark.sql.codegen.factoryMode": "FALLBACK" if large else "NO_CODEGEN",
+    }
+
+
+def fit(spark: SparkSession, size_bytes: int) -> None:
+    """Give a session the settings that fit records of that size, but for those that somebody chose."""
+    chosen = (spark.conf.get(_CHOSEN, "") or "").split()
+    for name, value in fitting(size_bytes, spark.sparkContext.defaultParallelism).items():
+        if name not in chosen:
+            spark.conf.set(name, value)
+
+
 def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java | None = None) -> dict[str, str]:
     """Return every setting of Spark that follows from `options`.
 
@@ -101,49 +139,57 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         java: that is to run it; its class archive is used, if there is one. None: not known.
     """
     master = options.master or options.conf.get("spark.master", "local[*]")
+    chosen = dict(options.conf)
+    if options.shuffle_partitions is not None:
+        chosen = {"spark.sql.shuffle.partitions": str(options.shuffle_partitions)} | chosen
     settings = {
         "spark.app.name": options.app_name,
         "spark.master": master,
         "spark.driver.memory": options.driver_memory,
-        "spark.sql.shuffle.partitions": str(options.shuffle_partitions or DEFAULT_SHUFFLE_PARTITIONS),
-        "spark.sql.adaptive.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        # Python reads times as UTC only if the machine's zone does not come in between.
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # 96 bit times, an old default, have no statistics in the footers.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.compression.codec": "zstd",
         # A recorder writes many files of some hundred kB; opening one costs about as much as reading so much.
         "spark.sql.files.openCostInBytes": str(1 << 20),
+        # A job of Spark to list folders takes longer than listing hundreds of hours here.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
         # Java does not compile methods of more than 8000 bytes, and Spark makes such of wide aggregations; with this it
         # cuts them in parts instead.
         "spark.sql.codegen.hugeMethodLimit": "8000",
+        # Sketches of quantiles are objects, and an aggregation of more than 128 groups of them sorts its input, which
+        # takes three times as long. So many groups of them, of a few kB at most, fit the memory of a task.
+        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
+        # Spark asks Java several times per expression to remember which line of Python it came from.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # Sums by (node, conn_id) lie right for a join by (node, conn_id, record): no second shuffle.
         "spark.sql.requireAllClusterKeysForCoPartition": "false",
-        # For small data it takes longer to compile code for a query than to do without, see `generate_code`.
-        **({} if _CODE.keys() & options.conf.keys() else _CODE),
-        "spark.ui.enabled": "true" if options.ui else "false",
+        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
+        **fitting(0, 1),
+        _CHOSEN: " ".join(chosen),
     }
     if log4j is not None:
         own = f"-Dlog4j2.configurationFile=file:{log4j} -Duser.timezone=UTC"
         others = _java_options(options.conf)
         archive = "" if java is None else java_option(java, others)
-        settings["spark.driver.extraJavaOptions"] = own + _collector(master, others) + archive
+        small = options.size_bytes is not None and options.size_bytes < SMALL_JAVA_BYTES and "Tiered" not in others
+        compiler = " -XX:TieredStopAtLevel=1" if small and master.startswith("local") else ""
+        settings["spark.driver.extraJavaOptions"] = own + _collector(master, others) + compiler + archive
         settings["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
     if master.startswith("local") or "//127.0.0.1" in master or "//localhost" in master:
         # On this machine alone: nothing listens elsewhere, and a host name that does not resolve does no harm.
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
-    return settings | dict(options.conf)
+    return settings | chosen
 
 
 def _java_options(conf: Mapping[str, str]) -> str:
     """Return what the user, or the environment, has Java told besides."""
-    return " ".join(
-        (conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in _JAVA_OPTIONS))
-    )
+    names = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+    return " ".join((conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in names)))
 
 
 def _collector(master: str, others: str) -> str:
@@ -155,61 +201,8 @@ def _collector(master: str, others: str) -> str:
     return "" if re.search(r"-XX:\+Use\w*GC\b", others) or not master.startswith("local") else " -XX:+UseParallelGC"
 
 
-_JAVA_OPTIONS: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _own: dict[str, Any] = {}
-"""The Java process that this module started and its log; empty while there is none. One per process, as Spark has."""
-
-
-PARTITION_BYTES: Final = 12 << 20
-"""Of input per partition of a shuffle: some 120,000 connections, whose sums and names (a hash join, which cannot spill)
-take some 150 MB together, so that two tasks fit into the 2 GiB of the driver whatever the data."""
-MAX_PARTITIONS: Final = 4096
-
-
-@contextlib.contextmanager
-def partitions_for(spark: SparkSession, size_bytes: int) -> Iterator[None]:
-    """Within this context shuffles have as many partitions as fit the data, if nobody has chosen a number.
-
-    Args:
-        spark: session.
-        size_bytes: of the input, as it lies there.
-    """
-    name = "spark.sql.shuffle.partitions"
-    before = spark.conf.get(name)
-    if before != str(DEFAULT_SHUFFLE_PARTITIONS):
-        yield
-        return
-    wanted = min(MAX_PARTITIONS, max(spark.sparkContext.defaultParallelism, -(-size_bytes // PARTITION_BYTES)))
-    spark.conf.set(name, str(wanted))
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
-
-
-GENERATED_FROM_BYTES: Final = 8 << 20
-"""Of a table, as its files are: some 100,000 events. `sessions`, `abuse` and `fleet` on two cores, 4,000 events: 33 s
-and 48 s of processor time, against 44 s and 68 s with generated code; 300,000 events (25 MB): as long either way."""
-_WHOLE_STAGE: Final = "spark.sql.codegen.wholeStage"
-_FACTORY: Final = "spark.sql.codegen.factoryMode"
-_CODE: Final = {_WHOLE_STAGE: "false", _FACTORY: "NO_CODEGEN"}
-
-
-def generate_code(spark: SparkSession, size_bytes: int) -> None:
-    """Have queries compiled from here on if the data is worth it, and nobody has chosen otherwise.
-
-    Args:
-        spark: session.
-        size_bytes: of a table that is read or made, as its files are.
-    """
-    if size_bytes >= GENERATED_FROM_BYTES and spark.conf.get(_FACTORY) == _CODE[_FACTORY]:
-        spark.conf.set(_WHOLE_STAGE, "true")
-        spark.conf.set(_FACTORY, "FALLBACK")
-
-
-def log_path() -> Path | None:
-    """Return where the output of the running Java goes; None while none runs that was started here."""
-    return _own.get("log")
+"""Log of the Java that was started here and its folder, and whether anything failed; one per process, as Spark has."""
 
 
 def open_session(options: SessionOptions | None = None) -> SparkSession:
@@ -233,14 +226,43 @@ def open_session(options: SessionOptions | None = None) -> SparkSession:
         return active
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
-    remove_old_logs(Path(tempfile.gettempdir()), time.time())
-    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
-    log = options.log_file or folder / "spark.log"
-    log4j = folder / "log4j2.properties"
-    log4j.write_text(_LOG4J, encoding="ascii")
-    _own.update(log=log, folder=folder)
-    with mapped_errors():
-        return _start(settings_of(options, log4j, java), log)
+    if "log" not in _own:
+        remove_old_logs(Path(tempfile.gettempdir()), time.time())
+        folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+        (folder / "log4j2.properties").write_text(_LOG4J, encoding="ascii")
+        _own.update(folder=folder, log=options.log_file or folder / "spark.log")
+        atexit.register(_forget)
+    settings = settings_of(options, _own["folder"] / "log4j2.properties", java)
+    if settings["spark.master"].startswith("local"):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # The workers' Python: spark-submit would read the setting, here it is this variable only.
+    os.environ.setdefault("PYSPARK_PYTHON", settings.get("spark.pyspark.python", "python3"))
+    with mapped_errors(), _output_to(_own["log"]):
+        return SparkSession.builder.config(map=dict[str, Any](settings)).getOrCreate()
+
+
+@contextlib.contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Within this context standard output and standard error are a file, also of processes that are begun in it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    try:
+        with log.open("ab") as file:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+        yield
+    finally:
+        sys.stderr.flush()
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+
+
+def _forget() -> None:
+    """Remove the log of what went well, which interests nobody."""
+    if not _own.get("failed"):
+        shutil.rmtree(_own["folder"], ignore_errors=True)
 
 
 def remove_old_logs(folder: Path, now_s: float) -> None:
@@ -272,80 +294,26 @@ def _in_use(path: Path, age_s: float) -> bool:
         return age_s < 3_600
     try:
         os.kill(int(found.group(1)), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
-
-
-def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
-    """Launch Java with its output in `log`, and return the session."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
-
-    if settings["spark.master"].startswith("local"):
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # The workers' Python: spark-submit would read the setting, here it is this variable only.
-    os.environ.setdefault("PYSPARK_PYTHON", settings.get("spark.pyspark.python", "python3"))
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    if SparkContext._gateway is None:  # noqa: SLF001 - no public way to say where Java writes
-        with log.open("ab") as file:
-            gateway = launch_gateway(conf, {"stdout": file, "stderr": subprocess.STDOUT})  # type: ignore[no-untyped-call]  # it has no types
-    else:
-        gateway = SparkContext._gateway  # noqa: SLF001 - no public way
-    _own["process"] = getattr(gateway, "proc", None)
-    context = SparkContext(gateway=gateway, conf=conf)
-    return SparkSession(context)
-
-
-def close_session(spark: SparkSession | None, *, patience_s: float = _STOP_TIMEOUT_S) -> None:
-    """Stop Spark and end its Java process; done already: nothing.
-
-    Args:
-        spark: the session. None: only the process that was started here.
-        patience_s: how long Java may take to end before it is killed, in seconds.
-    """
-    from pyspark import SparkContext
-
-    if spark is not None:
-        with contextlib.suppress(Exception):
-            spark.stop()
-    process = _own.pop("process", None)
-    if not _own.pop("failed", False) and "folder" in _own:
-        shutil.rmtree(_own.pop("folder"), ignore_errors=True)  # the log of what went well interests nobody
-    gateway = SparkContext._gateway  # noqa: SLF001 - no public way
-    if process is None or gateway is None:
-        return
-    with contextlib.suppress(Exception):
-        gateway.shutdown()
-    SparkContext._gateway = None  # noqa: SLF001 - no public way
-    SparkContext._jvm = None  # noqa: SLF001 - no public way
-    with contextlib.suppress(OSError):
-        process.stdin.close()  # what Java waits for
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager
 def session(options: SessionOptions | None = None) -> Iterator[SparkSession]:
-    """Start Spark, map the errors of what is done with it, and leave no process behind, also after Ctrl-C.
+    """Start Spark, map the errors of what is done with it, and stop it, also after Ctrl-C.
 
     Raises:
         ConfigError: see `open_session`.
         SparkError: Spark failed in between.
     """
-    spark = None
+    spark = open_session(options)
     try:
-        spark = open_session(options)
         with mapped_errors():
             yield spark
     finally:
-        close_session(spark)
+        with contextlib.suppress(Exception):
+            spark.stop()
 
 
 @contextlib.contextmanager
@@ -354,15 +322,29 @@ def mapped_errors() -> Iterator[None]:
 
     Raises:
         SparkError: the cause in one line, with where the log is.
+        BaseException: a signal. What Spark tidies up on its way meets a Java that the same signal has ended, and that
+            error would stand for it.
     """
     from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except (PySparkException, Py4JError, Py4JNetworkError) as error:
+    except Exception as error:
+        if (ended := _signal_behind(error)) is not None:
+            raise ended from None
+        if not isinstance(error, (PySparkException, Py4JError, Py4JNetworkError)):
+            raise
         _own["failed"] = True
         raise SparkError(one_line(error), hint=_hint(str(error))) from error
+
+
+def _signal_behind(error: BaseException) -> BaseException | None:
+    """Return what ends the process and was on its way when an error came; None: nothing was."""
+    found = error.__context__
+    while isinstance(found, Exception):
+        found = found.__context__
+    return None if isinstance(found, GeneratorExit) else found
 
 
 _GONE: Final = re.compile(r"FileNotFoundException|FILE_NOT_EXIST|NoSuchFileException|NoSuchFileError")
@@ -374,7 +356,7 @@ def _hint(told: str = "") -> str:
             "a file went away while it was read: the recorder removes its oldest files at events_max "
             "of disk; copy the folder first, or raise events_max"
         )
-    log = log_path()
+    log = _own.get("log")
     return f"Spark's own log is {log}" if log is not None and log.exists() else "Spark's own log has more"
 
 

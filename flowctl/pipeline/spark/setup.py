@@ -17,12 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Final
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.spark.classarchive import MAKE_TIMEOUT_S, archive_path, make_archive
+from flowctl.pipeline.spark.classarchive import archive_path, make_archive
 from flowctl.pipeline.spark.java import PACKAGE, find_java
-from flowctl.pipeline.spark.session import SessionOptions, check_available, close_session, open_session
+from flowctl.pipeline.spark.session import SessionOptions, check_available, session
 from flowctl.text.output import say
 
 _APT: Final = ("apt-get", "-q", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20")
@@ -59,22 +60,27 @@ def install() -> str:
 
 
 def write_archive(path: str) -> None:
-    """Run what jobs do with Spark, and have Java write the archive to `path` as it ends."""
+    """Run what jobs do with Spark, and have Java write the archive to `path` as it ends.
+
+    Java has this process's standard error for its log: who reads that to its end knows that the archive is written.
+    """
     options = SessionOptions(
-        master="local[2]", conf={"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"}
+        master="local[2]",
+        conf={"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"},
+        log_file=Path("/dev/stderr"),
     )
-    spark = open_session(options)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            rows = spark.createDataFrame(
-                [(number, number % 3, str(number)) for number in range(100)], "a int, b int, c string"
-            )
-            rows.write.parquet(f"{folder}/rows")
-            read = spark.read.parquet(f"{folder}/rows")
-            read.join(read.groupBy("b").count(), "b").orderBy("a").toPandas()
-            rows.mapInPandas(lambda parts: parts, rows.schema).write.json(f"{folder}/lines")
-    finally:
-        close_session(spark, patience_s=MAKE_TIMEOUT_S)
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    with session(options) as spark, tempfile.TemporaryDirectory() as folder:
+        rows = spark.createDataFrame(
+            [(number, number % 3, str(number)) for number in range(100)], "a int, b int, c string"
+        )
+        rows.write.partitionBy("b").parquet(f"{folder}/rows")
+        read = spark.read.parquet(f"{folder}/rows")
+        summed = read.groupBy("b").agg(f.count("*").alias("rows"), f.kll_sketch_agg_bigint("a").alias("sketch"))
+        read.join(summed, "b").withColumn("next", f.lead("a").over(Window.partitionBy("b").orderBy("a"))).toPandas()
+        rows.mapInPandas(lambda parts: parts, rows.schema).write.json(f"{folder}/lines")
 
 
 def main() -> int:

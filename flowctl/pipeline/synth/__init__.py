@@ -1,4 +1,4 @@
-"""Event data of any size, made.
+"""Records of any size, made, with worlds planted in them.
 
 Begin with `job.py`.
 """

@@ -1,4 +1,4 @@
 """Which limits and drop policies would have been better.
 
-Begin with `grid.py`.
+Begin with `job.py`.
 """

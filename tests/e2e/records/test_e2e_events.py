@@ -10,7 +10,7 @@ import sys
 import pyarrow as pa
 from pyarrow import parquet
 
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.telemetry.schema import CLASS_NAMES, RECORDED
 
 
 def read(folder, table):
@@ -34,23 +34,32 @@ def test_events_when_viewers_come_and_go_add_up_to_their_totals(tmp_path):
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(30)
-    events, samples = read(folder, "flow_events"), read(folder, "flow_samples")
-    assert (events[0]["event"], {item["event"] for item in events} >= {"play_started", "publish_started"}) == (
-        "server_started",
-        True,
-    )
-    opened = {item["conn_id"] for item in events if item["event"] == "conn_opened"}
-    closed = {item["conn_id"]: item for item in events if item["event"] == "conn_closed"}
-    assert opened == set(closed)
+    events, samples, closes = (read(folder, f"flow_{table}") for table in ("events", "samples", "closes"))
+    assert events[0]["event"] == "server_started"
+    assert {item["event"] for item in events} <= RECORDED
+    assert events[-1]["value"] == len(closes) == len({item["conn_id"] for item in closes})  # of server_stopped
+    assert {item["conn_id"] for item in events} <= {0, *(item["conn_id"] for item in closes)}
     assert len({item["seq"] for item in samples}) == len(samples)
-    for conn_id, item in closed.items():
-        mine = [row for row in samples if row["conn_id"] == conn_id]
-        assert sum(row["sent_bytes"] for row in mine) == item["sent_bytes"]
-        detail = json.loads(item["detail"])
-        for what in ("accepted", "sent"):
-            sums = {name: sum(row[f"{what}_messages_{name}"] for row in mine) for name in CLASS_NAMES}
-            assert {name: count for name, count in sums.items() if count} == detail[what]
-    assert {item["stream"] for item in events if item["event"] == "play_started"} == {"room"}
+    for item in closes:
+        mine = [row for row in samples if row["conn_id"] == item["conn_id"]]
+        names = [f"{what}_messages_{name}" for what in ("accepted", "sent", "dropped") for name in CLASS_NAMES]
+        for name in (*names, "sent_bytes"):
+            assert sum(row[name] for row in mine) == item[name]
+        assert item["samples_count"] == len(mine)
+        for name in CLASS_NAMES:  # nothing is queued any more
+            count = {what: item[f"{what}_messages_{name}"] for what in ("accepted", "sent", "dropped")}
+            assert count["accepted"] == count["sent"] + count["dropped"]
+    assert {(item["role"], item["stream"]) for item in closes if item["startup_ms"]} == {
+        ("play", "room"),
+        ("publish", "room"),
+    }
+    (publisher,) = (item for item in closes if item["role"] == "publish")
+    assert publisher["ingest_pictures"] > publisher["ingest_key_frames"] > 1
+    assert publisher["key_interval_ms"] <= publisher["key_interval_max_ms"]
+    viewers = [item for item in closes if item["role"] == "play"]
+    slow = max(viewers, key=lambda item: item["delay_max_ms"])  # of a line of 600 kbit/s
+    assert slow["trouble_ms"] > 0
+    assert min(item["delay_max_ms"] for item in viewers) < slow["delay_max_ms"]
     assert not any(b"s3cret" in path.read_bytes() for path in folder.rglob("*.parquet"))
-    assert "s3cret" not in json.dumps([events, samples], default=str)
+    assert "s3cret" not in json.dumps([events, samples, closes], default=str)
     assert not [path for path in folder.rglob("*") if path.is_file() and path.name.startswith(".")]

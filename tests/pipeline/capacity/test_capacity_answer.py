@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from flowctl.pipeline.capacity.answer import CapacityOptions, basis_of, summary_of
-from flowctl.pipeline.capacity.model import MOST_REACH, Measurement
-from flowctl.pipeline.jobs.capacity import carried, sizes_to_try
+from flowctl.errors import ConfigError
+from flowctl.pipeline.capacity.job import CapacityOptions, carried, estimate, summary_of
+from flowctl.pipeline.capacity.node import MOST_REACH, Measurement, held_out_error, reference
 
-OPTIONS = CapacityOptions(bit_rate=2.5e6, slow_share=0.05, session_s=600.0)
+OPTIONS = CapacityOptions(bit_rate=2.5e6, slow_share=0.05)
 
 
 def thread(viewers, busy):
@@ -20,31 +20,9 @@ def thread(viewers, busy):
     return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=busy * 1e6)
 
 
-def rows_of(basis, options=OPTIONS):
-    """Return the table of the job as the model alone gives it, without noise among viewers."""
-    rows = []
-    for size in sizes_to_try(basis.model, options):
-        busy = basis.model.cpu_us_per_s(size, options.bit_rate, options.slow_share) / 1e6
-        p99, memory = basis.model.p99_ms(busy), basis.model.memory_bytes(size, options.bit_rate)
-        spread = 2 * basis.model.residual
-        rows.append(
-            {
-                "viewers": size,
-                "nodes": -(-options.viewers // size),
-                "busy_low": busy * (1 - spread),
-                "busy_high": busy * (1 + spread),
-                "p99_ms": p99,
-                "memory_bytes": memory,
-                "fits": busy <= options.busy,
-            }
-        )
-    return rows
-
-
 def test_answer_when_records_are_of_57_viewers_is_that_of_the_reference_machine_and_says_so():
     """A small crowd on an idle thread gives thousands of viewers of another machine, loudly, and not fifty thousand."""
-    basis = basis_of([thread(10, 0.081), thread(25, 0.085), thread(57, 0.08)], OPTIONS)
-    found = summary_of(rows_of(basis), basis, OPTIONS)
+    _, found, basis = estimate([thread(10, 0.081), thread(25, 0.085), thread(57, 0.08)], OPTIONS)
     assert basis.source == found["fitted_to"] == "reference"
     assert 2_000 < found["viewers_per_node"] < 4_500
     assert 170 < found["cpu_us_per_viewer_s"] < 260
@@ -57,16 +35,14 @@ def test_answer_when_records_are_of_57_viewers_is_that_of_the_reference_machine_
 
 def test_answer_when_records_are_of_150_viewers_holds_them_beside_the_reference():
     """Records too weak to fit to are still a check: how busy the thread was beside what the model says of them."""
-    basis = basis_of([thread(150, 0.146)], OPTIONS)
-    found = summary_of(rows_of(basis), basis, OPTIONS)
+    _, found, _ = estimate([thread(150, 0.146)], OPTIONS)
     assert found["recorded_over_model"] == pytest.approx(2.0, abs=0.1)
     assert "At 150 viewers your thread was recorded to be" in found["answer"]
 
 
 def test_answer_when_records_carry_it_ends_at_four_times_the_largest_crowd():
     """A fit to 250 viewers says nothing of 3000: the answer is at least 1000, and memory and delay are null."""
-    basis = basis_of([thread(100, 0.05), thread(250, 0.11)], OPTIONS)
-    found = summary_of(rows_of(basis), basis, OPTIONS)
+    _, found, basis = estimate([thread(100, 0.05), thread(250, 0.11)], OPTIONS)
     assert carried(basis.model, OPTIONS) > MOST_REACH * 250
     assert (found["fitted_to"], found["viewers_per_node"], found["at_least"]) == ("records", MOST_REACH * 250, True)
     assert "AT LEAST 1000 viewers" in found["answer"]
@@ -81,11 +57,8 @@ def test_answer_when_measurements_are_given_goes_before_the_records():
         {"viewers": viewers, "bit_rate": 2.5e6, "cpu_us_per_s": 5_000 + 240 * viewers, "p99_ms": 45.0}
         for viewers in (200, 400, 800)
     ]
-    options = CapacityOptions(
-        bit_rate=2.5e6, slow_share=0.0, session_s=600.0, measurements=json.dumps({"points": measured})
-    )
-    basis = basis_of([thread(400, 0.5)], options)
-    found = summary_of(rows_of(basis, options), basis, options)
+    options = CapacityOptions(bit_rate=2.5e6, slow_share=0.0, measurements=json.dumps({"points": measured}))
+    _, found, _ = estimate([thread(400, 0.5)], options)
     assert (found["fitted_to"], found["at_least"]) == ("measurements", False)
     assert 2_700 < found["viewers_per_node"] < 2_950
     assert found["answer"].startswith("A node carries 2")
@@ -94,16 +67,52 @@ def test_answer_when_measurements_are_given_goes_before_the_records():
 
 def test_answer_when_the_bit_rate_is_far_from_all_crowds_warns():
     """No crowd of 20 Mbit/s was measured on the reference machine, so its answer there is a guess, and says so."""
-    options = CapacityOptions(bit_rate=20e6, slow_share=0.0, session_s=600.0)
-    basis = basis_of([], options)
-    assert "NO CROWD NEAR 20" in summary_of(rows_of(basis, options), basis, options)["answer"]
-    assert "NO CROWD NEAR" not in summary_of(rows_of(basis), basis, OPTIONS)["answer"]
+    options = CapacityOptions(bit_rate=20e6, slow_share=0.0)
+    assert "NO CROWD NEAR 20" in estimate([], options)[1]["answer"]
+    assert "NO CROWD NEAR" not in estimate([], OPTIONS)[1]["answer"]
 
 
 def test_answer_when_nothing_fits_is_null_and_not_0():
     """Where no size keeps what was asked for, there is no number of viewers; 0 would be one."""
-    basis = basis_of([], OPTIONS)
-    rows = [{**row, "fits": False} for row in rows_of(basis)]
-    found = summary_of(rows, basis, OPTIONS)
+    rows, _, basis = estimate([], OPTIONS)
+    found = summary_of([{**row, "fits": False} for row in rows], basis, OPTIONS)
     assert (found["viewers_per_node"], found["nodes"], found["memory_bytes_per_node"]) == (None, None, None)
     assert "no size of a node that was tried keeps what was asked for" in found["answer"]
+
+
+def test_answer_when_crowds_were_measured_tells_the_error_at_the_largest():
+    """Predicted from the smaller ones, a crowd that took a twentieth more is missed by that."""
+
+    def point(viewers, more=1.0):
+        cpu = (5_000 + 240 * viewers) * more
+        measured = {"p99_ms": 45.0, "memory_bytes": 50_000_000 + 9_000 * viewers}
+        return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=cpu, **measured).as_dict()
+
+    text = json.dumps({"points": [point(200), point(400), point(800, 1.05)]})
+    options = CapacityOptions(measurements=text, viewers=20_000, slow_share=0.05, bit_rate=2.5e6)
+    rows, found, _ = estimate([], options)
+    assert (rows, found) == estimate([], options)[:2]
+    assert found["error_share"] == pytest.approx(1 / 1.05 - 1, abs=1e-3)
+    assert 2_300 < found["viewers_per_node"] < 2_900
+    assert found["viewers_per_node_low"] <= found["viewers_per_node"] <= found["viewers_per_node_high"]
+    assert "was missed by -4.8%" in found["answer"]
+
+
+def test_answer_when_memory_was_not_measured_cannot_keep_it():
+    """Null, never a figure; and a node's memory cannot be asked for then."""
+    points = [{"viewers": count, "bit_rate": 2.5e6, "cpu_us_per_s": 5_000 + 240 * count} for count in (100, 200)]
+    text = json.dumps({"points": points})
+    rows, found, _ = estimate([], CapacityOptions(measurements=text, slow_share=0.05, bit_rate=2.5e6))
+    assert {(None, None)} == {(row["memory_bytes"], row["p99_ms"]) for row in rows}
+    assert (found["viewers_per_node"], found["at_least"]) == (800, True)
+    with pytest.raises(ConfigError, match="memory is to be kept, but what a viewer takes of it was not measured"):
+        estimate([], CapacityOptions(measurements=text, memory_bytes=1 << 30))
+
+
+def test_answer_when_the_recorded_load_test_is_held_out_is_within_a_third():
+    """Of the crowds of 4000 that were measured beside rivals, each is predicted from those of 100 and 1000 viewers."""
+    for bit_rate in (600_000, 2_500_000):
+        points = [point for point in reference() if point.bit_rate == bit_rate]
+        error, largest = held_out_error(points)
+        assert largest.viewers == 4_000
+        assert abs(error) < 0.33

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 
+import pandas as pd
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.plan import FOLLOWER_VIEWERS, answer_of, nodes_for, plan_of, present_of
-from flowctl.pipeline.capacity.regions import MOST_REGIONS, parse_regions
+from flowctl.pipeline.capacity.job import (
+    FOLLOWER_VIEWERS,
+    MOST_REGIONS,
+    nodes_for,
+    parse_regions,
+    plan_of,
+    present_of,
+    words_of_fleet,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +49,8 @@ def test_nodes_for_when_one_dies_leaves_nobody_without_room():
 def test_plan_when_two_origins_carry_all_has_no_edge():
     """A crowd that one node carries takes two origins, so that either may die, and no edge."""
     plan = plan_of(150, 200, 0.2, [0.5, 0.5])
-    assert (plan.origins, plan.edges, plan.edge_load, plan.streams_followed) == (2, 0, None, 0)
-    assert (plan.origin_load, plan.origin_load_one_down) == (0.375, 0.75)
+    assert (plan["origins"], plan["edges"], plan["edge_load"], plan["streams_followed"]) == (2, 0, None, 0)
+    assert (plan["origin_load"], plan["origin_load_one_down"]) == (0.375, 0.75)
 
 
 def test_plan_when_a_crowd_needs_edges_follows_what_is_worth_it():
@@ -53,17 +61,17 @@ def test_plan_when_a_crowd_needs_edges_follows_what_is_worth_it():
     edges: two, so that one may die.
     """
     plan = plan_of(910, 200, 0.2, [900 / 910, 10 / 910])
-    assert (plan.edges, plan.origins, plan.streams, plan.streams_followed) == (6, 2, 2, 1)
-    assert (plan.edge_viewers, plan.origin_viewers) == (900, 16)
-    assert (plan.edge_load, plan.edge_load_one_down) == (0.755, 0.905)  # 151 and 181 of 200
-    assert (plan.origin_load, plan.origin_load_one_down) == (0.04, 0.08)
+    assert (plan["edges"], plan["origins"], plan["streams"], plan["streams_followed"]) == (6, 2, 2, 1)
+    assert (plan["edge_viewers"], plan["origin_viewers"]) == (900, 16)
+    assert (plan["edge_load"], plan["edge_load_one_down"]) == (0.755, 0.905)  # 151 and 181 of 200
+    assert (plan["origin_load"], plan["origin_load_one_down"]) == (0.04, 0.08)
 
 
 def test_plan_when_no_stream_is_worth_following_is_of_origins_alone():
     """A thousand streams of one viewer each: an edge would cost more than it saves."""
     plan = plan_of(1_000, 100, 0.0, [0.001] * 1_000)
-    assert (plan.edges, plan.origins, plan.edge_viewers, plan.origin_viewers) == (0, 11, 0, 1_000)
-    said = answer_of(plan, SEEN, present_of([node("n1", 100, 0.5)], 1_000), [])
+    assert (plan["edges"], plan["origins"], plan["edge_viewers"], plan["origin_viewers"]) == (0, 11, 0, 1_000)
+    said = " ".join(words_of_fleet(plan, SEEN, present_of(nodes_of(("n1", 100, 0.5)), 1_000), NOWHERE))
     assert "11 origins and no edge (no stream has viewers enough to be worth following)" in said
 
 
@@ -72,30 +80,33 @@ def test_plan_when_streams_are_many_leaves_edges_room():
     for streams in (1, 3, 40, 300):
         for viewers in (500, 5_000, 100_000):
             plan = plan_of(viewers, 240, 0.2, [1 / streams] * streams)
-            if plan.edges:
-                assert plan.edge_viewers / plan.edges > FOLLOWER_VIEWERS * plan.streams_followed * 0.5
-                assert plan.streams_followed < 240 / 2
-                assert plan.edge_load <= 0.8 + 0.2 * plan.streams_followed / 240 + 1e-3
-                assert plan.edge_load_one_down <= 1.0001
-            assert plan.origin_load_one_down <= 1.0001
+            if plan["edges"]:
+                assert plan["edge_viewers"] / plan["edges"] > FOLLOWER_VIEWERS * plan["streams_followed"] * 0.5
+                assert plan["streams_followed"] < 240 / 2
+                assert plan["edge_load"] <= 0.8 + 0.2 * plan["streams_followed"] / 240 + 1e-3
+                assert plan["edge_load_one_down"] <= 1.0001
+            assert plan["origin_load_one_down"] <= 1.0001
 
 
 SEEN = {
-    "viewers_recorded": 40,
     "viewers_peak": 9.1,
+    "watched_hours": 40.5,
     "recorded_s": 600.0,
     "assumed_share": 0.99,
     "carries_from": "reference",
 }
 
 
-def node(name, carries, load):
-    return {"node": name, "carries_viewers": carries, "load_peak": load}
+def nodes_of(*rows):
+    return pd.DataFrame(rows, columns=["node", "carries_viewers", "load_peak"])
+
+
+NOWHERE = pd.DataFrame({"place": [], "place_from": [], "own_edges": []})
 
 
 def test_present_when_the_largest_dies_is_what_the_others_carry():
     """Of nodes of 1000, 400 and 300 viewers 700 are left when the largest dies."""
-    nodes = [node("a", 400, 0.9), node("b", 1_000, 0.2), node("c", 300, 0.1)]
+    nodes = nodes_of(("a", 400, 0.9), ("b", 1_000, 0.2), ("c", 300, 0.1))
     assert present_of(nodes, 800) == {
         "nodes": 3,
         "carry_viewers": 1_700,
@@ -111,24 +122,22 @@ def test_present_when_the_largest_dies_is_what_the_others_carry():
 def test_answer_when_said_begins_with_nodes_and_ends_with_how_sure_it_is():
     """How many and of which kind, where, what is there, then what was seen and what is assumed."""
     plan = plan_of(910, 200, 0.2, [900 / 910, 10 / 910])
-    places = [
-        {"place": "west", "place_from": "region", "own_edges": 3},
-        {"place": "unknown", "place_from": "unknown", "own_edges": 2},
-    ]
-    said = answer_of(plan, SEEN, present_of([node("a", 200, 0.5), node("b", 200, 0.1)], 910), places)
+    places = pd.DataFrame({"place": ["west", "unknown"], "place_from": ["region", "unknown"], "own_edges": [3, 2]})
+    present = present_of(nodes_of(("a", 200, 0.5), ("b", 200, 0.1)), 910)
+    said = " ".join(words_of_fleet(plan, SEEN, present, places))
     assert said.startswith("910 viewers need 6 edges and 2 origins, any one of which may die: edges are 76% full")
     assert "Edges follow 1 of 2 streams, with 900 viewers" in said
     assert "Where: 3 at west; the rest anywhere. The 2 recorded nodes carry 400 viewers, 200 with the largest" in said
     assert "710 viewers short; a was the fullest at 50%" in said
     assert said.endswith(
-        "SEEN: 40 viewers in 600 s, 9.1 at once. ASSUMED: 99.0% of the crowd, to be like them; what a node carries is"
-        " from the REFERENCE MACHINE, NOT YOURS."
+        "SEEN: 9.1 viewers at once, 40.5 hours watched in 600 s. ASSUMED: 99.0% of the crowd, to be like them; what a"
+        " node carries is from the REFERENCE MACHINE, NOT YOURS."
     )
 
 
 def test_answer_when_no_node_keeps_what_was_asked_for_says_so():
     """Without a size of a node there is no number of nodes, and none is made up."""
-    said = answer_of(None, SEEN, present_of([node("a", None, None)], 910), [])
+    said = " ".join(words_of_fleet(None, SEEN, present_of(nodes_of(("a", None, None)), 910), NOWHERE))
     assert said.startswith("How many nodes is not known: no size of a node that was tried keeps what was asked for.")
 
 

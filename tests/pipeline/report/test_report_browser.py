@@ -1,4 +1,4 @@
-"""The report in a real browser, offline: no message on its console, no request for anything, all of it drawn."""
+"""The pages in a real browser, offline: nothing on the console, no request, all drawn, fit for phone, dark and keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import subprocess
 
 import install_browser
 import pytest
-from report_kit import NASTY, empty_data, some_data
+from report_kit import NASTY, empty, found_of, run_in
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.keys import Keys
 
+from flowctl.pipeline.compare import compare
 from flowctl.pipeline.report.page import render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -51,17 +56,17 @@ class Visit:
 
 def test_report_when_opened_in_a_browser_is_quiet_and_asks_for_nothing(tmp_path):
     """With peers that say bad things the browser draws every picture, logs nothing, and makes no request."""
-    visit = Visit(tmp_path / "report", render(some_data(NASTY)))
+    visit = Visit(tmp_path / "report", render(found_of(tmp_path / "r", text=NASTY)))
     assert visit.console == []
     assert set() == visit.requests
-    assert visit.dom.count("<svg") == 12
+    assert visit.dom.count("<svg") == 8
     assert "<script" not in visit.dom
     assert "<img" not in visit.dom
 
 
 def test_report_when_empty_opens_as_well(tmp_path):
     """A report of nothing is a page too."""
-    visit = Visit(tmp_path / "report", render(empty_data()))
+    visit = Visit(tmp_path / "report", render(empty()))
     assert (visit.console, visit.requests) == ([], set())
     assert "was not run" in visit.dom
 
@@ -72,3 +77,88 @@ def test_visit_when_a_page_does_load_and_complain_sees_it(tmp_path):
     visit = Visit(tmp_path / "bad", bad)
     assert any("seen" in line for line in visit.console)
     assert {"http://127.0.0.1:9/pixel"} == visit.requests
+
+
+FAINT = """
+const rgb = text => text.match(/[\\d.]+/g).map(Number);
+const linear = v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => .2126 * linear(r / 255) + .7152 * linear(g / 255) + .0722 * linear(b / 255);
+const ground = node => {
+    for (; node; node = node.parentElement) {
+        const found = rgb(getComputedStyle(node).backgroundColor);
+        if (found.length === 3 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+};
+const faint = [];
+for (const node of document.querySelectorAll('main *')) {
+    const said = [...node.childNodes].some(child => child.nodeType === 3 && child.data.trim());
+    if (!said || !node.checkVisibility() || ['title', 'desc'].includes(node.tagName)) continue;
+    const style = getComputedStyle(node);
+    const ink = rgb(node.closest('svg') ? style.fill : style.color);
+    const pair = [light(ink), light(ground(node))].sort((a, b) => b - a);
+    const contrast = (pair[0] + .05) / (pair[1] + .05);
+    if (contrast < 4.5) faint.push(`${node.tagName} ${node.textContent.slice(0, 30)} ${contrast.toFixed(2)}`);
+}
+return faint;
+"""
+"""Texts whose contrast with what is behind them is below 4.5, which WCAG asks for."""
+WIDER = """
+return [...document.querySelectorAll('main *')].filter(node => !node.closest('.wide, pre, svg')
+    && node.getBoundingClientRect().right > innerWidth + 1).map(node => node.tagName + ' ' + node.className);
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """Give Chromium, driven."""
+    if reason := install_browser.no_browser():
+        pytest.skip(reason)
+    options = Options()
+    options.binary_location = CHROMIUM
+    for flag in (*install_browser.FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield found
+    found.quit()
+
+
+@pytest.mark.parametrize("name", ["report", "compare"])
+def test_page_when_looked_at_fits_phones_darkness_and_keys(driver, tmp_path, name):
+    """At 1280 and 400 pixels, light and dark, nothing is wider than the screen and no text faint; keys open folds."""
+    if name == "report":
+        text = render(found_of(tmp_path / "r", text=NASTY))
+    else:
+        text = compare(run_in(tmp_path / "a", text=NASTY), run_in(tmp_path / "b", 40, text=NASTY)).as_html()
+    page = tmp_path / "page.html"
+    page.write_text(text, "utf-8")
+    for width in (1280, 400):
+        for scheme in ("light", "dark"):
+            metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+            driver.get(page.as_uri())
+            driver.execute_script("for (const node of document.querySelectorAll('details')) node.open = true")
+            assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+            assert driver.execute_script(WIDER) == []
+            assert driver.execute_script(FAINT) == []
+    assert driver.get_log("browser") == []
+    if name == "report":
+        driver.get(page.as_uri())
+        folded = driver.find_element("css selector", "summary")
+        folded.send_keys(Keys.ENTER)
+        assert driver.execute_script("return arguments[0].parentElement.open", folded)
+        link = driver.find_element("css selector", "nav a[href='#read']")
+        link.send_keys(Keys.ENTER)
+        assert driver.current_url.endswith("#read")
+
+
+def test_looks_when_a_page_is_faint_and_wide_find_it(driver, tmp_path):
+    """The eyes of the test above are open: pale words and a box beyond the edge are found."""
+    page = tmp_path / "page.html"
+    page.write_text("<!DOCTYPE html><main><p style='color:#bbb;width:3000px'>pale</p></main>", "utf-8")
+    driver.get(page.as_uri())
+    assert [text.split()[:2] for text in driver.execute_script(FAINT)] == [["P", "pale"]]
+    assert [text.strip() for text in driver.execute_script(WIDER)] == ["P"]

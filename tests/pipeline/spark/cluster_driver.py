@@ -9,7 +9,6 @@ what is computed here.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -17,17 +16,31 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from cluster_kit import EXECUTOR_MB
+from pyspark.sql import functions
 
-from flowctl.pipeline.spark.session import SessionOptions, SparkError, close_session, mapped_errors, open_session
+from flowctl.pipeline import run as runner
+from flowctl.pipeline.abuse import watch
+from flowctl.pipeline.spark.session import SessionOptions, SparkError, mapped_errors, open_session
 from flowctl.pipeline.synth import job as synth
-from flowctl.pipeline.synth.plan import SynthOptions
+from flowctl.pipeline.synth.people import SynthOptions
+from flowctl.pipeline.viewers import experience
 
-JOBS = ("sessions", "fleet", "abuse", "whatif", "capacity")
-SYNTH = SynthOptions(events=24_000, seed=7, days=0.25, samples_s=30.0)
+DAYS = 0.125
+SYNTH = SynthOptions(
+    events=6_000,
+    seed=7,
+    days=DAYS,
+    samples_s=60.0,
+    start_s=int(time.time() // 3600 * 3600 - DAYS * 86_400),  # evidence ages to now
+)
 """Small, and still several files and tasks: what is compared is the way of adding up, not speed."""
+NOW_S = SYNTH.start_s + DAYS * 86_400
+CLOCK = SimpleNamespace(time=lambda: NOW_S, time_ns=lambda: int(NOW_S * 1e9), monotonic=time.monotonic)
+"""Of the watch, to whose now evidence ages: it stands, so that one minutes later says the same to the last digit."""
 KILL_AFTER_TASKS = 3
 """Tasks of the stage that have to be finished: their results lie on either worker, and so are lost with one of them."""
 CONF = {
@@ -35,7 +48,7 @@ CONF = {
     "spark.executor.cores": "1",
     "spark.cores.max": "2",
     # Several tasks even on the small data of a test, so that both workers have work and results have to be merged.
-    "spark.sql.files.maxPartitionBytes": "200000",
+    "spark.sql.files.maxPartitionBytes": "100000",
     "spark.sql.files.openCostInBytes": "50000",
 }
 
@@ -44,19 +57,20 @@ GRID = 'soft = ["256KiB,256,1s", "1MiB,1024,2s"]\ntarget_delay = ["auto", "off"]
 """Few choices, few viewers and their first minute: what is compared is where it is computed, not how long it takes."""
 
 
-def run_job(spark: Any, name: str, events: str, out: str) -> dict[str, Any]:
-    """Run one job as the command line does, what-if on a small grid; return its accounts and outputs."""
-    module = importlib.import_module(f"flowctl.pipeline.jobs.{name}")
-    chosen = None
-    if name == "whatif":
-        chosen = module.WhatifOptions(grid=GRID, cut_s=60.0, most=24)
-    elif name == "abuse":  # a time of its own, or the later run would judge older evidence
-        chosen = module.AbuseOptions(now_s=SynthOptions().start_s + 86_400)
-    elif name == "capacity":
-        chosen = module.CapacityOptions(viewers=20_000)
-    result = module.run(spark, events, out, chosen)
-    result.check()
-    return result.as_dict()
+WHATIF = {"grid": GRID, "cut_s": 60.0, "most": 24}
+OPTIONS: dict[str, Any] = {"whatif": WHATIF, "abuse": {"now_s": NOW_S}, "capacity": {"viewers": 20_000}}
+
+
+def run_jobs(spark: Any, names: list[str], events: str, out: str) -> dict[str, Any]:
+    """Run jobs as the command line does, what-if on a small grid; return what became of them.
+
+    Raises:
+        AssertionError: one failed.
+    """
+    result = runner.run(spark, events, out, names, {name: OPTIONS[name] for name in names if name in OPTIONS})
+    notes = {name: note.as_dict() for name, note in result.jobs.items()}
+    assert not result.failed, {name: notes[name]["message"] for name in result.failed}
+    return {"accounts": list(result.accounts), "outputs": dict(result.outputs), "notes": notes}
 
 
 GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "CODEGEN_ONLY"}
@@ -82,12 +96,24 @@ def context(master: str, python: str, conf: dict[str, str]) -> Iterator[Any]:
 
 
 def tables(spark: Any, events: str, flights: str, out: str) -> dict[str, Any]:
-    """Run all jobs one after the other in one session, and what-if over `flights` as well."""
-    done = {name: run_job(spark, name, events, out) for name in JOBS}
-    done["flights"] = run_job(spark, "whatif", flights, f"{out}/flights")
+    """Run all jobs of the runner in one run, what-if over `flights`, and the watch over all that is there."""
+    done = {
+        "all": run_jobs(spark, list(runner.JOBS), events, out),
+        "flights": run_jobs(spark, ["whatif"], flights, f"{out}/flights"),
+    }
+    watch.run(spark, events, f"{out}/watch", watch.WatchOptions(once=True))
     # Counted at the end: a second executor may come later than the first job begins. The driver is listed too.
     executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
     return {"executors": executors, "jobs": done}
+
+
+def shown(spark: Any, outputs: dict[str, str], out: str) -> None:
+    """Write what the sketches of ``experience`` and ``fleet_subnets`` are made of: by, key and the two values."""
+    seen = [spark.read.parquet(outputs[name]) for name in ("sessions", "sessions_open")]
+    once = seen[0].unionByName(seen[1], allowMissingColumns=True).where(experience.viewing())
+    stayed = once.where(functions.col("duration_s") >= experience.LEAST_STAY_S)
+    values = (functions.col(name).cast("float").alias(name) for name in ("first_frame_ms", "delay_p50_ms"))
+    stayed.select(*values, experience._keyed(tuple(experience._dimensions()))).write.parquet(out)
 
 
 def kill_worker(spark: Any, events: str, out: str, name: str, group: int) -> dict[str, Any]:
@@ -108,7 +134,7 @@ def kill_worker(spark: Any, events: str, out: str, name: str, group: int) -> dic
     watcher = threading.Thread(target=watch, args=(spark.sparkContext.statusTracker(),))
     watcher.start()
     try:
-        done = run_job(spark, name, events, out)
+        done = run_jobs(spark, [name], events, out)
     finally:
         over.set()
         watcher.join()
@@ -117,7 +143,6 @@ def kill_worker(spark: Any, events: str, out: str, name: str, group: int) -> dic
 
 def where(spark: Any) -> dict[str, Any]:
     """Return from where workers import flowctl, and what it says; or why they cannot."""
-    from pyspark.sql import functions
     from pyspark.sql.types import StringType
 
     def place(_: int) -> str:
@@ -149,7 +174,7 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
     events, done = f"{folder}/events", {}
     # The session that ships code is the first: it is the start of Java that takes it.
     with context(master, python, {**CONF, "spark.submit.pyFiles": archive}) as spark:
-        synth.run(spark, "", events, SYNTH)
+        synth.run(spark, events, SYNTH)
         done["shipped"] = where(spark)
         for name, value in GENERATED.items():
             spark.conf.set(name, value)
@@ -157,6 +182,7 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
     # As few tasks as may be: on the cluster sums are put together from more. What the first session set is still set.
     with context("local[2]", sys.executable, {"spark.sql.files.maxPartitionBytes": "128m"}) as spark:
         done["local"] = tables(spark, events, flights, f"{folder}/local")
+        shown(spark, done["local"]["jobs"]["all"]["outputs"], f"{folder}/shown")
     with context(master, python, {**CONF, "spark.submit.pyFiles": "", "spark.files": ""}) as spark:
         done["not shipped"] = where(spark)
         done["killed"] = kill_worker(spark, events, f"{folder}/after-kill", "sessions", group)
@@ -165,12 +191,10 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
 
 def main() -> None:
     """Run with the arguments of the command line, and print the answer."""
+    watch.time = CLOCK
     master, arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        answer = everything(master, **json.loads(arguments))
-    finally:
-        close_session(None)
+    answer = everything(master, **json.loads(arguments))
     sys.stdout.write(json.dumps(answer, default=str) + "\n")
 
 

@@ -38,6 +38,10 @@ DAEMON_MB = 256
 """Heap of master and worker: they only keep the books. The executors have theirs beside it."""
 WORKER_MB = 1024
 EXECUTOR_MB = 768
+QUANTILES = {f"first_frame_p{of}_ms": ("first_frame_ms", of / 100) for of in (50, 95)} | {
+    f"delay_p{of}_ms": ("delay_p50_ms", of / 100) for of in (50, 95, 99)
+}
+"""Column that a sketch tells -> what it is a quantile of, and which one."""
 
 
 @dataclass
@@ -223,6 +227,17 @@ def rows_of(path: str | Path) -> list[tuple[Any, ...]]:
     names = sorted(table.column_names)
     columns = [table.column(name).to_pylist() for name in names]
     return [tuple(names), *sorted(zip(*columns, strict=True), key=repr)]
+
+
+def without_sketches(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return rows of `rows_of` without the quantiles of those whose ``rank_error`` says that they are not exact."""
+    names, *values = rows
+    if "rank_error" not in names:
+        return rows
+    error = names.index("rank_error")
+    guessed = [name in QUANTILES for name in names]
+    kept = [tuple(None if row[error] and guess else v for v, guess in zip(row, guessed, strict=True)) for row in values]
+    return [names, *sorted(kept, key=repr)]
 
 
 def difference(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> str:

@@ -10,8 +10,8 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JError
 
+from flowctl.pipeline.records.place import s3_options
 from flowctl.pipeline.spark.session import SparkError, mapped_errors, remove_old_logs
-from flowctl.pipeline.tables.footers import s3_options
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86_400

@@ -1,31 +1,40 @@
-"""Synthetic events: the same from the same seed however cut, consistent in themselves, and a fair test of abuse."""
+"""Synthetic records: the same from the same seed however cut, and every law of conservation holds in every world."""
 
 from __future__ import annotations
 
 import pytest
-from abuse_kit import hits, write
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.jobs.abuse import AbuseOptions
-from flowctl.pipeline.jobs.abuse import run as run_abuse
+from flowctl.pipeline import run as runner
 from flowctl.pipeline.synth import job as synth
-from flowctl.pipeline.synth import visits
-from flowctl.pipeline.synth.kinds import FIRST_ABUSER, KINDS
-from flowctl.pipeline.synth.plan import SynthOptions, plan, steps_by_key
-from flowctl.pipeline.tables.io import read_table
-from flowctl.telemetry.schema import FLOW_EVENTS, FLOW_SAMPLES
+from flowctl.pipeline.synth import people
+from flowctl.pipeline.synth.people import SynthOptions, plan
+from flowctl.pipeline.synth.worlds import BY_NAME, WORLDS, Kind
+from flowctl.telemetry.schema import TABLES
 
-pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
-SMALL = SynthOptions(events=12_000, samples_s=300)
-END_S = SMALL.start_s + 86_400
+spark_starts = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
+SMALL = SynthOptions(events=3_000, samples_s=10.0, days=0.125)
+CLASSES = ("key", "inter", "audio")
 
 
 @pytest.fixture(scope="module")
 def made(spark, tmp_path_factory):
-    """Give a small set with samples and truth, and what was said of it."""
+    """Give a small set of all worlds, and what was said of it."""
     out = str(tmp_path_factory.mktemp("synth"))
-    return out, synth.run(spark, "", out, SMALL)
+    result = synth.run(spark, out, SMALL)
+    return {name: spark.read.parquet(path) for name, path in result.outputs.items()}, out
+
+
+@pytest.fixture(scope="module")
+def judged(spark, made, tmp_path_factory):
+    """Give what the analysis says of that set: tables by name, and the summary of `abuse`."""
+    end_s = SMALL.start_s + SMALL.days * 86_400
+    options = {"abuse": {"now_s": end_s, "truth": f"{made[1]}/{synth.TRUTH_FOLDER}/addresses.parquet"}}
+    jobs = ("sessions", "experience", "abuse")
+    result = runner.run(spark, made[1], str(tmp_path_factory.mktemp("judged")), jobs, options)
+    assert not result.failed
+    return {name: spark.read.parquet(result.outputs[name]) for name in ("sessions", "ingest")}, result.jobs["abuse"]
 
 
 def checksum(frame):
@@ -33,129 +42,240 @@ def checksum(frame):
     return frame.select(f.sum(f.xxhash64(*frame.columns) % 1_000_003).alias("sum"), f.count("*").alias("n")).first()
 
 
+@spark_starts
 def test_synth_when_cut_into_other_tasks_makes_the_same_rows(spark, monkeypatch):
     """Rows depend on the seed alone: with other tasks they are the same, with another seed they are others."""
-    options = SynthOptions(events=2_000)
-    first = checksum(synth.events(spark, options, plan(options)))
-    monkeypatch.setattr(visits, "VISITS_PER_TASK", 37)
-    assert checksum(synth.events(spark, options, plan(options))) == first
-    other = SynthOptions(events=2_000, seed=2)
-    assert checksum(synth.events(spark, other, plan(other))) != first
+    options = SynthOptions(events=500, days=0.05, worlds=("slow", "nat"))
+    first = checksum(synth.tables(spark, options, plan(options))["flow_closes"])
+    monkeypatch.setattr(people, "VISITS_PER_TASK", 37)
+    assert checksum(synth.tables(spark, options, plan(options))["flow_closes"]) == first
+    other = SynthOptions(events=500, days=0.05, worlds=("slow", "nat"), seed=2)
+    assert checksum(synth.tables(spark, other, plan(other))["flow_closes"]) != first
 
 
-def test_synth_when_read_as_records_fits_to_the_last_row(spark, made):
-    """Nothing of it goes to the quarantine; there are as many rows as asked for, and some for one of each kind."""
-    out, result = made
-    for table in (FLOW_EVENTS, FLOW_SAMPLES):
-        source = read_table(spark, out, table.name)
-        assert source.accounts.rows_quarantined == 0
-        assert source.accounts.files_quarantined == 0
-        assert source.frame.columns == list(table.names)
-    assert 0.8 * SMALL.events < result.summary["events"] < 1.5 * SMALL.events
-
-
-def test_synth_when_states_are_added_up_gives_how_long_each_was_connected(spark, made):
-    """The sum of state_ms of a connection is the time from its first record to its last one."""
-    frame = spark.read.parquet(f"{made[0]}/flow_events").where("conn_id > 0")
-    each = frame.groupBy("node", "conn_id").agg(
-        f.sum("state_ms").alias("states"),
-        ((f.unix_micros(f.max("ts")) - f.unix_micros(f.min("ts"))) / 1000).alias("whole"),
-        f.count_if(f.col("event") == "conn_closed").alias("ends"),
-    )
-    assert each.where((f.abs(f.col("states") - f.col("whole")) > 0.01) | (f.col("ends") != 1)).count() == 0
-    assert each.count() > 1000
-
-
-def test_synth_when_edges_follow_each_other_begin_where_the_last_one_ended(spark, made):
-    """In each connection the state before an edge is the state after the edge before it, READY at first."""
-    frame = spark.read.parquet(f"{made[0]}/flow_events").where("state_ms is not null")
-    rows = frame.select("node", "conn_id", "ts", "seq", "state_from", "state_to").collect()
-    last: dict[tuple[str, int], str] = {}
-    for row in sorted(rows, key=lambda item: (item["ts"], item["seq"])):
-        assert row["state_from"] == last.get((row["node"], row["conn_id"]), "READY")
-        last[row["node"], row["conn_id"]] = row["state_to"]
-
-
-def test_synth_when_identities_are_counted_are_unique(spark, made):
-    """(node, seq) names a record of either table."""
-    for table in ("flow_events", "flow_samples"):
-        frame = spark.read.parquet(f"{made[0]}/{table}")
+@spark_starts
+def test_synth_when_columns_of_a_connection_are_added_up_agree(made):
+    """Accepted is sent and dropped, by class and in octets; states are the duration; pictures and reasons add up."""
+    for table in ("flow_closes", "flow_opens"):
+        frame = made[0][table]
+        whole_ms = sum((f.col(f"time_{name}_ms") for name in ("ready", "overloaded", "soft", "hard")), f.lit(0.0))
+        dropped = sum((f.col(f"dropped_messages_{name}") for name in CLASSES), f.lit(0))
+        reasons = [f.col(name) for name in frame.columns if name.startswith("dropped_by_")]
+        laws = {
+            name: f.col(f"accepted_messages_{name}")
+            == f.col(f"sent_messages_{name}") + f.col(f"dropped_messages_{name}")
+            for name in CLASSES
+        } | {
+            "octets": f.col("accepted_bytes") == f.col("sent_bytes") + f.col("dropped_bytes"),
+            "states": f.abs(whole_ms - f.col("duration_s") * 1000) < 0.01,
+            "reasons": sum(reasons, f.lit(0)) == dropped,
+            "lost": f.col("lost_messages") == dropped,
+            "wanted": f.col("pictures_wanted") == f.col("accepted_messages_key") + f.col("accepted_messages_inter"),
+            "pictures": f.col("pictures_sent") <= f.col("pictures_wanted"),
+            "quantiles": f.coalesce(f.col("delay_p99_ms") <= f.col("delay_max_ms"), f.lit(True)),
+            "sampled": f.coalesce(f.col("left_ms") <= f.col("sampled_ms"), f.lit(True)),
+            "unrecovered": f.coalesce(f.col("unrecovered_bytes") <= f.col("sent_bytes"), f.lit(True)),
+            "unique": f.col("seq") >= 0,
+        }
+        broken = frame.agg(*(f.count_if(~law).alias(name) for name, law in laws.items())).first().asDict()
+        assert broken == dict.fromkeys(laws, 0)
         assert frame.select("node", "seq").distinct().count() == frame.count()
 
 
-def test_synth_when_samples_are_summed_conserves_messages(spark, made):
-    """In every sample and class, what was accepted is what was sent and what was dropped."""
-    frame = spark.read.parquet(f"{made[0]}/flow_samples")
-    wrong = [
-        f.col(f"accepted_{unit}_{name}") != f.col(f"sent_{unit}_{name}") + f.col(f"dropped_{unit}_{name}")
-        for unit in ("messages", "bytes")
-        for name in ("key", "inter", "audio")
-    ]
-    assert frame.where(f.exists(f.array(*wrong), lambda item: item)).count() == 0
-    assert frame.where("dropped_messages_inter > 0").count() > 0
+@spark_starts
+def test_synth_when_samples_are_summed_gives_the_close(made):
+    """Samples of a connection add up to its close: time, messages, octets, and their number."""
+    tables = made[0]
+    sums = (
+        tables["flow_samples"]
+        .groupBy("node", "conn_id")
+        .agg(
+            f.sum("interval_ms").alias("ms"),
+            f.sum("sent_bytes").alias("octets"),
+            f.sum("dropped_messages_inter").alias("dropped"),
+            f.sum("accepted_messages_audio").alias("audio"),
+            f.max("viewer_delay_ms").alias("worst"),
+            f.count("*").alias("n"),
+            f.min(f.least("sent_messages_inter", "dropped_messages_inter", "sent_bytes_audio")).alias("least"),
+        )
+    )
+    both = sums.join(tables["flow_closes"], ["node", "conn_id"])
+    wrong = both.where(
+        (f.abs(f.col("ms") - f.col("duration_s") * 1000) > 0.01)
+        | (f.col("octets") != f.col("sent_bytes"))
+        | (f.col("dropped") != f.col("dropped_messages_inter"))
+        | (f.col("audio") != f.col("accepted_messages_audio"))
+        | (f.col("n") != f.col("samples_count"))
+        | (f.abs(f.col("worst") - f.col("delay_max_ms")) > 0.01)
+        | (f.col("least") < 0)
+    )
+    assert wrong.count() == 0
+    assert both.count() > 500
 
 
-def test_synth_when_everybody_is_looked_for_plants_each_kind(spark, made):
-    """Each kind that is not ordinary is among the planted, abusers as such, and some of them share an address."""
-    rows = spark.read.parquet(f"{made[0]}/{synth.TRUTH_FOLDER}").collect()
-    kinds = {(row["kind"], row["abuser"]) for row in rows}
-    wanted = {(kind.name, number >= FIRST_ABUSER) for number, kind in enumerate(KINDS) if number > 1}
-    assert wanted - kinds <= {("phones_behind_one_address", False)}  # an abuser is behind each of their addresses
+@spark_starts
+def test_synth_when_folders_are_read_has_each_row_in_that_of_its_hour(made):
+    """Date and hour of the folder are those of the row, whatever hour its connection began in."""
+    for table in ("flow_closes", "flow_opens", "flow_events", "flow_samples"):
+        frame = made[0][table]
+        own = (f.to_date("ts") == f.col("date")) & (f.hour("ts") == f.col("hour").cast("int"))
+        assert frame.where(~own).count() == 0
+        assert frame.drop("date", "hour").columns == list(TABLES[table].names)
+
+
+@spark_starts
+def test_synth_when_events_are_counted_gives_what_the_close_says(made):
+    """A close tells how many events its connection had; each change begins in the state in which the last one ended."""
+    tables = made[0]
+    counted = tables["flow_events"].where("conn_id > 0").groupBy("node", "conn_id").count()
+    both = tables["flow_closes"].join(counted, ["node", "conn_id"], "left")
+    assert both.where(f.coalesce("count", f.lit(0)) != f.col("events_count")).count() == 0
+    edges = (
+        tables["flow_events"]
+        .where("event = 'state_changed'")
+        .select("node", "conn_id", "seq", "state_from", "state_to")
+    )
+    last: dict[tuple[str, int], str] = {}
+    for row in edges.orderBy("seq").toLocalIterator():
+        assert row["state_from"] == last.get((row["node"], row["conn_id"]), "READY")
+        last[row["node"], row["conn_id"]] = row["state_to"]
+    assert last
+
+
+@spark_starts
+def test_synth_when_a_server_dies_leaves_opens_without_closes(made):
+    """Who watched then has rows of being open and no end; nothing of that process is later than its death."""
+    tables = made[0]
+    died = f.col("node") == "node-dies"
+    opens, ended = tables["flow_opens"].where(died), tables["flow_closes"].where(died)
+    before = f.shiftright("conn_id", 30) == SMALL.start_s
+    assert opens.join(ended, "conn_id", "left_anti").where(before).count() > 0
+    assert ended.where(before & (f.unix_micros("ts") >= SMALL.middle_us)).count() == 0
+    assert ended.where(~before).count() > 0
+
+
+@spark_starts
+def test_synth_when_a_clock_is_set_keeps_durations(made):
+    """Between `opened_at` and `ts` lie the duration and, over the step, the step; half an hour back may be below 0."""
+    frame = made[0]["flow_closes"].where(f.col("node").isin("node-back", "node-ahead"))
+    off_s = (f.unix_micros("ts") - f.unix_micros("opened_at")) / 1e6 - f.col("duration_s")
+    steps = {round(row[0]) for row in frame.select(off_s).distinct().collect()}
+    assert steps == {0, 900, -1800}
+
+
+@spark_starts
+def test_synth_when_truth_is_read_names_each_kind_that_was_planted(made):
+    """Each kind that is not ordinary is in the truth: abusers as such, trouble with its blame."""
+    tables, _ = made
+    rows = tables["truth of addresses"].collect()
+    kinds = [kind for world in WORLDS for kind in (*world.publishers, *world.kinds)]
+    assert {kind.name for kind in kinds if kind.abuser} == {row["kind"] for row in rows if row["abuser"]}
     assert {row["honest"] for row in rows if row["abuser"]} == {True, False}
+    blames = {(row["kind"], row["blame"]) for row in tables["truth of connections"].distinct().collect()}
+    assert {(kind.name, kind.blame) for kind in kinds if kind.blame != "none"} == blames
+    problems = {row["problem"] for row in tables["truth of streams"].collect()}
+    assert problems == {kind.name for world in WORLDS for kind in world.publishers if not kind.plain}
+    nodes = {(row["node"], row["what"]) for row in tables["truth of nodes"].collect()}
+    assert nodes == {("node-hangs", "hung"), ("node-ahead", "clock"), ("node-back", "clock"), ("node-dies", "died")}
 
 
-def test_abuse_when_run_on_synthetic_events_finds_every_abuser_and_nobody_else(spark, made, tmp_path):
-    """Who abuses alone is banned or limited, and nobody honest is banned, also not behind an abuser's address."""
-    options = AbuseOptions(truth=f"{made[0]}/{synth.TRUTH_FOLDER}", now_s=END_S)
-    truth = run_abuse(spark, made[0], str(tmp_path), options).summary["truth"]
-    assert truth["alone_banned"] + truth["alone_limited"] == truth["alone"] > 0
+@spark_starts
+def test_blame_when_worlds_are_planted_finds_each_one_and_hardly_anybody_else(made, judged, capsys):
+    """Every connection whose trouble was planted is blamed on what caused it: link, thread, burst, limits."""
+    planted = made[0]["truth of connections"].select("node", "conn_id", f.col("blame").alias("wanted"))
+    both = judged[0]["sessions"].join(planted, ["node", "conn_id"], "left").groupBy("wanted", "blame").count()
+    counts = {(row["wanted"], row["blame"]): row["count"] for row in both.collect()}
+    told = sum(counts.values())
+    wrong = {key: n for key, n in counts.items() if key[0] is not None and key[0] != key[1]}
+    false = sum(n for (wanted, blame), n in counts.items() if wanted is None and blame != "none")
+    with capsys.disabled():
+        found = sum(n for (wanted, blame), n in counts.items() if wanted == blame)
+        print(f"\nblame: {found} of {found + sum(wrong.values())} found, {false / told:.3%} of {told} falsely")  # noqa: T201 - the shares are to be seen
+    assert wrong == {}
+    assert {wanted for wanted, _ in counts} >= {"viewer_link", "server_loop", "publisher_burst", "policy"}
+    # Rounds of ten seconds take a hiccup that one of them meets for all of its time.
+    assert false <= 0.002 * told
+
+
+@spark_starts
+def test_abuse_when_worlds_are_planted_finds_every_abuser_and_bans_nobody_honest(judged):
+    """Each abuser alone at its address is banned or limited; no honest address is banned."""
+    truth = judged[1].summary["truth"]
+    assert truth["alone_banned"] + truth["alone_limited"] == truth["alone"] > 3
     assert truth["honest_banned"] == 0
     assert truth["honest_beside_abusers"] > 0
     assert truth["honest_addresses"] > 100
 
 
+@spark_starts
+def test_ingest_when_worlds_are_planted_names_the_problem_of_each_stream(made, judged):
+    """Gaps, key frames far apart and jitter are found at every publisher that has them, and at no other."""
+    words = {"gaps": "gaps", "odd_keys": "key frames far apart", "jittery": "jitter", "bursting_publisher": "jitter"}
+    planted = {row["stream"]: words[row["problem"]] for row in made[0]["truth of streams"].collect()}
+    # By a clock that was set back, one who came back after minutes did so before it had left.
+    rows = judged[0]["ingest"].where("node <> 'node-back'").collect()
+    assert {row["stream"]: row["health"] for row in rows} == {
+        row["stream"]: planted.get(row["stream"], "steady") for row in rows
+    }
+    assert len(rows) > len(planted)
+
+
+@spark_starts
 def test_synth_when_the_folder_has_records_of_a_server_refuses_whatever_was_asked(spark, tmp_path):
-    """Recorded tables are never deleted: not beside nothing, not in a folder that synth has used before."""
-    path = write(tmp_path / "events", hits("192.0.2.1", "amf_depth", 1))
+    """Recorded tables are never deleted, not in a folder either that synth has used before."""
+    folder = tmp_path / "flow_closes" / "date=2026-01-01"
+    folder.mkdir(parents=True)
+    spark.range(1).coalesce(1).write.parquet(str(tmp_path / "made"))
+    next((tmp_path / "made").glob("*.parquet")).rename(folder / "edge-1-1.parquet")
     for marked in (False, True):
         if marked:
-            (tmp_path / "events" / synth.TRUTH_FOLDER).mkdir(parents=True)
+            (tmp_path / synth.TRUTH_FOLDER).mkdir()
         for replace in (False, True):
-            with pytest.raises(ConfigError, match="flow_events that synth did not make"):
-                synth.run(spark, "", str(tmp_path / "events"), SynthOptions(events=1_000, replace=replace))
-    assert path.exists()
+            with pytest.raises(ConfigError, match="flow_closes that synth did not make"):
+                synth.run(spark, str(tmp_path), SynthOptions(events=1_000, replace=replace))
+    assert (folder / "edge-1-1.parquet").exists()
 
 
+@spark_starts
 def test_synth_when_run_again_replaces_its_own_only_if_asked(spark, tmp_path):
-    """What it made stays without --replace, also where no truth was written; with it all of it is new.
-
-    With --abusers 0 there is no abuser.
-    """
-    first = SynthOptions(events=1_000, truth=False, samples_s=60)
-    synth.run(spark, "", str(tmp_path), first)
+    """What it made stays without --replace; with it, tables that are not made any more go too."""
+    few = ("neighbours",)
+    synth.run(spark, str(tmp_path), SynthOptions(events=100, truth=False, samples_s=600, days=0.02, worlds=few))
     with pytest.raises(ConfigError, match="earlier run") as caught:
-        synth.run(spark, "", str(tmp_path), first)
+        synth.run(spark, str(tmp_path), SynthOptions(events=100, days=0.02, worlds=few))
     assert "--replace" in caught.value.hint
-    made = synth.run(spark, "", str(tmp_path), SynthOptions(events=2_000, replace=True, abusers=0.0)).summary
-    assert read_table(spark, str(tmp_path), "flow_events").accounts.rows_in == made["events"]
-    assert made["planted_abusers"] == 0
+    again = synth.run(spark, str(tmp_path), SynthOptions(events=200, days=0.02, replace=True, worlds=few)).summary
+    assert again["worlds"] == ["neighbours"]
     assert not (tmp_path / "flow_samples").exists()
 
 
-def test_script_when_a_visit_is_counted_fits_its_numbers():
+@pytest.mark.parametrize("events", [1_000, 1_000_000, 1_000_000_000])
+def test_plan_when_asked_for_a_size_has_about_so_many_rows(events):
+    """Clients times visits times what their kinds do is about what was asked for, and every world has its kinds."""
+    cast = plan(SynthOptions(events=events))
+    assert [crowd.world.name for crowd in cast.crowds] == [world.name for world in WORLDS]
+    assert all(crowd.clients >= len(crowd.world.kinds) + crowd.world.placed for crowd in cast.crowds)
+    if events > 100_000:
+        rows = sum(crowd.clients * people._rows_per_visit(crowd.world) for crowd in cast.crowds) * cast.waves
+        assert 0.8 * events < rows < 1.2 * events
+
+
+@pytest.mark.parametrize("kind", [kind for world in WORLDS for kind in (*world.publishers, *world.kinds)])
+def test_script_when_a_connection_is_counted_fits_its_numbers(kind: Kind):
     """Events and connections of a visit fit the bits that identities have for them."""
-    counts: dict[int, int] = {}
-    for key, _, step in steps_by_key():
-        counts[key] = counts.get(key, 0) + 1
-        assert step.connection < 1 << synth.CONNECTION_BITS
-    assert max(counts.values()) < 1 << synth.SEQUENCE_BITS
+    assert len(kind.script) < 64
+    assert kind.connections < 1 << people.CONNECTION_BITS
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"events": 0}, {"days": 0}, {"slow": 1.5}, {"slow": 0.6, "abusers": 0.5}, {"viewers": 10**9}, {"nodes": 0}],
+    "given", [{"events": 0}, {"days": 0}, {"worlds": ("moon",)}, {"worlds": ()}, {"nodes": 0}, {"samples_s": 0.1}]
 )
 def test_options_when_out_of_range_are_refused(given):
     """Each value out of its range is an error that names the option."""
     with pytest.raises(ConfigError, match="--"):
         SynthOptions(**given)
+
+
+def test_worlds_when_named_are_found():
+    """Names are unique, so that `--worlds` means one."""
+    assert len(BY_NAME) == len(WORLDS)

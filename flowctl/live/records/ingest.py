@@ -1,0 +1,120 @@
+"""How well media comes in from one publisher: what came, how evenly, and where it stopped (pure).
+
+A few additions per message, whether anything is recorded or not. Time stamps are the publisher's own, before a stream
+that goes on after another publisher shifts them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flowctl.flow.state import MessageClass
+
+GAP_S: Final = 1.0
+"""A player has a second or so in store; where no media comes for longer, everybody who watches sees it."""
+_WRAP: Final = 1 << 32
+_BACK: Final = 1 << 31
+_SMOOTH: Final = 16
+"""RFC 3550, 6.4.1: a sixteenth of each difference."""
+_JUMP_MS: Final = 10_000
+"""A time stamp that jumps by more is another timeline, and says nothing of how evenly messages come."""
+_KEY: Final = MessageClass.KEY
+_AUDIO: Final = MessageClass.AUDIO
+_PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
+
+
+class Ingest:
+    """Figures of one publisher, over all that it has published on its connection.
+
+    Attributes:
+        size_bytes: media received, bytes.
+        pictures: messages of them that hold pictures; of several tracks, of all.
+        key_frames: of these, key frames.
+        audio: messages of sound.
+    """
+
+    __slots__ = (
+        *("_gap_count", "_gap_max_s", "_gap_s", "_jitter_ms", "_jitter_ms_s", "_jitter_s", "_key_at_ms", "_key_count"),
+        *("_key_max_ms", "_key_sum_ms", "_last", "_media_at", "audio", "key_frames", "pictures", "size_bytes"),
+    )
+
+    def __init__(self) -> None:
+        self.size_bytes = self.pictures = self.key_frames = self.audio = 0
+        self._media_at: float | None = None  # when the last message came. None: none has, or the publication is over
+        self._gap_count = 0
+        self._gap_s = self._gap_max_s = 0.0
+        self._key_at_ms: int | None = None  # time stamp of the last key frame
+        self._key_count = self._key_sum_ms = self._key_max_ms = 0
+        self._last: tuple[float, int] | None = None  # (arrival, time stamp) of the last picture, or sound if none came
+        self._jitter_ms = self._jitter_ms_s = self._jitter_s = 0.0
+
+    def take(self, message_class: MessageClass, timestamp_ms: int, size_bytes: int, now: float) -> None:
+        """Count a message.
+
+        Args:
+            message_class: of it.
+            timestamp_ms: of it, 0..2^32-1.
+            size_bytes: of its body.
+            now: when it was read, in seconds.
+        """
+        self.size_bytes += size_bytes
+        if self._media_at is not None and now - self._media_at > GAP_S:
+            self._gap(now - self._media_at)
+        self._media_at = now
+        if message_class in _PICTURES:
+            if not self.pictures:
+                self._last = None  # sound went before
+            self.pictures += 1
+            if message_class is _KEY:
+                self._key(timestamp_ms)
+        elif message_class is not _AUDIO:
+            return
+        else:
+            self.audio += 1
+            if self.pictures:
+                return
+        last, self._last = self._last, (now, timestamp_ms)
+        if last is None:
+            return
+        took_s, media_ms = now - last[0], (timestamp_ms - last[1] + _BACK) % _WRAP - _BACK
+        if abs(media_ms) <= _JUMP_MS:
+            self._jitter_ms += (abs(took_s * 1000 - media_ms) - self._jitter_ms) / _SMOOTH
+            self._jitter_ms_s += self._jitter_ms * took_s
+            self._jitter_s += took_s
+
+    def _gap(self, length_s: float) -> None:
+        self._gap_count += 1
+        self._gap_s += length_s
+        self._gap_max_s = max(self._gap_max_s, length_s)
+
+    def _key(self, timestamp_ms: int) -> None:
+        self.key_frames += 1
+        before, self._key_at_ms = self._key_at_ms, timestamp_ms
+        apart_ms = 0 if before is None else (timestamp_ms - before) % _WRAP
+        if 0 < apart_ms < _BACK:  # tracks have theirs at one time
+            self._key_count += 1
+            self._key_sum_ms += apart_ms
+            self._key_max_ms = max(self._key_max_ms, apart_ms)
+
+    def pause(self, now: float) -> None:
+        """A publication is over: until the next one begins nothing has to come."""
+        if self._media_at is not None and now - self._media_at > GAP_S:
+            self._gap(now - self._media_at)
+        self._media_at = self._last = self._key_at_ms = None
+
+    def columns(self, now: float) -> dict[str, Any]:
+        """Return the columns of `flow_closes`, by name; a gap that goes on at `now`, in seconds, counts. Any thread."""
+        media_at = self._media_at
+        open_s = 0.0 if media_at is None or now - media_at <= GAP_S else now - media_at
+        return {
+            "ingest_bytes": self.size_bytes,
+            "ingest_pictures": self.pictures,
+            "ingest_key_frames": self.key_frames,
+            "ingest_audio": self.audio,
+            "key_interval_ms": self._key_sum_ms / self._key_count if self._key_count else None,
+            "key_interval_max_ms": float(self._key_max_ms) if self._key_count else None,
+            "gap_count": self._gap_count + (open_s > 0),
+            "gap_ms": (self._gap_s + open_s) * 1000,
+            "gap_max_ms": max(self._gap_max_s, open_s) * 1000,
+            "jitter_ms": self._jitter_ms_s / self._jitter_s if self._jitter_s else None,
+        }

@@ -1,0 +1,300 @@
+"""Folders on this machine or a store: where records lie (`Storage`), and where results go (`Place`).
+
+Everything goes through `pyarrow.fs`, which knows ``s3://`` (``s3a://`` is the same to us), ``gs://``, ``abfs://`` and
+``hdfs://``, with the credentials of the environment.
+
+Results of a run are made in a folder of their own within the place (`Place.staging`) and take the names of the earlier
+ones when all is done (`Place.adopt`), each by a rename: a file at once, a folder after the earlier one was renamed
+aside. So nobody ever finds half a table, and a file that a server watches (``bans.jsonl``) is there at every moment.
+Object stores have no rename of folders: there they are copied, and a reader can come in between.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from pyarrow import fs
+
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.text.files import write_text
+
+MOST_TEXT_BYTES: Final = 16 * 1024 * 1024
+"""Longest text file that is read here: the longest ban list; anything longer is not one of ours."""
+_STAGING: Final = "_new-"
+"""Begin of the names of folders in the making: Spark passes over names that begin with ``_``. Host and number of the
+process follow, so that what a killed run has left is told from what another one is making."""
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+def local_path(text: str) -> Path | None:
+    """Return the path on this machine that a text means; None: it is elsewhere."""
+    if text.startswith("file:"):
+        return Path(unquote("/" + text.removeprefix("file:").lstrip("/")))
+    return None if _SCHEME.match(text) else Path(text)
+
+
+def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return where an S3 store is, as pyarrow's `S3FileSystem` takes it; empty: Amazon's, the region asked for.
+
+    pyarrow does not know the settings of Hadoop, and takes no endpoint from the environment. Credentials are never
+    among these: both sides find them in the environment, in ``~/.aws``, or in the role of the machine.
+
+    Args:
+        settings: of Spark (``spark.hadoop.fs.s3a.endpoint`` and ``....region``), and of the environment
+            (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``), which count where Spark's say nothing.
+    """
+    named = ("spark.hadoop.fs.s3a.endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = next((settings[name] for name in named if settings.get(name)), "")
+    if not endpoint:
+        return {}
+    secure = settings.get("spark.hadoop.fs.s3a.connection.ssl.enabled", "true") != "false"
+    scheme, separator, host = endpoint.rpartition("://")
+    found = {"endpoint_override": host.rstrip("/"), "scheme": scheme if separator else ("https" if secure else "http")}
+    region = settings.get("spark.hadoop.fs.s3a.endpoint.region") or settings.get("AWS_REGION")
+    return found | ({"region": region} if region else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A folder and the file system that it lies on.
+
+    Args:
+        system: of `pyarrow.fs`.
+        base: the folder, as `system` names it.
+        prefix: its address, as Spark takes it, with which those of all in it begin; empty on this machine.
+    """
+
+    system: Any
+    base: str
+    prefix: str
+
+    @staticmethod
+    def of(address: str, settings: Mapping[str, str] | None = None) -> Storage:
+        """Return the folder of an address.
+
+        Args:
+            address: a path, or like ``s3a://bucket/folder``.
+            settings: of Spark; see `s3_options`.
+
+        Raises:
+            ConfigError: it is of an unknown kind.
+        """
+        local = local_path(address)
+        if local is not None:
+            return Storage(fs.LocalFileSystem(), str(local.absolute()), "")
+        url = urlparse(address)
+        try:
+            if url.scheme in ("s3", "s3a", "s3n"):
+                options = s3_options(dict(os.environ) | dict(settings or {}))
+                plain = f"{url.netloc}{url.path}"
+                system = fs.S3FileSystem(**options) if options else fs.FileSystem.from_uri(f"s3://{plain}")[0]
+                return Storage(system, plain.rstrip("/"), address.rstrip("/"))
+            system, base = fs.FileSystem.from_uri(address)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ConfigError(f"{address} cannot be read: {str(error).splitlines()[0]}") from error
+        return Storage(system, base.rstrip("/"), address.rstrip("/"))
+
+    def path(self, name: str) -> str:
+        """Return how the file system names what lies under that name in the folder; empty: the folder itself."""
+        return f"{self.base}/{name}" if name else self.base
+
+    def address(self, path: str) -> str:
+        """Return the address by which Spark finds what the file system names `path`."""
+        return f"{self.prefix}{path[len(self.base) :]}" if self.prefix else path
+
+    def name(self, address: str) -> str:
+        """Return how the file system names what has that address."""
+        return f"{self.base}{address[len(self.prefix) :]}" if self.prefix else address
+
+    def uri(self, path: str) -> str:
+        """Return the same as `address` for Spark, to which a bare path may be one of another file system."""
+        return self.address(path) if self.prefix else f"file://{path}"
+
+    def is_folder(self, name: str) -> bool:
+        """Return whether there is a folder of that name.
+
+        Raises:
+            ConfigError: the place cannot be read.
+        """
+        try:
+            return bool(self.system.get_file_info(self.path(name)).type == fs.FileType.Directory)
+        except OSError as error:
+            hint = "run as who may read it, or ask its owner"
+            raise ConfigError(f"{self.address(self.path(name))} cannot be read: {error}", hint=hint) from error
+
+    def walk(self, name: str) -> Iterator[tuple[str, Any]]:
+        """Yield all files below a folder: path below it, and what the file system says of it.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        folder = self.path(name)
+        try:
+            found = self.system.get_file_info(fs.FileSelector(folder, recursive=True))
+        except OSError as error:
+            hint = "run as who may read it, or ask its owner"
+            raise ConfigError(f"{self.address(folder)} cannot be read: {error}", hint=hint) from error
+        for info in found:
+            if info.type == fs.FileType.File:
+                yield info.path[len(folder) + 1 :], info
+
+
+class Place:
+    """A folder for results.
+
+    Args:
+        folder: path or address of it; made if it is missing.
+        settings: of Spark; see `s3_options`.
+
+    Raises:
+        ConfigError: it is a file, or cannot be made or written.
+    """
+
+    def __init__(self, folder: str, settings: Mapping[str, str] | None = None) -> None:
+        self.storage = Storage.of(folder, settings)
+        try:
+            self.storage.system.create_dir(self.storage.base, recursive=True)
+            if not self.storage.prefix and not os.access(self.storage.base, os.W_OK):
+                raise PermissionError("permission denied")
+        except OSError as error:
+            reason = str(error).splitlines()[0]
+            hint = "--out names a folder of your own"
+            raise ConfigError(f"cannot write to {folder}: {reason}", hint=hint) from error
+        self.folder = self.path("")
+        self._settings = settings
+
+    def path(self, name: str) -> str:
+        """Return where an output of that name lies, as Spark takes it."""
+        return self.storage.address(self.storage.path(name))
+
+    def staging(self) -> Place:
+        """Return a new folder within this one to make results in."""
+        return Place(self.path(f"{_staging_prefix()}{os.getpid()}-{secrets.token_hex(4)}"), self._settings)
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is an output of that name."""
+        return bool(self._info(name).type != fs.FileType.NotFound)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return what is in it, or in a folder of it, by name, without hidden files; nothing if that is not there."""
+        selector = fs.FileSelector(self.storage.path(folder), allow_not_found=True)
+        found = (info.base_name for info in self.storage.system.get_file_info(selector))
+        return sorted(name for name in found if not name.startswith((".", "_")))
+
+    def delete(self, name: str) -> None:
+        """Delete an output, a file or a folder; one that is not there is well."""
+        path, kind = self.storage.path(name), self._info(name).type
+        if not self.storage.prefix:  # a link goes, what it leads to stays; files of another's are left
+            link = Path(path).is_symlink()
+            shutil.rmtree(path, ignore_errors=True) if Path(path).is_dir() and not link else Path(path).unlink(True)
+        elif kind == fs.FileType.Directory:
+            self.storage.system.delete_dir(path)
+        elif kind != fs.FileType.NotFound:
+            self.storage.system.delete_file(path)
+
+    def read_text(self, name: str) -> str | None:
+        """Return a text file; None: there is none, or it is too long to be one of ours."""
+        info = self._info(name)
+        if info.type != fs.FileType.File or info.size > MOST_TEXT_BYTES:
+            return None
+        with self.storage.system.open_input_stream(info.path) as stream:
+            return bytes(stream.read()).decode("utf-8", errors="replace")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file, whole or not at all.
+
+        Raises:
+            FlowctlError: it cannot be written.
+        """
+        path = self.storage.path(name)
+        if not self.storage.prefix:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_text(Path(path), text)
+            return
+        folder, _, last = path.rpartition("/")
+        temporary = f"{folder}/_{last}.{secrets.token_hex(4)}"
+        try:
+            self.storage.system.create_dir(folder, recursive=True)
+            with self.storage.system.open_output_stream(temporary) as stream:
+                stream.write(text.encode())
+            self.delete(name)
+            self.storage.system.move(temporary, path)
+        except OSError as error:
+            raise FlowctlError(f"cannot write {self.path(name)}: {error}") from error
+
+    def adopt(self, staging: Place, name: str) -> None:
+        """Give an output that was made in `staging` its name here, in place of an earlier one.
+
+        Raises:
+            FlowctlError: it cannot be moved.
+        """
+        new, old = staging.storage.path(name), self.storage.path(name)
+        aside = f"old-{name.replace('/', '-')}"
+        file = staging._info(name).type == fs.FileType.File
+        try:
+            self.storage.system.create_dir(old.rpartition("/")[0], recursive=True)
+            if self.exists(name) and not (file and self._info(name).type == fs.FileType.File):
+                self._move(old, staging.storage.path(aside))
+            self._move(new, old)
+        except OSError as error:
+            raise FlowctlError(f"cannot replace {self.path(name)}: {error}") from error
+        staging.delete(aside)
+
+    def remove(self) -> None:
+        """Delete the folder with all that is in it; one that is gone already is well."""
+        self.delete("")
+
+    def clear_staging(self) -> int:
+        """Delete what runs on this host that were killed have left in the making, and return how many folders."""
+        begin = _staging_prefix()
+        found = self.storage.system.get_file_info(fs.FileSelector(self.storage.base))
+        left = [info.base_name for info in found if info.base_name.startswith(begin)]
+        dead = [name for name in left if not _runs(name[len(begin) :])]
+        for name in dead:
+            self.delete(name)
+        return len(dead)
+
+    def _info(self, name: str) -> Any:
+        return self.storage.system.get_file_info(self.storage.path(name))
+
+    def _move(self, source: str, target: str) -> None:
+        system = self.storage.system
+        if system.type_name in _FLAT and system.get_file_info(source).type == fs.FileType.Directory:
+            system.create_dir(target, recursive=True)
+            fs.copy_files(source, target, source_filesystem=system, destination_filesystem=system)
+            system.delete_dir(source)
+        else:
+            system.move(source, target)
+
+
+_FLAT: Final = ("s3", "gcs")
+"""Stores that cannot rename a folder."""
+
+
+def _staging_prefix() -> str:
+    host = re.sub(r"[^A-Za-z0-9.]", "", socket.gethostname()) or "host"
+    return f"{_STAGING}{host}-"
+
+
+def _runs(rest: str) -> bool:
+    """Return whether the process runs whose number `rest` begins with; what is no number is not ours to judge."""
+    number = rest.partition("-")[0]
+    if not number.isascii() or not number.isdigit():
+        return True
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

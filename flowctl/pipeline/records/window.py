@@ -1,0 +1,94 @@
+"""A window of time, as ``--since``, ``--from`` and ``--to`` give it (pure)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.errors import ConfigError
+
+Hour = tuple[str, str]
+"""Date and hour of a folder of records, UTC: ``("2026-03-01", "12")``."""
+
+ODD_HOUR: Final[Hour] = ("1970-01-01", "00")
+"""Where files are counted whose place and footer tell no hour: they are put aside there."""
+
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_HINT: Final = "write it like 2026-03-01, 2026-03-01T12:30 or 2026-03-01T12:30:00+02:00; without a zone it is UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time.
+
+    Args:
+        since: its begin, UTC. None: all there is.
+        until: its end, exclusive. None: all there is.
+    """
+
+    since: dt.datetime | None = None
+    until: dt.datetime | None = None
+
+    def meets(self, hour: Hour) -> bool:
+        """Return whether some of that hour lies in the window."""
+        begin = begin_of(hour)
+        later = self.since is None or begin + dt.timedelta(hours=1) > self.since
+        return later and (self.until is None or begin < self.until)
+
+
+def begin_of(hour: Hour) -> dt.datetime:
+    """Return when an hour begins."""
+    return dt.datetime.fromisoformat(f"{hour[0]}T{hour[1]}:00:00+00:00")
+
+
+def hour_of(moment: dt.datetime) -> Hour:
+    """Return the hour in which a moment lies; one without a zone is UTC."""
+    utc = (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+    return utc.strftime("%Y-%m-%d"), utc.strftime("%H")
+
+
+def parse_window(
+    now: dt.datetime, *, since: str | None = None, begin: str | None = None, end: str | None = None
+) -> Window:
+    """Return the window that options of the command line name.
+
+    Args:
+        now: time of the run.
+        since: ``--since``, how long before `now` it begins: a number and s, m, h, d or w, like ``2h``.
+        begin: ``--from``, a moment.
+        end: ``--to``, a moment, exclusive.
+
+    Raises:
+        ConfigError: one cannot be read, two say the same, or the window is empty.
+    """
+    if since is not None and begin is not None:
+        raise ConfigError("--since and --from both say when the window begins", hint="give one of them")
+    first = _moment("--from", begin) if begin is not None else None
+    if since is not None:
+        first = now.astimezone(dt.UTC) - _duration(since)
+    last = _moment("--to", end) if end is not None else None
+    if first is not None and last is not None and first >= last:
+        raise ConfigError(
+            f"the window is empty: it begins at {first.isoformat()} and ends at {last.isoformat()}",
+            hint="--to lies after --from or --since, and is not part of the window",
+        )
+    return Window(first, last)
+
+
+def _duration(text: str) -> dt.timedelta:
+    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhdw])\s*", text, re.ASCII)
+    if found is None or not (length := dt.timedelta(**{_UNITS[found[2]]: min(float(found[1]), 1e6)})):
+        raise ConfigError(f"--since: {text[:60]!r} is no length of time", hint="write it like 90m, 2h, 7d or 4w")
+    if length > dt.timedelta(days=36_500):
+        raise ConfigError(f"--since: {text[:60]!r} is longer than 100 years", hint="leave --since out for all there is")
+    return length
+
+
+def _moment(option: str, text: str) -> dt.datetime:
+    try:
+        moment = dt.datetime.fromisoformat(text.strip())
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{option}: {text[:60]!r} is no date or time", hint=_HINT) from error

@@ -1,0 +1,116 @@
+"""What the report is made of: bounded rows of the result tables, and figures over all viewers (pure).
+
+The report of a hundred million viewers holds no more than that of ten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+
+STATES: Final = ("ready", "overloaded", "soft", "hard")
+"""As in the names of columns, from good to bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The first rows of a table, and how many it has."""
+
+    rows: Sequence[Row] = ()
+    total: int = 0
+
+    def left_out(self, what: str) -> str:
+        """Return how much of the table is not shown; "" if all of it is."""
+        left = self.total - len(self.rows)
+        return f"The first {len(self.rows):,} of {self.total:,} {what}; {left:,} are left out here." if left > 0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure over viewers, and what it takes to say how sure it is.
+
+    Args:
+        n: viewers of whom it is known.
+        value: mean, share or quantile.
+        error: its standard error, viewers taken as independent. None: unknown.
+        part: of a share: how many of the `n`. None: it is no share.
+    """
+
+    n: int
+    value: float
+    error: float | None = None
+    part: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All that a report shows.
+
+    Args:
+        events: folder that was analyzed.
+        made_at: when, UTC.
+        window: what was asked for, in words; "": all there is.
+        jobs: name -> what became of it, as in ``summary.json``.
+        accounts: of each table of records: rows and files in, out and quarantined, with reasons.
+        totals: over all sessions: connections, viewers, troubled, play_s, sent_bytes, span_s. None: no sessions.
+        measures: name (see `flowctl.pipeline.compare.MEASURES`) -> figure over viewers.
+        curves: name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that).
+        tables: name (see `flowctl.pipeline.report.evidence`) -> its first rows.
+        moments: rows over time: at_s, shares of the states, viewers, delays.
+        moments_from: where the first of them begins.
+        moment_s: length of such a place, seconds.
+        peaks: days since the first -> most viewers at once on that day.
+        limits_toml: the recommendation as a file.
+        missing: name of a table -> why it could not be read.
+    """
+
+    events: str
+    made_at: datetime
+    window: str = ""
+    jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    accounts: Sequence[Row] = ()
+    totals: Mapping[str, Any] | None = None
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    tables: Mapping[str, Cut] = field(default_factory=dict)
+    moments: Sequence[Row] = ()
+    moments_from: datetime | None = None
+    moment_s: float = 60.0
+    peaks: Mapping[int, float] = field(default_factory=dict)
+    limits_toml: str | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self, table: str) -> Sequence[Row]:
+        """Return the first rows of a table."""
+        return self.tables.get(table, Cut()).rows
+
+    def summary(self, job: str) -> Mapping[str, Any]:
+        """Return the summary of a job; {}: it has none."""
+        found = self.jobs.get(job, {}).get("summary")
+        return found if isinstance(found, Mapping) else {}
+
+    def why_not(self, job: str) -> str:
+        """Return why there are no figures of a job."""
+        note = self.jobs.get(job, {})
+        if note.get("state") == "failed":
+            return f"Not known: the job {job} failed: {str(note.get('message'))[:400]}"
+        if self.missing:
+            told = "; ".join(f"{name}: {why}" for name, why in self.missing.items())
+            return f"Not known: a table could not be read ({told[:400]})."
+        if note.get("state") == "done":
+            return f"Not known: the job {job} found nothing to say."
+        return f"Not known: the job {job} was not run. `flowctl analyze {job}` runs it."
+
+
+def json_of(text: str | None) -> dict[str, Any]:
+    """Return a JSON object; {}: the text is none."""
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,329 @@
+"""Who comes when and from where in synthetic records: one row per connection, and where each of its episodes lies.
+
+Theory of operation. Time is cut into *waves* of equal length; each *client* comes once in each, and that is a *visit*
+of one or more connections. `spark.range` numbers the visits, and all that is random is a hash of such a number and the
+seed, never `rand`: nothing depends on how Spark cuts the work, and there is no shuffle, no sort and no Python.
+
+Times within a connection are whole microseconds of the monotonic clock (``*_us``), so that sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline.synth.worlds import BY_NAME, PUBLISHER, WORLDS, Kind, World
+from flowctl.telemetry.schema import CONN_NUMBER_BITS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+MOST_EVENTS: Final = 100_000_000_000
+"""A terabyte or so; beyond, identities would not fit."""
+MOST_CLIENTS: Final = 16_000_000
+WAVES: Final = 8
+"""How often a client comes, where there are not more visits than clients can make."""
+CLIENTS_PER_STREAM: Final = 200
+VISITS_PER_TASK: Final = 100_000
+CONNECTION_BITS: Final = 8
+DOWN_S: Final = 30
+"""From the death of a server to its next start."""
+HARD_US: Final = 100_000
+"""For so long HARD_LIMIT lasts before the connection is ended for it."""
+SURGE_US: Final = 4_000_000
+"""A burst begins so long before a viewer's queue has grown enough to leave READY."""
+_BLOCK: Final = 256 * 254
+"""Addresses of a /16 without those that end with 0 or 255: worlds share none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthOptions:
+    """What to make.
+
+    Args:
+        events: about how many closes and events, together; at most `MOST_EVENTS`.
+        seed: of everything that is random.
+        days: time in which connections begin. start_s: its begin, seconds since the epoch (UTC).
+        worlds: names of `WORLDS`.
+        nodes: number of ordinary servers; worlds with a node of their own add theirs.
+        samples_s: interval of `flow_samples`, seconds. None: the table is not made; closes tell what ten seconds saw.
+        truth: whether what was planted is written beside.
+        replace: whether what was made in the folder before is replaced. False: it is an error.
+    """
+
+    events: int = 100_000
+    seed: int = 1
+    days: float = 1.0
+    start_s: int = 1_767_225_600
+    worlds: tuple[str, ...] = tuple(world.name for world in WORLDS)
+    nodes: int = 4
+    samples_s: float | None = None
+    truth: bool = True
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        _within("--events", self.events, 1, MOST_EVENTS)
+        _within("--days", self.days, 0.01, 366)
+        _within("--nodes", self.nodes, 1, 1000)
+        if self.samples_s is not None:
+            _within("--samples", self.samples_s, 1, 3600)
+        unknown = sorted(set(self.worlds) - set(BY_NAME))
+        if unknown or not self.worlds:
+            raise ConfigError(
+                f"--worlds: there is no {', '.join(unknown) or 'world'}", hint=f"of: {', '.join(BY_NAME)}"
+            )
+
+    @property
+    def interval_us(self) -> int:
+        """Interval of sampling."""
+        return int((self.samples_s or 10.0) * 1e6)
+
+    @property
+    def middle_us(self) -> int:
+        """When clocks are set and servers die: inside of a wave, when publishers and viewers are there."""
+        return int(self.start_s + self.days * 86_400 * 0.55) * 1_000_000
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """A world as it is made: its clients have the numbers from `first` on, the first `streams` of them publish."""
+
+    world: World
+    first: int
+    clients: int
+    streams: int
+    first_address: int
+
+    @property
+    def units(self) -> int:
+        """Addresses (of IPv6: networks) of those who do not publish; publishers have one each after them."""
+        return -(-(self.clients - self.streams) // self.world.crowd)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who comes: all that follows from `SynthOptions`."""
+
+    crowds: tuple[Crowd, ...]
+    waves: int
+    wave_s: float
+    clients: int
+
+    @property
+    def kinds(self) -> Iterator[tuple[Crowd, Kind]]:
+        """Each kind of each world, publishers first; its place in this order is its `key`."""
+        for crowd in self.crowds:
+            for kind in (*publishers(crowd.world), *crowd.world.kinds):
+                yield crowd, kind
+
+
+def publishers(world: World) -> tuple[Kind, ...]:
+    """Return the kinds that publish the streams of a world, in turn."""
+    return world.publishers or (PUBLISHER,)
+
+
+def plan(options: SynthOptions) -> Cast:
+    """Return how many come, so that about `options.events` rows are the result."""
+    worlds = [BY_NAME[name] for name in dict.fromkeys(options.worlds)]
+    weight = sum(world.weight for world in worlds)
+    wanted = [options.events * world.weight / weight / _rows_per_visit(world) for world in worlds]
+    waves = max(WAVES, -(-round(sum(wanted)) // MOST_CLIENTS))
+    crowds, first, address = [], 0, 0
+    for world, visits in zip(worlds, wanted, strict=True):
+        least = len(world.kinds) + len(publishers(world)) + world.placed
+        clients = max(least, round(visits / waves))
+        streams = max(len(publishers(world)), clients // CLIENTS_PER_STREAM)
+        crowds.append(Crowd(world, first, clients, streams, address))
+        first += clients
+        address += -(-(crowds[-1].units + streams) // _BLOCK) * _BLOCK
+    return Cast(tuple(crowds), waves, options.days * 86400 / waves, first)
+
+
+def _rows_per_visit(world: World) -> float:
+    """Return closes and events of a visit on average, crowds being full."""
+    drawn = [kind for kind in world.kinds if not kind.placed]
+    share = sum(kind.share * kind.rows for kind in drawn) / sum(kind.share for kind in drawn)
+    placed = sum(kind.placed * kind.rows for kind in world.kinds) / world.crowd
+    return share * (1 - world.placed / world.crowd) + placed
+
+
+def chance(options: SynthOptions, salt: str, *columns: str) -> Column:
+    """Return a number from 0 to 1 (excluded) that depends on the seed, `salt` and `columns` alone."""
+    hashed = f.xxhash64(f.lit(options.seed), f.lit(salt), *(f.col(name) for name in columns))
+    return f.pmod(hashed, f.lit(1 << 40)) / f.lit(float(1 << 40))
+
+
+def key_of(options: SynthOptions, cast: Cast) -> Column:
+    """Return the number of the kind of a ``client``, see `Cast.kinds`."""
+    key, first_key, found = f.lit(0), 0, []
+    among = chance(options, "kind", "client")
+    for crowd in cast.crowds:
+        world, inside = crowd.world, f.col("client") - crowd.first
+        publish = len(publishers(world))
+        place = inside - crowd.streams
+        chosen = f.when(inside < crowd.streams, (inside % publish).cast("int") + first_key)
+        position, drawn = 0, []
+        for number, kind in enumerate(world.kinds):
+            here = first_key + publish + number
+            if kind.placed:
+                in_crowd = place % world.crowd
+                chosen = chosen.when((in_crowd >= position) & (in_crowd < position + kind.placed), here)
+                position += kind.placed
+            else:
+                drawn.append((here, kind.share))
+        for number, (here, _) in enumerate(drawn):  # the first are one of each, so that small sets have all
+            chosen = chosen.when(place == position + number, here)
+        upper, total = 0.0, sum(share for _, share in drawn)
+        for here, share in drawn[:-1]:
+            upper += share / total
+            chosen = chosen.when(among < upper, here)
+        found.append((crowd.first + crowd.clients, chosen.otherwise(drawn[-1][0])))
+        first_key += publish + len(world.kinds)
+    for end, chosen in reversed(found):
+        key = f.when(f.col("client") < end, chosen).otherwise(key)
+    return key.cast("int")
+
+
+_TYPES: Final = {"str": "string", "str | None": "string", "float": "double", "int": "int", "bool": "boolean"}
+"""Type of a field of `Kind` -> of Spark."""
+
+
+def kinds_frame(spark: SparkSession, cast: Cast) -> DataFrame:
+    """Return a row per kind of a world: ``key``, the fields of `Kind`, its script, and what it has of its world."""
+    rows = [
+        (
+            key, *astuple(kind), list(kind.script), crowd.world.name, crowd.first, crowd.streams, crowd.first_address,
+            crowd.units, crowd.world.crowd, crowd.world.ipv6, crowd.world.node, int(crowd.world.step_s * 1e6),
+            crowd.world.dies, crowd.world.peak,
+        )
+        for key, (crowd, kind) in enumerate(cast.kinds)
+    ]  # fmt: skip
+    limits = "array<struct<axis: string, value: double, limit: double>>"
+    given = ", ".join(f"{item.name} {_TYPES.get(str(item.type), limits)}" for item in fields(Kind))
+    step = "event: string, episode: int, place: int, old: string, new: string, cause: string, axis: string"
+    return spark.createDataFrame(
+        rows,
+        f"key int, {given}, script array<struct<{step}>>, world string, first bigint, streams bigint, "
+        "first_address bigint, units bigint, crowd bigint, ipv6 boolean, own_node string, step_us bigint, "
+        "dies boolean, peak double",
+    )
+
+
+def connections(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
+    """Return one row per connection: what it is (`kinds_frame`), who and when it was, and where its episodes lie."""
+    visits = cast.clients * cast.waves
+    tasks = max(1 if visits < 20_000 else spark.sparkContext.defaultParallelism, -(-visits // VISITS_PER_TASK))
+    frame = spark.range(0, visits, 1, tasks).withColumnRenamed("id", "visit")
+    frame = frame.withColumn("client", f.col("visit") % cast.clients).withColumn("key", key_of(options, cast))
+    frame = frame.join(f.broadcast(kinds_frame(spark, cast)), "key").withColumns(_of_visit(options, cast))
+    numbers = f.sequence(f.lit(0), f.col("connections") - 1)
+    frame = frame.withColumn("connection", f.explode(numbers)).withColumns(_of_connection(options, cast))
+    frame = frame.withColumns(_where(options)).withColumns(_lengths())
+    starting = (f.col("opened_us") >= options.middle_us) & (f.col("opened_us") < options.middle_us + DOWN_S * 1_000_000)
+    return frame.where(~(f.col("dies") & starting))
+
+
+def _of_visit(options: SynthOptions, cast: Cast) -> dict[str, Column]:
+    inside = f.col("client") - f.col("first")
+    zipf = (f.pow(f.col("streams") + 1.0, chance(options, "stream", "visit")) - 1).cast("bigint")
+    spread = f.format_string("node-%d", (chance(options, "node", "visit") * options.nodes).cast("int") + 1)
+    wave = f.floor(f.col("visit") / cast.clients)
+    return {
+        "inside": inside,
+        # A random power is Zipf's law: the first stream has as many viewers as the next two, and so on.
+        "stream_number": f.when(f.col("role") == "publish", inside).otherwise(f.least(zipf, f.col("streams") - 1)),
+        "node": f.when(f.col("own_node") != "", f.col("own_node")).otherwise(spread),
+        "begun_us": (f.lit(options.start_s * 1e6) + wave * (cast.wave_s * 1e6)).cast("bigint"),
+        "far": f.pow(f.lit(10.0), chance(options, "rtt", "client") * 1.3),  # 1 to 20 times the shortest way
+        "luck": chance(options, "luck", "visit"),
+        "hit": f.when(
+            f.size("limits") > 0,
+            f.get("limits", f.floor(chance(options, "limit", "visit") * f.size("limits")).cast("int")),
+        ),
+    }
+
+
+def _of_connection(options: SynthOptions, cast: Cast) -> dict[str, Column]:
+    """Return when it began and how long it lasted; visits that are longer than a wave are pressed together."""
+    wave_us = cast.wave_s * 1e6
+    spacing_us = (f.col("most_s") + f.col("gap_s")) * 1e6
+    span_us = f.col("connections") * spacing_us
+    pressed = f.least(f.lit(1.0), f.lit(wave_us * 0.9) / span_us)
+    late = chance(options, "begin", "visit") * f.col("peak") * (wave_us - span_us * pressed)
+    # A publisher that comes back within a minute is one whose line failed: all of them rest at the end of a wave.
+    begin = f.when(f.col("role") == "publish", 0).otherwise(late)
+    opened = f.col("begun_us") + (begin + f.col("connection") * spacing_us * pressed).cast("bigint")
+    luck = chance(options, "length", "visit", "connection")
+    length_s = (f.col("least_s") + (f.col("most_s") - f.col("least_s")) * luck * luck) * pressed
+    return {
+        "opened_us": opened,
+        "duration_us": f.greatest(f.lit(20_000), (length_s * 1e6).cast("bigint")),
+        "peer_ip": _address(options),
+        "peer_port": (1024 + chance(options, "port", "visit", "connection") * 60_000).cast("bigint"),
+        "stream": f.concat_ws("-", "world", f.col("stream_number").cast("string")),
+    }
+
+
+def _where(options: SynthOptions) -> dict[str, Column]:
+    """Return the identity, when media begins, the rate of the stream, and the length of an episode."""
+    number = f.shiftleft(f.col("visit"), CONNECTION_BITS) + f.col("connection")
+    again = f.col("dies") & (f.col("opened_us") >= options.middle_us)
+    process = f.when(again, options.middle_us // 1_000_000 + DOWN_S).otherwise(options.start_s).cast("bigint")
+    startup = f.when(f.col("role") != "unknown", (f.col("far") * 55_000).cast("bigint"))
+    media = f.when(startup < f.col("duration_us"), startup)
+    body = f.col("duration_us") - f.coalesce(media, f.lit(0))
+    return {
+        "number": number,
+        "conn_id": f.shiftleft(process, CONN_NUMBER_BITS) + number,
+        "startup_us": media,
+        "message_bytes": 1000 + f.pmod(f.xxhash64("stream"), f.lit(12_000)),
+        "slice_us": f.when((f.col("episodes") > 0) & media.isNotNull(), f.floor(body / f.col("episodes"))),
+    }
+
+
+def _lengths() -> dict[str, Column]:
+    """Return where in each slice READY is left, and how long OVERLOADED, SOFT_LIMIT and HARD_LIMIT last."""
+    slice_us = f.coalesce(f.col("slice_us"), f.lit(0))
+    trouble = (slice_us * f.col("trouble")).cast("bigint")
+    soft = (trouble * f.col("soft")).cast("bigint")
+    playing = f.col("startup_us").isNotNull()
+    return {
+        "slice_us": slice_us,
+        "lead_us": f.col("duration_us") - slice_us * f.col("episodes"),
+        "leave_us": slice_us - trouble,
+        "over_us": trouble - soft,
+        "soft_us": soft,
+        "hard_us": f.when(
+            f.col("hard") & playing, f.least(f.lit(HARD_US), f.floor(f.col("duration_us") / 100))
+        ).otherwise(0),
+    }
+
+
+def _address(options: SynthOptions) -> Column:
+    """Return the address of a connection: of 240.0.0.0/4, which belongs to nobody, or of 2001:db8::/32."""
+    viewer = f.greatest(f.lit(0), f.col("inside") - f.col("streams"))
+    unit = f.floor(viewer / f.col("crowd"))
+    moved = f.floor(chance(options, "address", "visit", "connection") * f.col("units"))
+    publishes = f.col("role") == "publish"
+    place = f.when(publishes, f.col("units") + f.col("inside")).otherwise(f.when(f.col("moves"), moved).otherwise(unit))
+    number = f.col("first_address") + place
+    host = f.when(f.col("moves"), 1 + f.col("connection") + 256 * f.pmod("visit", f.lit(255))).otherwise(1)
+    network = f.lower(f.hex(1 + unit % 65_535))
+    inside = f.lower(f.hex(1 + viewer % f.col("crowd")))
+    six = f.concat(f.lit("2001:db8:"), network, f.lit(":"), inside, f.lit("::"), f.lower(f.hex(host)))
+    return f.when(f.col("ipv6") & ~publishes, six).otherwise(_dotted(number))
+
+
+def _dotted(number: Column) -> Column:
+    low, middle = number % 254 + 1, f.floor(number / 254)
+    parts = (240 + f.floor(middle / 65_536) % 15, f.floor(middle / 256) % 256, middle % 256, low)
+    return f.concat_ws(".", *(part.cast("bigint").cast("string") for part in parts))

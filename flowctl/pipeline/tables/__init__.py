@@ -1,4 +1,0 @@
-"""Tables: read, checked, put aside, accounted for, written.
-
-Begin with `io.py`.
-"""

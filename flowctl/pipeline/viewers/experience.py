@@ -1,0 +1,261 @@
+"""``experience``: what viewers felt, in the words of CTA-2066, by stream, application, network, agent, node and role.
+
+Theory of operation. Of each hour, sums and sketches are kept per value of each dimension (part `felt`); hours add
+up: sums are of whole numbers, and sketches of KLL merge. The answer adds those that are still open, keeps the `MOST`
+values of each dimension with the most viewers, and puts all others into one row (`key` null, `keys` tells how many).
+
+Who counts. Attempts are all that asked to play; a play is one that was given media. A distribution (time to first
+frame, delay) has each viewer once, with its own figure, and none who was there for less than `LEAST_STAY_S`. Ratios are
+sum over sum: stalled time over play time, time outside the target delay over time sampled, pictures sent over pictures
+wanted; so who watches long weighs more there. Rates are over the play time of those whose rate is known.
+
+How sure. Up to `SKETCH_K` viewers a percentile is exact; beyond, the rank that it stands for is off by at most
+`RANK_ERROR` (of all viewers, 99 % of the time), and `rank_error` says which. Rows of fewer than `FEW` are marked.
+`peak_viewers` is exact to the second: who came and who went in one second both count in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as f
+
+from flowctl.pipeline.job import Answer, Job, Part
+from flowctl.pipeline.records.addresses import digits, subnet
+from flowctl.pipeline.viewers import ingest
+from flowctl.pipeline.viewers.blame import zero
+from flowctl.pipeline.viewers.sessions import seen_sessions, still_open, viewing
+from flowctl.reasons import SLOW_ENDS
+from flowctl.telemetry.schema import CLASS_NAMES, OPENS_EVERY_S, STATE_NAMES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from flowctl.pipeline.job import Parts, Records
+
+LEAST_STAY_S: Final = 2.0
+"""Who left sooner has been shown the group of pictures that everybody is given at once, and little else."""
+MOST: Final = 100
+"""Values of a dimension that have a row of their own."""
+FEW: Final = 20
+"""A 95th percentile of fewer viewers is the worst of them."""
+SKETCH_K: Final = 1000
+RANK_ERROR: Final = 2.296 / SKETCH_K**0.9723
+"""Of a KLL sketch with that k: 0.28 %."""
+FAMILIES: Final = {
+    "obs": "OBS", "lavf": "FFmpeg", "ffmpeg": "FFmpeg", "vlc": "VLC", "mpv": "mpv", "gstreamer": "GStreamer",
+    "edg": "Edge", "opr/": "Opera", "firefox/": "Firefox", "chrome/": "Chrome", "safari/": "Safari", "curl": "curl",
+}  # fmt: skip
+"""Part of an agent's text, in small letters -> its family; in this order, for browsers name each other."""
+
+_SKETCHES: Final = {"first_frames": "first_frame_ms", "delays": "delay_p50_ms"}
+_COUNTS: Final = (
+    *("viewers", "attempts", "plays", "start_failures", "exits_before_start", "troubled", "cut_slow", "play_ms"),
+    *("stall_count", "stall_ms", "stall_play_ms", "late_ms", "target_ms", "pictures_wanted", "pictures_sent"),
+    *("sent_bytes", "rated_bytes", "rated_ms", "framed_pictures", "framed_ms", "accepted_messages"),
+    *("dropped_messages", *(f"{name}_ms" for name in STATE_NAMES)),
+)
+PART_COLUMNS: Final[dict[str, str]] = {
+    "by": "string", "key": "string", **dict.fromkeys(_COUNTS, "bigint"), **dict.fromkeys(_SKETCHES, "binary"),
+}  # fmt: skip
+FIGURES: Final[dict[str, str]] = {
+    **dict.fromkeys(("viewers", "attempts", "plays", "start_failures", "exits_before_start"), "bigint"),
+    **dict.fromkeys(("stall_count", "troubled", "cut_slow"), "bigint"),
+    **dict.fromkeys(("accepted_messages", "dropped_messages", "sent_bytes"), "bigint"),
+    "few": "boolean",
+    **dict.fromkeys(("rank_error", "first_frame_p50_ms", "first_frame_p95_ms"), "double"),
+    **dict.fromkeys(("delay_p50_ms", "delay_p95_ms", "delay_p99_ms", "picture_share", "late_share"), "double"),
+    **dict.fromkeys(("stall_ratio", "bit_rate", "frames_per_s", "play_hours", "drop_ratio"), "double"),
+    **{f"share_{name}": "double" for name in STATE_NAMES},
+}
+COLUMNS: Final[dict[str, str]] = {
+    "by": "string", "key": "string", "keys": "bigint", **FIGURES, "peak_viewers": "bigint", "peak_at": "timestamp",
+}  # fmt: skip
+"""Contract of ``experience``. Grain: one value of one dimension; key "": not known, null: all that have no row."""
+
+
+def family(agent: Column) -> Column:
+    """Return the family of an agent: one that is known, else the first word of its name; "" for none."""
+    small = f.lower(agent)
+    known = (f.when(small.contains(part), f.lit(name)) for part, name in FAMILIES.items())
+    return f.coalesce(*known, f.regexp_extract(agent, "^[A-Za-z][A-Za-z0-9._-]{0,23}", 0))
+
+
+def _dimensions() -> dict[str, Column]:
+    return {
+        "all": f.lit("all"),
+        "stream": f.concat_ws("/", "app", "stream"),
+        "application": f.col("app"),
+        "network": subnet(f.col("peer_ip"), digits(f.col("peer_ip"))),
+        "agent": family(f.col("agent")),
+        "node": f.col("node"),
+        "role": f.col("role"),
+    }
+
+
+def _keyed(names: tuple[str, ...]) -> Column:
+    """Return (by, key) of each of these dimensions, as rows."""
+    of = _dimensions()
+    pairs = (f.struct(f.lit(name).alias("by"), f.coalesce(of[name], f.lit("")).alias("key")) for name in names)
+    return f.inline(f.array(*pairs))
+
+
+def _counts() -> dict[str, Column]:
+    """Return what is added up of a session, each a whole number; null: nothing."""
+    play_ms = f.round(f.col("play_s") * 1e3)
+    flags = {
+        "viewers": f.col("play_s").isNotNull() & (f.col("duration_s") >= LEAST_STAY_S),
+        "attempts": f.col("asked_ms").isNotNull() | f.col("startup_ms").isNotNull(),
+        "plays": f.col("startup_ms").isNotNull(),
+        "start_failures": f.col("start_failure").isNotNull(),
+        "exits_before_start": f.col("exit_before_start"),
+        "troubled": f.col("blame") != "none",
+        "cut_slow": f.col("close_reason").isin(*SLOW_ENDS),
+    }
+    return {
+        **{name: f.when(flag, 1) for name, flag in flags.items()},
+        "play_ms": play_ms,
+        "stall_count": f.col("stall_count"),
+        # A stall counts for at most as long as it was played: ratios of sums are shares, as those of sessions are.
+        "stall_ms": f.round(f.col("stall_ratio") * play_ms),
+        "stall_play_ms": f.when(f.col("stall_ratio").isNotNull(), play_ms),
+        "late_ms": f.round(f.col("late_share") * f.col("sampled_ms")),
+        "target_ms": f.when(f.col("late_share").isNotNull(), f.round("sampled_ms")),
+        "pictures_wanted": f.when(f.col("picture_share").isNotNull(), f.col("pictures_wanted")),
+        "pictures_sent": f.round(f.col("picture_share") * f.col("pictures_wanted")),
+        "sent_bytes": f.col("sent_bytes"),
+        "rated_bytes": f.when(f.col("bit_rate").isNotNull(), f.col("sent_bytes")),
+        "rated_ms": f.when(f.col("bit_rate").isNotNull(), play_ms),
+        "framed_pictures": f.when(f.col("frames_per_s").isNotNull(), f.col("pictures_sent")),
+        "framed_ms": f.when(f.col("frames_per_s").isNotNull(), play_ms),
+        **{f"{name}_ms": f.round(f"time_{name}_ms") for name in STATE_NAMES},
+        "accepted_messages": sum((zero(f"accepted_messages_{name}") for name in CLASS_NAMES), f.lit(0)),
+        "dropped_messages": f.col("dropped_messages"),
+    }
+
+
+def felt(sessions: DataFrame, *more: str) -> DataFrame:
+    """Sum up what viewers had, by each value of each dimension.
+
+    Args:
+        sessions: see `flowctl.pipeline.viewers.sessions.COLUMNS`.
+        more: other columns to group by.
+
+    Returns:
+        `PART_COLUMNS` and `more`.
+    """
+    stayed = f.col("duration_s") >= LEAST_STAY_S
+    once = sessions.filter(viewing()).select(
+        *more,
+        *(value.cast("bigint").alias(name) for name, value in _counts().items()),
+        *(f.when(stayed, f.col(value)).cast("float").alias(name) for name, value in _SKETCHES.items()),
+        _keyed(tuple(_dimensions())),
+    )
+    return once.groupBy("by", "key", *more).agg(
+        *(f.sum(name).alias(name) for name in _COUNTS),
+        *(f.kll_sketch_agg_float(name, f.lit(SKETCH_K)).alias(name) for name in _SKETCHES),
+    )
+
+
+def made(records: Records, _: Any = None) -> DataFrame:
+    """Make the part of some hours."""
+    return felt(seen_sessions(records), "date", "hour")
+
+
+def merged(rows: DataFrame, *more: Column) -> DataFrame:
+    """Add up rows of `PART_COLUMNS` by dimension and value."""
+    return rows.groupBy("by", "key").agg(
+        *(f.sum(name).alias(name) for name in _COUNTS),
+        *(f.kll_merge_agg_float(name).alias(name) for name in _SKETCHES),
+        *more,
+    )
+
+
+def quantile(sketch: str, share: float) -> Column:
+    """Return a quantile of a sketch of floats; null of an empty one."""
+    known = f.kll_sketch_get_n_float(sketch) > 0
+    return f.when(known, f.kll_sketch_get_quantile_float(sketch, f.lit(share))).cast("double")
+
+
+def figures() -> dict[str, Column]:
+    """Return `FIGURES` over rows of `PART_COLUMNS`: quotients of sums, and quantiles of sketches."""
+    states = sum((zero(f"{name}_ms") for name in STATE_NAMES), f.lit(0))
+    own = {
+        "few": zero("viewers") < FEW,
+        **{f"first_frame_p{of}_ms": quantile("first_frames", of / 100) for of in (50, 95)},
+        **{f"delay_p{of}_ms": quantile("delays", of / 100) for of in (50, 95, 99)},
+        "rank_error": f.when(zero("viewers") > SKETCH_K, RANK_ERROR).otherwise(0.0),
+        "picture_share": f.try_divide("pictures_sent", "pictures_wanted"),
+        "late_share": f.try_divide("late_ms", "target_ms"),
+        "stall_ratio": f.try_divide("stall_ms", "stall_play_ms"),
+        "bit_rate": f.try_divide(f.col("rated_bytes") * 8e3, "rated_ms"),
+        "frames_per_s": f.try_divide(f.col("framed_pictures") * 1e3, "framed_ms"),
+        "play_hours": zero("play_ms") / 3.6e6,
+        **{f"share_{name}": f.try_divide(zero(f"{name}_ms"), states) for name in STATE_NAMES},
+        "drop_ratio": f.try_divide("dropped_messages", "accepted_messages"),
+    }
+    return {name: own.get(name, zero(name)).cast(kind).alias(name) for name, kind in FIGURES.items()}
+
+
+def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
+    """Count how many watched at once, of all, each stream and each node.
+
+    Args:
+        sessions: with `until`, when the viewer was last there.
+        since_s: second from which on it matters; who came earlier counts from then on.
+
+    Returns:
+        by, key, peak_viewers and peak_at.
+    """
+    until_s = f.unix_micros("until") / 1e6
+    began = f.greatest(f.floor(until_s - f.col("play_s")), f.lit(int(since_s)))
+    moments = {1: began, -1: f.floor(until_s) + 1}
+    steps = f.array(*(f.struct(at.alias("second"), f.lit(step).alias("step")) for step, at in moments.items()))
+    watched = sessions.filter(viewing() & f.col("play_s").isNotNull())
+    keyed = watched.select(_keyed(("all", "stream", "node")), steps.alias("steps"))
+    moves = keyed.select("by", "key", f.inline("steps"))
+    order = Window.partitionBy("by", "key").orderBy("second")
+    present = moves.groupBy("by", "key", "second").agg(f.sum("step").alias("step"))
+    present = present.withColumn("present", f.sum("step").over(order))
+    peak_at = f.timestamp_seconds(f.max_by("second", "present"))
+    return present.groupBy("by", "key").agg(f.max("present").alias("peak_viewers"), peak_at.alias("peak_at"))
+
+
+def by_value(parts: Parts) -> DataFrame:
+    """Return what all viewers of the window had, by each value of each dimension: `PART_COLUMNS`."""
+    return merged(parts.table("felt").select(*PART_COLUMNS).unionByName(felt(still_open(parts))))
+
+
+def experience(parts: Parts) -> DataFrame:
+    """Return the table ``experience``: `COLUMNS`."""
+    order = Window.partitionBy("by").orderBy(f.desc("viewers"), f.desc("attempts"), "key")
+    ranked = by_value(parts).withColumn("key", f.when(f.row_number().over(order) <= MOST, f.col("key")))
+    names = ("role", "app", "stream", "node", "play_s", "asked_ms", "peer_ip", "agent")
+    # Whoever is open is there until the next record of it would have come.
+    beyond = f.least(f.col("seen_at") + f.make_dt_interval(secs=f.lit(OPENS_EVERY_S)), f.lit(parts.newest))
+    closed = parts.table("sessions").select(*names, f.col("closed_at").alias("until"))
+    there = still_open(parts).select(*names, f.greatest("seen_at", beyond).alias("until"))
+    peak = peaks(closed.unionByName(there), 0.0 if parts.since is None else parts.since.timestamp())
+    top = merged(ranked, f.count("*").alias("keys")).join(peak, ["by", "key"], "left")
+    return top.select("by", "key", "keys", *figures().values(), "peak_viewers", "peak_at")
+
+
+def answer(parts: Parts, _: Any = None) -> Answer:
+    """Write ``experience`` and ``ingest``."""
+    parts.write("experience", experience(parts), COLUMNS)
+    parts.write("ingest", ingest.ingest(parts), ingest.COLUMNS)
+    whole = parts.result("experience").filter(f.col("by") == "all").select("peak_viewers", *FIGURES).first()
+    publishers = parts.result("ingest").groupBy("health").count().collect()
+    told = {} if whole is None else whole.asDict()
+    summary = {name: round(value, 4) if isinstance(value, float) else value for name, value in told.items()}
+    return Answer(summary={**summary, "publishers": {row["health"]: row["count"] for row in sorted(publishers)}})
+
+
+JOB: Final = Job(
+    name="experience",
+    parts=(Part("felt", PART_COLUMNS, "", made, ("flow_closes",)),),
+    uses=("sessions", "open_sessions"),
+    results=("experience", "ingest"),
+    answer=answer,
+)

@@ -1,0 +1,175 @@
+"""``fleet``: how each stream fared on each node, minute by minute, and how each network did over the whole time.
+
+Theory of operation. Two aggregations follow each other. The first makes *viewer minutes*: one row per viewer and
+minute, of its samples. The second sums them up by stream, node and minute, so that a quantile of delay is one over
+viewers (each counts once with its mean) and not over samples. A minute lies in one hour, so rows of hours add up.
+
+A viewer that was never sampled has viewer minutes of its session instead, which is spread evenly over the time in which
+it played: right over that time, and blurred within it. `source` says which it was. Joins are plays that began in the
+minute, leaves are viewers whose connection ended in it. Networks are those of `experience`, all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.pipeline.job import Answer, Job, Part
+from flowctl.pipeline.viewers import experience
+from flowctl.pipeline.viewers.blame import zero
+from flowctl.pipeline.viewers.experience import SKETCH_K, quantile
+from flowctl.pipeline.viewers.sessions import WORST_STATES, seen_sessions, still_open, viewing
+from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from flowctl.pipeline.job import Parts, Records
+
+MINUTE_US: Final = 60_000_000
+MAX_MINUTES: Final = 60 * 24 * 31
+"""Over which a session is spread: a month; what lasted longer is cut there."""
+KEYS: Final = ("app", "stream", "node", "minute")
+_SUMS: Final = (
+    *("viewers_seen", "joins", "leaves", "us", "sampled_us", "known_us", "shown_us"),
+    *(f"{name}_us" for name in STATE_NAMES),
+    *("accepted_messages", "dropped_messages", "sent_bytes"),
+)
+_OF_STREAM: Final = {"app": "string", "stream": "string", "node": "string", "minute": "timestamp"}
+PART_COLUMNS: Final[dict[str, str]] = {**_OF_STREAM, **dict.fromkeys(_SUMS, "bigint"), "delays": "binary"}
+STREAM_COLUMNS: Final[dict[str, str]] = {
+    **_OF_STREAM,
+    "viewers": "double",
+    "viewers_seen": "bigint",
+    **{f"share_{name}": "double" for name in STATE_NAMES},
+    **{f"delay_{name}_ms": "double" for name in ("p50", "p95", "p99")},
+    **dict.fromkeys(("accepted_messages", "dropped_messages"), "bigint"),
+    **dict.fromkeys(("drop_ratio", "picture_share"), "double"),
+    **dict.fromkeys(("sent_bytes", "joins", "leaves"), "bigint"),
+    "source": "string",
+}
+"""Contract of ``fleet_streams``. Grain: one stream, node and minute. `viewers`: mean by time."""
+SUBNET_COLUMNS: Final[dict[str, str]] = {"subnet": "string", **experience.FIGURES}
+"""Contract of ``fleet_subnets``. Grain: one /24 or /48; "": addresses that are hashes."""
+
+
+def _all(what: str) -> Column:
+    return sum((zero(f"{what}_messages_{name}") for name in CLASS_NAMES), f.lit(0))
+
+
+def sampled(samples: DataFrame) -> DataFrame:
+    """Sum up the samples of each viewer and minute; every interval counts in the minute in which it ends."""
+    us = f.round(f.col("interval_ms") * 1e3).cast("bigint")
+    known = f.when(f.col("picture_share").isNotNull(), us)
+    states = zip(STATE_NAMES, WORST_STATES, strict=True)
+    sums = {
+        "us": us,
+        "sampled_us": us,
+        "known_us": known,
+        "shown_us": f.round(f.col("picture_share") * us),
+        **{f"{name}_us": f.when(f.col("state") == state, us) for name, state in states},
+        "accepted_messages": _all("accepted"),
+        "dropped_messages": _all("dropped"),
+        "sent_bytes": f.col("sent_bytes"),
+    }
+    weighed = f.sum(f.col("viewer_delay_ms") * us), f.sum(f.when(f.col("viewer_delay_ms").isNotNull(), us))
+    viewers = samples.filter(f.col("role").isin(*VIEWING)).groupBy(
+        *KEYS[:3], f.date_trunc("minute", "ts").alias("minute"), "conn_id", "date", "hour"
+    )
+    summed = viewers.agg(
+        *(f.sum(value.cast("bigint")).alias(name) for name, value in sums.items()),
+        f.try_divide(*weighed).cast("float").alias("delay_ms"),
+    )
+    return summed.withColumns({"viewers_seen": f.lit(1), "joins": f.lit(0), "leaves": f.lit(0)}).drop("conn_id")
+
+
+def spread(sessions: DataFrame, *more: str) -> DataFrame:
+    """Make the same rows of sessions: comings and goings of all, and the minutes of those that were never sampled.
+
+    Args:
+        sessions: see `flowctl.pipeline.viewers.sessions.OPEN_COLUMNS`.
+        more: columns to keep.
+    """
+    until = f.unix_micros("seen_at")
+    watched = sessions.filter(viewing() & f.col("play_s").isNotNull()).withColumns(
+        {"until": until, "began": until - (f.col("play_s") * 1e6).cast("bigint"), "alone": zero("samples_count") == 0}
+    )
+    first, last = (f.floor(f.col(name) / MINUTE_US) for name in ("began", "until"))
+    every = f.sequence(first, f.least(last, first + MAX_MINUTES))
+    numbers = f.when(f.col("alone"), every).otherwise(f.array_distinct(f.array(first, last)))
+    rows = watched.select("*", f.explode(numbers).alias("number"))
+    begin = f.col("number") * MINUTE_US
+    us = f.when(f.col("alone"), f.least("until", begin + MINUTE_US) - f.greatest("began", begin))
+    part = f.coalesce(f.try_divide(us, f.col("until") - f.col("began")), us * 0)
+    told = {
+        "us": us,
+        "known_us": f.when(f.col("picture_share").isNotNull(), us),
+        "shown_us": f.col("picture_share") * us,
+        **{f"{name}_us": f.col(f"time_{name}_ms") * 1e3 * part for name in STATE_NAMES},
+        "accepted_messages": _all("accepted") * part,
+        **{name: f.col(name) * part for name in ("dropped_messages", "sent_bytes")},
+        "viewers_seen": f.col("alone"),
+        "joins": f.col("number") == first,
+        "leaves": (f.col("number") == last) & f.col("closed_at").isNotNull(),
+        "sampled_us": f.lit(0),
+    }
+    return rows.select(
+        *KEYS[:3], f.timestamp_micros(begin).alias("minute"), *more,
+        *(f.round(value.cast("double")).cast("bigint").alias(name) for name, value in told.items()),
+        f.when(f.col("alone"), f.col("delay_p50_ms")).cast("float").alias("delay_ms"),
+    )  # fmt: skip
+
+
+def added(rows: DataFrame, delays: Column, *more: str) -> DataFrame:
+    """Add rows up by stream, node and minute: `PART_COLUMNS` and `more`, by which they are told apart too."""
+    sums = (f.sum(name).alias(name) for name in _SUMS)
+    return rows.groupBy(*KEYS, *more).agg(*sums, delays.alias("delays"))
+
+
+def minutes(records: Records, _: Any = None) -> DataFrame:
+    """Make the minutes of some hours: `PART_COLUMNS`."""
+    hour = ("date", "hour")
+    rows = spread(seen_sessions(records), *hour)
+    if records.has("flow_samples"):
+        rows = rows.unionByName(sampled(records.table("flow_samples")))
+    return added(rows, f.kll_sketch_agg_float("delay_ms", f.lit(SKETCH_K)), *hour)
+
+
+def streams(parts: Parts) -> DataFrame:
+    """Return the table ``fleet_streams``: `STREAM_COLUMNS`."""
+    still = added(spread(still_open(parts)), f.kll_sketch_agg_float("delay_ms", f.lit(SKETCH_K)))
+    kept = parts.table("minutes").select(*PART_COLUMNS).unionByName(still.select(*PART_COLUMNS))
+    states = sum((zero(f"{name}_us") for name in STATE_NAMES), f.lit(0))
+    own = {
+        "viewers": zero("us") / MINUTE_US,
+        **{f"share_{name}": f.try_divide(zero(f"{name}_us"), states) for name in STATE_NAMES},
+        **{f"delay_p{of}_ms": quantile("delays", of / 100) for of in (50, 95, 99)},
+        "drop_ratio": f.try_divide("dropped_messages", "accepted_messages"),
+        "picture_share": f.try_divide("shown_us", "known_us"),
+        "source": f.when(zero("sampled_us") == 0, "sessions").when(zero("us") == f.col("sampled_us"), "samples"),
+    }
+    own["source"] = f.coalesce(own["source"], f.lit("both"))
+    return added(kept, f.kll_merge_agg_float("delays")).select(
+        *(own.get(name, f.col(name)).alias(name) for name in STREAM_COLUMNS)
+    )
+
+
+def answer(parts: Parts, _: Any = None) -> Answer:
+    """Write ``fleet_streams`` and ``fleet_subnets``."""
+    parts.write("fleet_streams", streams(parts), STREAM_COLUMNS)
+    networks = experience.by_value(parts).filter(f.col("by") == "network")
+    subnets = networks.select(f.col("key").alias("subnet"), *experience.figures().values())
+    parts.write("fleet_subnets", subnets, SUBNET_COLUMNS)
+    at_once = parts.result("fleet_streams").groupBy("minute").agg(f.sum("viewers").alias("viewers"))
+    most = at_once.agg(f.max("viewers")).collect()[0][0]
+    return Answer(summary={"most_viewers": round(most or 0.0, 1)})
+
+
+JOB: Final = Job(
+    name="fleet",
+    parts=(Part("minutes", PART_COLUMNS, "minute", minutes, ("flow_closes", "flow_samples")),),
+    uses=("sessions", "open_sessions", "felt"),
+    results=("fleet_streams", "fleet_subnets"),
+    answer=answer,
+)

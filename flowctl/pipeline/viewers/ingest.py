@@ -1,0 +1,72 @@
+"""``ingest``: how well publishers brought their streams: gaps, distance of key frames, jitter, rates, comings back.
+
+One row per publishing connection, those that are still open among them. `health` says in a word what is worst: the
+first of `HEALTH` that holds. A publisher has come back if a connection that published the same stream on the same node
+had ended less than `BACK_S` before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as f
+
+from flowctl.pipeline.viewers.blame import share, zero
+from flowctl.pipeline.viewers.sessions import OPEN_COLUMNS, still_open
+from flowctl.telemetry.schema import Role
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from flowctl.pipeline.job import Parts
+
+BACK_S: Final = 60.0
+"""Encoders that lost their connection try again within seconds; after a minute it is a new broadcast."""
+GAP_SHARE: Final = 0.01
+"""Of the time without media from which viewers see it: a player's buffer of some seconds is used up."""
+GAP_MAX_MS: Final = 5_000.0
+"""One gap that no player's buffer bridges."""
+KEY_MAX_MS: Final = 10_000.0
+"""Who joins or has lost pictures waits for a key frame: encoders are told 2 s, and 10 s is their largest default."""
+JITTER_MS: Final = 100.0
+"""Three pictures at 30 a second: they come in bursts, and queues of viewers grow with each."""
+
+_KEPT: Final = (
+    *("node", "conn_id", "app", "stream", "peer_ip", "agent", "opened_at", "duration_s", "close_reason", "bit_rate"),
+    *("frames_per_s", "ingest_bytes", "ingest_pictures", "ingest_key_frames", "ingest_audio", "key_interval_ms"),
+    *("key_interval_max_ms", "gap_count", "gap_ms", "gap_max_ms", "jitter_ms", "seen_at"),
+)
+COLUMNS: Final[dict[str, str]] = {
+    **{name: OPEN_COLUMNS[name] for name in _KEPT},
+    "gap_share": "double",
+    "away_s": "double",
+    "reconnects": "bigint",
+    "health": "string",
+}
+"""Contract of ``ingest``. Grain: one publishing connection."""
+
+
+def _health() -> dict[str, Column]:
+    """Return word -> whether it holds; the first that does is the row's."""
+    return {
+        "no media": zero("ingest_bytes") == 0,
+        "gaps": (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
+        "came back": f.col("reconnects") > 0,
+        "key frames far apart": f.col("key_interval_max_ms") > KEY_MAX_MS,
+        "jitter": f.col("jitter_ms") > JITTER_MS,
+    }
+
+
+def ingest(parts: Parts) -> DataFrame:
+    """Return the table ``ingest``: `COLUMNS`."""
+    closed = parts.table("sessions").withColumn("seen_at", f.col("closed_at")).select(*OPEN_COLUMNS)
+    rows = closed.unionByName(still_open(parts).select(*OPEN_COLUMNS)).filter(f.col("role") == Role.PUBLISH.value)
+    of_stream = Window.partitionBy("node", "app", "stream").orderBy("opened_at", "conn_id")
+    away_s = (f.unix_micros("opened_at") - f.unix_micros(f.lag("seen_at").over(of_stream))) / 1e6
+    rows = rows.withColumn("away_s", f.when(away_s < BACK_S, f.greatest(f.lit(0.0), away_s)))
+    so_far = of_stream.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    gap_share = share(f.col("gap_ms"), f.col("duration_s") * 1e3)
+    rows = rows.withColumns({"reconnects": f.count("away_s").over(so_far), "gap_share": gap_share})
+    word = f.coalesce(*(f.when(holds, f.lit(name)) for name, holds in _health().items()), f.lit("steady"))
+    return rows.withColumn("health", word).select(*COLUMNS)

@@ -1,4 +1,0 @@
-"""Bans while it happens.
-
-Begin with `job.py`.
-"""

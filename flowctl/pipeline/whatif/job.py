@@ -1,0 +1,522 @@
+"""``whatif``: which limits and drop policies would have been better for the viewers that were recorded.
+
+Theory of operation. Of each hour a bounded sample of viewers is kept, with what can matter of each
+(`flowctl.pipeline.whatif.stretches`); nothing of the grid is in it, so another grid or objective reads no record again.
+The answer takes the sample of the whole window, leaves out attackers, and runs the server's own Sender over it for
+every choice of the grid (`flowctl.pipeline.whatif.trials`): on Spark's workers, or in this process where there is
+little to do. Summed up by choice that is ``whatif_choices``, with the Pareto front and the one recommendation that the
+objective asks for, which is also written as OUT/limits.toml for ``flowctl serve live --limits``.
+
+Shares are those of the sample; counts are of it as well, and ``sampled_share`` says how much of all it is. How many
+viewers there were is exact up to `WhatifOptions.most`; of more it follows from how small the smallest hashes are
+(Beyer et al., "On synopses for distinct-value estimation under multiset operations", 2007: to 2 % at 2000).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.errors import ConfigError
+from flowctl.flight.whatif.engine import EXTEND_S, PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
+from flowctl.flow.limits import target_marks
+from flowctl.flow.limitsfile import LimitsFile, render
+from flowctl.pipeline.job import Answer, Job, Part, Parts
+from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
+from flowctl.pipeline.whatif.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
+from flowctl.pipeline.whatif.stretches import NO_VIEWER, STRETCH_COLUMNS, stretches
+from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, HONEST_SHARE, PEAK, Sums, add, tally
+from flowctl.printable import foreign
+from flowctl.telemetry.schema import CLASS_NAMES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from flowctl.pipeline.job import Records
+
+CUT_S: Final = 120.0
+"""Trouble that is kept of a viewer and hour: as long as the longest patience of usual limits, twice."""
+MOST_TRIED_S: Final = 1_200.0
+"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 50 ms, so all a minute of a core."""
+MOST_VIEWERS: Final = 2_000
+"""Sampled by default: a share of 1 % is then known to half a percent (two standard deviations)."""
+MOST_MOST: Final = 10_000_000
+FEW_REFUSED: Final = 20
+"""From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
+LITTLE_S: Final = 60.0
+"""Seconds around trouble that are tried in this process: as long as Spark takes to start its workers."""
+STRETCHES: Final = "whatif_stretches"
+STARTS: Final = "whatif_starts"
+
+CHOICE_COLUMNS: Final[dict[str, str]] = {
+    "choice_id": "int",
+    **dict.fromkeys(("choice", "policy", "soft", "hard", "low", "hard_policy", "target_delay"), "string"),
+    **dict.fromkeys(("soft_too_long_s", "stuck_s", "return_after_s"), "double"),
+    **dict.fromkeys(("in_force", "on_front", "recommended"), "boolean"),
+    "viewers": "bigint",
+    "disconnected": "bigint",
+    "disconnected_share": "double",
+    "honest_disconnected": "bigint",
+    "honest_disconnected_share": "double",
+    "offered_messages": "bigint",
+    "dropped_messages": "bigint",
+    "dropped_share": "double",
+    **{f"dropped_messages_{name}": "bigint" for name in CLASS_NAMES},
+    **dict.fromkeys(("key_share", "delay_p50_ms", "delay_p95_ms", "delay_p99_ms", "delay_max_ms"), "double"),
+    **dict.fromkeys(("stall_share", "ready_share"), "double"),
+    "memory_peak_bytes": "bigint",
+    "memory_mean_bytes": "double",
+    **dict.fromkeys(("sent_bytes", "edges", "returns"), "bigint"),
+    **dict.fromkeys(("assumed_share", "sampled_share"), "double"),
+}
+"""Contract of ``whatif_choices``. Grain: one choice over all viewers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatifOptions:
+    """What to try and what to ask for.
+
+    Args:
+        grid: text of a grid file, see `flowctl.pipeline.whatif.grid`. None: about fifty choices around the present.
+        grid_name: name of that file, for errors.
+        objective: see `flowctl.pipeline.whatif.recommend`.
+        source: ``flights``, ``samples``, or ``auto``: flights where there are any.
+        cut_s: how much trouble of a viewer's hour is tried, seconds; what comes later is not used.
+        extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
+        player_buffer_s: what a player has buffered, in seconds.
+        most: how many viewers are tried at most; of more, a random sample. 0: all of them.
+
+    Raises:
+        ConfigError: a value is out of range, or the objective is not understood.
+    """
+
+    grid: str | None = None
+    grid_name: str = "grid"
+    objective: str = "balanced"
+    source: str = "auto"
+    cut_s: float = CUT_S
+    extend_s: float = EXTEND_S
+    player_buffer_s: float = PLAYER_BUFFER_S
+    most: int = MOST_VIEWERS
+
+    def __post_init__(self) -> None:
+        parse_objective(self.objective)
+        if self.source not in {"auto", "flights", "samples"}:
+            raise ConfigError(f"source is {self.source!r}, it must be auto, flights or samples")
+        if not 1 <= self.cut_s <= 3_600:
+            raise ConfigError(f"cut_s is {self.cut_s}, it must be 1 to 3600 s")
+        if not 0 <= self.extend_s <= 600:
+            raise ConfigError(f"extend_s is {self.extend_s}, it must be 0 to 600 s")
+        if not 0 < self.player_buffer_s <= 60:
+            raise ConfigError(f"player_buffer_s is {self.player_buffer_s}, it must be above 0 and at most 60 s")
+        if not 0 <= self.most <= MOST_MOST:
+            raise ConfigError(f"most is {self.most}, it must be 0 (all) to {MOST_MOST} viewers")
+
+
+# -- parts
+
+
+def _stretches(records: Records, options: WhatifOptions) -> DataFrame:
+    return stretches(records, source=options.source, trouble_s=options.cut_s, most=options.most)
+
+
+def _starts(records: Records, _: WhatifOptions) -> DataFrame:
+    """Return what servers said when they started: the limits and audiences that were in force."""
+    started = records.table("flow_events").where(f.col("event") == "server_started")
+    return started.select(f.col("ts").alias("at"), "seq", "detail", "date", "hour")
+
+
+# -- the sample
+
+
+@dataclass(slots=True)
+class Sample:
+    """The viewers of the window that are tried.
+
+    Args:
+        heads: their stretches without events.
+        rows: the same with all columns, in this process; None: it is a job for Spark's workers.
+        recorded: how many viewers there were.
+        share: of them, how many are in the sample.
+        attackers: how many of the sample were left out as such.
+    """
+
+    heads: pd.DataFrame
+    rows: pd.DataFrame | None
+    recorded: int
+    share: float
+    attackers: int
+
+
+_HEAD: Final = ("node", "conn_id", "picked", "address", "at", "source", "reason", "settings", "ended_us")
+
+
+def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
+    """Return the sample of the window, of one source: flights where there are any, if nothing else was asked for."""
+    rows = parts.pandas(STRETCHES) if parts.small else None
+    if rows is not None:
+        rows = rows[rows["source"] == _source(rows["source"].unique())]
+        keys = rows[["picked", "node", "conn_id"]].drop_duplicates().sort_values(["picked", "node", "conn_id"])
+        keys = keys.head(options.most) if options.most else keys
+        rows = rows.merge(keys, on=["picked", "node", "conn_id"])
+        heads = rows[list(_HEAD)]
+    else:
+        table = parts.table(STRETCHES)
+        one = f.col("source") == _source([row["source"] for row in table.select("source").distinct().collect()])
+        found = table.where(one).select("picked", "node", "conn_id").distinct().orderBy("picked", "node", "conn_id")
+        keys = (found.limit(options.most) if options.most else found).toArrow().to_pandas()
+        light = table.where(one).select(*_HEAD)
+        heads = light.join(_keys(parts, keys), ["node", "conn_id"], "left_semi").toArrow().to_pandas()
+    recorded = _recorded(keys, options.most)
+    if options.most:
+        heads = _affordable(heads)
+    honest = _without_attackers(parts, heads)
+    count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
+    little = honest["ended_us"].sum() <= LITTLE_S * 1e6
+    return Sample(honest, rows if little else None, recorded, min(count / max(recorded, 1), 1.0), count - left)
+
+
+def _affordable(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return the viewers with the smallest hashes that can be tried in `MOST_TRIED_S`: a random sample as well."""
+    heads = heads.sort_values(["picked", "node", "conn_id", "at"])
+    before_us = heads["ended_us"].cumsum() - heads["ended_us"]
+    dear = heads[before_us > MOST_TRIED_S * 1e6]
+    if dear.empty:
+        return heads
+    first, over = int(heads["picked"].iloc[0]), int(dear["picked"].iloc[0])
+    return heads[heads["picked"] < max(over, first + 1)]  # one that is in trouble for hours is tried all the same
+
+
+def _without_attackers(parts: Parts, heads: pd.DataFrame) -> pd.DataFrame:
+    """Return the viewers of whom the rules of ``abuse`` do not say that they attack."""
+    from flowctl.pipeline.abuse.scores import attackers
+
+    if heads.empty or (parts.small and parts.pandas("evidence")["kind"].isna().all()):
+        return heads
+    newest_us = int(parts.newest.timestamp() * 1e6) if parts.newest is not None else 0
+    direct, banned = attackers(parts.table("evidence"), newest_us)
+    rows = [(row.node, int(row.conn_id), row.address) for row in heads[_WHO].drop_duplicates().itertuples()]
+    mine = f.broadcast(parts.spark.createDataFrame(rows, "node string, conn_id bigint, address string"))
+    found = mine.join(direct, ["node", "conn_id"], "left_semi").unionByName(mine.join(banned, "address", "left_semi"))
+    attacking = {(row["node"], row["conn_id"]) for row in found.collect()}
+    return heads[[pair not in attacking for pair in zip(heads["node"], heads["conn_id"], strict=True)]]
+
+
+_WHO: Final = ["node", "conn_id", "address"]
+
+
+def _source(found: Sequence[str]) -> str:
+    return "flight" if "flight" in found else "samples"
+
+
+def _keys(parts: Parts, keys: pd.DataFrame) -> DataFrame:
+    """Return who is in the sample as a frame of Spark that is sent to all workers."""
+    rows = [(row.node, int(row.conn_id)) for row in keys.itertuples()]
+    return f.broadcast(parts.spark.createDataFrame(rows, "node string, conn_id bigint"))
+
+
+def _recorded(keys: pd.DataFrame, most: int) -> int:
+    """Return how many viewers there were, by the largest of the smallest hashes where not all were kept."""
+    if not most or len(keys) < most or most < 2:
+        return len(keys)
+    share = (int(keys["picked"].iloc[-1]) + 2**63) / 2**64
+    return max(round((most - 1) / share), most) if share else most
+
+
+def tried(parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions) -> Sums:
+    """Return what each choice does for the viewers of the sample."""
+    heads = sample.heads[sample.heads["reason"].isna()]
+    extend_s, buffer_s = options.extend_s, options.player_buffer_s
+    if sample.rows is not None:
+        rows = sample.rows[sample.rows["reason"].isna()].merge(heads[["node", "conn_id"]].drop_duplicates())
+        rows = rows.sort_values(["node", "conn_id", "at"])
+        return tally(_by_viewer(rows.to_dict("records")), choices, extend_s, buffer_s)
+    if heads.empty:
+        return {}
+    table = parts.table(STRETCHES).where(f.col("reason").isNull() & (f.col("source") == heads["source"].iloc[0]))
+    table = table.join(_keys(parts, heads[["node", "conn_id"]].drop_duplicates()), ["node", "conn_id"], "left_semi")
+    # More tasks than cores: one viewer in trouble all the time costs as much as a hundred others.
+    tasks = 8 * parts.spark.sparkContext.defaultParallelism
+    table = table.repartition(tasks, "node", "conn_id").sortWithinPartitions("node", "conn_id", "at")
+
+    def of_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield _batch(
+            tally(_by_viewer(row for batch in batches for row in batch.to_pylist()), choices, extend_s, buffer_s)
+        )
+
+    sums: Sums = {}
+    found = table.mapInArrow(of_part, "choice int, measure string, value bigint")
+    for row in (
+        found.groupBy("choice", "measure").agg(f.sum("value").alias("sum"), f.max("value").alias("max")).collect()
+    ):
+        add(sums, row["choice"], row["measure"], row["max"] if row["measure"] == PEAK else row["sum"])
+    return sums
+
+
+def _by_viewer(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield the rows of each viewer, which stand together."""
+    for _, group in itertools.groupby(rows, key=lambda row: (row["node"], row["conn_id"])):
+        yield list(group)
+
+
+def _batch(sums: Sums) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = (
+        zip(*((choice, measure, value) for (choice, measure), value in sums.items()), strict=True)
+        if sums
+        else ((), (), ())
+    )
+    kinds = (pa.int32(), pa.string(), pa.int64())
+    arrays = [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=["choice", "measure", "value"])
+
+
+# -- choices
+
+
+def choice_rows(choices: Sequence[Choice], sums: Sums, sampled_share: float) -> list[dict[str, Any]]:
+    """Return the rows of ``whatif_choices``, without a recommendation.
+
+    Args:
+        choices: of the grid; the first is in force.
+        sums: of `tried`; those of `ALL_CHOICES` count for each.
+        sampled_share: of all viewers, how many were tried.
+    """
+    totals: dict[int, dict[str, int]] = {}
+    for (key, measure), value in sums.items():
+        totals.setdefault(key, {})[measure] = value
+    rows = []
+    for number, choice in enumerate(choices):
+        whole: Sums = {}
+        for part in (totals.get(number, {}), totals.get(ALL_CHOICES, {})):
+            for measure, value in part.items():
+                add(whole, 0, measure, value)
+        total = {measure: value for (_, measure), value in whole.items()}
+        delay = {int(name[len(DELAY) :]): us / 1e6 for name, us in total.items() if name.startswith(DELAY)}
+        row = {**_settings(number, choice), **_shares(total), **_quantiles(delay), "sampled_share": sampled_share}
+        rows.append(row)
+    for row, on_front in zip(rows, mark_front(rows), strict=True):
+        row["on_front"] = on_front
+    return rows
+
+
+def _settings(number: int, choice: Choice) -> dict[str, Any]:
+    limits = choice.limits
+    return {
+        "choice_id": number,
+        "choice": str(choice),
+        "policy": choice.policy,
+        **{name: marks_text(limits, level) for level, name in enumerate(("low", "soft", "hard"))},
+        "hard_policy": limits.hard_policy.value,
+        "target_delay": target_marks(limits),
+        "soft_too_long_s": float(choice.soft_too_long_s),
+        "stuck_s": float(choice.stuck_s),
+        "return_after_s": float(choice.return_after_s),
+        "in_force": number == 0,
+        "recommended": False,
+    }
+
+
+def _shares(total: Mapping[str, int]) -> dict[str, Any]:
+    def share(part: str, whole: str) -> float:
+        return total.get(part, 0) / total[whole] if total.get(whole) else 0.0
+
+    by_class = {f"dropped_messages_{name}": total.get(f"dropped_messages_{name}", 0) for name in CLASS_NAMES}
+    dropped = sum(by_class.values())
+    copied = ("viewers", "disconnected", "honest_disconnected", "offered_messages", "sent_bytes", "edges", "returns")
+    assumed, watched = total.get("assumed_us", 0), total.get("watched_us", 0)
+    return {
+        **{name: total.get(name, 0) for name in (*copied, PEAK)},
+        **by_class,
+        "dropped_messages": dropped,
+        "disconnected_share": share("disconnected", "viewers"),
+        "honest_disconnected_share": share("honest_disconnected", "honest"),
+        "dropped_share": dropped / total["offered_messages"] if total.get("offered_messages") else 0.0,
+        "key_share": share("key_sent", "key_offered") if total.get("key_offered") else 1.0,
+        "stall_share": share("stall_us", "watched_us"),
+        "assumed_share": assumed / (assumed + watched) if assumed else 0.0,
+        "ready_share": share("ready_us", "watched_us"),
+        "memory_mean_bytes": share("memory_mean_bytes", "viewers"),
+    }
+
+
+def _quantiles(delay: Mapping[int, float]) -> dict[str, float]:
+    pairs = sorted(delay.items())
+    found = {f"delay_p{percent}_ms": quantile_ms(pairs, percent / 100) for percent in (50, 95, 99)}
+    return {**found, "delay_max_ms": bucket_ms(pairs[-1][0]) if pairs else 0.0}
+
+
+# -- the answer
+
+
+def answer(parts: Parts, options: WhatifOptions) -> Answer:
+    """Try the grid on the sample; write ``whatif_choices`` and ``limits.toml``.
+
+    Raises:
+        ConfigError: there is neither a flight nor a viewer with samples, or the grid is wrong.
+    """
+    sample = sample_of(parts, options)
+    if sample.heads.empty:
+        wanted = {"flights": "flight", "samples": "flow_samples of viewers"}.get(options.source, "flight and no viewer")
+        raise ConfigError(
+            f"the records have no {wanted}: there is nobody to try other limits on",
+            hint="record with flowctl serve live --events DIR --flights 5%",
+        )
+    starts = (parts.pandas(STARTS) if parts.small else parts.table(STARTS).toArrow().to_pandas()).sort_values(
+        ["at", "seq"]
+    )
+    present, audiences = _in_force(sample.heads, starts), _audiences(starts)
+    choices = default_grid(present or DEFAULT_IN_FORCE)
+    if options.grid is not None:
+        choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
+    sums = tried(parts, sample, choices, options)
+    share = sample.share
+    rows = choice_rows(choices, sums, share)
+    summary, warnings = _said(sample, sums, rows, share, options)
+    summary |= {"audiences": audiences}
+    summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
+    if audiences:
+        warnings.insert(0, f"whatif: {audience_words(audiences)}")
+    if rows[0]["viewers"]:
+        # A limits file cannot say another policy than the one in force, which row 0 has.
+        pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
+        chosen = rows[pick.row["choice_id"]]
+        chosen["recommended"] = True
+        who = f"{rows[0]['viewers']} recorded viewers" + (
+            f", a random sample of {share:.2%} of them" if share < 1 else ""
+        )
+        text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, audiences)
+        parts.write_text("limits.toml", text)
+        summary |= {"recommended": chosen["choice"], "why": pick.why, "bounds_kept": pick.kept}
+    import pandas as pd
+
+    parts.write("whatif_choices", pd.DataFrame(rows, columns=list(CHOICE_COLUMNS)), CHOICE_COLUMNS)
+    return Answer(summary=summary, warnings=warnings)
+
+
+def _said(
+    sample: Sample, sums: Sums, rows: Sequence[Mapping[str, Any]], share: float, options: WhatifOptions
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the summary and what must be known."""
+    heads, viewers = sample.heads, rows[0]["viewers"]
+    refused = sums.get((0, "viewers"), 0)
+    told = heads[heads["reason"].notna()].sort_values(["node", "conn_id"])
+    damaged = told[~told["reason"].isin(NO_VIEWER)]
+    summary: dict[str, Any] = {
+        "viewers": viewers,
+        "viewers_refused": refused,
+        "choices": len(rows),
+        "evaluations": sums.get((ALL_CHOICES, "inputs"), 0),
+        "senders_called": sums.get((ALL_CHOICES, "shown"), 0),
+        "objective": options.objective,
+        "honest_share": HONEST_SHARE,
+        "viewers_recorded": sample.recorded,
+        "sampled_share": share,
+        "connections_not_viewers": len(told) - len(damaged),
+        "connections_of_attackers": sample.attackers,
+        "connections_not_evaluated": len(damaged),
+        "source": str(heads["source"].iloc[0]),
+    }
+    warnings = []
+    if refused < FEW_REFUSED:
+        warnings.append(
+            f"whatif: only {refused} of {viewers} viewers were ever refused anything, and what is "
+            "recommended rests on them: record more (a larger share with --flights, or for longer) to rely on it"
+        )
+    if share < 1:
+        warnings.append(
+            f"whatif: a simple random sample of {round(share * sample.recorded)} of about {sample.recorded} viewers; "
+            "shares are of the sample (--most 0 takes all, for so much longer)"
+        )
+    if len(damaged):
+        first = damaged.iloc[0]
+        warnings.append(
+            f"{len(damaged)} connections could not be evaluated, the first: {first['conn_id']}: {first['reason']}"
+        )
+    return summary, warnings
+
+
+def _in_force(heads: pd.DataFrame, starts: pd.DataFrame) -> Choice | None:
+    """Return the choice in force that the records tell: of the newest flight, else of the newest start of a server."""
+    flights = heads.dropna(subset=["settings"]).sort_values("at")
+    for details in (flights["settings"], starts["detail"]):
+        if len(details) and (choice := in_force(details.iloc[-1])) is not None:
+            return choice
+    return None
+
+
+def _audiences(starts: pd.DataFrame) -> str:
+    """Return the audiences of all servers whose start was recorded."""
+    return "; ".join(sorted({found for detail in starts["detail"].unique() if (found := audiences_of(detail))}))
+
+
+def audience_words(audiences: str) -> str:
+    """Return what must be known where servers had audiences with a target delay or policy of their own."""
+    return (
+        f"audiences had a target delay or policy of their own ({foreign(audiences, 200)}); their viewers were judged "
+        "with those of each choice, like all others, and keep their own under any limits file"
+    )
+
+
+def limits_text(
+    choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, who: str, audiences: str = ""
+) -> str:
+    """Return the limits file of the recommended choice, with the reason and what it costs as comments.
+
+    Args:
+        choice: that is recommended.
+        pick: its row, and why.
+        present: row of the choice in force.
+        objective: that was asked for.
+        who: whom the figures are of, in words.
+        audiences: those of the servers that were recorded. "": there were none.
+    """
+    file = LimitsFile(
+        limits=choice.limits,
+        objective=objective,
+        stuck_s=choice.stuck_s,
+        soft_too_long_s=choice.soft_too_long_s,
+        return_after_s=choice.return_after_s,
+    )
+    head = [
+        f"Recommended by flowctl analyze whatif from {who}.",
+        f"Objective: {objective}{BALANCED_WORDS if objective.strip() == 'balanced' else ''}",
+        f"Why: {pick.why}.",
+        *([f"Mind: {audience_words(audiences)}."] if audiences else []),
+        "Against the limits in force (in force -> recommended):",
+        *(f"  {line}" for line in costs(pick.row, present)),
+    ]
+    return "".join(f"# {line}\n" for line in head) + render(file)
+
+
+JOB: Final = Job(
+    name="whatif",
+    parts=(
+        Part(
+            name=STRETCHES,
+            columns=STRETCH_COLUMNS,
+            at="at",
+            make=_stretches,
+            reads=("flight", "flow_samples", "flow_closes", "flow_opens"),
+            depends=lambda options: f"{options.source} {options.cut_s:g} {options.most}",
+        ),
+        Part(
+            name=STARTS,
+            columns={"at": "timestamp", "seq": "bigint", "detail": "string"},
+            at="",
+            make=_starts,
+            reads=("flow_events",),
+        ),
+    ),
+    uses=("evidence",),
+    results=("whatif_choices", "limits.toml"),
+    answer=answer,
+    options=WhatifOptions,
+)

@@ -1,0 +1,186 @@
+"""From stretches of viewers to sums by choice: each choice of a grid is tried on each of them (pure).
+
+The same function runs in this process where there is little to do, and on Spark's workers else. Sums are whole numbers
+in rows (choice, measure, value), so that adding them up in any order, on any cluster, gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from flowctl.errors import FlowctlError
+from flowctl.flight.whatif.engine import (
+    RESTART_BYTES,
+    Choice,
+    Outcome,
+    RecordedViewer,
+    Work,
+    evaluate,
+    extended,
+    on_grid,
+)
+from flowctl.flow.state import MessageClass
+from flowctl.reasons import SLOW_ENDS
+from flowctl.telemetry.schema import CLASS_NAMES
+
+ALL_CHOICES: Final = -1
+"""Choice of what every choice does the same."""
+HONEST_SHARE: Final = 0.05
+"""A viewer that takes less than this share of its stream is not watching: it stands still or pretends to read."""
+PEAK: Final = "memory_peak_bytes"
+"""The one measure of which the largest counts, and not the sum."""
+DELAY: Final = "delay."
+"""Begin of the measures that are microseconds by bucket of delay."""
+
+_KEY: Final = int(MessageClass.KEY)
+Sums = dict[tuple[int, str], int]
+"""(choice, measure) -> value; choices are numbered as in the grid."""
+
+
+def add(sums: Sums, choice: int, measure: str, value: int) -> None:
+    """Add `value` to a sum, or put it there if it is the largest of a `PEAK`."""
+    key = (choice, measure)
+    sums[key] = max(sums.get(key, 0), value) if measure == PEAK else sums.get(key, 0) + value
+
+
+def tally(
+    viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float, buffer_s: float
+) -> Sums:
+    """Return what each choice does for all of `viewers`.
+
+    Args:
+        viewers: of each its rows of `flowctl.pipeline.whatif.stretches`, in order of time.
+        choices: of the grid; the first is in force.
+        extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
+        buffer_s: what a player has buffered, in seconds.
+
+    Returns:
+        Sums; stretches that make no viewer are counted in ``damaged`` of `ALL_CHOICES`, their viewer with it.
+    """
+    sums: Sums = {}
+    for rows in viewers:
+        try:
+            for choice, measure, value in _tried(rows, choices, extend_s, buffer_s):
+                add(sums, choice, measure, value)
+        except FlowctlError:
+            add(sums, ALL_CHOICES, "damaged", 1)
+    return sums
+
+
+@dataclass(slots=True)
+class _Total:
+    """What one choice did for a viewer."""
+
+    closed: bool = False
+    watched_us: int = 0
+    held_byte_s: float = 0.0
+    sums: dict[str, int] = field(default_factory=dict)
+
+    def add(self, measure: str, value: int) -> None:
+        if value:
+            self.sums[measure] = self.sums.get(measure, 0) + value
+
+    def take(self, outcome: Outcome) -> None:
+        """Add what became of one stretch."""
+        self.closed = outcome.closed is not None
+        self.watched_us += _us(outcome.watched_s)
+        self.held_byte_s += outcome.memory_byte_s
+        self.sums[PEAK] = max(self.sums.get(PEAK, 0), outcome.memory_peak_bytes)
+        self.add("assumed_us", _us(outcome.assumed_s))
+        self.add("offered_messages", sum(outcome.offered_messages))
+        for item, name in enumerate(CLASS_NAMES):
+            self.add(f"dropped_messages_{name}", outcome.dropped_messages[item])
+        self.add("key_offered", outcome.offered_messages[_KEY])
+        self.add("key_sent", outcome.sent_messages[_KEY])
+        self.add("sent_bytes", outcome.sent_bytes)
+        self.add("edges", outcome.edges)
+        self.add("returns", outcome.returns)
+        self.add("ready_us", _us(outcome.time_in_states_s[0]))
+        self.add("stall_us", _us(outcome.stall_s))
+        for bucket, seconds in outcome.delay:
+            self.add(f"{DELAY}{bucket}", _us(seconds))
+
+    def calm(self, row: Mapping[str, Any]) -> None:
+        """Add what was summed up, since nothing was refused in it."""
+        us, counts = int(row["calm_us"]), row["calm_messages"]
+        if not len(counts):
+            return
+        self.watched_us += us
+        self.add("ready_us", us)
+        self.add("offered_messages", int(sum(counts)))
+        self.add("key_offered", int(counts[_KEY]))
+        self.add("key_sent", int(counts[_KEY]))
+        self.add("sent_bytes", int(row["calm_bytes"]))
+        for bucket, part in zip(row["calm_delay"], row["calm_delay_us"], strict=True):
+            self.add(f"{DELAY}{bucket}", int(part))
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def viewer_of(row: Mapping[str, Any], extend_s: float) -> RecordedViewer | None:
+    """Return a stretch as the engine takes it; None: it was calm.
+
+    Raises:
+        FlowctlError: its events make none.
+    """
+    times = row["at_us"]
+    if not len(times):
+        return None
+    events = [
+        (on_grid(int(at) / 1e6), int(what), int(size))
+        for at, what, size in zip(times, row["what"], row["bytes"], strict=True)
+    ]
+    reason = row["close_reason"] if isinstance(row["close_reason"], str) else None  # pandas has NaN for none
+    viewer = RecordedViewer(
+        events=events,
+        given=int(row["given"]),
+        restart_bytes=int(row["restart_bytes"]) or RESTART_BYTES,
+        ended_at=max(on_grid(int(row["ended_us"]) / 1e6), events[-1][0]),
+        close_reason=reason,
+    )
+    return extended(viewer, extend_s) if reason in SLOW_ENDS else viewer
+
+
+def _tried(
+    rows: Sequence[Mapping[str, Any]], choices: Sequence[Choice], extend_s: float, buffer_s: float
+) -> Iterator[tuple[int, str, int]]:
+    """Yield the sums of one viewer. Once a choice has closed it, what comes later is nothing to that choice."""
+    work = Work()
+    recorded = [viewer_of(row, extend_s) for row in rows]
+    refused = any(viewer is not None and viewer.refused for viewer in recorded)
+    totals = [_Total() for _ in (choices if refused else choices[:1])]
+    for row, viewer in zip(rows, recorded, strict=True):
+        left = [number for number, total in enumerate(totals) if not total.closed]
+        for number in left:
+            totals[number].calm(row)
+        if viewer is not None and left:
+            outcomes = evaluate(viewer, [choices[number] for number in left], player_buffer_s=buffer_s, work=work)
+            for number, outcome in zip(left, outcomes, strict=True):
+                totals[number].take(outcome)
+        else:
+            work.inputs += int(sum(row["calm_messages"])) * len(choices)
+    honest = not refused or _honest(rows, recorded)
+    yield ALL_CHOICES, "inputs", work.inputs
+    yield ALL_CHOICES, "shown", work.shown
+    for number, total in enumerate(totals):
+        choice = number if refused else ALL_CHOICES
+        for measure, value in total.sums.items():
+            yield choice, measure, value
+        yield choice, "viewers", 1
+        yield choice, "watched_us", total.watched_us
+        yield choice, "honest", int(honest)
+        yield choice, "disconnected", int(total.closed)
+        yield choice, "honest_disconnected", int(total.closed and honest)
+        if total.watched_us:
+            yield choice, "memory_mean_bytes", round(total.held_byte_s / (total.watched_us / 1e6))
+
+
+def _honest(rows: Sequence[Mapping[str, Any]], recorded: Sequence[RecordedViewer | None]) -> bool:
+    calm = sum(int(row["calm_bytes"]) for row in rows)
+    events = [event for viewer in recorded if viewer is not None for event in viewer.events]
+    offered = calm + sum(size for _, what, size in events if what >= 0)
+    return calm + sum(size for _, what, size in events if what < 0) >= HONEST_SHARE * offered

@@ -1,0 +1,69 @@
+"""What is recorded of players over HTTP: the same row at the end as of those over RTMP."""
+
+from __future__ import annotations
+
+import pytest
+from http_kit import wait_for
+from pyarrow import parquet
+
+from flowctl.access.rules import Access, Proof
+from flowctl.access.tokens import SecretFile
+from flowctl.telemetry.options import EventsOptions, Streams
+from flowctl.telemetry.schema import CLASS_NAMES
+
+
+@pytest.fixture
+def recorded(web, tmp_path):
+    """Make a server that records; `closes` stops it and returns the rows of its connections by what they asked for."""
+
+    def make(**options):
+        events = EventsOptions(folder=str(tmp_path / "events"), node="n1", streams=Streams.PLAIN)
+        return web(events=events, players_may_wait=False, **options)
+
+    return make
+
+
+def closes(web, folder):
+    """End the server, and return what it wrote of connections that asked for a stream, by stream."""
+    web.server.stop(2.0)
+    paths = sorted((folder / "events").glob("flow_closes/date=*/hour=*/[!._]*.parquet"))
+    rows = [row for path in paths for row in parquet.read_table(path, partitioning=None).to_pylist()]
+    return {row["stream"]: row for row in rows if row["stream"] is not None}
+
+
+def test_player_over_http_when_it_leaves_has_a_row_as_over_rtmp(recorded, tmp_path):
+    """Role, names, agent, times and what it was sent; of a stream that nobody publishes, that there is none."""
+    web = recorded()
+    publisher = web.publisher()
+    publisher.group()
+    client = web.client()
+    assert client.get(headers="User-Agent: tv/1\r\n")[0] == 200
+    for _ in range(20):
+        publisher.group(size=2000)
+    client.tags(40)
+    client.close()
+    wait_for(web.ended)
+    assert web.get("/live/nothing.flv")[0] == 404
+    found = closes(web, tmp_path)
+    row = found["room"]
+    assert (row["role"], row["app"], row["peer_ip"], row["agent"]) == ("http_flv", "live", "127.0.0.1", "tv/1")
+    assert 0 <= row["asked_ms"] <= row["startup_ms"] <= row["duration_s"] * 1000
+    assert row["reason"] in {"peer closed", "peer reset"}
+    assert row["sent_messages_key"] >= 10
+    assert (row["refusal"], row["code"], row["limit_name"], row["handshake_ms"]) == (None, None, None, None)
+    assert row["samples_count"] >= 1
+    for name in CLASS_NAMES:
+        assert row[f"accepted_messages_{name}"] == row[f"sent_messages_{name}"] + row[f"dropped_messages_{name}"]
+    other = found["nothing"]
+    assert (other["refusal"], other["role"], other["startup_ms"]) == ("no stream", "http_flv", None)
+    assert other["asked_ms"] is not None
+
+
+def test_player_over_http_when_it_has_no_key_is_an_attempt_that_was_refused(recorded, tmp_path):
+    """Who may not play asked for it all the same: the row names the stream and says why."""
+    secrets = SecretFile("secrets", (b"a secret of thirty-two or more bytes, for tests",))
+    web = recorded(access=Access(play_auth=(Proof.TOKEN,), token_secrets=secrets))
+    web.publisher().group()
+    assert web.get()[0] == 401
+    row = closes(web, tmp_path)["room"]
+    assert (row["refusal"], row["role"], row["startup_ms"]) == ("auth", "http_flv", None)

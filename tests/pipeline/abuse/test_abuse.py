@@ -1,0 +1,404 @@
+"""Abuse scores: what is evidence and what is not, standing, decay, subnets, allow lists and the ban list."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import time
+
+import pytest
+from abuse_records import BEGIN_S, at, closed, event, hits, there, write
+from pyspark.sql import functions as f
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline.abuse.job import JOB, AbuseOptions, merge_lists
+from flowctl.pipeline.abuse.weights import Weights
+from flowctl.pipeline.job import JobState
+from flowctl.pipeline.records import addresses
+from flowctl.pipeline.records.addresses import parse_networks
+from flowctl.pipeline.run import run
+from flowctl.pipeline.synth import job as synth
+from flowctl.pipeline.synth.people import SynthOptions
+from flowctl.server.bans import Ban, BanAction, BanList, render
+from flowctl.server.guilt import PROOF
+
+pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
+NOW_S = BEGIN_S + 3600
+HOUR = {"duration_s": 3600.0}
+
+
+def judge(spark, tmp_path, rows, **given):
+    """Return the scores by address, the ban list, and what became of the job."""
+    write(tmp_path / "events", rows)
+    options = AbuseOptions(**{"now_s": NOW_S} | given)
+    note = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"abuse": options}).jobs["abuse"]
+    assert note.state is JobState.DONE, note.message
+    scores = {row["address"]: row for row in spark.read.parquet(str(tmp_path / "out" / "abuse_scores")).collect()}
+    bans = BanList.parse((tmp_path / "out" / "bans.jsonl").read_text())
+    return scores, bans, note
+
+
+PROOFS = ("amf_depth", "chunk_size_min_bytes", "control_messages_per_second")
+
+
+def attack(address, at_s=NOW_S, conn_id=900):
+    """Return the records of one hostile client: three kinds of proof, again and again."""
+    return [event(address, "limit_hit", at_s, axis=axis, conn_id=conn_id) for axis in PROOFS for _ in range(20)]
+
+
+def viewers(address, count, since_s, first=1, **more):
+    """Return the records of viewers that are still there."""
+    return [row for n in range(count) for row in there(address, since_s, NOW_S, conn_id=first + n, **more)]
+
+
+def ends(address, reason, count, at_s=NOW_S, **columns):
+    """Return the ends of `count` connections."""
+    return [closed(address, reason, at_s, conn_id=number, **columns) for number in range(1, count + 1)]
+
+
+UNKNOWN = {"role": "unknown", "duration_s": 0.01}
+DEAF = {"unrecovered_ms": 20_000.0, "unrecovered_bytes": 0}
+SLOW = {"unrecovered_ms": 20_000.0, "unrecovered_bytes": 200_000}
+LONG_AGO_S = NOW_S - 8 * 3600
+WORLD = {
+    # who behaves beside an attacker
+    "one viewer": ("shared", "192.0.2.1", lambda a: viewers(a, 1, NOW_S - 300) + attack(a)),
+    "a school": ("shared", "192.0.2.2", lambda a: viewers(a, 30, NOW_S - 300) + attack(a)),
+    "a school at night": ("shared", "192.0.2.3", lambda a: ends(a, "peer closed", 5, LONG_AGO_S, **HOUR) + attack(a)),
+    "a mobile network": (
+        "shared",
+        "2001:db8:a:2::/64",
+        lambda _: viewers("2001:db8:a:2::1", 1, NOW_S - 300) + attack("2001:db8:a:2:ffff:1:2:3"),
+    ),
+    "a publisher": (
+        "shared",
+        "192.0.2.4",
+        lambda a: there(a, NOW_S - 300, NOW_S, role="publish") + attack(a),
+    ),
+    # who does not
+    "nobody else": ("ban", "192.0.2.10", attack),
+    "its own play, in which it attacks": (
+        "ban",
+        "192.0.2.11",
+        lambda a: viewers(a, 1, NOW_S - 300, first=900) + attack(a, conn_id=900),
+    ),
+    "a viewer of a server that has gone since": (
+        "ban",
+        "192.0.2.12",
+        lambda a: (
+            [
+                *viewers(a, 1, NOW_S - 300, node="node-2"),
+                event(None, "server_started", NOW_S - 200, conn_id=0, node="node-2"),
+                *attack(a),
+            ]
+        ),
+    ),
+    "a play that began just now": ("ban", "192.0.2.13", lambda a: viewers(a, 1, NOW_S - 5) + attack(a)),
+    "x.y.z.0": ("ban", "192.0.2.0", attack),
+    "x.y.z.255": ("ban", "192.0.2.255", attack),
+    "a whole /64": (
+        "ban",
+        "2001:db8:a:1::/64",
+        lambda _: [row for n in (1, 2, 3) for row in hits(f"2001:db8:a:1::{n}", "amf_depth", 1, NOW_S)],
+    ),
+    "the first /64 of a /48": ("ban", "2001:db8:a::/64", lambda _: attack("2001:DB8:A:0::9")),
+    "IPv4 written as IPv6": ("ban", "192.0.2.14", lambda _: attack("::ffff:192.0.2.14")),
+    "the same in hexadecimal": ("ban", "192.0.2.15", lambda _: attack("::ffff:c000:20f")),
+    # honest ones who look bad
+    "accidents of hundreds": (
+        "ok",
+        "192.0.2.20",
+        lambda a: (
+            ends(a, "peer closed", 300, **HOUR)
+            + ends(a, "handshake timeout", 400, **UNKNOWN)
+            + ends(a, "stuck", 30, **DEAF)
+        ),
+    ),
+    "a crowd that comes back at once": (
+        "ok",
+        "192.0.2.21",
+        lambda a: (
+            viewers(a, 300, NOW_S) + [event(a, "conn_refused", NOW_S, reason="new_per_address_and_s", count=999)] * 30
+        ),
+    ),
+    "a health check each second": ("limit", "192.0.2.22", lambda a: ends(a, "peer closed", 1000, **UNKNOWN)),
+    "browsers that a page sends to the port": (
+        "limit",
+        "192.0.2.23",
+        lambda a: [
+            row
+            for code in ("not-rtmp", "tls-on-plain-port", "handshake-version", None)
+            for row in ends(a, "protocol error", 100, code=code, **UNKNOWN)
+        ],
+    ),
+    "connections that say nothing": ("limit", "192.0.2.24", lambda a: ends(a, "handshake timeout", 900, **UNKNOWN)),
+    "an encoder with a wrong key": ("limit", "192.0.2.25", lambda a: ends(a, "auth refused", 900, **UNKNOWN)),
+    "an encoder that does not wait": ("limit", "192.0.2.26", lambda a: hits(a, "unpublished_bytes", 90, NOW_S, 0)),
+    "a limit of another version": ("limit", "192.0.2.27", lambda a: hits(a, "a_limit_to_come_s", 90, NOW_S, 0)),
+    "zapping": ("ok", "192.0.2.28", lambda a: ends(a, "peer closed", 200, duration_s=1.5)),
+    "a phone on a train": (
+        "ok",
+        "192.0.2.29",
+        lambda a: (
+            ends(a, "peer reset", 99, duration_s=3.0)
+            + ends(a, "handshake timeout", 9, **UNKNOWN)
+            + ends(a, "stuck", 20, **SLOW)
+        ),
+    ),
+    "a second's visit": ("ok", "192.0.2.30", lambda a: ends(a, "peer closed", 1, **UNKNOWN)),
+    # who is never touched
+    "loopback": ("allowed", "127.0.0.1", attack),
+    "a private network": ("allowed", "10.1.2.3", lambda _: attack("::ffff:10.1.2.3")),
+    "a private network of IPv6": ("allowed", "fd00:0:0:7::/64", lambda _: attack("fd00:0:0:7::1")),
+    "beside a private network": ("ban", "172.32.0.1", attack),
+    "a trusted proxy": ("allowed", "192.0.2.40", lambda a: viewers(a, 3, NOW_S - 300) + attack(a)),
+    "a /64 that was recorded as its /48": ("no_address", "2001:db8:b::/48", attack),
+    "a network that was recorded": ("no_address", "198.18.7.0/24", attack),
+    "a hash": ("no_address", "h:00ff00ff00ff00ff", attack),
+    "a name": ("no_address", "somebody", attack),
+    "no address": ("no_address", "300.1.1.1", attack),
+    "an octal address": ("no_address", "1.2.3.04", attack),
+}
+"""Planted by hand: who it is -> verdict, address as scored, records."""
+
+
+ODD = [
+    closed("192.0.2.53", "peer closed", NOW_S, duration_s=-5.0),
+    event("192.0.2.53", "conn_refused", NOW_S, reason="new_per_address_and_s", count=10**18),
+    event(None, "limit_hit", NOW_S, axis="amf_depth"),
+    event("", "limit_hit", NOW_S, axis="amf_depth"),
+    event("192.0.2.54", "limit_hit", NOW_S),
+]
+OLD_REASON = "too slow for the lowest step"  # records of format 1 have it
+ALLOWED = {"192.0.2.57": "192.0.2.57", "198.51.101.0/24": "198.51.101.15", "192.0.2.64/29": "192.0.2.71"}
+"""A network of the allow list, and who attacks from there."""
+BESIDE = [
+    *hits("192.0.2.50", "chunk_size_min_bytes", 1, NOW_S),
+    *(closed("192.0.2.51", "hard limit", BEGIN_S + n, **SLOW) for n in range(200)),
+    *(closed("192.0.2.52", "hard limit", NOW_S, **DEAF) for _ in range(12)),
+    *(closed("192.0.2.58", OLD_REASON, NOW_S, **DEAF) for _ in range(12)),
+    *ODD,
+    *(row for address in ALLOWED.values() for row in hits(address, "amf_depth", 9, NOW_S)),
+    *hits("192.0.2.55", "amf_depth", 9, NOW_S),
+    *hits("192.0.2.56", "amf_depth", 9, NOW_S),
+    *hits("192.0.2.56", "x" * 300, 1, NOW_S),
+    # three subnets with ten of ten that are abusive; in the last one a viewer
+    *(
+        row
+        for subnet in ("198.51.100", "203.0.112", "203.0.113")
+        for n in range(1, 11)
+        for row in hits(f"{subnet}.{n}", "amf_depth", 1, NOW_S)
+    ),
+    closed("203.0.113.77", "peer closed", NOW_S),
+]
+"""Planted for the tests that name these addresses."""
+
+
+@pytest.fixture(scope="module")
+def world(spark, tmp_path_factory):
+    """Judge all of `WORLD` and `BESIDE` at once: a run takes long, more rows do not."""
+    rows = [row for _, address, make in WORLD.values() for row in make(address)] + BESIDE
+    allow = tuple(parse_networks(["192.0.2.40", "203.0.112.200", *ALLOWED], "--allow"))
+    scores, bans, result = judge(spark, tmp_path_factory.mktemp("world"), rows, allow=allow)
+    return scores, bans, result
+
+
+def listed(bans, prefix):
+    """Return the networks on the list that begin so."""
+    return [ban.cidr for ban in bans.bans if ban.cidr.startswith(prefix)]
+
+
+@pytest.mark.parametrize("who", WORLD)
+def test_abuse_when_the_truth_is_known_says_it(world, who):
+    """Each planted one gets the verdict that is written beside it, and the list does what the verdict says."""
+    scores, bans, _ = world
+    expected, address, _ = WORLD[who]
+    row = scores[address]
+    assert (row["verdict"], row["banned"]) == (expected, expected == "ban")
+    action = {"ban": "ban", "shared": "limit", "limit": "limit"}.get(expected)
+    assert row["action"] == action
+    cidr = address if address.endswith("/64") else f"{address}/32"
+    assert [ban.action.value for ban in bans.bans if ban.cidr == cidr] == ([] if action is None else [action])
+
+
+def test_abuse_when_an_address_is_shared_caps_each_kind_and_says_so(world):
+    """Who attacks sixty times with three kinds is one offender beside those who behave."""
+    scores, bans, result = world
+    row = scores["192.0.2.2"]
+    assert (row["people"], row["points"]) == (30, 10.0 * len(PROOFS))
+    assert bans.match("192.0.2.2", NOW_S).reason.startswith("shared: limit_hit.")
+    assert bans.match("192.0.2.22", NOW_S).reason == "limited: fruitless_connection"
+    limits = sum(ban.action is BanAction.LIMIT for ban in bans.bans)
+    assert (result.summary["bans"], result.summary["limits"]) == (len(bans) - limits, limits)
+
+
+def test_abuse_when_a_proof_is_seen_bans_the_address_with_its_evidence(world):
+    """One limit hit that no sound client makes is enough, and the ban says which it was."""
+    _, bans, _ = world
+    [ban] = (ban for ban in bans.bans if ban.cidr == "192.0.2.50/32")
+    assert (ban.score, dict(ban.evidence)) == (PROOF, {"limit_hit.chunk_size_min_bytes": 1})
+    assert ban.expires.timestamp() == NOW_S + 3600 * PROOF / 10
+
+
+def test_abuse_when_a_slow_viewer_is_cut_again_and_again_does_not_ban_it(world):
+    """Hard-limit closes of a viewer that drained all the time are counted and weigh nothing."""
+    scores, bans, _ = world
+    assert (scores["192.0.2.51"]["score"], bans.match("192.0.2.51", NOW_S)) == (0.0, None)
+    assert "slow_close" in json.loads(scores["192.0.2.51"]["evidence"])
+
+
+@pytest.mark.parametrize("address", ["192.0.2.52", "192.0.2.58"])
+def test_abuse_when_a_viewer_reads_nothing_again_and_again_bans_it(world, address):
+    """The same closes of a peer that took nothing are abuse, also with the reason that records of format 1 have."""
+    scores, bans, _ = world
+    assert scores[address]["score"] == 12.0
+    assert bans.match(address, NOW_S)
+
+
+def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_networks_if_told(spark, tmp_path):
+    """What was done a week ago is worth next to nothing, also where no record is newer; and that is said."""
+    rows = hits("192.0.2.72", "amf_depth", 3, time.time() - 7 * 86_400) + attack("10.0.0.9", time.time() - 7 * 86_400)
+    scores, bans, result = judge(spark, tmp_path, rows, now_s=None, private=True, weights=Weights(threshold=5.0))
+    assert scores["192.0.2.72"]["points"] == pytest.approx(36 / 2**7, rel=0.01)
+    assert [ban.cidr for ban in bans.bans] == ["10.0.0.9/32"]
+    assert "the records end 168 hours ago" in result.warnings[0]
+
+
+@pytest.fixture(scope="module")
+def short(spark, tmp_path_factory):
+    """Judge with a half-life of an hour, for a list of two bans; what is an hour old is of 192.0.2.14 alone."""
+    rows = hits("192.0.2.14", "amf_depth", 1)
+    rows += [row for n in range(1, 7) for row in hits(f"192.0.2.{n}", "amf_depth", n, NOW_S, 0)]
+    options = {"weights": Weights(half_life_s=3600), "most_bans": 2}
+    return judge(spark, tmp_path_factory.mktemp("short"), rows, **options)
+
+
+def test_abuse_when_evidence_is_a_half_life_old_counts_it_half(short):
+    """Evidence decays, so that an address is forgiven with time."""
+    scores, _, _ = short
+    assert scores["192.0.2.14"]["score"] == PROOF / 2
+    assert scores["192.0.2.14"]["action"] is None
+
+
+def test_abuse_when_there_are_more_than_fit_keeps_the_worst_and_says_so(short):
+    """The ban list is cut at its length, the highest scores first, and the rest is counted."""
+    _, bans, result = short
+    assert {ban.cidr for ban in bans.bans} == {"192.0.2.5/32", "192.0.2.6/32"}
+    assert result.summary["bans_left_out"] == 4
+
+
+@pytest.mark.parametrize("allowed", ALLOWED)
+def test_abuse_when_an_address_is_allowed_never_bans_it(world, allowed):
+    """Who is on the allow list is scored and not banned, whatever the prefix length."""
+    scores, bans, _ = world
+    address = ALLOWED[allowed]
+    assert (scores[address]["verdict"], bans.match(address, NOW_S)) == ("allowed", None)
+
+
+def test_abuse_when_most_of_a_subnet_is_abusive_bans_it_as_one_if_nobody_honest_is_there(world):
+    """Ten abusive addresses of ten are one ban of their /24; one viewer among them, and each is banned by itself."""
+    scores, bans, result = world
+    assert bans.match("198.51.100.77", NOW_S)
+    assert not bans.match("203.0.113.77", NOW_S)
+    assert listed(bans, "198.51.100.") == ["198.51.100.0/24"]
+    assert len(listed(bans, "203.0.113.")) == result.summary["verdicts"]["address_subnet_ban"] == 10
+    assert scores["198.51.100.0/24"]["addresses"] == 10
+
+
+def test_abuse_when_a_subnet_holds_an_allowed_address_bans_its_addresses_only(world):
+    """No network is banned that contains one of the allow list, even one that was not seen."""
+    _, bans, _ = world
+    assert (len(listed(bans, "203.0.112.")), bans.match("203.0.112.200", NOW_S)) == (10, None)
+
+
+def test_abuse_when_a_record_is_odd_goes_on(world):
+    """Absurd durations and counts, and rows without an address, change nothing for others."""
+    scores, _, _ = world
+    assert {row["peer_ip"] for _, row in ODD} & set(scores) == {"192.0.2.53", "192.0.2.54"}
+
+
+def test_abuse_when_no_ban_can_be_made_of_an_address_counts_it_and_bans_the_others(world):
+    """A record with absurd words costs its own ban, not those of all."""
+    scores, bans, result = world
+    assert (scores["192.0.2.56"]["verdict"], bans.match("192.0.2.56", NOW_S)) == ("ban", None)
+    assert bans.match("192.0.2.55", NOW_S)
+    assert result.summary["bans_invalid"] == 1
+
+
+def test_abuse_when_rows_come_in_another_order_scores_the_same(spark, tmp_path):
+    """Sums are of whole numbers: cut into other files in another order, the table is the same to the last digit."""
+    rows = [row for n in range(1, 30) for row in hits(f"192.0.2.{n % 7 + 1}", "handshake_time_s", 1, BEGIN_S + n * 7)]
+    rows += [closed(f"192.0.2.{n % 7 + 1}", "handshake timeout", BEGIN_S + n / 3) for n in range(90)]
+    first, _, _ = judge(spark, tmp_path / "one", rows)
+    for number in range(3):
+        write(tmp_path / "two" / "events", rows[::-1][number::3], f"node-1-1-{number + 2}")
+    second, _, _ = judge(spark, tmp_path / "two", [event(None, "limit_hit")])
+    assert {key: row.asDict() for key, row in first.items()} == {key: row.asDict() for key, row in second.items()}
+
+
+def test_abuse_when_the_list_would_be_too_long_is_refused():
+    """A ban list longer than a server takes is an error before any work."""
+    with pytest.raises(ConfigError, match="--max-bans"):
+        AbuseOptions(most_bans=1_000_000)
+
+
+def test_networks_when_wrong_are_refused_by_name():
+    """An allow list with something else in it is an error that names it."""
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.7/24"):
+        parse_networks(["192.0.2.7/24"], "--allow")
+
+
+def test_abuse_when_text_looks_like_an_address_takes_what_python_takes(spark):
+    """What has digits here is an address to the ban list, and the other way round."""
+    whole = ["1.2.3.4", "255.255.255.255", "0.0.0.9", "::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "A::b"]
+    odd = [
+        "256.1.1.1",
+        "01.2.3.4",
+        "1.2.3",
+        "1:2:3",
+        "1::2::3",
+        ":::",
+        "1:2:3:4:5:6:7:8:9",
+        ":1:2:3:4:5:6:7:8",
+        "1:2:",
+        "",
+    ]
+    odd += ["1:2:3:4:5:6:7::8", "1:2:3:4:5:6:7:", "12345::", "g::"]
+    frame = spark.createDataFrame([(text,) for text in whole + odd], "address string")
+    rows = frame.select("address", addresses.digits(f.col("address")).alias("digits")).collect()
+    assert {row["address"] for row in rows if row["digits"] is not None} == set(whole)
+    for text in whole:
+        assert ipaddress.ip_address(text)
+    for text in odd:
+        with pytest.raises(ValueError, match=r".*"):
+            ipaddress.ip_address(text)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_abuse_when_there_is_a_ban_list_keeps_its_bans_unless_told_otherwise(replace):
+    """Bans of others that last stay on the list; with --replace-bans the list begins anew, whatever is there."""
+    there = render([Ban(cidr="203.0.113.9/32", expires=at(NOW_S + 60)), Ban(cidr="203.0.113.8/32", expires=at(NOW_S))])
+    made = render([Ban(cidr="192.0.2.7/32", expires=at(NOW_S + 600))])
+    options = AbuseOptions(now_s=NOW_S, replace_bans=replace)
+    kept = set() if replace else {"203.0.113.9/32"}
+    assert {ban.cidr for ban in BanList.parse(merge_lists(there, made, options)).bans} == {"192.0.2.7/32"} | kept
+    if replace:
+        assert merge_lists("{broken", made, options) == made
+        return
+    with pytest.raises(ConfigError, match="not replaced") as caught:
+        merge_lists("{broken", made, options)
+    assert "--replace-bans" in caught.value.hint
+
+
+def test_abuse_when_worlds_are_planted_finds_the_abusers_and_bans_nobody_honest(spark, tmp_path):
+    """Of what synth plants, NAT, proxies, health checks and an attacker among viewers, --truth tells what was found."""
+    worlds = ("attackers", "nat", "proxy", "health", "commuters", "neighbours", "death")
+    options = SynthOptions(events=20_000, days=0.2, worlds=worlds)
+    made = synth.run(spark, str(tmp_path / "events"), options)
+    end_s, planted = options.start_s + options.days * 86_400, made.outputs["truth of addresses"]
+    _, _, note = judge(spark, tmp_path, [], now_s=end_s, truth=planted, private=True)
+    truth = note.summary["truth"]
+    assert truth["abusive_addresses"] > 20
+    assert truth["alone_banned"] + truth["alone_limited"] == truth["alone"], truth
+    assert truth["found_share"] > 0.9, truth  # who reads nothing behind a proxy of hundreds may be missed
+    assert truth["honest_banned"] == 0, truth

@@ -1,0 +1,220 @@
+"""Watch on a real stream: the same bans as from the same records at once, restarts, late and bad input, clean ends.
+
+What is about processes runs as a process with a Java of its own: a watch that is killed. All else runs in the shared
+session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from abuse_records import at, closed, event, hits, there, write
+from test_abuse import WORLD
+
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.pipeline.abuse import watch as watching
+from flowctl.pipeline.abuse.job import JOB, AbuseOptions
+from flowctl.pipeline.abuse.watch import ListFile, WatchOptions
+from flowctl.pipeline.abuse.weights import Weights
+from flowctl.pipeline.run import run as run_jobs
+from flowctl.server.bans import Ban, BanList, render
+
+pytestmark = pytest.mark.timeout(900)
+PATIENCE_S = 400.0
+"""A Java start and a batch take seconds; on a machine that is busy with everything else, minutes."""
+
+
+def banned(out: Path) -> dict[str, str]:
+    """Return who is on the list, and how."""
+    path = out / "bans.jsonl"
+    return {ban.cidr: ban.action.value for ban in BanList.parse(path.read_text()).bans} if path.exists() else {}
+
+
+def wait_for(condition, what):
+    """Wait until `condition` holds."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"no {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def look(spark, tmp_path):
+    """Give a function that works off what is there, in a session of its own, -> summary, what was told."""
+
+    def once(**options):
+        values = WatchOptions(**{"once": True} | options)
+        told: list[str] = []
+        note = watching.run(
+            spark.newSession(), str(tmp_path / "events"), str(tmp_path / "out"), values, tell=told.append
+        )
+        return note.summary, "\n".join(told)
+
+    return once
+
+
+def test_watch_when_all_records_are_there_bans_whom_abuse_bans(spark, look, tmp_path):
+    """On the same records the stream and the job come to the same list: every planted one, IPv6 and hashes too."""
+    now = time.time()
+    rows = [row for _, _, make in WORLD.values() for row in make_now(make, now)]
+    write(tmp_path / "events", rows)
+    options = AbuseOptions(now_s=now)
+    run_jobs(spark, str(tmp_path / "events"), str(tmp_path / "job"), [JOB], {"abuse": options})
+    look()
+    expected = banned(tmp_path / "job")
+    assert len(expected) >= 20
+    assert banned(tmp_path / "out") == expected
+
+
+def make_now(make, now):
+    """Return the records of one of `WORLD` as if they were of now."""
+    from test_abuse import NOW_S
+
+    address = next(address for _, address, other in WORLD.values() if other is make)
+    for table, columns in make(address):
+        shift = at(now) - at(NOW_S)
+        yield table, {key: value + shift if key in ("ts", "opened_at") else value for key, value in columns.items()}
+
+
+def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_path):
+    """Evidence counts once however often its file comes, in one batch or later; that of unusable files never.
+
+    Late evidence counts within the watermark and not beyond. Each look goes on where the one before ended.
+    """
+    events, out, now = tmp_path / "events", tmp_path / "out", time.time()
+    assert 5 < Weights().of("limit_hit.chunk_size_max_bytes") < Weights().threshold
+    half = hits("192.0.2.1", "chunk_size_max_bytes", 1, now)
+    [first] = write(events, half, "node-1-1-1")
+    for number in (2, 3):
+        shutil.copy(first, first.with_name(f"copy-{number}.parquet"))
+    write(events, hits("192.0.2.2", "amf_depth", 1, now), "newer", format="99")
+    write(events, hits("192.0.2.3", "amf_depth", 1, now), "other", table="flow_samples")
+    write(events, hits("192.0.2.8", "amf_depth", 1, now), "older", format="2")
+    write(events, [*hits("192.0.2.4", "amf_depth", 1, now), *hits("192.0.2.7", "amf_depth", 1, now + 999)], "good")
+    first.with_name("torn.parquet").write_bytes(first.read_bytes()[:-100])
+    first.with_name("empty.parquet").write_bytes(b"")
+    first.with_name(".hidden.parquet").write_bytes(b"")
+    odd = [{"ts": "today", "node": "node-1", "seq": "x", "peer_ip": "192.0.2.9", "event": "limit_hit"}]
+    pq.write_table(pa.Table.from_pylist(odd), first.with_name("types.parquet"))
+    out.mkdir()
+    (out / "bans.jsonl").write_text(render([Ban(cidr="203.0.113.1/32", expires=None)]))
+    summary, told = look()
+    assert set(banned(out)) == {"192.0.2.4/32", "203.0.113.1/32"}
+    [account] = summary["accounts"]
+    assert account["files_by_reason"] == {
+        "copy": 2,
+        "newer format": 1,
+        "of another table": 1,
+        "format 2 is not watched": 1,
+        "truncated or not Parquet": 1,
+        "empty file": 1,
+        "foreign schema": 1,
+    }
+    assert (account["files_in"], account["rows_out"], summary["repeated"]) == (10, 3, 2)
+    assert "hint: flowctl analyze abuse reads old formats" in told
+    shutil.copy(first, first.with_name("later.parquet"))  # in a batch and a run of its own
+    summary, _ = look()
+    assert (set(banned(out)), summary["repeated"]) == ({"192.0.2.4/32", "203.0.113.1/32"}, 1)
+    late = [*hits("192.0.2.5", "amf_depth", 1, now - 60), *hits("192.0.2.6", "amf_depth", 1, now - 3000)]
+    write(events, [*late, *hits("192.0.2.1", "chunk_size_max_bytes", 1, now)], "node-1-1-5")
+    summary, _ = look()
+    assert set(banned(out)) == {f"192.0.2.{n}/32" for n in (1, 4, 5)} | {"203.0.113.1/32"}
+    assert summary["late"] == 1
+    summary, _ = look()
+    assert (summary["batches"], summary["accounts"][0]["files_in"]) == (0, 0)
+
+
+def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path, monkeypatch):
+    """Ended before the list was written, or after it but before Spark knew: the batch is run again, and counts once."""
+    events, out, now = tmp_path / "events", tmp_path / "out", time.time()
+    write(events, hits("192.0.2.1", "amf_depth", 1, now) + hits("192.0.2.2", "chunk_size_max_bytes", 1, now))
+    add = ListFile.add
+
+    def broken(held, bans, *, written):
+        if written or not bans:
+            add(held, bans)
+        if bans:
+            raise FlowctlError("a power cut")
+
+    for written, listed in ((False, {}), (True, {"192.0.2.1/32": "ban"})):
+        with monkeypatch.context() as patch:
+            patch.setattr(ListFile, "add", functools.partialmethod(broken, written=written))
+            with pytest.raises(FlowctlError, match="a power cut"):
+                look()
+        assert banned(out) == listed
+    write(events, hits("198.51.100.1", "amf_depth", 1, now), "node-1-1-2")
+    summary, _ = look()
+    assert banned(out) == {"192.0.2.1/32": "ban", "198.51.100.1/32": "ban"}, "half of what is enough was counted once"
+    assert (summary["batches"], summary["accounts"][0]["files_in"]) == (2, 2)
+
+
+def test_watch_when_records_come_bans_within_a_trigger_and_ends_in_order(spark, tmp_path):
+    """Started before there is any record, it bans in the first batch with the evidence; expired bans go meanwhile."""
+    events, out, stop, told = tmp_path / "events", tmp_path / "out", threading.Event(), []
+    events.mkdir()
+    out.mkdir()
+    (out / "bans.jsonl").write_text(render([Ban(cidr="203.0.113.1/32", expires=at(time.time() + 8))]))
+    options = WatchOptions(trigger_s=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(watching.run, spark.newSession(), str(events), str(out), options, stop=stop, tell=told.append)
+        try:
+            now = time.time()
+            write(events, [*there("192.0.2.2", now - 300, now, conn_id=7), event(None, "server_started", now - 999)])
+            write(events, [closed("192.0.2.9", "peer closed", now)], "node-1-1-2")
+            wait_for(lambda: told or job.done(), "batch")
+            number = len(told)
+            write(events, hits("192.0.2.1", "amf_depth", 1, now) + hits("192.0.2.2", "amf_depth", 1, now), "node-1-1-3")
+            wait_for(lambda: len(told) > number or job.done(), "batch")
+            assert banned(out) | {"203.0.113.1/32": "ban"} == {
+                "192.0.2.1/32": "ban",
+                "192.0.2.2/32": "limit",
+                "203.0.113.1/32": "ban",
+            }
+            wait_for(lambda: "203.0.113.1/32" not in banned(out) or job.done(), "end of a ban")
+        finally:
+            stop.set()
+        assert job.result(PATIENCE_S).summary["bans"] == 2
+
+
+def test_watch_when_killed_in_the_middle_and_restarted_loses_and_repeats_nothing(look, tmp_path):
+    """Killed with SIGKILL between files, it goes on: the bans are those of one look."""
+    events, out, now = tmp_path / "events", tmp_path / "out", time.time()
+    for number in range(4):
+        rows = hits(f"192.0.2.{number}", "amf_depth", 1, now) + hits("198.51.100.1", "unpublished_bytes", 3, now)
+        rows += hits(f"198.51.100.{2 + number // 2}", "chunk_size_max_bytes", 1, now)
+        write(events, rows, f"node-1-1-{number}")
+    command = [sys.executable, "-m", "flowctl", "analyze", "watch", str(events), "--out", str(out), "--max-files", "2"]
+    command += ["--trigger", "100ms", "--master", "local[2]", "--driver-memory", "512m"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        wait_for(lambda: banned(out) or process.poll() is not None, "ban")
+        assert process.poll() is None, process.stderr.read().decode()[-2000:]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+    look()
+    expected = {f"192.0.2.{n}/32": "ban" for n in range(4)} | {f"198.51.100.{n}/32": "ban" for n in (2, 3)}
+    assert banned(out) == expected | {"198.51.100.1/32": "limit"}
+
+
+def test_watch_when_there_is_nothing_to_read_says_so(look, tmp_path):
+    """With --once a folder without records is an error with a hint."""
+    (tmp_path / "events").mkdir()
+    with pytest.raises(ConfigError, match="has no flow_closes") as caught:
+        look()
+    assert "--events" in caught.value.hint

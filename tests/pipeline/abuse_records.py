@@ -1,0 +1,84 @@
+"""Records of format 3 by hand for tests of abuse and watch: rows with few words, by table, and files of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flowctl.telemetry.schema import ARROW_TYPES, FORMAT, METADATA_PREFIX, OPENS_EVERY_S, OPENS_FIRST_S, TABLES, Kind
+
+BEGIN_S = 1_790_000_000
+"""A second of 2026; tests that need bans to last use the present instead."""
+Row = tuple[str, dict[str, Any]]
+"""Table and columns; those that are left out are null."""
+_numbers = itertools.count(1)
+_TYPES = {
+    Kind.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    Kind.INT: pa.int64(),
+    Kind.REAL: pa.float64(),
+    Kind.TEXT: pa.string(),
+    Kind.FLAG: pa.bool_(),
+}
+assert set(_TYPES) == set(ARROW_TYPES)
+
+
+def at(seconds: float) -> dt.datetime:
+    """Return a time in seconds since the epoch as a ban has it."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)
+
+
+def row(table: str, address: str | None, at_s: float, **columns: Any) -> Row:
+    """Return a row of a table."""
+    who = {"ts": at(at_s), "node": "node-1", "seq": next(_numbers), "conn_id": 1, "peer_ip": address}
+    return table, who | columns
+
+
+def event(address: str | None, name: str, at_s: float = BEGIN_S, **columns: Any) -> Row:
+    """Return an event."""
+    return row("flow_events", address, at_s, **{"event": name, "role": "unknown"} | columns)
+
+
+def hits(address: str, axis: str, count: int, at_s: float = BEGIN_S, step_s: float = 1.0, **columns: Any) -> list[Row]:
+    """Return `count` hits of a limit, `step_s` apart."""
+    return [event(address, "limit_hit", at_s + number * step_s, axis=axis, **columns) for number in range(count)]
+
+
+def closed(address: str, reason: str, at_s: float = BEGIN_S, **columns: Any) -> Row:
+    """Return the end of a connection that lasted for a minute, if nothing else is said."""
+    ended = {"role": "play", "duration_s": 60.0, "reason": reason} | columns
+    return row("flow_closes", address, at_s, **ended, opened_at=at(at_s - ended["duration_s"]))
+
+
+def there(address: str, since_s: float, until_s: float, **columns: Any) -> list[Row]:
+    """Return the rows of a connection that has played since then and is open, as a server writes them."""
+    now_s, rows = since_s + OPENS_FIRST_S, []
+    while now_s <= until_s:
+        told = {"role": "play", "opened_at": at(since_s - 1), "duration_s": now_s - since_s + 1, "asked_ms": 1000.0}
+        rows.append(row("flow_opens", address, now_s, **told | columns))
+        now_s += OPENS_EVERY_S
+    return rows
+
+
+def write(root: Path, rows: Iterable[Row], name: str = "node-1-1-1", **metadata: str) -> list[Path]:
+    """Write files of records below `root`, one per table and hour, under a hidden name first, as a recorder does."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for table, columns in rows:
+        groups.setdefault((table, f"date={columns['ts']:%Y-%m-%d}/hour={columns['ts']:%H}"), []).append(columns)
+    paths = []
+    for (table, hour), found in groups.items():
+        folder = root / table / hour
+        folder.mkdir(parents=True, exist_ok=True)
+        schema = pa.schema([pa.field(column.name, _TYPES[column.kind]) for column in TABLES[table].columns])
+        words = {"table": table, "format": str(FORMAT), "uid": f"{name} {table} {hour}"} | metadata
+        data = pa.Table.from_pylist([dict.fromkeys(TABLES[table].names) | item for item in found], schema)
+        data = data.replace_schema_metadata({f"{METADATA_PREFIX}{key}": value for key, value in words.items()})
+        pq.write_table(data, folder / f".{name}.tmp", compression="zstd")
+        (folder / f".{name}.tmp").rename(folder / f"{name}.parquet")
+        paths.append(folder / f"{name}.parquet")
+    return paths

@@ -1,0 +1,209 @@
+"""The node model: fitted to measurements, it gives them back, predicts others, and says how far off it is."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from source_kit import ROOT
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline.capacity.node import (
+    BYTE_US,
+    FIGURES,
+    Measurement,
+    NodeModel,
+    fit,
+    held_out_error,
+    least_squares,
+    parse_measurements,
+    reference,
+    why_weak,
+)
+
+
+def crowd(viewers, bit_rate=2_500_000.0, *, idle_us=5_000.0, write_us=9.0, byte_us=BYTE_US, **more):
+    """Return what a node of known costs would have measured."""
+    cpu = idle_us + viewers * (25 * write_us + bit_rate / 8 * byte_us)
+    memory = 50_000_000 + 9_000 * viewers
+    return Measurement(viewers=viewers, bit_rate=bit_rate, cpu_us_per_s=cpu, memory_bytes=memory, **more)
+
+
+def test_fit_when_measurements_follow_the_model_finds_its_costs():
+    """Crowds of a node of known costs lead back to these costs, with no residual."""
+    model = fit([crowd(200), crowd(400), crowd(1000)])
+    assert model.cpu_us[1] == pytest.approx(9.0)
+    assert model.cpu_us[0] == pytest.approx(5_000.0)
+    assert model.memory[1] == pytest.approx(9_000)
+    assert model.residual == pytest.approx(0.0, abs=1e-9)
+
+
+def test_fit_when_bit_rates_differ_tells_bytes_from_writes():
+    """With crowds of far apart bit rates the cost of a byte is measured, not taken from the documents."""
+    model = fit([crowd(400, rate, idle_us=0.0, byte_us=1e-4) for rate in (500_000.0, 5_000_000.0)])
+    assert model.cpu_us[2] == pytest.approx(1e-4)
+
+
+def test_held_out_error_when_the_largest_crowd_costs_more_says_by_how_much():
+    """The largest crowd is predicted without being in the fit: a tenth more than predicted is an error of -1/11."""
+    expected = crowd(800)
+    measured = Measurement(viewers=800, bit_rate=expected.bit_rate, cpu_us_per_s=expected.cpu_us_per_s * 1.1)
+    found = held_out_error([crowd(200), crowd(400), measured])
+    assert found is not None
+    assert found[0] == pytest.approx(1 / 1.1 - 1)
+    assert found[1] is measured
+    assert held_out_error([crowd(200)]) is None
+
+
+def test_cpu_when_viewers_are_slow_is_more():
+    """Who is served alone costs more; nobody costs less than nothing."""
+    model = fit([crowd(200), crowd(400)])
+    assert model.cpu_us_per_s(100, 1e6, 0.5) > model.cpu_us_per_s(100, 1e6, 0.0) > model.cpu_us[0] >= 0
+
+
+def test_parse_when_the_file_is_of_the_bench_or_of_a_load_run_gives_points():
+    """Both forms of measurements are read; a load run that does not know the server's cost is refused."""
+    text = json.dumps({"points": [crowd(200).as_dict(), crowd(400).as_dict()]})
+    assert [point.viewers for point in parse_measurements(text, "a")] == [200, 400]
+    run = {
+        "viewers": {"connections": 100},
+        "run": {"cpu_us_per_viewer_s": 300.0, "rss_kb": 50_000},
+        "profiles": {"healthy": {"connections": 90, "kbit_s": 2500.0, "p99_ms": 50.0}},
+    }
+    point = parse_measurements(json.dumps(run), "b")[0]
+    assert point.cpu_us_per_s == 30_000
+    assert point.slow_share == pytest.approx(0.1)
+    run["run"]["cpu_us_per_viewer_s"] = None
+    with pytest.raises(ConfigError, match="b: the load run does not know"):
+        parse_measurements(json.dumps(run), "b")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"points": [{"viewers": 1}]}', '{"points": 3}'])
+def test_parse_when_it_is_no_measurement_says_where(text):
+    """What is no file of measurements is a clear error with the file's name."""
+    with pytest.raises(ConfigError, match=r"^file\.json: "):
+        parse_measurements(text, "file.json")
+
+
+def test_fit_when_a_crowd_was_saturated_leaves_it_out():
+    """A crowd whose healthy viewers were seconds late shows a full machine, not a cheap one."""
+    late = Measurement(viewers=800, bit_rate=2_500_000, cpu_us_per_s=1_000, p99_ms=8_000.0)
+    assert fit([crowd(200), crowd(400)]) == fit([crowd(200), crowd(400), late])
+    with pytest.raises(ConfigError, match="0 measurements"):
+        fit([late])
+
+
+def test_fit_when_there_is_nothing_refuses():
+    """No measurements, no model."""
+    with pytest.raises(ConfigError, match="0 measurements"):
+        fit([])
+    assert fit([crowd(300)]).error(crowd(300)) == pytest.approx(0.0)
+
+
+# -- what was not measured, and what does not carry a fit
+
+
+def busy_thread(viewers, busy):
+    """Return a crowd as records tell it: the busy share of a thread, no memory, no delay."""
+    return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=busy * 1e6)
+
+
+def test_fit_when_memory_or_delay_was_not_measured_knows_neither():
+    """None, and no 0 and no figure of somebody else's: memory without sizes of crowds to compare, delay without any."""
+    model = fit([busy_thread(200, 0.06), busy_thread(800, 0.2)])
+    assert (model.memory_bytes(1000, 2.5e6), model.one_memory_bytes(2.5e6), model.p99_ms(0.5)) == (None, None, None)
+    alone = fit([crowd(400)])  # one size says what all took, and nothing of a viewer
+    assert (alone.memory_bytes(400, 2.5e6), alone.one_memory_bytes(2.5e6)) == (None, None)
+    idle = fit([crowd(400, idle_memory_bytes=50_000_000)])
+    assert idle.one_memory_bytes(2.5e6) == pytest.approx(9_000)
+
+
+@pytest.mark.parametrize("name", ["memory_bytes", "idle_memory_bytes", "p99_ms"])
+def test_measurement_when_a_figure_is_0_is_refused(name):
+    """0 is no measurement of memory or delay; null is what was not measured."""
+    with pytest.raises(ConfigError, match=f"{name} of a measurement is 0, it must be more than 0, or null"):
+        Measurement(viewers=1, bit_rate=1e6, cpu_us_per_s=1.0, **{name: 0})
+
+
+def test_fit_when_processor_time_does_not_grow_with_the_crowd_refuses():
+    """A thread that idles is as busy with 57 viewers as with 10: that makes no viewer of 10 us, it says nothing."""
+    idling = [busy_thread(10, 0.081), busy_thread(25, 0.085), busy_thread(57, 0.08)]
+    with pytest.raises(ConfigError, match="do not tell what a viewer costs"):
+        fit(idling)
+
+
+@pytest.mark.parametrize(
+    ("points", "why"),
+    [
+        ([], "no seconds with viewers"),
+        ([busy_thread(10, 0.05), busy_thread(57, 0.08)], "is 57 viewers, 200 are needed"),
+        ([busy_thread(100, 0.02), busy_thread(300, 0.04)], "busy for 4.0% at most"),
+        ([busy_thread(100, 0.3), busy_thread(300, 0.2)], "do not tell what a viewer costs"),
+    ],
+)
+def test_records_when_weak_say_why(points, why):
+    """Small crowds, idle threads, and costs that do not grow are no ground for an answer."""
+    assert why in why_weak(points)
+
+
+def test_records_when_crowds_are_large_and_the_thread_is_busy_carry_a_fit():
+    """From 200 viewers and a tenth of the thread on, records are fitted to."""
+    assert why_weak([busy_thread(100, 0.05), busy_thread(300, 0.12)]) == ""
+
+
+def test_reference_when_fitted_gives_what_a_viewer_costs_by_bit_rate():
+    """The fit is within a tenth of each of its crowds; a viewer takes 170 to 210 us per second, and 7 to 9.5 kB."""
+    model = fit(reference())
+    assert isinstance(model, NodeModel)
+    assert max(abs(model.error(point)) for point in reference()) < 0.1
+    assert 170 < model.viewer_us(600_000) < model.viewer_us(2_500_000) < 210
+    assert model.one_memory_bytes(600_000) == pytest.approx(6_900, rel=0.03)
+    assert model.one_memory_bytes(2_500_000) == pytest.approx(9_400, rel=0.03)
+
+
+def test_reference_when_compared_with_the_document_is_what_it_says():
+    """The figures that come with flowctl are those of docs/benchmarks.md, but for what a repeated run differs by."""
+    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    lines = re.findall(r"^\| flowctl +\| +([\d.]+) \| ([\d,]+) +\|(.*)\|$", text, re.MULTILINE)
+    found = {}
+    for rate, viewers, rest in lines:
+        cells = [cell.strip() for cell in rest.split("|")]
+        found[int(viewers.replace(",", "")), float(rate) * 1e6] = (float(cells[0]), float(cells[5]) * 1000)
+    assert {(viewers, float(bit_rate)) for viewers, bit_rate, *_ in FIGURES} <= set(found)
+    for viewers, bit_rate, us, _, each_bytes in FIGURES:
+        assert found[viewers, float(bit_rate)] == (pytest.approx(us, rel=0.35), pytest.approx(each_bytes, rel=0.35))
+
+
+def test_parse_when_several_results_stand_one_after_the_other_reads_all():
+    """``cat`` of two load runs, lists, and rows of benches are read; rivals of flowctl among the rows are not."""
+    run = {
+        "viewers": {"connections": 100},
+        "run": {"cpu_us_per_viewer_s": 300.0, "rss_kb": None},
+        "profiles": {"healthy": {"connections": 100, "kbit_s": 2500.0, "p99_ms": 50.0}},
+    }
+    text = f"{json.dumps(run)}\n{json.dumps([run])}\n"
+    found = parse_measurements(text, "a")
+    assert [(point.viewers, point.memory_bytes) for point in found] == [(100, None)] * 2
+    row = {"viewers": 1000, "bit_rate": 600_000, "cpu_us_per_viewer_s": 234.0, "delay_p99_ms": 42.0, "doubts": []}
+    rows = [{"name": "flowctl", **row}, {"name": "bare loop", **row}, {"name": "flowctl", **row, "doubts": ["full"]}]
+    found = parse_measurements(json.dumps({"rows": rows}), "b")
+    assert [(point.cpu_us_per_s, point.saturated) for point in found] == [(234_000.0, False), (234_000.0, True)]
+    rows = [{**crowd(200).as_dict(), "error_share": None, "full": False}]
+    assert parse_measurements(json.dumps({"rows": rows}), "c") == [crowd(200)]
+
+
+@given(
+    factors=st.lists(st.floats(0, 1e3), min_size=3, max_size=3),
+    columns=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=4, max_size=9, unique=True),
+)
+def test_least_squares_when_values_follow_the_columns_reproduces_them(factors, columns):
+    """Values made of columns by factors of 0 and more are met, and no factor is below 0."""
+    rows = [(1.0, float(x), float(y)) for x, y in columns]
+    values = [factors[0] + factors[1] * x + factors[2] * y for _, x, y in rows]
+    found = least_squares(rows, values)
+    assert min(found) >= 0
+    for xs, value in zip(rows, values, strict=True):
+        assert sum(a * b for a, b in zip(xs, found, strict=True)) == pytest.approx(value, abs=1e-3 * max(values) + 1e-9)

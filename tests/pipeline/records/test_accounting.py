@@ -1,0 +1,211 @@
+"""Accounts: every row of every file is used, or put aside with a reason."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from record_kit import event, folder, write, write_closes
+
+from flowctl.errors import ConfigError, InternalError
+from flowctl.pipeline.records.accounts import Accounts
+from flowctl.pipeline.records.listing import list_records
+from flowctl.pipeline.records.window import ODD_HOUR, Window, begin_of, hour_of, parse_window
+
+FILES = st.lists(
+    st.tuples(
+        st.sampled_from([None, "empty file", "wrong types"]),
+        st.integers(0, 1000) | st.none(),
+        st.dictionaries(st.sampled_from(["a: null", "b: negative"]), st.integers(0, 5)),
+    ),
+    max_size=30,
+)
+
+
+@given(FILES)
+def test_accounts_when_files_are_entered_have_every_row_once(files):
+    """Rows in = rows out + quarantined for any mixture of good files, bad ones and bad rows."""
+    accounts = Accounts(table="flow_events")
+    rows_in = 0
+    for problem, found, bad in files:
+        rows = found if problem is not None else max(found or 0, sum(bad.values()))
+        accounts.enter(problem, rows, bad if problem is None else {})
+        rows_in += rows or 0
+    accounts.check()
+    assert accounts.rows_in == rows_in == accounts.rows_out + accounts.rows_quarantined
+    assert accounts.files_in == len(files)
+    assert accounts.files_quarantined == sum(accounts.files_by_reason.values())
+    assert accounts.files_unknown_rows == sum(problem is not None and rows is None for problem, rows, _ in files)
+
+
+def test_accounts_when_a_row_is_missing_are_an_error_with_the_figures():
+    """A reader that loses a row does not end well."""
+    accounts = Accounts(table="flow_events", rows_in=10, rows_out=8, rows_quarantined=1, by_reason={"x: null": 1})
+    with pytest.raises(InternalError, match="10 rows in, but 8 out and 1 quarantined"):
+        accounts.check()
+
+
+def test_line_when_files_cannot_be_read_says_that_their_rows_are_unknown():
+    """Nothing claims to know how many rows a broken file held."""
+    accounts = Accounts(table="t")
+    accounts.enter(None, 3, {})
+    accounts.enter("empty file", None, {})
+    line = accounts.line()
+    assert line.startswith("t: 2 files, rows in 3 = out 3 + quarantined 0; files put aside: empty file 1")
+    assert "1 files cannot be read: their rows are unknown" in line
+
+
+NOW = dt.datetime(2026, 3, 1, 12, 30, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("since", "length"),
+    [
+        ("2h", {"hours": 2}),
+        ("90m", {"minutes": 90}),
+        ("7d", {"days": 7}),
+        (" 1.5 h ", {"hours": 1.5}),
+        ("4w", {"weeks": 4}),
+        ("30s", {"seconds": 30}),
+    ],
+)
+def test_window_when_since_is_given_begins_so_long_ago(since, length):
+    """A length of time is a number and a unit; there is no end."""
+    assert parse_window(NOW, since=since) == Window(NOW - dt.timedelta(**length), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "hour"),
+    [
+        ("2026-03-01", 0),
+        ("2026-03-01T11", 11),
+        ("2026-03-01 11:00", 11),
+        ("2026-03-01T11:00:00Z", 11),
+        ("2026-03-01T13:00:00+02:00", 11),
+        ("20260301T110000", 11),
+    ],
+)
+def test_window_when_moments_are_given_takes_them_as_utc(text, hour):
+    """A moment without a zone is UTC, one with a zone is what it says."""
+    moment = dt.datetime(2026, 3, 1, hour, tzinfo=dt.UTC)
+    assert parse_window(NOW, begin=text) == Window(moment, None)
+    assert parse_window(NOW, end=text) == Window(None, moment)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"since": "soon"}, "--since: 'soon' is no length of time"),
+        ({"since": "2"}, "--since"),
+        ({"since": "0h"}, "--since"),
+        ({"since": "-2h"}, "--since"),
+        ({"since": "999999999w"}, "longer than 100 years"),
+        ({"since": "2h", "begin": "2026-03-01"}, "--since and --from"),
+        ({"begin": "yesterday"}, "--from: 'yesterday' is no date or time"),
+        ({"end": "2026-13-01"}, "--to"),
+        ({"end": "0001-01-01T00:00:00+14:00"}, "--to"),
+        ({"begin": "2026-03-02", "end": "2026-03-01"}, "the window is empty"),
+        ({"since": "1h", "end": "2026-03-01T11:30"}, "the window is empty"),
+        ({"begin": "x" * 5000}, "--from"),
+    ],
+)
+def test_window_when_an_option_is_wrong_names_it(options, words):
+    """Each error names the option and has a hint; nothing else is raised, whatever the text."""
+    with pytest.raises(ConfigError) as caught:
+        parse_window(NOW, **options)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "meets"),
+    [
+        (None, None, True),
+        (NOW, None, True),
+        (NOW + dt.timedelta(minutes=30), None, False),
+        (None, NOW - dt.timedelta(minutes=30), False),
+        (None, NOW - dt.timedelta(minutes=29), True),
+        (NOW, NOW + dt.timedelta(minutes=1), True),
+    ],
+)
+def test_window_when_it_meets_an_hour_has_some_of_it(since, until, meets):
+    """Hours are left out whole: those that end before the window begins, or begin where it ends."""
+    assert Window(since, until).meets(("2026-03-01", "12")) is meets
+    assert hour_of(begin_of(("2026-03-01", "12"))) == ("2026-03-01", "12")
+
+
+def test_listing_when_files_lie_in_hours_has_them_in_order(tmp_path):
+    """Each file is listed with its hour, size and time; the window leaves whole hours out."""
+    late = write(tmp_path, [event(3600, 1, "dropped")], "b", hour="13")
+    first = write_closes(tmp_path, [], "a")
+    listing = list_records(str(tmp_path))
+    assert [(item.table, item.hour[1], item.path) for item in listing.files] == [
+        ("flow_closes", "12", str(first)),
+        ("flow_events", "13", str(late)),
+    ]
+    assert listing.files[1].size_bytes == late.stat().st_size
+    assert listing.files[1].mtime_ns == late.stat().st_mtime_ns
+    assert listing.hours() == [("2026-03-01", "12"), ("2026-03-01", "13")]
+    assert listing.of([("2026-03-01", "13")]) == [listing.files[1]]
+    assert listing.warnings == ()
+    window = Window(dt.datetime(2026, 3, 1, 13, 10, tzinfo=dt.UTC))
+    assert list_records(f"file://{tmp_path}/", window).hours() == [("2026-03-01", "13")]
+
+
+def test_listing_when_names_are_hidden_or_foreign_leaves_them_out(tmp_path):
+    """A name that begins with a dot or an underscore is not data, of files and folders; nor is another ending."""
+    path = write(tmp_path, [event(1, 1, "dropped")])
+    for name in (".a.parquet", "_a.parquet", "a.parquet.tmp", "a.crc"):
+        (path.parent / name).write_bytes(path.read_bytes())
+    hidden = path.parent / "_temporary"
+    hidden.mkdir()
+    (hidden / "a.parquet").write_bytes(path.read_bytes())
+    assert [item.path for item in list_records(str(tmp_path)).files] == [str(path)]
+
+
+@pytest.mark.parametrize("place", ["", "node=n1/date=2026-03-01/hour=13", "date=2026-03-01", "date=2026-02-31/hour=x"])
+def test_listing_when_a_file_lies_elsewhere_places_it_by_its_first_record(tmp_path, place):
+    """A file outside of date= and hour= is taken with the hour of its first record, and that is said."""
+    path = write(tmp_path, [event(3700, 1, "dropped"), event(100, 1, "dropped")])
+    other = tmp_path / "flow_events" / place / "b.parquet"
+    other.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(other)
+    listing = list_records(str(tmp_path))
+    assert [(item.hour, item.in_place) for item in listing.files] == [(("2026-03-01", "12"), False)]
+    assert "1 files lie outside of date=/hour= folders" in listing.warnings[0]
+
+
+def test_listing_when_a_file_tells_no_hour_keeps_it_under_the_odd_one(tmp_path):
+    """A broken file outside of the hours is not lost: it is counted, and put aside when it is read."""
+    (folder(tmp_path).parents[1] / "x.parquet").write_bytes(b"nothing")
+    listing = list_records(str(tmp_path))
+    assert [item.hour for item in listing.files] == [ODD_HOUR]
+    assert "do not tell their hour" in listing.warnings[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: None, "does not exist"),
+        (lambda root: root.mkdir(), "has no records"),
+        (lambda root: (root / "flow_samples_").mkdir(parents=True), "has no records"),
+        (lambda root: root.write_text("x"), "does not exist"),
+    ],
+)
+def test_listing_when_there_is_nothing_says_what_is_missing(tmp_path, make, words):
+    """Each way of being empty has an error in words, with a hint at --events."""
+    make(tmp_path / "ev")
+    with pytest.raises(ConfigError, match=words) as caught:
+        list_records(str(tmp_path / "ev"))
+    assert "--events" in caught.value.hint
+
+
+def test_listing_when_the_folder_is_that_of_a_table_says_which_one_to_give(tmp_path):
+    """One folder too deep is a slip that has its own hint."""
+    write(tmp_path, [event(1, 1, "dropped")])
+    with pytest.raises(ConfigError, match="is the folder of one table") as caught:
+        list_records(str(tmp_path / "flow_events"))
+    assert caught.value.hint == "give the folder it is in"

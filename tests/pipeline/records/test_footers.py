@@ -1,0 +1,297 @@
+"""What is known of a file of records before Spark reads it: hostile files and rows of every kind, without Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import shutil
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from pyarrow.fs import LocalFileSystem
+from record_kit import at, close, event, folder, sample, schema_of, write, write_closes, write_samples
+
+from flowctl.pipeline.records import footers
+from flowctl.pipeline.records.checks import CHECKS, MOST_COUNT
+from flowctl.pipeline.records.footers import Facts, facts_of
+from flowctl.pipeline.records.read import meeting
+from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, TABLES
+
+HOUR = ("2026-03-01", "12")
+NOW_US = int(at(7200).timestamp() * 1e6)
+DAY = dt.timedelta(days=1)
+
+
+def facts(path, table="flow_events", hour=HOUR):
+    return facts_of(LocalFileSystem(), str(path), table, hour, NOW_US)
+
+
+def good(count=3):
+    return [event(number, 7, "dropped", queued_bytes=number) for number in range(count)]
+
+
+def test_facts_when_all_is_well_have_rows_span_and_newest(tmp_path):
+    """A file that fits has no problem and no bad row; its rows, node, seq and newest record are known."""
+    rows = good(5)
+    found = facts(write(tmp_path, rows, uid="one"))
+    assert (found.problem, found.reasons, found.rows, found.node, found.recorded) == (None, {}, 5, "n1", True)
+    assert (found.first_seq, found.last_seq) == (rows[0]["seq"], rows[-1]["seq"])
+    assert found.newest_us == int(at(4).timestamp() * 1e6)
+    assert found.identity == f"uid one, 5 rows, seq {rows[0]['seq']} to {rows[-1]['seq']}"
+
+
+def test_facts_when_statistics_prove_a_column_do_not_read_it(tmp_path, monkeypatch):
+    """Of a healthy file only the words are read, since no statistics tell what lies between two of them."""
+    read = []
+    checked = footers.checked
+    monkeypatch.setattr(footers, "checked", lambda *args: read.extend(args[3]) or checked(*args))
+    facts(write(tmp_path, [*good(2), event(1, 7, "limit_hit", axis="bytes")]))
+    assert {check.column for check in read} == {"event"}
+    read.clear()
+    facts(write_closes(tmp_path, [close(1, 1), close(2, 2)]), "flow_closes")
+    assert {check.what for check in read} == {"no number"}
+
+
+BAD_FILES = {
+    "truncated or not Parquet": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "not Parquet or damaged": lambda path: path.write_bytes(b"PAR1 this is not what it says" + b"\x08\0\0\0PAR1"),
+    "empty file": lambda path: path.write_bytes(b""),
+    "damaged": lambda path: path.write_bytes(path.read_bytes()[400:]),
+    "unreadable file": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("problem", BAD_FILES)
+def test_facts_when_a_file_is_broken_say_how(tmp_path, problem):
+    """Each way of being broken has its words, and nothing is raised."""
+    path = write(tmp_path, good(200))
+    BAD_FILES[problem](path)
+    assert facts(path).problem == problem
+
+
+def test_facts_when_a_footer_announces_more_than_there_is_are_of_a_broken_file(tmp_path):
+    """A length of the footer beyond the file, or of gigabytes, takes no memory and is told as broken."""
+    path = tmp_path / "x.parquet"
+    for length in (10_000, 0x7FFFFFFF):
+        path.write_bytes(b"PAR1" + b"x" * 100 + length.to_bytes(4, "little") + b"PAR1")
+        assert facts(path).problem == "not Parquet or damaged"
+
+
+def test_facts_when_pages_are_overwritten_put_the_file_aside(tmp_path):
+    """A file whose footer is whole and whose words are noise is put aside when these are read."""
+    path = write(tmp_path, [*good(500), event(1, 7, "limit_hit")])
+    octets = bytearray(path.read_bytes())
+    end = -int.from_bytes(octets[-8:-4], "little") - 8
+    octets[4:end] = b"\xff" * len(octets[4:end])
+    path.write_bytes(octets)
+    assert facts(path).problem in {"damaged", "not Parquet or damaged"}
+
+
+def of_schema(**types):
+    schema = schema_of(FLOW_EVENTS)
+    return pa.schema([field.with_type(types[field.name]) if field.name in types else field for field in schema])
+
+
+WHOLE = {
+    "of another table": {"metadata": {"flowctl.table": "flow_samples"}},
+    "newer format": {"metadata": {"flowctl.table": "flow_events", "flowctl.format": "4"}},
+    "foreign schema": {"schema": pa.schema([("animal", pa.string())])},
+    "wrong types": {"schema": of_schema(queued_bytes=pa.string())},
+}
+
+
+@pytest.mark.parametrize("problem", WHOLE)
+def test_facts_when_a_whole_file_does_not_fit_say_why_and_count_its_rows(tmp_path, problem):
+    """How many rows a file has that is put aside whole is known where it has a footer."""
+    rows = [{"animal": "cat"}] * 3 if problem == "foreign schema" else [event(1, 7, "dropped")] * 3
+    found = facts(write(tmp_path, rows, **WHOLE[problem]))
+    assert (found.problem, found.rows) == (problem, 3)
+
+
+@pytest.mark.parametrize("said", ["0", "x", "-1", "99999999999999999999"])
+def test_facts_when_the_format_is_no_number_that_is_known_do_not_guess(tmp_path, said):
+    """A format of nothing, letters or a huge number is put aside as one of the future."""
+    found = facts(write(tmp_path, good(1), metadata={"flowctl.format": said}))
+    assert found.problem == "newer format"
+
+
+FITTING = {
+    "narrow numbers": {"queued_bytes": pa.int32(), "value": pa.float32(), "rtt_us": pa.uint16()},
+    "milliseconds": {"ts": pa.timestamp("ms", tz="UTC")},
+    "another zone": {"ts": pa.timestamp("us", tz="Asia/Tokyo")},
+    "large texts": {"reason": pa.large_string()},
+    "dictionaries": {"role": pa.dictionary(pa.int32(), pa.string())},
+}
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_facts_when_types_hold_the_same_take_the_file(tmp_path, kind):
+    """Narrower numbers, other units and encodings lose nothing, so the file is used."""
+    rows = [event(1, 7, "dropped", role="play", rtt_us=5), event(2, 7, "returned", role="publish", value=1.5)]
+    found = facts(write(tmp_path, rows, schema=of_schema(**FITTING[kind])))
+    assert (found.problem, found.reasons, found.newest_us) == (None, {}, int(at(2).timestamp() * 1e6))
+
+
+def test_facts_when_columns_are_missing_or_unknown_take_the_file(tmp_path):
+    """A file of an older writer lacks columns that may be null, one of a newer has more."""
+    schema = pa.schema([item for item in schema_of(FLOW_EVENTS) if item.name not in {"reason", "value", "role"}])
+    found = facts(write(tmp_path, good(2), schema=schema.append(pa.field("mood", pa.string()))))
+    assert (found.problem, found.reasons, found.rows) == (None, {}, 2)
+
+
+BAD_EVENTS = {
+    "node: null": {"node": None},
+    "seq: null": {"seq": None},
+    "ts: null": {"ts": None},
+    "conn_id: null": {"conn_id": None},
+    "event: null": {"event": None},
+    "ts: too old": {"ts": dt.datetime(2019, 12, 31, tzinfo=dt.UTC)},
+    "ts: in the future": {"ts": at(0) + 3 * DAY},
+    "ts: not its hour": {"ts": at(3600)},
+    "queued_bytes: negative": {"queued_bytes": -1},
+    "queued_bytes: too large": {"queued_bytes": MOST_COUNT},
+    "seq: too large": {"seq": MOST_COUNT},
+    "conn_id: negative": {"conn_id": -1},
+    "state_ms: negative": {"state_ms": -0.5},
+    "value: no number": {"value": math.nan},
+    "limit: no number": {"limit": -math.inf},
+    "queued_age_ms: no number": {"queued_age_ms": 1e16},
+    "event: unknown word": {"event": "went for a walk"},
+    "role: unknown word": {"role": "conductor"},
+    "state_to: unknown word": {"state_to": "TIRED"},
+}
+BAD_CLOSES = {
+    "opened_at: null": {"opened_at": None},
+    "opened_at: too old": {"opened_at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC)},
+    "duration_s: negative": {"duration_s": -1.0},
+    "duration_s: null": {"duration_s": None},
+    "time_ready_ms: no number": {"time_ready_ms": math.nan},
+    "delay_p99_ms: no number": {"delay_p99_ms": math.inf},
+    "pictures_wanted: negative": {"pictures_wanted": -1},
+    "role: unknown word": {"role": ""},
+}
+BAD_SAMPLES = {
+    "interval_ms: null": {"interval_ms": None},
+    "state: unknown word": {"state": "ready"},
+    "accepted_bytes_key: negative": {"accepted_bytes_key": -5},
+    "viewer_delay_ms: no number": {"viewer_delay_ms": math.nan},
+}
+BAD_ROWS = [
+    *((FLOW_EVENTS, event(9, 7, "dropped"), reason, columns) for reason, columns in BAD_EVENTS.items()),
+    *((FLOW_CLOSES, close(9, 7), reason, columns) for reason, columns in BAD_CLOSES.items()),
+    *((FLOW_SAMPLES, sample(9, 7), reason, columns) for reason, columns in BAD_SAMPLES.items()),
+]
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize(
+    ("table", "row", "reason", "columns"), BAD_ROWS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_facts_when_a_row_is_wrong_count_that_row_with_its_reason(tmp_path, table, row, reason, columns, statistics):
+    """One row of three is bad, whether the file has statistics or not."""
+    path = write(tmp_path, [row, row | columns, row], table=table)
+    if not statistics:
+        data = pq.read_table(path, partitioning=None)
+        pq.write_table(data, path, write_statistics=False)
+    found = facts(path, table.name)
+    assert (found.problem, found.reasons, found.rows) == (None, {reason: 1}, 3)
+
+
+def test_facts_when_a_row_fails_twice_name_its_first_reason(tmp_path):
+    """A row is counted once, however much is wrong with it."""
+    bad = {"node": None, "queued_bytes": -1, "event": "nonsense", "ts": at(9000)}
+    found = facts(write(tmp_path, [*good(1), event(1, 1, "dropped") | bad]))
+    assert sum(found.reasons.values()) == 1
+
+
+def test_facts_when_values_are_at_the_edge_take_them(tmp_path):
+    """Zero is not negative, a value may be below zero, and an hour ends before the next one begins."""
+    edge = [
+        event(0, 0, "dropped", queued_bytes=0, value=-3.0),
+        event(3600 - 1e-6, 7, "returned", queued_bytes=MOST_COUNT - 1, limit=1e15),
+    ]
+    assert facts(write(tmp_path, edge)).reasons == {}
+
+
+def test_facts_when_the_format_is_old_allow_a_day_beside_the_folder(tmp_path):
+    """Old files go on in the hour in which they began, and zones may be a day apart; two days are wrong."""
+    rows = [event(seconds, 7, "step_changed", state_to="KEY_FRAMES") for seconds in (-86_400, 0, 86_400, -3 * 86_400)]
+    path = write(tmp_path, rows, metadata={"flowctl.format": "1"})
+    found = facts(path)
+    assert (found.format, found.reasons) == (1, {"ts: not its hour": 1})
+    assert facts(path, hour=None).reasons == {}
+
+
+def test_facts_when_times_are_beyond_those_of_python_put_only_the_row_aside(tmp_path):
+    """A time in the year 200,000 is one bad row, in the statistics too."""
+    path = write(tmp_path, good(2))
+    data = pq.read_table(path, partitioning=None)
+    ts = pa.array([int(at(1).timestamp() * 1e6), 1 << 62]).cast(pa.timestamp("us", tz="UTC"))
+    pq.write_table(data.set_column(0, "ts", ts), path)
+    found = facts(path)
+    assert (found.problem, found.reasons, found.newest_us) == (None, {"ts: in the future": 1}, NOW_US)
+    assert isinstance(found.newest_us, int)
+
+
+def test_facts_when_a_file_is_copied_are_of_the_same_identity(tmp_path):
+    """A copy has the identity of its original, with and without the uid of its writer; a half of it has another."""
+    for metadata in (None, {}):
+        path = write(tmp_path, good(4), metadata=metadata)
+        copy = folder(tmp_path, hour="13") / "copy.parquet"
+        shutil.copy(path, copy)
+        assert facts(path).identity == facts(copy, hour=("2026-03-01", "13")).identity
+        data = pq.read_table(path, partitioning=None)
+        halves = [data.slice(0, 2), data.slice(2)]
+        for half, name in zip(halves, ("x", "y"), strict=True):
+            pq.write_table(half, tmp_path / f"{name}.parquet")
+        assert len({facts(tmp_path / f"{name}.parquet").identity for name in "xy"} | {facts(path).identity}) == 3
+
+
+def test_facts_when_a_table_of_every_kind_is_checked_name_columns_that_there_are():
+    """Each check is of a column of its table, and each column that may not be null has one."""
+    for name, table in TABLES.items():
+        assert {check.column for check in CHECKS[name]} <= set(table.names)
+        assert {check.column for check in CHECKS[name] if check.what == "null"} == {
+            column.name for column in table.columns if not column.nullable
+        }
+
+
+SPANS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(0, 6), st.booleans()), max_size=12)
+
+
+@given(SPANS)
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_meeting_when_ranges_meet_finds_exactly_those(drawn):
+    """The sweep finds what comparing every pair of a node finds, where a recorder wrote any of them."""
+    files = [
+        Facts(f"f{number}", node=node, first_seq=low, last_seq=low + length, recorded=recorded)
+        for number, (node, low, length, recorded) in enumerate(drawn)
+    ]
+    expected = {
+        one.path
+        for one in files
+        for other in files
+        if one is not other and one.node == other.node
+        if max(one.first_seq, other.first_seq) <= min(one.last_seq, other.last_seq)
+    }
+    assert meeting(files) == (expected if any(item.recorded for item in files) else set())
+
+
+@pytest.mark.parametrize(("span", "found"), [({}, {"x", "y"}), ({"node": "n", "first_seq": 10, "last_seq": 12}, set())])
+def test_meeting_when_a_file_does_not_tell_looks_at_all(span, found):
+    """A file of several nodes, or without ranges, may hold anything; alone it meets none."""
+    known = Facts("y", node="n", first_seq=5, last_seq=9, recorded=True)
+    assert meeting([Facts("x", **span), known]) == found
+    assert meeting([Facts("x", recorded=True)]) == set()
+
+
+def test_facts_when_the_file_is_of_samples_without_a_step_need_none(tmp_path):
+    """Samples of format 1 have a column more, those of today one less: both are taken."""
+    rows = [sample(1, 7), sample(2, 7, state="OVERLOADED")]
+    schema = schema_of(FLOW_SAMPLES)
+    for shape in (schema, schema.append(pa.field("step", pa.string()))):
+        assert facts(write_samples(tmp_path, rows, schema=shape), "flow_samples").reasons == {}

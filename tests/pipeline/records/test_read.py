@@ -1,0 +1,182 @@
+"""Reading records with Spark: what is used, what is put aside, and that all of it is accounted for."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+
+import pyarrow as pa
+import pytest
+from record_kit import at, close, event, folder, opened, sample, schema_of, write, write_closes, write_opens
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline.records.listing import list_records
+from flowctl.pipeline.records.read import read_hours
+from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_SAMPLES, TABLES
+
+NOW_US = int(at(7200).timestamp() * 1e6)
+
+
+def test_read_hours_when_all_is_well_gives_every_row_with_its_hour(spark, tmp_path):
+    """Rows of all tables come with the date and hour of their folders, as texts, and nothing is put aside."""
+    write_closes(tmp_path, [close(10, 1), close(20, 2)])
+    write_closes(tmp_path, [close(-12 * 3600 + 5 * 3600 + 10, 3)], hour="05")
+    write_opens(tmp_path, [opened(30, 4)])
+    write(tmp_path, [event(5, 1, "input_paused")])
+    listing = list_records(str(tmp_path))
+    read = read_hours(spark, listing, listing.hours(), now_us=NOW_US)
+    closes = read.table("flow_closes")
+    assert closes is read.table("flow_closes")
+    assert closes.columns == [*TABLES["flow_closes"].names, "date", "hour"]
+    assert sorted((row.conn_id, row.date, row.hour) for row in closes.collect()) == [
+        (1, "2026-03-01", "12"),
+        (2, "2026-03-01", "12"),
+        (3, "2026-03-01", "05"),
+    ]
+    assert [read.has(name) for name in TABLES] == [True, True, True, False, False]
+    assert read.table("flight").collect() == []
+    assert read.newest == at(30)
+    assert {key: item.rows_out for key, item in read.accounts.items()} == {
+        (("2026-03-01", "05"), "flow_closes"): 1,
+        (("2026-03-01", "12"), "flow_closes"): 2,
+        (("2026-03-01", "12"), "flow_opens"): 1,
+        (("2026-03-01", "12"), "flow_events"): 1,
+    }
+    assert read.quarantine == {}
+
+
+def read_all(spark, root, **options):
+    listing = list_records(str(root))
+    return read_hours(spark, listing, listing.hours(), now_us=NOW_US, **options)
+
+
+def rows_in(read, table):
+    return [item.rows_in for (_, name), item in read.accounts.items() if name == table]
+
+
+def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_rest(spark, tmp_path, monkeypatch):
+    """Good rows of all files come out once, bad ones with their reason, whoever looks at the files."""
+    root = tmp_path / "my [records], 100% {odd} & more"
+    good = write(root, [event(1, 1, "dropped"), event(2, 1, "returned")], "a?b*")
+    write(root, [event(3, 1, "dropped"), event(4, 1, "dropped", value=math.nan), event(5, 1, "walked")], "b")
+    shutil.copy(good, folder(root, hour="13") / "copy.parquet")
+    (folder(root) / "broken.parquet").write_bytes(b"nothing at all")
+    far = write(root, [event(6, 1, "limit_hit"), event(7300, 1, "limit_hit")], "far")
+    far.rename(root / "flow_events" / "far.parquet")
+    write(root, [sample(1, 1) | {"state": "TIRED"}], table=FLOW_SAMPLES)
+    (folder(root, FLOW_CLOSES) / "x.parquet").write_bytes(b"")
+    found = []
+    for files in (256, 0):
+        monkeypatch.setattr("flowctl.pipeline.records.read.DRIVER_FILES", files)
+        read = read_all(spark, root)
+        for account in read.accounts.values():
+            account.check()
+        found.append({key: item.as_dict() for key, item in read.accounts.items()} | {"identities": read.identities})
+    assert found[0] == found[1]
+    noon, one = (read.accounts[("2026-03-01", hour), "flow_events"] for hour in ("12", "13"))
+    assert noon.by_reason == {"event: unknown word": 1, "value: no number": 1}
+    assert (noon.files_in, noon.rows_in, noon.rows_out, noon.files_unknown_rows) == (4, 7, 5, 1)
+    assert (one.files_by_reason, one.by_reason) == ({"copy": 1}, {"file: copy": 2})
+    events = read.table("flow_events").collect()
+    assert sorted((row.event, row.hour, row.ts.hour) for row in events) == [
+        ("dropped", "12", 12),
+        ("dropped", "12", 12),
+        ("limit_hit", "12", 12),
+        ("limit_hit", "12", 14),
+        ("returned", "12", 12),
+    ]
+    assert (read.has("flow_closes"), read.table("flow_closes").count(), read.has("flow_samples")) == (False, 0, True)
+    assert read.table("flow_samples").count() == 0
+    assert any(line.startswith("flow_closes is left out: none of its 1 files can be used") for line in read.warnings)
+    aside = read.quarantine
+    assert aside.keys() == {"flow_events", "flow_events_files", "flow_samples", "flow_closes_files"}
+    rows = {row.reason: row for row in aside["flow_events"].collect()}
+    assert rows.keys() == noon.by_reason.keys()
+    assert json.loads(rows["event: unknown word"].row)["event"] == "walked"
+    assert rows["event: unknown word"].file.endswith("b.parquet")
+    files = {row.reason: row for row in aside["flow_events_files"].collect()}
+    assert files.keys() == {"copy", "truncated or not Parquet"}
+    assert (files["copy"].hour, files["copy"].rows, files["copy"].path.endswith("copy.parquet")) == ("13", 2, True)
+
+
+def test_read_hours_when_an_earlier_run_used_a_file_leaves_its_copy_out(spark, tmp_path):
+    """Hours are read one by one: what another hour has used is known by its identity, not by its place."""
+    path = write(tmp_path, [event(1, 1, "dropped")])
+    first = read_all(spark, tmp_path)
+    path.rename(folder(tmp_path, hour="13") / "moved.parquet")
+    second = read_all(spark, tmp_path, used=set(first.identities.values()))
+    (account,) = second.accounts.values()
+    assert (account.files_by_reason, account.rows_out, second.has("flow_events")) == ({"copy": 1}, 0, False)
+    account.check()
+
+
+@pytest.mark.parametrize("table", ["flow_closes", "flow_events"])
+def test_read_hours_when_records_were_joined_beside_their_files_refuses(spark, tmp_path, table):
+    """Which of two rows of the same node and seq is right nobody can tell: it is an error that names the files."""
+    rows = [close(number, number) for number in range(1, 7)]
+    if table == "flow_events":
+        rows = [event(number, number, "dropped") for number in range(1, 7)]
+    write(tmp_path, rows[:3], "a", table=TABLES[table])
+    write(tmp_path, rows[3:], "b", table=TABLES[table])
+    read_all(spark, tmp_path)
+    write(tmp_path, rows[2:5], "joined", table=TABLES[table], metadata={})
+    with pytest.raises(ConfigError, match=rf"{table}: some records are there twice .*: 3, the first is") as caught:
+        read_all(spark, tmp_path)
+    assert "joined.parquet" in str(caught.value)
+    assert caught.value.hint == "were files joined or rewritten beside the old ones? Take one of the two away"
+
+
+def test_read_hours_when_two_servers_share_a_name_and_no_record_reads_both(spark, tmp_path):
+    """Ranges of seq that meet are only a reason to look: where each record is there once, nothing is refused."""
+    rows = [event(number, number, "dropped") for number in range(1, 7)]
+    write(tmp_path, rows[::2], "a")
+    write(tmp_path, rows[1::2], "b")
+    assert rows_in(read_all(spark, tmp_path), "flow_events") == [6]
+
+
+def test_read_hours_when_no_file_can_be_used_says_why(spark, tmp_path):
+    """A folder of something else is an error with what was found; where earlier runs had records, it is a warning."""
+    write(tmp_path, [{"animal": "cat"}], schema=pa.schema([("animal", pa.string())]), metadata={})
+    with pytest.raises(
+        ConfigError, match=r"none of its 1 files can be used \(foreign schema: 1\).*it has no column"
+    ) as caught:
+        read_all(spark, tmp_path)
+    assert caught.value.hint == "is it a folder that a server wrote with --events?"
+    assert "flow_events is left out" in read_all(spark, tmp_path, used={"one of before"}).warnings[0]
+
+
+def test_read_hours_when_there_are_many_small_files_warns_and_names_their_folders(spark, tmp_path, monkeypatch):
+    """Hours into which nothing comes any more are named by their folder; of the one that is written, each file is."""
+    monkeypatch.setattr("flowctl.pipeline.records.read.MANY_FILES", 3)
+    monkeypatch.setattr("flowctl.pipeline.records.read.MOST_NAMED", 3)
+    for number in range(4):
+        write(tmp_path, [event(number, 1, "dropped")], str(number))
+    write(tmp_path, [event(3601, 2, "dropped")], hour="13")
+    live = write(tmp_path, [event(7201, 3, "dropped")], hour="14")
+    for path in {*tmp_path.rglob("*.parquet")} - {live}:
+        os.utime(path, (0, 0))
+    (live.parents[1] / "hour=12/notes.txt").write_text("not data")
+    read = read_all(spark, tmp_path)
+    assert "join them, by hour, or let the recorder rotate less often" in read.warnings[0]
+    names = read._named("flow_events", read.listing.files)
+    assert [name.rpartition("=")[2] for name in names] == ["12", "13", "14/a.parquet"]
+    rows = read.table("flow_events").collect()
+    assert sorted((row.conn_id, row.hour) for row in rows) == [(1, "12")] * 4 + [(2, "13"), (3, "14")]
+
+
+def test_read_hours_when_types_are_narrower_gives_the_same_values(spark, tmp_path):
+    """Spark reads narrower numbers, other units and missing columns as the types of the table."""
+    types = {
+        "queued_bytes": pa.int32(),
+        "value": pa.float32(),
+        "ts": pa.timestamp("ms", tz="UTC"),
+        "rtt_us": pa.uint16(),
+    }
+    schema = schema_of(TABLES["flow_events"])
+    schema = pa.schema([f.with_type(types.get(f.name, f.type)) for f in schema if f.name != "reason"])
+    write(tmp_path, [event(1.5, 1, "dropped", queued_bytes=7, value=0.5, rtt_us=60_000)], schema=schema)
+    (row,) = read_all(spark, tmp_path).table("flow_events").collect()
+    assert (row.queued_bytes, row.value, row.rtt_us, row.reason) == (7, 0.5, 60_000, None)
+    assert row.ts == at(1.5).replace(tzinfo=None)

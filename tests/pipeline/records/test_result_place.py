@@ -1,0 +1,192 @@
+"""The folder of results: what replaces what, and that nothing half made is ever found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pyarrow._fs import _MockFileSystem
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline.records.place import MOST_TEXT_BYTES, Place, Storage, local_path, s3_options
+
+
+def made(place, name, text="new"):
+    """Make a table of one file in a place."""
+    folder = Path(place.path(name))
+    folder.mkdir(parents=True)
+    (folder / "part.parquet").write_text(text)
+
+
+def test_place_when_a_table_is_adopted_replaces_all_of_the_earlier_one(tmp_path):
+    """No file of the earlier table stays beside those of the new one, and nothing is left in the making."""
+    place = Place(str(tmp_path / "out"))
+    made(place, "sessions", "old")
+    (tmp_path / "out/sessions/second.parquet").write_text("old")
+    staging = place.staging()
+    made(staging, "sessions")
+    place.adopt(staging, "sessions")
+    staging.remove()
+    assert [path.name for path in (tmp_path / "out/sessions").iterdir()] == ["part.parquet"]
+    assert (tmp_path / "out/sessions/part.parquet").read_text() == "new"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sessions"]
+
+
+def test_place_when_a_file_is_adopted_replaces_it_in_one_step(tmp_path):
+    """A watched file is never missing: it is another file under the same name afterwards, also where there was none."""
+    place = Place(str(tmp_path))
+    staging = place.staging()
+    for text in ("first", "second"):
+        staging.write_text("bans.jsonl", text)
+        place.adopt(staging, "bans.jsonl")
+        assert text == place.read_text("bans.jsonl")
+
+
+def test_place_when_a_file_is_where_a_table_goes_is_replaced(tmp_path):
+    """A table takes the place of a file of its name, and a file that of a table."""
+    place = Place(str(tmp_path))
+    place.write_text("sessions", "a file")
+    made(place, "report.html")
+    staging = place.staging()
+    made(staging, "sessions")
+    staging.write_text("report.html", "page")
+    for name in staging.names():
+        place.adopt(staging, name)
+    assert (tmp_path / "sessions").is_dir()
+    assert place.read_text("report.html") == "page"
+
+
+def test_place_when_runs_were_killed_clears_what_they_left(tmp_path):
+    """A staging folder goes if its process is gone; one of a process that runs, or of another host, stays."""
+    place = Place(str(tmp_path))
+    running = Path(place.staging().folder)
+    dead = running.with_name(running.name.replace(f"-{os.getpid()}-", "-4194399-"))
+    elsewhere = running.with_name("_new-another.host-12-abc")
+    for folder in (dead, elsewhere):
+        folder.mkdir()
+    assert place.clear_staging() == 1
+    assert {running, elsewhere} == set(tmp_path.iterdir())
+    assert place.names() == []
+
+
+def test_place_when_it_cannot_be_made_names_the_folder(tmp_path):
+    """A file in the way is an error that says where."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write to .*file/out"):
+        Place(str(tmp_path / "file" / "out"))
+
+
+def test_place_when_a_text_is_missing_or_huge_reads_none(tmp_path):
+    """What is not there, and what is too long to be one of ours, is None; wrong octets are replaced."""
+    place = Place(str(tmp_path))
+    assert place.read_text("bans.jsonl") is None
+    (tmp_path / "odd").write_bytes(b"a\xffb")
+    assert place.read_text("odd") == "a\ufffdb"
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(MOST_TEXT_BYTES + 1)
+    assert place.read_text("huge") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("out", Path("out")),
+        ("/a/b", Path("/a/b")),
+        ("file:///a/b%20c", Path("/a/b c")),
+        ("file:/a", Path("/a")),
+        ("s3a://bucket/x", None),
+        ("hdfs://host:9000/x", None),
+    ],
+)
+def test_places_when_written_as_addresses_are_told_from_paths(text, path):
+    """A path is on this machine, an address of another kind is not."""
+    assert path == local_path(text)
+
+
+class Elsewhere(Place):
+    """A place behind an address, as of a store, on a file system in memory."""
+
+    def __init__(self, system, base):
+        self.storage = Storage(system, base, f"mock://{base}")
+        system.create_dir(base)
+        self.folder, self._settings = self.path(""), None
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_place_when_elsewhere_works_the_same(monkeypatch, flat):
+    """On a store texts are written, read, listed, adopted and deleted likewise, also where folders have no rename."""
+    system = _MockFileSystem()
+    if flat:
+        monkeypatch.setattr("flowctl.pipeline.records.place._FLAT", (system.type_name,))
+    place, staging = Elsewhere(system, "bucket/out"), Elsewhere(system, "bucket/out/_new")
+    for version in ("1", "2"):
+        place.write_text("limits.toml", version)
+        assert place.read_text("limits.toml") == version
+    assert place.read_text("nothing") is None
+    assert place.folder == "mock://bucket/out"
+    assert place.path("x") == "mock://bucket/out/x"
+    place.write_text("sessions/earlier", "old")
+    staging.write_text("sessions/a", "new")
+    place.adopt(staging, "sessions")
+    assert place.names("sessions") == ["a"]
+    assert place.read_text("sessions/a") == "new"
+    assert place.names() == ["limits.toml", "sessions"]
+    place.delete("sessions")
+    place.delete("sessions")
+    staging.remove()
+    assert not place.exists("sessions")
+    assert place.names() == ["limits.toml"]
+    assert place.clear_staging() == 0
+
+
+def test_place_when_a_link_is_deleted_leaves_what_it_leads_to(tmp_path):
+    """Deleting a link takes the link away, never the files behind it."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/file").write_text("kept")
+    place = Place(str(tmp_path / "out"))
+    (tmp_path / "out/sessions").symlink_to(tmp_path / "theirs")
+    place.delete("sessions")
+    assert not place.exists("sessions")
+    assert (tmp_path / "theirs/file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({}, {}),
+        (
+            {"spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:9000/", "spark.hadoop.fs.s3a.endpoint.region": "eu"},
+            {"endpoint_override": "127.0.0.1:9000", "scheme": "http", "region": "eu"},
+        ),
+        ({"AWS_ENDPOINT_URL": "https://store"}, {"endpoint_override": "store", "scheme": "https"}),
+        ({"spark.hadoop.fs.s3a.endpoint": "a", "AWS_ENDPOINT_URL": "b"}, {"endpoint_override": "a", "scheme": "https"}),
+        (
+            {"spark.hadoop.fs.s3a.endpoint": "a", "spark.hadoop.fs.s3a.connection.ssl.enabled": "false"},
+            {"endpoint_override": "a", "scheme": "http"},
+        ),
+    ],
+)
+def test_s3_options_when_spark_or_the_environment_tell_of_a_store_name_it(settings, options):
+    """The endpoint that Spark was given wins over that of the environment; neither: Amazon's."""
+    assert s3_options(settings) == options
+
+
+def test_storage_when_names_of_its_system_are_others_gives_addresses_of_its_own():
+    """Azure's container stands before an at sign in addresses, and before a slash in names: each finds the other."""
+    storage = Storage(_MockFileSystem(), "records/events", "abfs://records@account.example/events")
+    address = storage.address(storage.path("flow_closes/a.parquet"))
+    assert (
+        address == "abfs://records@account.example/events/flow_closes/a.parquet" == storage.uri(storage.name(address))
+    )
+    assert storage.name(address) == "records/events/flow_closes/a.parquet"
+    local = Storage.of("/a b")
+    assert (local.address("/a b/c"), local.name("/a b/c"), local.uri("/a b/c")) == ("/a b/c", "/a b/c", "file:///a b/c")
+    s3 = Storage.of("s3a://bucket/events/", {"spark.hadoop.fs.s3a.endpoint": "http://127.0.0.1:9"})
+    assert (s3.base, s3.address("bucket/events/x")) == ("bucket/events", "s3a://bucket/events/x")
+
+
+def test_storage_when_the_address_is_of_an_unknown_kind_says_so():
+    """An address that no file system is known for is an error that names it."""
+    with pytest.raises(ConfigError, match="gopher://host/x cannot be read"):
+        Storage.of("gopher://host/x")

@@ -1,0 +1,209 @@
+"""What the report says first: each answer's words from planted tables, with how sure it is; without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from report_kit import BEGAN, choice, empty, felt, node, notes, publication
+
+from flowctl.charts.words import apart, percent, share, span
+from flowctl.pipeline.report import answers
+from flowctl.pipeline.report.found import Cut, Found
+
+
+def found(jobs=None, totals=None, peaks=None, **tables):
+    """A report that found these tables; counts of viewers are what it takes."""
+    whole = {"viewers": 400.0, "troubled": 40.0, "span_s": 600.0} | (totals or {})
+    cuts = {name: Cut(rows, len(rows)) for name, rows in tables.items()}
+    return Found(
+        events="e", made_at=BEGAN, jobs=notes() if jobs is None else jobs, totals=whole, tables=cuts, peaks=peaks or {}
+    )
+
+
+def test_limits_when_another_choice_is_recommended_says_what_it_would_have_changed():
+    """The order comes first, then both sides of each figure for the same viewers, then what it rests on."""
+    said = answers.limits(found(whatif_choices=[choice(1), choice(7)]))
+    assert (said.kind, said.do) == ("act", "Set the limits of limits.toml, which lies beside this page.")
+    assert "disconnected 9.5 % (37 of 390) → 4.9 % (19 of 390)" in said.why
+    assert "390 viewers, recorded second by second." in said.sure
+    assert "a sample: 50 %" in said.sure
+    assert "4 % of what was tried is assumed" in said.sure
+
+
+def test_limits_when_few_were_recorded_counts_them_and_says_so():
+    """Below 20 viewers there is no percentage of them, and it is said that they are few."""
+    few = [choice(1, viewers=7, disconnected=3), choice(7, viewers=7, disconnected=1)]
+    said = answers.limits(found(whatif_choices=few))
+    assert "disconnected 3 of 7 → 1 of 7" in said.why
+    assert "So few viewers show what limits do" in said.sure
+
+
+def test_limits_when_hardly_anybody_is_moved_say_that_it_may_be_chance():
+    """A difference of fewer than six viewers out of many is told as what chance may do."""
+    said = answers.limits(found(whatif_choices=[choice(1, disconnected=37), choice(7, disconnected=34)]))
+    assert "Only 3 viewers would have stayed or gone" in said.sure
+    assert "Only" not in answers.limits(found(whatif_choices=[choice(1), choice(7)])).sure
+
+
+def test_limits_when_the_choice_in_force_is_best_are_left():
+    """Where nothing better was found, nothing is to be done."""
+    said = answers.limits(found(whatif_choices=[choice(1, recommended=True), choice(2)]))
+    assert (said.kind, said.do) == ("fine", "Leave the limits as they are: of 2 choices the one in force is the best.")
+    none = answers.limits(found(whatif_choices=[choice(1), choice(2)]))
+    assert none.kind == "unknown"
+    assert "none meets what was asked for" in none.do
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ({}, "the job whatif was not run"),
+        (notes(whatif={"state": "failed", "message": "no flights"}), "the job whatif failed: no flights"),
+        (notes(), "the job whatif found nothing to say"),
+    ],
+)
+def test_limits_when_there_is_no_table_say_why(jobs, said):
+    """No answer is made up: it is unknown, and says which job would know."""
+    answer = answers.limits(found(jobs))
+    assert answer.kind == "unknown"
+    assert said in answer.do
+
+
+def test_bans_when_there_are_some_names_them_with_their_evidence():
+    """Whom, for what, how many connections that is about, and that the limited ones share an address."""
+    scores = [{"cidr": "10.0.0.1/32", "banned": True, "connections": 12}]
+    listed = [
+        {"cidr": "10.0.0.1/32", "action": "ban", "evidence": {"flood": 30, "odd": 1}},
+        {"cidr": "10.0.0.2/32", "action": "limit", "evidence": '{"reconnects": 8}'},
+    ]
+    said = answers.bans(found(abuse_scores=scores, bans=listed))
+    assert said.do == "Keep out 2 addresses and subnets (1 banned, 1 limited: others behave there): see bans.jsonl."
+    assert said.why == "10.0.0.1/32: flood 30, odd 1; 10.0.0.2/32: reconnects 8."
+    assert "Each of them made 12 connections or more. Little evidence: 1 of them made fewer than 20." in said.sure
+
+
+def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
+    """An empty list is an answer."""
+    said = answers.bans(found(abuse_scores=[{"cidr": "10.0.0.1/32", "score": 0.1}], bans=[]))
+    assert (said.kind, said.do[:17]) == ("fine", "Keep nobody out: ")
+    assert "1 address or subnet with evidence" in said.do
+
+
+def test_capacity_when_nodes_have_room_counts_it_with_headroom():
+    """80 % of what each carries, less its peak: that many more; a full one is named."""
+    nodes = [node(), node(node="edge-1", viewers_peak=190.0, load_peak=0.95)]
+    assert answers.capacity(found(capacity_nodes=[node()])).do == (
+        "No node is needed now: there is room for 60 more viewers on 1 node."
+    )
+    full = answers.capacity(found(capacity_nodes=nodes))
+    assert full.kind == "act"
+    assert full.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on 2 nodes."
+    assert "edge-1, had 95 % of what it carries" in full.why
+
+
+def test_capacity_when_it_is_that_of_a_reference_machine_shouts():
+    """What was assumed is named as such."""
+    jobs = notes(capacity={"state": "done", "summary": {"fitted_to": "reference"}})
+    said = answers.capacity(found(jobs, capacity_nodes=[node(carries_at_least=True)]))
+    assert "What a node carries is ASSUMED" in said.sure
+    assert "at least 60 more viewers" in said.do
+
+
+@pytest.mark.parametrize(
+    ("peaks", "said"),
+    [
+        ({}, "takes the peaks of 3 days"),
+        ({0: 100.0, 1: 110.0}, "takes the peaks of 3 days"),
+        ({0: 100.0, 1: 110.0, 2: 120.0, 3: 130.0}, "grow by 10 viewers a day: the next one is needed in 6 days"),
+        ({0: 100.0, 1: 140.0, 2: 90.0, 3: 130.0}, "no growth that is more than chance"),
+        ({0: 100.0, 1: 100.0, 2: 100.0}, "no growth"),
+        ({0: 130.0, 1: 120.0, 2: 110.0, 3: 100.0}, "no growth"),
+    ],
+)
+def test_capacity_when_peaks_have_a_trend_tells_the_day(peaks, said):
+    """When the next node is needed follows from the daily peaks, or is not known, and that is said."""
+    assert said in answers.capacity(found(peaks=peaks, capacity_nodes=[node()])).why
+
+
+def test_calls_when_a_network_stands_out_name_it():
+    """A network is called when its share of trouble is far from that of all others, in standard errors."""
+    (said,) = answers.calls(found(network=[felt("network", "10.1.2.0/24", 50, 30)]))
+    assert (said.about, said.do) == ("network", "Call the operator of the network 10.1.2.0/24.")
+    assert said.why == "60 % (30 of 50) of its viewers were in trouble; of all others 2.9 % (10 of 350)."
+    few = answers.calls(found(network=[felt("network", "10.1.2.0/24", 12, 9)]))[0]
+    assert "9 of 12 of its viewers" in few.why
+    assert "Only 12 viewers: the share may well be another one." in few.sure
+
+
+@pytest.mark.parametrize(
+    ("key", "viewers", "troubled"),
+    [("10.1.2.0/24", 50, 6), ("10.1.2.0/24", 4, 4), ("", 50, 30), (None, 50, 30), ("10.1.2.0/24", 400, 40)],
+)
+def test_calls_when_a_network_is_as_others_name_nobody(key, viewers, troubled):
+    """What chance does, too few, an unknown network, and a network that is all of them, are no reason to call."""
+    (said,) = answers.calls(found(network=[felt("network", key, viewers, troubled)]))
+    assert (said.about, said.kind) == ("calls", "fine")
+
+
+def test_calls_when_a_publisher_comes_in_badly_say_what_is_wrong():
+    """Gaps, key frames and jitter are told in words, of the publications that are not steady."""
+    rows = [publication(), publication(stream="s1", health="gaps", gap_count=3, gap_ms=9000.0, jitter_ms=None)]
+    (said,) = answers.calls(found(ingest=rows))
+    assert (said.about, said.do) == ("publisher", "Call the publisher of live/s1.")
+    assert said.why == "Gaps: no media for 9.0 s in 3 gaps; key frames up to 2.1 s apart."
+
+
+def test_calls_when_a_thread_had_no_room_name_its_node():
+    """A node is named where its own thread is to blame for at least half of its viewers in trouble, and five."""
+
+    def blamed(server_loop):
+        counts = {"none": 80, "viewer_link": 4, "server_loop": server_loop}
+        return found(nodes=[{"node": "edge-1", "blame": name, "count": count} for name, count in counts.items()])
+
+    said = answers.calls(blamed(16))[0]
+    assert said.do.startswith("Look at the thread of node edge-1")
+    assert said.why == "It had no room for 80 % (16 of 20) of the viewers who were in trouble there."
+    assert [item.kind for item in answers.calls(blamed(4))] == ["fine"]
+
+
+def test_answers_when_nothing_is_known_are_all_unknown():
+    """Without any table each question has an answer, which is that it is not known, and how it would be."""
+    said = answers.answers(empty())
+    assert [item.about for item in said] == ["limits", "bans", "capacity", "calls"]
+    assert {item.kind for item in said} == {"unknown"}
+    assert all("was not run" in item.do for item in said)
+
+
+def test_recorded_when_viewers_are_few_says_so():
+    """How much was recorded, and below 20 viewers what that is worth."""
+    assert answers.recorded(found()) == "Recorded: 400 viewers in 10 min 0 s."
+    assert "That is few" in answers.recorded(found(totals={"viewers": 7.0}))
+    assert answers.recorded(replace(found(), totals=None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        (share(3, 7), "3 of 7"),
+        (share(0, 0), "0 of 0"),
+        (share(5, 20), "25 % (5 of 20)"),
+        (share(5, 20, brief=True), "25 %"),
+        (percent(0.0001), "< 0.1 %"),
+        (percent(0.9999), "> 99.9 %"),
+        (percent(1), "100 %"),
+        (percent(float("nan")), "-"),
+        (span(3 * 86400), "3.0 days"),
+        (span(0.0042), "4.2 ms"),
+    ],
+)
+def test_figures_when_written_are_honest(shown, said):
+    """A share of few is a count, what is not nothing is not 0 %, what is not all is not 100 %."""
+    assert shown == said
+
+
+def test_shares_when_of_few_viewers_are_never_surely_apart():
+    """Three of three against none of three is chance at the marks that are used; 30 of 30 against 0 of 30 is not."""
+    assert abs(apart(3, 3, 0, 3)) < answers.SURE
+    assert apart(30, 30, 0, 30) > answers.SURE
+    assert apart(5, 50, 5, 50) == 0

@@ -1,0 +1,178 @@
+"""``flowctl analyze``: help without Spark, errors in words, and a run as a process that leaves none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from record_kit import close, event, write, write_closes
+
+from flowctl.cli import main
+from flowctl.cli.analyze.app import COMMANDS
+from flowctl.cli.analyze.common import check_apart
+from flowctl.errors import ConfigError
+
+
+def flowctl(*arguments, **environment):
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "flowctl", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, **environment},
+    )
+
+
+def test_help_when_asked_for_lists_the_jobs_without_loading_spark():
+    """Every job is there with a line of help, and neither Spark nor pandas is loaded for it."""
+    code = (
+        "import sys; from flowctl.cli import main; status = main(['analyze', '--help']); "
+        "print(status, sorted({'pyspark', 'pandas', 'numpy', 'pyarrow', 'matplotlib', 'py4j'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    for job in COMMANDS:
+        assert f" {job} " in done.stdout
+
+
+def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
+    """Importing every module of flowctl outside of the pipeline loads neither Spark nor pandas, numpy or matplotlib."""
+    code = (
+        "import sys, pkgutil, importlib, flowctl\n"
+        "for item in pkgutil.walk_packages(flowctl.__path__, 'flowctl.'):\n"
+        "    if not item.name.startswith(('flowctl.pipeline', 'flowctl.__main__')):\n"
+        "        importlib.import_module(item.name)\n"
+        "print(sorted({'pyspark', 'pandas', 'numpy', 'matplotlib', 'py4j', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.fixture
+def needs_java():
+    """Skip where Java is missing."""
+    from flowctl.errors import ConfigError
+    from flowctl.pipeline.spark.java import find_java
+
+    try:
+        find_java()
+    except ConfigError as error:
+        pytest.skip(f"{error}; {error.hint}")
+
+
+def test_sessions_when_run_as_a_command_prints_accounts_as_json_and_leaves_no_process(needs_java, tmp_path):
+    """Standard output is one JSON object, standard error has no stack trace, and Java ends with the command."""
+    write_closes(tmp_path / "ev", [close(20, 1), close(21, 2)])
+    write(tmp_path / "ev", [event(1, 1, "nonsense")])
+    done = flowctl(
+        "analyze", "sessions", tmp_path / "ev", "--out", tmp_path / "out", "--master", "local[1]", "--json",
+        "--driver-memory", "512m", TMPDIR=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["jobs"]["sessions"]["summary"]["sessions"] == 2
+    accounts = {item["table"]: item for item in result["accounts"]}
+    assert (accounts["flow_closes"]["rows_in"], accounts["flow_closes"]["rows_out"]) == (2, 2)
+    assert "at org." not in done.stderr
+    marker = b"TMPDIR=" + str(tmp_path).encode()
+    begun = time.monotonic()
+    while left := [path for path in Path("/proc").glob("[0-9]*") if marker in environment_of(path)]:
+        assert time.monotonic() - begun < 20, left
+        time.sleep(0.05)
+
+
+def environment_of(process):
+    """Return the environment of a process; empty where it has ended, or is not ours."""
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
+    """An empty folder is wrong use: exit status 2, an error, a hint, and nothing of Java's."""
+    done = flowctl("analyze", "sessions", tmp_path, "--out", tmp_path / "out", "--master", "local[1]")
+    assert done.returncode == 2
+    assert f"error: {tmp_path} has no records" in done.stderr
+    assert "hint: give the folder that a server wrote with --events" in done.stderr
+    assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["all", "x", "--out", "y", "--skip", "abuze"],
+            ["--skip abuze: there is no such job", "the jobs are sessions,"],
+        ),
+        (["fleet", "x", "--out", "y", "--since", "soon"], ["--since: 'soon' is no length of time", "90m, 2h"]),
+        (["fleet", "x", "--out", "y", "--since", "2h", "--from", "2026-03-01"], ["--since and --from both say"]),
+        (["fleet", "x", "--out", "y", "--from", "2026-03-02", "--to", "2026-03-01"], ["the window is empty"]),
+        (["abuse", "x"], ["--out is missing"]),
+        (["abuse", "x", "--out", "y", "--weights", "nowhere"], ["--weights nowhere cannot be read"]),
+        (["capacity", "x", "--out", "y", "--viewers", "many"], ["--viewers is 'many', allowed is a number", "10M"]),
+        (["sessions", "x", "--out", "y", "--conf", "a=b"], ["--conf is"]),
+        (["sessions", "x", "--out", "y", "--driver-memory", "lots"], ["allowed is a size as Java has it"]),
+    ],
+)
+def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, capsys, words, told):
+    """A slip of the pen costs no time: status 2, what is wrong, and what is allowed."""
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: pytest.fail("Java is started"))
+    assert main(["analyze", *words]) == 2
+    errors = capsys.readouterr().err
+    assert [item for item in told if item not in errors] == []
+
+
+@pytest.mark.parametrize("job", ["sessions", "all", "watch"])
+def test_job_when_results_would_lie_among_the_records_is_wrong_use(tmp_path, job):
+    """Whichever job it is: status 2 before Spark starts, and nothing is written."""
+    pytest.importorskip("pyspark")
+    (tmp_path / "events" / "flow_events").mkdir(parents=True)
+    done = flowctl("analyze", job, tmp_path / "events", "--out", tmp_path / "events")
+    assert done.returncode == 2
+    assert "is a folder of the records: results would lie among them" in done.stderr
+    assert "hint: name another folder" in done.stderr
+    assert [path.name for path in (tmp_path / "events").rglob("*")] == ["flow_events"]
+
+
+@pytest.mark.parametrize(
+    ("events", "out", "fits"),
+    [
+        ("events", "./events/", False),
+        ("events", "results/../events", False),
+        ("events", "events/flow_samples/mine", False),
+        ("s3a://bucket/events", "s3a://bucket/events/", False),
+        ("s3a://bucket/events", "s3a://bucket/events/flight", False),
+        ("events", "events/results", True),
+        ("events", "events-results", True),
+        ("s3a://bucket/events", "events", True),
+    ],
+)
+def test_check_apart_when_folders_meet_is_an_error(monkeypatch, tmp_path, events, out, fits):
+    """However the same folder is spelt; a folder of its own beside the tables is no harm, since nobody reads it."""
+    pytest.importorskip("pyspark")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="results would lie among them"):
+        check_apart(events, out)
+
+
+def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
+    """Without the extra the command fails with the hint how to get it, before anything else."""
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec; "
+        "u.find_spec = lambda name, *a: None if name == 'pyspark' else find(name, *a); "
+        "from flowctl.cli import main; sys.exit(main(['analyze', 'sessions', 'x', '--out', 'y']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert "needs what is not installed: pyspark" in done.stderr
+    assert "hint: in flowctl's source folder: pip install '.[pipeline]'" in done.stderr

@@ -1,0 +1,163 @@
+"""Settings of sessions, errors in one line, and what the command line says of both: no session is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from py4j.protocol import Py4JError
+
+from flowctl.cli.analyze.common import session_options, text
+from flowctl.cli.errors import TerminatedError
+from flowctl.errors import ConfigError
+from flowctl.pipeline.spark.session import (
+    LARGE_FROM_BYTES,
+    PARTITION_BYTES,
+    SMALL_JAVA_BYTES,
+    SessionOptions,
+    check_available,
+    fit,
+    mapped_errors,
+    one_line,
+    settings_of,
+)
+
+TRACE = """An error occurred while calling o42.parquet.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:1)
+Caused by: java.io.IOException: No space left on device
+\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)
+\t... 42 more
+"""
+
+
+def test_error_when_of_spark_is_one_line_with_its_cause():
+    """No stack trace and no name of a class: what was done, and what happened."""
+    line = one_line(Py4JError(TRACE))
+    assert (
+        line
+        == "Spark failed: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times No space left on device"
+    )
+    assert one_line(Py4JError("")) == "Spark failed: Py4JError"
+    assert one_line(RuntimeError("no such thing")) == "RuntimeError: no such thing"
+    assert len(one_line(Py4JError("x" * 9999))) <= 400
+
+
+@pytest.mark.parametrize(
+    ("master", "named", "chosen"),
+    [
+        ("local[2]", "", True),
+        ("local[2]", "-Xmx1g -XX:+UseG1GC", False),
+        ("local[2]", "-XX:+UseStringDeduplication", True),
+        ("spark://cluster.example:7077", "", False),
+    ],
+)
+def test_collector_when_one_is_named_elsewhere_is_not_chosen(monkeypatch, master, named, chosen):
+    """Java does not start with two collectors; and that of a cluster's driver is nobody's business but its owner's."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", named)
+    found = settings_of(SessionOptions(master=master), Path("log4j.properties"))
+    assert ("+UseParallelGC" in found["spark.driver.extraJavaOptions"]) is chosen
+
+
+def test_settings_when_given_win_and_others_are_ours():
+    """UTC, adaptive, quiet, without pages; on this machine nothing listens elsewhere."""
+    found = settings_of(SessionOptions(conf={"spark.sql.adaptive.enabled": "false", "spark.x": "1"}))
+    assert found["spark.master"] == "local[*]"
+    assert (found["spark.sql.session.timeZone"], found["spark.ui.enabled"]) == ("UTC", "false")
+    assert (found["spark.sql.adaptive.enabled"], found["spark.x"]) == ("false", "1")
+    assert found["spark.driver.host"] == "127.0.0.1"
+    assert "spark.driver.host" not in settings_of(SessionOptions(master="spark://cluster.example:7077"))
+
+
+@pytest.mark.parametrize(
+    ("conf", "memory"), [(["spark.x"], "1g"), (["x=1"], "1g"), ([], "much"), ([], "0g"), ([], "2")]
+)
+def test_options_when_wrong_are_named(conf, memory):
+    """A setting without a value, one that is none of Spark's, and a size that is none are refused."""
+    with pytest.raises(ConfigError, match=r"--conf is|--driver-memory is"):
+        session_options(None, conf, memory, "sessions")
+
+
+def test_pyspark_when_missing_says_what_to_install(monkeypatch):
+    """Without the extra, the error names the packages and the hint the command."""
+    monkeypatch.setattr("flowctl.pipeline.spark.session.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pyspark, pyarrow, pandas") as caught:
+        check_available()
+    assert caught.value.hint == "in flowctl's source folder: pip install '.[pipeline]'"
+
+
+def test_figures_when_nested_are_read_as_words():
+    """A summary is one line for people."""
+    assert (
+        text({"sessions": 3, "blame": {"none": 2, "policy": 1}, "x": 0.5})
+        == "sessions 3, blame (none 2, policy 1), x 0.5"
+    )
+
+
+class Conf(dict):
+    """Settings of a session that nobody else has."""
+
+    set = dict.__setitem__
+
+
+def fitted(size_bytes, chosen=None, **options):
+    """Return the settings of a session that was opened with `chosen` and is to read records of this size."""
+    conf = Conf(settings_of(SessionOptions(conf=chosen or {}, **options)))
+    fit(SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(defaultParallelism=2)), size_bytes)
+    return {name.removeprefix("spark.sql."): value for name, value in conf.items()}
+
+
+def test_settings_when_data_is_little_or_much_fit_it():
+    """Little is one partition without generated code and planned once; much is compiled, and cut by its size."""
+    names = ("shuffle.partitions", "adaptive.enabled", "codegen.wholeStage", "codegen.factoryMode")
+    little, much, more = (fitted(size) for size in (LARGE_FROM_BYTES - 1, LARGE_FROM_BYTES, 10 * PARTITION_BYTES))
+    assert [little[name] for name in names] == ["1", "false", "false", "NO_CODEGEN"]
+    assert [much[name] for name in names] == ["2", "true", "true", "FALLBACK"]
+    assert more["shuffle.partitions"] == "10"
+
+
+@pytest.mark.parametrize("size_bytes", [0, LARGE_FROM_BYTES])
+def test_settings_when_somebody_has_chosen_are_left_to_them(size_bytes):
+    """What was given at the start stays, whatever the size; the others still fit."""
+    chosen = {"spark.sql.codegen.wholeStage": "true", "spark.sql.adaptive.enabled": "false"}
+    found = fitted(size_bytes, chosen, shuffle_partitions=7)
+    assert (found["codegen.wholeStage"], found["adaptive.enabled"]) == ("true", "false")
+    assert found["shuffle.partitions"] == "7"
+    assert found["codegen.factoryMode"] == ("FALLBACK" if size_bytes else "NO_CODEGEN")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "master", "named", "hurried"),
+    [
+        (SMALL_JAVA_BYTES - 1, "local[2]", "", True),
+        (SMALL_JAVA_BYTES, "local[2]", "", False),
+        (None, "local[2]", "", False),
+        (0, "spark://cluster.example:7077", "", False),
+        (0, "local[2]", "-XX:TieredStopAtLevel=4", False),
+    ],
+)
+def test_compiler_when_records_are_few_is_the_first_alone(monkeypatch, size_bytes, master, named, hurried):
+    """Only where the size is known and small, on this machine, and where nobody said otherwise."""
+    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", named)
+    found = settings_of(SessionOptions(master=master, size_bytes=size_bytes), Path("log4j.properties"))
+    assert ("TieredStopAtLevel=1" in found["spark.driver.extraJavaOptions"]) is hurried
+
+
+@pytest.mark.parametrize("tidying", [Py4JError("Java has gone"), KeyError("p")])
+def test_signal_when_tidying_up_fails_behind_it_is_still_a_signal(tidying):
+    """A signal that ends Java too is not taken for a failed job, whatever the clean-up of Spark runs into."""
+
+    def ended():
+        with mapped_errors():
+            try:
+                raise TerminatedError
+            finally:
+                raise tidying
+
+    with pytest.raises(TerminatedError):
+        ended()

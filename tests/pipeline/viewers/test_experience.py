@@ -1,0 +1,233 @@
+"""What viewers felt is what a plain reading of their sessions in Python says, by each value of each dimension."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from flowctl.reasons import SLOW_ENDS
+from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES
+from tests.pipeline.viewers.test_viewer_sessions import modelled
+from tests.pipeline.viewers.viewer_kit import Held, HeldParts, at, close, random_close
+
+CAPTIONS = {None: "", "192.0.2.1": "192.0.2.0/24", "2001:db8::7": "2001:db8::/48", "not an address": ""}
+
+
+@dataclasses.dataclass
+class World:
+    """Random closes of four hours, rows that are open, and what the jobs made of them."""
+
+    closes: list[dict]
+    opens: list[dict]
+    parts: HeldParts
+    summary: dict
+
+    def viewers(self) -> list[dict]:
+        """Return the sessions of viewers, by the model: of closes and of those that are open."""
+        rows = [row | modelled(row) for row in (*self.closes, *self.opens)]
+        unknown = [row for row in rows if row["role"] in {None, "unknown"} and row["asked_ms"] is not None]
+        return [row for row in rows if row["role"] in {"play", "http_flv"}] + unknown
+
+
+@pytest.fixture(scope="module")
+def world(spark):
+    """Give a world of 500 connections of four hours, forty of them open."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    rng = random.Random(11)
+    closes = [random_close(rng, number) for number in range(1, 461)]
+    for row in closes:
+        row["ts"] = at(rng.randrange(4 * 3600))
+        row["duration_s"] = round(rng.choice((0.5, 3.0, rng.random() * 4000)), 3)
+    opens = [random_close(rng, number) | {"reason": None} for number in range(1001, 1041)]
+    held = Held(spark, {"flow_closes": closes, "flow_opens": opens})
+    parts = HeldParts(held, sessions.JOB, experience.JOB)
+    return World(closes, opens, parts, experience.JOB.answer(parts, None).summary)
+
+
+def total(rows: list[dict], name: str, known: str = "") -> float:
+    """Return the sum of a column over rows where `known` is."""
+    return sum(row[name] or 0 for row in rows if not known or row[known] is not None)
+
+
+def quotient(part: float, whole: float) -> float | None:
+    """Return part / whole; None where there is nothing to divide by."""
+    return part / whole if whole else None
+
+
+def rank(values: list[float | None], share: float) -> float | None:
+    """Return the smallest value that at least that share of them is not above."""
+    known = sorted(value for value in values if value is not None)
+    return known[max(0, math.ceil(share * len(known)) - 1)] if known else None
+
+
+def expected(rows: list[dict]) -> dict:
+    """Return the figures of some viewers in plain Python."""
+    stayed = [row for row in rows if row["duration_s"] >= 2]
+    accepted = sum(total(rows, f"accepted_messages_{name}") for name in CLASS_NAMES)
+    pictures = [row for row in rows if row["picture_share"] is not None]
+    states = {name: total(rows, f"time_{name}_ms") for name in STATE_NAMES}
+    return {
+        "viewers": sum(row["play_s"] is not None for row in stayed),
+        "attempts": sum(row["asked_ms"] is not None or row["startup_ms"] is not None for row in rows),
+        "plays": sum(row["startup_ms"] is not None for row in rows),
+        "start_failures": sum(row["start_failure"] is not None for row in rows),
+        "exits_before_start": sum(row["exit_before_start"] for row in rows),
+        "troubled": sum(row["blame"] != "none" for row in rows),
+        "cut_slow": sum(row["reason"] in SLOW_ENDS for row in rows),
+        "first_frame_p50_ms": rank([row["first_frame_ms"] for row in stayed], 0.5),
+        "first_frame_p95_ms": rank([row["first_frame_ms"] for row in stayed], 0.95),
+        "delay_p50_ms": rank([row["delay_p50_ms"] for row in stayed], 0.5),
+        "delay_p99_ms": rank([row["delay_p50_ms"] for row in stayed], 0.99),
+        "picture_share": quotient(
+            sum(row["picture_share"] * row["pictures_wanted"] for row in pictures), total(pictures, "pictures_wanted")
+        ),
+        "stall_ratio": quotient(
+            sum(row["stall_ratio"] * row["play_s"] for row in rows if row["stall_ratio"] is not None),
+            total(rows, "play_s", "stall_ratio"),
+        ),
+        "late_share": quotient(
+            sum(row["late_share"] * row["sampled_ms"] for row in rows if row["late_share"] is not None),
+            total(rows, "sampled_ms", "late_share"),
+        ),
+        "stall_count": total(rows, "stall_count"),
+        "bit_rate": quotient(8 * total(rows, "sent_bytes", "bit_rate"), total(rows, "play_s", "bit_rate")),
+        "frames_per_s": quotient(total(rows, "pictures_sent", "frames_per_s"), total(rows, "play_s", "frames_per_s")),
+        "play_hours": total(rows, "play_s") / 3600,
+        **{f"share_{name}": quotient(value, sum(states.values())) for name, value in states.items()},
+        "accepted_messages": accepted,
+        "dropped_messages": total(rows, "dropped_messages"),
+        "sent_bytes": total(rows, "sent_bytes"),
+        "rank_error": 0.0,
+    }
+
+
+def test_experience_of_random_sessions_is_that_of_plain_python(world):
+    """Every figure of every value of every dimension is that of a model, of four hours and of who is open."""
+    found = {(row["by"], row["key"]): row for row in world.parts.rows("experience")}
+    of = {
+        "all": lambda row: "all",
+        "stream": lambda row: "/".join(part for part in (row["app"], row["stream"]) if part is not None),
+        "application": lambda row: row["app"] or "",
+        "network": lambda row: CAPTIONS[row["peer_ip"]],
+        "agent": lambda row: "",
+        "node": lambda row: row["node"],
+        "role": lambda row: row["role"] or "",
+    }
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for row in world.viewers():
+        for by, key in of.items():
+            groups.setdefault((by, key(row)), []).append(row)
+    assert found.keys() == groups.keys()
+    for where, rows in groups.items():
+        for name, value in expected(rows).items():
+            # Of each viewer whole milliseconds are added up, and sketches hold floats of 24 bits.
+            near = value if value is None else pytest.approx(value, rel=2e-3, abs=2e-3)
+            assert found[where][name] == near, (where, name)
+        assert found[where]["few"] == (expected(rows)["viewers"] < 20)
+        assert found[where]["keys"] == 1
+
+
+def test_peaks_of_random_sessions_are_those_of_counting_each_second(world):
+    """The most viewers at once, of all, each stream and each node, are those of counting second by second."""
+    newest = max(row["ts"] for row in (*world.closes, *world.opens)).timestamp()
+    spans: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in world.viewers():
+        if row["play_s"] is None:
+            continue
+        seen = row["ts"].timestamp()
+        until = seen if row["reason"] is not None else max(seen, min(seen + 300, newest))
+        stream = "/".join(part for part in (row["app"], row["stream"]) if part is not None)
+        for where in (("all", "all"), ("stream", stream), ("node", row["node"])):
+            spans.setdefault(where, []).append((math.floor(until - row["play_s"]), math.floor(until)))
+    rows = {(row["by"], row["key"]): row for row in world.parts.rows("experience")}
+    for where, each in spans.items():
+        most = max(sum(first <= second <= last for first, last in each) for second, _ in each)
+        assert rows[where]["peak_viewers"] == most, where
+    assert {row["peak_viewers"] for where, row in rows.items() if where[0] in {"network", "agent", "role"}} == {None}
+
+
+def test_summary_of_experience_is_the_row_of_all(world):
+    """The summary tells the figures of all viewers, and how publishers fared."""
+    (row,) = (row for row in world.parts.rows("experience") if row["by"] == "all")
+    for name in ("viewers", "attempts", "peak_viewers"):
+        assert world.summary[name] == row[name] > 0
+    assert sum(world.summary["publishers"].values()) == len(world.parts.rows("ingest"))
+
+
+def test_experience_of_many_values_keeps_those_with_most_viewers(spark, monkeypatch):
+    """Values beyond the bound are one row that says how many it holds, and nothing is lost in it."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    monkeypatch.setattr(experience, "MOST", 2)
+    agents = (
+        "OBS 30",
+        "Mozilla/5.0 Chrome/120 Safari/537",
+        "Mozilla/5.0 Chrome/120 Safari/5 Edg/1",
+        "<script>",
+        "Lavf/61",
+    )
+    rows = [
+        close(60, 10 * stream + number + 1, stream=f"s{stream}", startup_ms=100.0, asked_ms=50.0, agent=agents[stream])
+        for stream in range(5)
+        for number in range(5 - stream)
+    ]
+    held = Held(spark, {"flow_closes": [*rows, close(60, 90, duration_s=1.9, startup_ms=1.0, stream="s4")]})
+    parts = HeldParts(held, sessions.JOB, experience.JOB)
+    experience.JOB.answer(parts, None)
+    found = parts.rows("experience")
+    streams = {row["key"]: (row["keys"], row["plays"], row["viewers"]) for row in found if row["by"] == "stream"}
+    assert streams == {"live/s0": (1, 5, 5), "live/s1": (1, 4, 4), None: (3, 7, 6)}
+    assert {row["key"]: row["first_frame_p50_ms"] for row in found if row["by"] == "agent"}["OBS"] == 50.0
+    assert {"OBS", "Chrome"} <= {row["key"] for row in found if row["by"] == "agent"}
+
+
+def test_peaks_in_a_window_count_who_was_there_at_its_begin(spark):
+    """Who came before the window is there when it begins, and no peak lies before it."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    early = [close(3000 + number, number, duration_s=2500.0, startup_ms=0.0) for number in range(1, 4)]
+    crowd = [close(1000, number, duration_s=30.0, startup_ms=0.0) for number in range(10, 20)]
+    parts = HeldParts(Held(spark, {"flow_closes": early + crowd}), sessions.JOB, experience.JOB, since=at(2000))
+    experience.JOB.answer(parts, None)
+    (row,) = (row for row in parts.rows("experience") if row["by"] == "all")
+    assert (row["peak_viewers"], row["peak_at"]) == (3, 2000.0)
+
+
+def test_ingest_tells_in_a_word_what_is_worst(spark):
+    """A publisher without media, with gaps, that came back, with rare key frames, with jitter, and a steady one."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    def publisher(seconds: float, conn_id: int, stream: str, **columns) -> dict:
+        media = {"ingest_bytes": 10**6, "ingest_pictures": 1500, "startup_ms": 10_000.0, "gap_ms": 0.0}
+        row = {"role": "publish", "stream": stream, "gap_max_ms": 0.0, "jitter_ms": 3.0, "key_interval_max_ms": 2000.0}
+        return close(seconds, conn_id, **(row | media | columns))
+
+    closes = [
+        publisher(100, 1, "none", ingest_bytes=0),
+        publisher(100, 2, "gappy", gap_ms=700.0),
+        publisher(100, 3, "broken"),
+        publisher(190, 4, "broken"),
+        publisher(400, 5, "broken"),
+        publisher(100, 6, "rare", key_interval_max_ms=12_000.0),
+        publisher(100, 7, "shaky", jitter_ms=150.0),
+        close(100, 9),
+    ]
+    opens = [publisher(100, 8, "fine", reason=None)]
+    parts = HeldParts(Held(spark, {"flow_closes": closes, "flow_opens": opens}), sessions.JOB, experience.JOB)
+    summary = experience.JOB.answer(parts, None).summary
+    rows = {row["conn_id"]: row for row in parts.rows("ingest")}
+    words = ["no media", "gaps", "steady", "came back", "came back", "key frames far apart", "jitter", "steady"]
+    assert [rows[number]["health"] for number in range(1, 9)] == words
+    assert [rows[number]["away_s"] for number in (3, 4, 5)] == [None, 30.0, None]
+    assert [rows[number]["reconnects"] for number in (3, 4, 5)] == [0, 1, 1]
+    assert (rows[2]["gap_share"], rows[2]["bit_rate"], rows[8]["frames_per_s"]) == (
+        pytest.approx(0.7 / 60),
+        160e3,
+        30.0,
+    )
+    assert summary["publishers"]["came back"] == 2
+    assert "viewers" in summary

@@ -1,0 +1,90 @@
+"""Minutes of streams: what samples tell of them, and sessions where there are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pipeline.record_kit import sample
+from tests.pipeline.viewers.viewer_kit import NOON, Held, HeldParts, at, close
+
+
+@pytest.fixture(scope="module")
+def told(spark):
+    """Give the results of a world in which two viewers were sampled, one was not, and one is open."""
+    from flowctl.pipeline.viewers import experience, fleet, sessions
+
+    def one(second: float, conn_id: int, **columns) -> dict:
+        blank = dict.fromkeys(_samples())
+        return blank | sample(0, conn_id, **columns) | {"ts": at(second), "accepted_messages_key": 10}
+
+    samples = [
+        *(one(second, 1, viewer_delay_ms=100.0) for second in range(1, 61)),
+        *(one(second, 2, viewer_delay_ms=900.0, picture_share=0.5, state="SOFT_LIMIT") for second in range(1, 31)),
+        *(one(second, 3, role="publish") for second in range(1, 31)),
+    ]
+    media = {"startup_ms": 0.0, "asked_ms": 0.0}
+    closes = [
+        close(90, 1, duration_s=90.0, samples_count=60, **media),
+        close(31, 2, duration_s=31.0, samples_count=30, peer_ip="198.51.100.1", **media),
+        close(
+            150, 4, duration_s=120.0, stream="alone", time_ready_ms=90_000.0, time_soft_ms=30_000.0, delay_p50_ms=40.0,
+            accepted_messages_key=1200, dropped_messages_key=120, pictures_wanted=10, pictures_sent=9, **media,
+        ),
+        close(3, 5, duration_s=3.0, asked_ms=0.0, start_failure="x"),
+    ]  # fmt: skip
+    opens = [close(3600, 6, duration_s=30.0, reason=None, stream="open", time_ready_ms=30_000.0, **media)]
+    for row in closes:
+        row.pop("start_failure", None)
+    held = Held(spark, {"flow_closes": closes, "flow_opens": opens, "flow_samples": samples})
+    parts = HeldParts(held, sessions.JOB, experience.JOB, fleet.JOB)
+    summary = fleet.JOB.answer(parts, None).summary
+    rows = {(row["stream"], round(row["minute"] / 60)): row for row in parts.rows("fleet_streams")}
+    return rows, {row["subnet"]: row for row in parts.rows("fleet_subnets")}, summary
+
+
+def _samples() -> tuple[str, ...]:
+    from flowctl.telemetry.schema import FLOW_SAMPLES
+
+    return FLOW_SAMPLES.names
+
+
+def test_minutes_of_samples_count_each_viewer_once(told):
+    """Viewers are a mean over time, a delay is one over viewers, and publishers are none."""
+    row = told[0]["s", 0]
+    assert (row["viewers"], row["viewers_seen"], row["source"]) == (pytest.approx(89 / 60), 2, "samples")
+    assert (row["delay_p50_ms"], row["delay_p95_ms"]) == (100.0, 900.0)
+    assert row["share_soft"] == pytest.approx(30 / 89)
+    assert row["picture_share"] == pytest.approx((59 + 15) / 89)
+    assert (row["accepted_messages"], row["joins"], row["leaves"]) == (890, 2, 1)
+    later = told[0]["s", 1]
+    assert (later["viewers_seen"], later["leaves"], later["joins"]) == (1, 1, 0)
+
+
+def test_minutes_of_a_viewer_without_samples_are_its_session_spread(told):
+    """A session of two minutes lies in three, by its time in each, and comes and goes in the first and last."""
+    rows = [told[0]["alone", minute] for minute in range(3)]
+    assert [row["viewers"] for row in rows] == [0.5, 1.0, 0.5]
+    assert [row["accepted_messages"] for row in rows] == [300, 600, 300]
+    assert [row["dropped_messages"] for row in rows] == [30, 60, 30]
+    assert [row["drop_ratio"] for row in rows] == [0.1, 0.1, 0.1]
+    assert [row["share_soft"] for row in rows] == [0.25, 0.25, 0.25]
+    assert [(row["joins"], row["leaves"]) for row in rows] == [(1, 0), (0, 0), (0, 1)]
+    assert {(row["source"], row["delay_p50_ms"], row["picture_share"]) for row in rows} == {("sessions", 40.0, 0.9)}
+
+
+def test_minutes_of_a_viewer_that_is_open_have_its_coming_alone(told):
+    """Who is still there has come, and has not gone."""
+    assert [(row["joins"], row["leaves"]) for (name, _), row in sorted(told[0].items()) if name == "open"] == [
+        (1, 0),
+        (0, 0),
+    ]
+    assert told[0]["open", 59]["viewers"] == 0.5
+
+
+def test_subnets_are_all_networks_with_the_figures_of_viewers(told):
+    """Each network has its row; the summary tells the most viewers of a minute."""
+    networks, summary = told[1:]
+    assert {name: row["plays"] for name, row in networks.items()} == {"192.0.2.0/24": 3, "198.51.100.0/24": 1}
+    assert networks["192.0.2.0/24"]["start_failures"] + networks["192.0.2.0/24"]["exits_before_start"] == 1
+    assert summary["most_viewers"] == 2.0
+    assert NOON.minute == 0

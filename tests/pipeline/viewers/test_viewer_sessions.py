@@ -1,0 +1,159 @@
+"""Sessions are what a plain reading of the closes in Python says, column by column."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from flowctl.reasons import SLOW_ENDS
+from flowctl.telemetry.schema import CLASS_NAMES
+from tests.pipeline.viewers.viewer_kit import Held, at, close, random_close
+
+RENAMED = {
+    "close_reason": "reason", "closed_at": "ts", "episodes_late": "late_episodes", "returns_to_live": "returns",
+}  # fmt: skip
+
+
+def quotient(part, whole, most=math.inf):
+    """Return part / whole, at most `most`; None where either is unknown or there is nothing to divide by."""
+    return None if part is None or not whole else min(most, part / whole)
+
+
+def modelled(row: dict) -> dict:
+    """Return the session of a close as the documentation has it, in plain Python."""
+    zero = {name: value or 0 for name, value in row.items()}
+    peer = row["reason"] in {"peer closed", "peer reset"}
+    asked, startup = row["asked_ms"], row["startup_ms"]
+    play_s = None if startup is None else max(0.0, row["duration_s"] - startup / 1e3)
+    rated_s = play_s if play_s is not None and play_s >= 1 else None
+    never = asked is not None and startup is None
+    failed = never and (row["refusal"] is not None or not peer)
+    carried, pictures = (
+        ("ingest_bytes", "ingest_pictures") if row["role"] == "publish" else ("sent_bytes", "pictures_sent")
+    )
+    carried_bits = None if row[carried] is None else row[carried] * 8
+    dropped = sum(zero[f"dropped_messages_{name}"] for name in CLASS_NAMES)
+    trouble_ms = max(zero["trouble_ms"], zero["time_overloaded_ms"] + zero["time_soft_ms"] + zero["time_hard_ms"])
+    worst = [name for name in ("hard", "soft", "overloaded") if zero[f"episodes_{name}"] > 0]
+    words = {"hard": "HARD_LIMIT", "soft": "SOFT_LIMIT", "overloaded": "OVERLOADED"}
+    stalls = row["stall_ms"]
+    return {
+        "closed_by": "peer" if peer else "server",
+        "play_s": play_s,
+        "first_frame_ms": None if asked is None or startup is None else max(0.0, startup - asked),
+        "start_failure": (row["refusal"] or row["code"] or row["reason"]) if failed else None,
+        "exit_before_start": never and not failed,
+        "recover_mean_ms": quotient(row["recover_ms"], row["recoveries"]),
+        "dropped_messages": dropped,
+        "picture_share": quotient(row["pictures_sent"], row["pictures_wanted"], 1.0),
+        "line_of_stream": quotient(row["line_bytes"], row["line_stream_bytes"]),
+        "late_share": None if row["target_delay_ms"] is None else quotient(row["late_ms"], row["sampled_ms"], 1.0),
+        "bit_rate": quotient(carried_bits, rated_s),
+        "frames_per_s": quotient(row[pictures], rated_s),
+        "stall_ratio": None if play_s is None or stalls is None else quotient(stalls, play_s * 1e3, 1.0),
+        "trouble_ms": trouble_ms,
+        "worst_state": words[worst[0]] if worst else "READY",
+        **blamed(row, zero, dropped, trouble_ms, worst),
+    }
+
+
+def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[str]) -> dict:
+    """Return whose fault it was, by the rules of `flowctl.pipeline.viewers.blame`."""
+    troubled = (
+        set(worst) & {"hard", "soft"}
+        or max(trouble_ms, zero["stall_ms"]) > max(1000.0, 10 * row["duration_s"])
+        or (worst and zero["lost_messages"] > 0)
+        or row["reason"] in SLOW_ENDS
+    )
+    unwanted = zero["dropped_by_closed"] + zero["dropped_by_unfollowed"] + zero["dropped_by_requested"]
+    server = min(1.0, quotient(row["left_server_ms"], row["left_ms"]) or 0.0)
+    mean = quotient(row["accepted_bytes"], row["duration_s"] * 1e3 - zero["startup_ms"])
+    rate = quotient(row["left_bytes"], row["left_ms"])
+    burst = 0.0
+    if mean is not None and rate is not None and mean > 0 and rate >= 1.5 * mean:
+        burst = max(0.0, 1 - mean / rate)
+    unforced = quotient(zero["unforced_drops"], max(0, dropped - unwanted), 1.0) or 0.0
+    policy = 1.0 if zero["hard_at_once"] else unforced
+    there = 1.0 if troubled else 0.0
+    shares = {
+        "viewer_link": there * (1 - server) * (1 - burst) * (1 - policy),
+        "server_loop": there * server,
+        "publisher_burst": there * (1 - server) * burst,
+        "policy": there * (1 - server) * (1 - burst) * policy,
+    }
+    largest = max(shares, key=lambda name: shares[name])
+    return {"blame": largest if troubled else "none"} | {f"blame_share_{name}": share for name, share in shares.items()}
+
+
+@pytest.fixture(scope="module")
+def many(spark):
+    """Give six hundred random closes, and their sessions by connection."""
+    from flowctl.pipeline.viewers.sessions import OPEN_COLUMNS, seen_sessions
+
+    rng = random.Random(7)
+    rows = [random_close(rng, number) for number in range(1, 601)]
+    server = close(5, 0)
+    found = seen_sessions(Held(spark, {"flow_closes": [*rows, server]}))
+    assert [*OPEN_COLUMNS, "date", "hour"] == found.columns
+    # Times as microseconds: `collect` would give the zone of this machine.
+    table = found.selectExpr("*", "unix_micros(opened_at) opened_us", "unix_micros(closed_at) closed_us").collect()
+    return rows, {row["conn_id"]: row.asDict() for row in table}
+
+
+def test_sessions_of_random_closes_are_those_of_plain_python(many):
+    """Every derived column of every connection is that of a model in Python, nulls and zeros anywhere."""
+    rows, found = many
+    assert len(found) == len(rows)
+    for row in rows:
+        got = found[row["conn_id"]]
+        for name, expected in modelled(row).items():
+            assert got[name] == (pytest.approx(expected) if isinstance(expected, float) else expected), (
+                name,
+                expected,
+                got[name],
+                {k: v for k, v in row.items() if v is not None},
+                got,
+            )
+
+
+def test_sessions_of_random_closes_carry_what_the_close_says(many):
+    """Every other column is that of the close, under its own name or the one that tables have always had."""
+    rows, found = many
+    derived = set(modelled(rows[0]))
+    for row in rows:
+        got = found[row["conn_id"]]
+        assert got["opened_us"] == round(row["opened_at"].timestamp() * 1e6)
+        assert got["closed_us"] == round(row["ts"].timestamp() * 1e6)
+        for name, value in got.items():
+            if name not in derived | {"date", "hour", "opened_at", "closed_at", "seen_at", "opened_us", "closed_us"}:
+                assert value == row[RENAMED.get(name, name)], name
+
+
+def test_sessions_of_random_closes_have_no_figure_that_is_none(many):
+    """No division and no difference gives NaN, an infinity or less than nothing, and shares are at most 1."""
+    for row in many[1].values():
+        for name, value in row.items():
+            if isinstance(value, float):
+                assert math.isfinite(value), name
+                assert value >= 0, name
+                assert value <= 1 or "share" not in name, name
+
+
+def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark):
+    """Of each hour a connection has its latest row, unless it closed in that hour; a close of another hour is later."""
+    from flowctl.pipeline.viewers.sessions import open_sessions
+
+    def row(seconds: float, conn_id: int) -> dict:
+        return close(seconds, conn_id, reason=None, duration_s=seconds + 60.0, sent_bytes=int(seconds))
+
+    opens = [row(10, 1), row(310, 1), row(610, 1), row(10, 2), row(20, 3), row(3610, 3), row(3600 * 24 + 10, 1)]
+    closes = [close(700, 2), close(7300, 3)]
+    held = Held(spark, {"flow_opens": opens, "flow_closes": closes})
+    found = open_sessions(held).selectExpr("*", "unix_micros(seen_at) seen_us").collect()
+    expected = {(1, 610), (3, 20), (3, 3610), (1, 3600 * 24 + 10)}
+    assert {(item["conn_id"], item["sent_bytes"]) for item in found} == expected
+    assert {item["closed_by"] for item in found} == {"open"}
+    assert {item["closed_at"] for item in found} == {item["close_reason"] for item in found} == {None}
+    assert min(item["seen_us"] for item in found) == round(at(20).timestamp() * 1e6)

@@ -1,0 +1,122 @@
+"""Closes for the tests of viewers: rows as dictionaries, random ones, and records that are held in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import itertools
+import random
+from typing import Any
+
+from flowctl.flow.state import MessageClass
+from flowctl.reasons import CloseReason
+from flowctl.telemetry.schema import FLOW_CLOSES, TABLES, Kind
+
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+_numbers = itertools.count(1)
+TYPES = {column.name: column.kind for column in FLOW_CLOSES.columns}
+PICTURES = tuple(item.name.lower() for item in MessageClass if item.name in {"KEY", "INTER", "DISPOSABLE"})
+
+
+def at(seconds: float) -> dt.datetime:
+    """Return a time: seconds after noon of the day of the tests."""
+    return NOON + dt.timedelta(seconds=seconds)
+
+
+def close(seconds: float, conn_id: int, **columns: Any) -> dict[str, Any]:
+    """Return the close of a viewer of node n1 that was there for a minute; columns left out are null."""
+    row = dict.fromkeys(FLOW_CLOSES.names)
+    who = {
+        "ts": at(seconds),
+        "node": "n1",
+        "seq": next(_numbers),
+        "conn_id": conn_id,
+        "role": "play",
+        "reason": "peer closed",
+    }
+    where = {"peer_ip": "192.0.2.1", "app": "live", "stream": "s"}
+    duration_s = columns.get("duration_s", 60.0)
+    return row | who | where | {"opened_at": at(seconds - duration_s), "duration_s": duration_s} | columns
+
+
+def random_close(rng: random.Random, conn_id: int) -> dict[str, Any]:
+    """Return a close in which each column is null, zero or something, whether that goes together or not."""
+    values: dict[str, Any] = {}
+    for name, kind in TYPES.items():
+        if kind is Kind.INT:
+            values[name] = rng.choice((None, 0, 1, rng.randrange(50), rng.randrange(10**7)))
+        elif kind is Kind.REAL:
+            values[name] = rng.choice((None, 0.0, 0.5, rng.random() * 10.0, rng.random() * 1e5))
+    duration_s = rng.choice((0.0, 0.001, 1.5, rng.random() * 4000))
+    del values["conn_id"], values["seq"]
+    fixed = {
+        "node": rng.choice(("n1", "n2")), "duration_s": duration_s,
+        "reason": rng.choice([item.value for item in CloseReason]),
+        "role": rng.choice((None, "play", "http_flv", "publish", "unknown")),
+        "refusal": rng.choice((None, None, "no such stream")), "code": rng.choice((None, None, "bad chunk")),
+        "peer_ip": rng.choice((None, "192.0.2.1", "2001:db8::7", "not an address")),
+        "app": rng.choice((None, "", "live")), "stream": rng.choice((None, "s", "täst\x00")), "agent": None,
+        "limit_name": None,
+    }  # fmt: skip
+    return close(rng.randrange(3600), conn_id, **(values | fixed))
+
+
+@dataclasses.dataclass(slots=True)
+class Held:
+    """Records of any hours, held in memory (`flowctl.pipeline.job.Records`)."""
+
+    spark: Any
+    rows: dict[str, list[dict[str, Any]]]
+
+    def table(self, name: str):
+        """Return the rows of a table, with the hour that their `ts` lies in."""
+        from pyspark.sql import functions as f
+
+        table, rows = TABLES[name], self.rows.get(name, [])
+        frame = self.spark.createDataFrame([tuple(row[item] for item in table.names) for row in rows], table.spark_ddl)
+        return frame.withColumns({"date": f.date_format("ts", "yyyy-MM-dd"), "hour": f.date_format("ts", "HH")})
+
+    def has(self, name: str) -> bool:
+        """Return whether there are any rows of a table."""
+        return bool(self.rows.get(name))
+
+
+class HeldParts:
+    """Parts and results of held records (`flowctl.pipeline.job.Parts`), without files."""
+
+    def __init__(self, records: Held, *jobs: Any, since: dt.datetime | None = None) -> None:
+        self.spark, self.out, self.since, self.until, self.small = records.spark, "", since, None, False
+        rows = [row["ts"] for table in records.rows.values() for row in table]
+        self.newest = max(rows, default=None)
+        self.results: dict[str, Any] = {}
+        self._parts = {part.name: (part, part.make(records, None)) for job in jobs for part in job.parts}
+
+    def table(self, name: str):
+        """Return the rows of a part in the window, its columns alone."""
+        from pyspark.sql import functions as f
+
+        part, frame = self._parts[name]
+        if part.at and self.since is not None:
+            frame = frame.filter(f.col(part.at) >= f.lit(self.since))
+        return frame.select(*part.columns)
+
+    def write(self, name: str, frame: Any, columns: Any) -> str:
+        """Keep a result, with these columns of these types."""
+        from pyspark.sql import functions as f
+
+        kept = frame.select(*(f.col(item).cast(kind).alias(item) for item, kind in columns.items()))
+        self.results[name] = kept.localCheckpoint()
+        return name
+
+    def result(self, name: str):
+        """Return what was kept."""
+        return self.results[name]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return what was kept as rows, times as seconds after noon."""
+        from pyspark.sql import functions as f
+
+        frame = self.results[name]
+        times = [field.name for field in frame.schema if field.dataType.typeName() == "timestamp"]
+        seconds = {item: f.unix_micros(item) / 1e6 - NOON.timestamp() for item in times}
+        return [row.asDict() for row in frame.withColumns(seconds).collect()]

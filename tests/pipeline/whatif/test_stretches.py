@@ -1,0 +1,154 @@
+"""What is kept of a viewer: stretches around trouble and sums of the rest say what the whole recording says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_kit import sample
+
+from flowctl.flight.viewing import StreamAndLink
+from flowctl.flight.whatif.engine import REFUSED, TAKEN, Choice, RecordedViewer, evaluate, on_grid
+from flowctl.flow.limits import Limits
+from flowctl.flow.state import MessageClass
+from flowctl.pipeline.whatif.job import choice_rows
+from flowctl.pipeline.whatif.recommend import recommend
+from flowctl.pipeline.whatif.stretches import AFTER_S, BEFORE_S, cuts, of_events, of_samples
+from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, tally
+
+KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)
+CHOICES = [
+    Choice(limits=Limits.parse("0,0,2s", "0,0,4s", target_delay_ms=0), policy="keep", return_after_s=0),
+    Choice(limits=Limits.parse("0,0,8s", "0,0,20s", target_delay_ms=0), policy="keep", return_after_s=0),
+    Choice(limits=Limits.parse("64KiB,0"), policy="keep"),
+    Choice(limits=Limits.parse("256KiB,0", "2MiB,0")),
+]
+
+
+def stream(seconds, stalls):
+    """Return a viewer of 10 frames a second, with a key frame each two, that took nothing within `stalls`."""
+    events, queued = [], 0
+    for number in range(seconds * 10):
+        at = number / 10
+        size = 20_000 if number % 20 == 0 else 4_000
+        events.append((at, KEY if number % 20 == 0 else INTER, size))
+        queued += size
+        if any(begin <= at < end for begin, end in stalls):
+            events.append((at + 0.05, REFUSED, 0))
+        else:
+            events.append((at + 0.05, TAKEN, queued))
+            queued = 0
+    return [(on_grid(at), what, size) for at, what, size in events]
+
+
+def rows_of(events, reason=None, trouble_s=1e6):
+    """Return the rows of the part that a recording makes, as the answer reads them."""
+    empty = dict.fromkeys(("calm_us", "calm_bytes", "given", "restart_bytes", "ended_us"), 0)
+    empty |= {name: [] for name in ("calm_messages", "calm_delay", "calm_delay_us", "at_us", "what", "bytes")}
+    found = StreamAndLink(events, 0, 64, events[-1][0], reason)
+    return [{**empty, **row} for row in of_events(found, trouble_s)]
+
+
+def test_tally_when_trouble_is_rare_says_what_the_whole_recording_says():
+    """Three minutes with two stalls: each choice closes, drops, sends and waits as it does over all of it at once."""
+    events = stream(220, [(60, 63), (150, 156)])
+    rows = rows_of(events)
+    kept = sum(len(row["at_us"]) for row in rows)
+    assert kept < 0.65 * len(events)
+    sums = tally([rows], CHOICES, 0.0, 1.0)
+    whole = evaluate(RecordedViewer(events=events, ended_at=events[-1][0], restart_bytes=64), CHOICES)
+    for number, outcome in enumerate(whole):
+        total = {measure: value for (choice, measure), value in sums.items() if choice == number}
+        assert total["disconnected"] == (outcome.closed is not None)
+        assert total["watched_us"] == pytest.approx(outcome.watched_s * 1e6, abs=200_000)
+        assert total["offered_messages"] == sum(outcome.offered_messages)
+        assert total.get("edges", 0) == outcome.edges
+        assert total["memory_peak_bytes"] == outcome.memory_peak_bytes
+        assert total.get("stall_us", 0) == pytest.approx(outcome.stall_s * 1e6, abs=2)
+        dropped = sum(value for measure, value in total.items() if measure.startswith("dropped"))
+        assert dropped == sum(outcome.dropped_messages)
+        delay = sum(value for measure, value in total.items() if measure.startswith(DELAY))
+        assert delay == pytest.approx(sum(seconds for _, seconds in outcome.delay) * 1e6, abs=500_000)
+    assert [outcome.closed is None for outcome in whole] == [False, True, False, True]
+
+
+def test_tally_when_a_choice_is_known_to_be_best_has_it_win():
+    """Stalls of six seconds: limits of 4 s cut all viewers, those of 20 s none, and that is what is recommended."""
+    viewers = [rows_of(stream(40, [(20 + number % 3, 26 + number % 3)])) for number in range(9)]
+    rows = choice_rows(CHOICES[:2], tally(viewers, CHOICES[:2], 0.0, 1.0), 1.0)
+    assert [(row["viewers"], row["disconnected"]) for row in rows] == [(9, 9), (9, 0)]
+    assert recommend(rows, "balanced").row["choice_id"] == 1
+    assert recommend(rows, "disconnects<=1% then delay_p95").row["choice_id"] == 1
+
+
+def test_tally_when_a_choice_has_cut_a_viewer_counts_nothing_behind_it():
+    """Two stretches, cut in the first: the second is nothing to that choice, and all to the other."""
+    rows = rows_of(stream(200, [(30, 36), (150, 151)]))
+    assert sum(bool(row["at_us"]) for row in rows) == 2
+    sums = tally([rows], CHOICES[:2], 0.0, 1.0)
+    assert sums[0, "watched_us"] < 40e6
+    assert sums[1, "watched_us"] > 190e6
+    assert sums[0, "disconnected"] == 1
+
+
+def test_tally_when_events_make_no_viewer_counts_it_and_goes_on():
+    """A hostile part, with times that fall, costs nothing but itself."""
+    good, bad = rows_of(stream(10, [(5, 6)])), rows_of(stream(10, [(5, 6)]))
+    bad[0]["at_us"] = bad[0]["at_us"][::-1]
+    sums = tally([bad, good], CHOICES, 0.0, 1.0)
+    assert (sums[ALL_CHOICES, "damaged"], sums[0, "viewers"]) == (1, 1)
+
+
+@given(
+    bad=st.lists(st.booleans(), min_size=1, max_size=80),
+    step=st.sampled_from([1.0, 7.0, 31.0]),
+    trouble_s=st.sampled_from([10.0, 60.0, 1e9]),
+)
+def test_cuts_when_trouble_is_anywhere_are_whole_and_in_order(bad, step, trouble_s):
+    """Parts follow each other from the first; trouble is in stretches with calm around; only the end may be cut off."""
+    times = [number * step for number in range(len(bad))]
+    found = list(cuts(times, bad, [not one for one in bad], trouble_s))
+    place = 0
+    for troubled, first, last in found:
+        assert first == place < last
+        place = last
+        if not troubled:
+            assert not any(bad[first:last])
+        elif first and not any(bad[:first]):
+            assert times[bad.index(True)] - times[first - 1] >= BEFORE_S
+    if trouble_s == 1e9:
+        assert place == len(bad)
+    elif any(bad) and bad.index(True) * step < 1e9:
+        assert sum(times[last - 1] - times[first] for troubled, first, last in found if troubled) <= (
+            trouble_s + 2 * (BEFORE_S + AFTER_S) + 2 * step
+        )
+
+
+def second(number, *, sent, state="READY", queued=0):
+    """Return a sample of one second of a stream of 2.1 Mbit/s: a key frame, 24 others, 25 sounds."""
+    columns = {"accepted_messages_key": 1, "accepted_bytes_key": 50_000, "accepted_messages_inter": 24}
+    columns |= {"accepted_bytes_inter": 200_000, "accepted_messages_audio": 25, "accepted_bytes_audio": 10_000}
+    return sample(number, 7, sent_bytes=sent, state=state, queued_bytes=queued, close_reason=None, **columns)
+
+
+def test_samples_when_made_up_have_all_messages_and_bytes():
+    """Spreading seconds over their length loses and adds no message and no byte, of the stream and of the link."""
+    rows = [second(number, sent=130_000, state="OVERLOADED", queued=130_000 * (number + 1)) for number in range(5)]
+    (found,) = of_samples(rows, 120.0)
+    sizes = list(zip(found["what"], found["bytes"], strict=True))
+    assert sum(what >= 0 for what, _ in sizes) == 5 * 50
+    assert sum(size for what, size in sizes if what >= 0) == 5 * 260_000
+    assert sum(size for what, size in sizes if what < 0) == 5 * 130_000
+
+
+def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
+    """An hour with a bad second in the middle: a minute of messages, and sums of the rest that add up to the hour."""
+    rows = [second(number, sent=260_000) for number in range(3600)]
+    rows[1800] = second(1800, sent=100_000, state="SOFT_LIMIT", queued=160_000)
+    found = list(of_samples(rows, 120.0))
+    assert [bool(row.get("at_us")) for row in found] == [False, True, False]
+    assert found[1]["ended_us"] <= (BEFORE_S + AFTER_S + 3) * 1e6
+    assert sum(row.get("calm_us", 0) for row in found) + found[1]["ended_us"] == 3600 * 1_000_000
+    nobody = [row | dict.fromkeys((name for name in row if name.startswith("accepted")), 0) for row in rows[:2]]
+    assert [row["reason"] for row in of_samples(nobody, 120.0)] == ["it followed no stream"]
+    assert [row["reason"] for row in of_samples(rows[:1], 120.0)] == ["it was there for less than 2 s"]

@@ -1,0 +1,158 @@
+"""The job whatif on Spark: viewers of several hours become choices, a recommendation, and a limits file."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from record_kit import close, event, opened, sample, write, write_closes, write_opens, write_samples
+
+from flowctl.flight.words import limits_as_dict
+from flowctl.flow.limits import target_marks
+from flowctl.flow.limitsfile import LimitsFile, parse_limits_file, render
+from flowctl.pipeline.run import run
+from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.pipeline.whatif.job import JOB, WhatifOptions, _affordable
+from flowctl.telemetry.schema import FLIGHT
+from tests.pipeline.flight_files import write_flights
+
+pytestmark = pytest.mark.timeout(600)
+
+GRID = 'soft = ["64KiB,0", "2MiB,2048,4s"]\nhard = ["2x"]\ntarget_delay = ["auto", "off"]\n'
+
+
+def second(number, conn_id, *, sent, state="READY", queued=0):
+    """Return a sample of one second of a stream of 2.1 Mbit/s: a key frame, 24 others, 25 sounds."""
+    columns = {"accepted_messages_key": 1, "accepted_bytes_key": 50_000, "accepted_messages_inter": 24}
+    columns |= {"accepted_bytes_inter": 200_000, "accepted_messages_audio": 25, "accepted_bytes_audio": 10_000}
+    return sample(number, conn_id, sent_bytes=sent, state=state, queued_bytes=queued, **columns)
+
+
+def crowd(events, seconds=20):
+    """Write two healthy viewers, one with half the rate, one that stands still, and one whose visit is short."""
+    rows = []
+    for number in range(seconds):
+        rows.append(second(number, 3, sent=130_000, state="OVERLOADED", queued=130_000 * (number + 1)))
+        rows.append(second(number, 4, sent=0, state="SOFT_LIMIT", queued=260_000 * (number + 1)))
+    write_samples(events, rows)
+    calm = {"accepted_messages_key": 20, "accepted_messages_inter": 480, "sent_bytes": 5_000_000}
+    ends = [close(seconds, conn_id, seconds, **calm) for conn_id in (1, 2)]
+    ends.append(close(seconds, 3, seconds, episodes_overloaded=1))
+    ends.append(close(3, 5, 1.0))
+    write_closes(events, ends)
+    write_opens(events, [opened(10, 4, 10.0, episodes_overloaded=1), opened(10, 1, 10.0)])
+
+
+def job(spark, tmp_path, options, out="out"):
+    """Return (summary, warnings, choices by number, limits file) of a run."""
+    result = run(spark, str(tmp_path / "events"), str(tmp_path / out), [JOB], {"whatif": options})
+    assert result.failed == [], result.jobs["whatif"].message
+    note = result.jobs["whatif"]
+    rows = spark.read.parquet(str(tmp_path / out / "whatif_choices")).collect()
+    return note.summary, note.warnings, {row["choice_id"]: row for row in rows}, tmp_path / out / "limits.toml"
+
+
+def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_path, monkeypatch):
+    """Of a crowd with slow viewers every choice has a row, one is recommended, and the server can read the file."""
+    audiences = "talk/*=800ms audio-first"
+    detail = {"marks": limits_as_dict(DEFAULT_IN_FORCE.limits), "policy": "pictures-first", "audiences": audiences}
+    crowd(tmp_path / "events")
+    write(tmp_path / "events", [event(0, 0, "server_started", detail=json.dumps(detail))])
+    grid = GRID + 'policy = ["all-or-cut", "pictures-first"]\n'
+    options = WhatifOptions(grid=grid, objective="disconnects, delay_p95")
+    summary, warnings, rows, file = job(spark, tmp_path, options)
+    assert set(range(len(rows))) == set(rows)
+    assert {4} == {row["viewers"] for row in rows.values()}
+    assert (summary["viewers"], summary["viewers_refused"], summary["source"]) == (4, 2, "samples")
+    (chosen,) = [row for row in rows.values() if row["recommended"]]
+    assert any(row["on_front"] for row in rows.values())
+    # A limits file cannot say another policy, so what is recommended is a choice with the one that the server has.
+    assert {row["policy"] for row in rows.values() if row["in_force"] or row["recommended"]} == {"pictures-first"}
+    same = [row for row in rows.values() if row["policy"] == "pictures-first"]
+    assert chosen["disconnected"] == min(row["disconnected"] for row in same)
+    text = file.read_text("utf-8")
+    assert chosen["target_delay"] == target_marks(parse_limits_file(text, "limits.toml").limits)
+    assert "Against the limits in force" in text
+    # Audiences have a target delay of their own, which is no choice's, and it is said wherever one is named.
+    assert summary["audiences"] == audiences
+    assert audiences in text
+    assert any(audiences in line for line in warnings)
+    assert any("only 2 of 4 viewers were ever refused" in line for line in warnings)
+    # Where there is much to do Spark's workers do it, and find the same.
+    monkeypatch.setattr("flowctl.pipeline.run.SMALL_BYTES", -1)
+    monkeypatch.setattr("flowctl.pipeline.whatif.job.LITTLE_S", -1.0)
+    assert job(spark, tmp_path, options, "large")[2] == rows
+
+
+def test_run_when_viewers_attack_leaves_them_out(spark, tmp_path):
+    """What limits do to an attacker is no reason for other limits: its connections, and all of its address."""
+    calm = [close(20, number, 20.0, peer_ip=f"198.51.100.{min(number, 9)}") for number in (3, 4, 5, 9)]
+    # Connection 4 breaks a limit itself; 9 does nothing, at an address whose other connection is a proof.
+    hits = [(3, 4, "198.51.100.4"), (4, 10, "198.51.100.9")]
+    events = [event(at, number, "limit_hit", axis="amf_depth", peer_ip=who, role="play") for at, number, who in hits]
+    write_closes(tmp_path / "events", calm)
+    write(tmp_path / "events", events)
+    summary, _, rows, _ = job(spark, tmp_path, WhatifOptions(grid=GRID))
+    assert {row["viewers"] for row in rows.values()} == {summary["viewers"]} == {2}
+    assert summary["connections_of_attackers"] == 2
+
+
+def test_sample_when_trouble_is_long_is_of_fewer_viewers():
+    """What is tried is bounded in seconds: viewers with the smallest hashes, each with all of its stretches."""
+    picked = [9, -5, 4, -5, 7]
+    ended_us = [1e6, 700e6, 500e6, 400e6, 1e6]
+    columns = {"picked": picked, "node": "n", "conn_id": picked, "at": range(5), "ended_us": ended_us}
+    assert list(_affordable(pd.DataFrame(columns))["picked"]) == [-5, -5, 4]
+    alone = pd.DataFrame({**columns, "ended_us": [1e6, 1300e6, 500e6, 400e6, 1e6]})
+    assert list(_affordable(alone)["picked"]) == [-5, -5]
+
+
+def test_run_when_hours_are_cut_otherwise_takes_the_same_viewers(spark, tmp_path):
+    """The sample of two hours is that of one hour with all, and names of the same viewers come out of both."""
+    for name, hours in (("one", ("12",)), ("two", ("12", "13"))):
+        for number, hour in enumerate(hours):
+            rows = [close(3600 * number + 20 + at, at, 10.0) for at in range(1, 41) if at % len(hours) == number]
+            write_closes(tmp_path / name / "events", rows, hour=hour)
+    picked = []
+    for name in ("one", "two"):
+        summary, warnings, rows, _ = job(spark, tmp_path / name, WhatifOptions(most=7))
+        assert {row["viewers"] for row in rows.values()} == {7}
+        assert any("a simple random sample of 7 of about" in line for line in warnings)
+        table = spark.read.parquet(str(tmp_path / name / "out/parts/whatif_stretches"))
+        found = table.orderBy("picked").limit(7).collect()
+        picked.append([(row["conn_id"], row["picked"]) for row in found])
+    assert picked[0] == picked[1]
+    assert 20 < summary["viewers_recorded"] < 80
+
+
+def test_run_when_flights_were_recorded_finds_what_was_done(spark, tmp_path):
+    """Over flights in files: the choice in force cuts the viewers that were cut; a damaged one is told, and no more."""
+    recorded = write_flights(tmp_path / "events")
+    source = next((tmp_path / "events").rglob("n-1-100.parquet"))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(source)
+    names = {"node": "node-9", "conn_id": 9}
+    torn = [{**row, **names} for row in table.to_pylist() if row["number"] != 3]
+    write(tmp_path / "events", torn, "torn", table=FLIGHT, schema=table.schema, date="2023-11-14", hour="22")
+    assert isinstance(table, pa.Table)
+    grid = 'soft = ["0,0,20s"]\nhard = ["0,0,60s"]\ntarget_delay = "off"\n'
+    summary, warnings, rows, _ = job(spark, tmp_path, WhatifOptions(grid=grid, extend_s=0))
+    by_force = {row["in_force"]: row for row in rows.values()}
+    cut = sum(closed for closed, _, _ in recorded.values())
+    assert (by_force[True]["viewers"], by_force[True]["disconnected"]) == (len(recorded), cut)
+    assert 0 < cut < len(recorded)
+    assert by_force[False]["disconnected"] == 0
+    assert by_force[True]["edges"] == sum(edges for _, edges, _ in recorded.values())
+    assert (summary["source"], summary["connections_not_evaluated"]) == ("flight", 1)
+    assert any("row 3 is missing" in line for line in warnings)
+
+
+def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
+    """Every choice with the server's own policy can be written as a limits file and read back."""
+    for choice in default_grid(DEFAULT_IN_FORCE):
+        if choice.policy == "all-or-cut":
+            file = LimitsFile(limits=choice.limits, stuck_s=choice.stuck_s)
+            assert choice.limits == parse_limits_file(render(file), "x").limits

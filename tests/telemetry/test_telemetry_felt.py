@@ -1,0 +1,103 @@
+"""What samples say of one connection, summed up: the rules, each on samples whose answer is known beforehand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowctl.flow.counts import NO_FIGURES
+from flowctl.telemetry.felt import PER_OCTAVE, STALL_MS, Felt, tells
+from flowctl.telemetry.sampling import NOTHING, Condition, sums
+
+ERROR = 2 ** (0.5 / PER_OCTAVE) - 1
+LOST = (0, 0, 0, 3, 0, 0, 0, *(0,) * 7)
+"""Three inter frames dropped."""
+
+
+def slow(delay_ms=0.0, ms=1000.0, **values):
+    """Return how a connection stands that is not READY."""
+    return Condition(ms, **{"state": "OVERLOADED", "viewer_delay_ms": delay_ms, **values})
+
+
+def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
+    """Return the columns of samples, (condition, happened) each, one after the other from 0 s on."""
+    made, until = Felt(), 0.0
+    for condition, happened in samples:
+        until += condition.interval_ms / 1000
+        made.take(condition, happened, until, left_at, target_ms)
+    return made.columns(until * 1000 if sampled_ms is None else sampled_ms, left_at)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(1.0, 60_000.0), st.integers(1, 3000)), min_size=1, max_size=40), st.integers(0, 9999)
+)
+def test_quantiles_when_samples_have_any_length_are_off_by_an_eighth_at_most(samples, calm_ms):
+    """Over time, not over samples; what was not told of passed without delay; mean and worst delay are exact."""
+    whole = sum(ms for _, ms in samples) + calm_ms
+    found = felt(*((slow(delay, float(ms)), NOTHING) for delay, ms in samples), sampled_ms=float(whole))
+    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+        delays = sorted([*samples, (0.0, calm_ms)])
+        passed = itertools.accumulate(ms for _, ms in delays)
+        exact = next(delay for (delay, _), ms in zip(delays, passed, strict=True) if ms >= share * whole)
+        assert found[f"delay_{name}_ms"] == pytest.approx(exact, rel=ERROR + 1e-6, abs=1.3)
+    assert found["delay_max_ms"] == max(delay for delay, _ in samples)
+    assert found["delay_mean_ms"] == pytest.approx(sum(delay * ms for delay, ms in samples) / whole)
+
+
+def test_late_when_above_the_target_counts_the_whole_interval():
+    """Time above the target delay in force; with none, nothing is late."""
+    samples = [(slow(900.0), NOTHING), (slow(1600.0, 500.0), NOTHING), (slow(5000.0), NOTHING)]
+    assert felt(*samples, target_ms=1500.0)["late_ms"] == 1500.0
+    assert felt(*samples)["late_ms"] == 0.0
+
+
+def test_stall_when_several_samples_see_it_is_one():
+    """A stall is counted when it passes half a second, and its time by the intervals that see it."""
+    stalls = [400.0, 1400.0, 2400.0, 0.0, 700.0]
+    found = felt(*((slow(stalled_ms=stalled), NOTHING) for stalled in stalls))
+    assert (found["stall_count"], found["stall_ms"]) == (2, 1000.0 + 1000.0 + 700.0)
+    assert felt((slow(stalled_ms=STALL_MS - 1), NOTHING))["stall_count"] == 0
+
+
+def test_trouble_when_ready_and_without_some_pictures_is_trouble():
+    """Not READY, or READY without all pictures: the time of both, and of nothing else."""
+    samples = [slow(), Condition(300.0, picture_share=0.9), Condition(200.0)]
+    assert felt(*((condition, NOTHING) for condition in samples))["trouble_ms"] == 1300.0
+
+
+def test_line_when_measured_tells_what_it_carried_and_what_was_published():
+    """Only while a drain rate is known and there is trouble: bytes of its line against bytes of the stream."""
+    accepted = sums(0, (*(0,) * 7, 10, 20, 30, 40, 50, 0, 0), NO_FIGURES, NO_FIGURES)
+    samples = [slow(drain_bytes_per_s=4000.0, ms=500.0), slow(), Condition(1000.0, drain_bytes_per_s=9.0)]
+    found = felt(*((condition, accepted) for condition in samples))
+    assert (found["line_bytes"], found["line_stream_bytes"]) == (2000, 150)
+
+
+def test_leaving_when_ready_was_left_in_the_interval_counts_that_sample():
+    """Samples of trouble in whose interval READY was left, with the share in which our thread had no room."""
+    accepted = sums(0, (*(0,) * 7, 0, 0, 700, 0, 0, 0, 0), NO_FIGURES, NO_FIGURES)
+    conditions = [slow(), slow(strained=True), slow(thread_busy=0.95), slow()]
+    found = felt(*((condition, accepted) for condition in conditions), left_at=(0.0, 1.5, 3.0))
+    assert (found["left_ms"], found["left_server_ms"], found["left_bytes"]) == (2000.0, 2000.0, 1400)
+    made = Felt()
+    made.take(slow(), accepted, 1.0, (), 0.0)  # that READY was left is heard of after the sample was made
+    assert made.columns(1000.0, (0.5,))["left_ms"] == 1000.0
+
+
+def test_drops_when_nothing_forced_them_are_counted_apart():
+    """Messages dropped in READY while nothing stood still; others, the link or the thread forced."""
+    lost = sums(0, NO_FIGURES, NO_FIGURES, LOST)
+    assert felt((Condition(1000.0), lost))["unforced_drops"] == 3
+    assert felt((slow(), lost), (Condition(1000.0, stalled_ms=10.0), lost))["unforced_drops"] == 0
+
+
+def test_sample_when_its_connection_kept_up_tells_nothing():
+    """A sample is worth keeping if anything but READY, all pictures, no delay, no stall and no drops is in it."""
+    assert not tells(Condition(1000.0, viewer_delay_ms=None), NOTHING)
+    odd = [{"state": "OVERLOADED"}, {"picture_share": 0.99}, {"stalled_ms": 1.0}, {"viewer_delay_ms": 1.0}]
+    assert all(tells(Condition(1000.0, **values), NOTHING) for values in odd)
+    assert tells(Condition(1000.0), sums(0, NO_FIGURES, NO_FIGURES, LOST))
