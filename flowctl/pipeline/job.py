@@ -13,9 +13,11 @@ are simply all their rows. What lasts longer than an hour (a connection, an addr
 from __future__ import annotations
 
 import enum
+import hashlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -23,24 +25,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
+    from flowctl.pipeline.records.place import Place
+    from flowctl.pipeline.records.read import Read
+    from flowctl.pipeline.records.window import Hour
 
-class Records(Protocol):
-    """The records of one or more hours: files that can be used, rows that passed the checks, in format 3.
+    Records = Read
 
-    Attributes:
-        spark: session.
-    """
-
-    spark: SparkSession
-
-    def table(self, name: str) -> DataFrame:
-        """Return a table of `flowctl.telemetry.schema.TABLES`, all its columns, and `date` and `hour` (texts) beside.
-
-        A table of which there is nothing is empty, with its schema. Lazy; asked for twice, it is the same frame.
-        """
-
-    def has(self, name: str) -> bool:
-        """Return whether there is any usable file of that table: nothing is read."""
+BY_HOUR: Final = {"date": "string", "hour": "string"}
+"""Columns beside those of each part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,7 @@ class Part:
         name: of the table and its folder; unique over all jobs.
         columns: name -> type of Spark, in order; the contract. `date` and `hour` come beside, as texts.
         at: column with the time of a row, by which a window is cut exactly; "": rows are of their whole hour.
-        make: (records, options of the job) -> rows, with `columns` and `date` and `hour`. One query, lazy.
+        make: (`Records`, options of the job) -> rows, with `columns` and `date` and `hour`. One query, lazy.
         reads: names of the tables of records that it needs; where none of them has a file, the part is empty.
         depends: options -> text; parts that were made with another text are made again. Marks and weights that are in
             the rows belong in it; those that only the answer uses do not.
@@ -60,7 +52,7 @@ class Part:
     """
 
     name: str
-    columns: Mapping[str, str]
+    columns: dict[str, str]
     at: str
     make: Callable[[Records, Any], DataFrame]
     reads: tuple[str, ...]
@@ -68,48 +60,127 @@ class Part:
     result: bool = False
     version: int = 1
 
+    def made_with(self, options: Any) -> str:
+        """Return what distinguishes rows of this part from rows that were made in another way."""
+        return digest(repr((self.version, self.at, list(self.columns.items()), self.depends(options))))
 
-class Parts(Protocol):
+    def folder(self, hour: Hour | None = None) -> str:
+        """Return where the part lies in OUT, or that of an hour."""
+        base = self.name if self.result else f"parts/{self.name}"
+        return base if hour is None else f"{base}/date={hour[0]}/hour={hour[1]}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
     """What an answer is made of.
 
-    Attributes:
+    Args:
         spark: session.
-        out: folder for its results: in the making, renamed when all is done. `write` and `write_text` go there.
+        place: where all results lie, those of earlier jobs and runs too.
+        staging: where its results are made, before they are renamed.
         since: begin of the window, UTC; None: all there is.
         until: its end, exclusive; None: all there is.
         newest: time of the newest record that was used; None: there is none.
         small: whether the parts are small enough (some MB) for pandas in this process.
         events: folder of the records, to name it.
-        folder: where all results lie, those of earlier jobs and runs too.
         accounts: of each table over the hours of the window: files and rows, in, out and quarantined.
         notes: what became of the jobs of this run so far.
+        hours: parts by name, and the hours in which they have rows.
     """
 
     spark: SparkSession
-    out: str
+    place: Place
+    staging: Place
     since: dt.datetime | None
     until: dt.datetime | None
     newest: dt.datetime | None
     small: bool
     events: str
-    folder: str
     accounts: Sequence[Mapping[str, Any]]
     notes: Mapping[str, JobNote]
+    hours: Mapping[str, tuple[Part, Sequence[Hour]]]
 
-    def table(self, part: str) -> DataFrame:
+    def table(self, name: str) -> DataFrame:
         """Return the rows of a part in the window, of any job that runs in this run or ran before; may be empty."""
+        part, hours = self.hours[name]
+        schema = _ddl(part.columns | BY_HOUR)
+        if not hours:
+            return self.spark.createDataFrame([], schema)
+        reader = self.spark.read.schema(schema).option("basePath", self.place.path(part.folder()))
+        found: DataFrame = self._inside(part, reader.parquet(*(self.place.path(part.folder(hour)) for hour in hours)))
+        return found
 
-    def pandas(self, part: str) -> pd.DataFrame:
+    def pandas(self, name: str) -> pd.DataFrame:
         """Return the same by pyarrow, without a query of Spark; only where `small`."""
+        import pyarrow as pa
+        from pyarrow import dataset
+
+        part, hours = self.hours[name]
+        storage, schema = self.place.storage, _arrow(part.columns | BY_HOUR)
+        if not hours:
+            return schema.empty_table().to_pandas()
+        base, by_hour = storage.path(part.folder()), pa.schema([schema.field(column) for column in BY_HOUR])
+        folders = [part.folder(hour) for hour in hours]
+        files = [storage.path(f"{folder}/{file}") for folder in folders for file in self.place.names(folder)]
+        rows = dataset.dataset(
+            files, schema, "parquet", storage.system, dataset.HivePartitioning(by_hour), partition_base_dir=base
+        )
+        return self._inside(part, rows.to_table().to_pandas()).reset_index(drop=True)
+
+    def _inside(self, part: Part, rows: Any) -> Any:
+        """Return the rows that lie in the window, of a table of Spark or of pandas."""
+        for bound, kept in ((self.since, operator.ge), (self.until, operator.lt)):
+            if part.at and bound is not None:
+                rows = rows[kept(rows[part.at], bound)]
+        return rows
 
     def result(self, name: str) -> DataFrame:
-        """Return a table that an earlier job of this run has written (`write`)."""
+        """Return a table that this job has written (`write`), or one that an earlier job or run has."""
+        place = self.staging if self.staging.exists(name) else self.place
+        return self.spark.read.parquet(place.path(name))
 
     def write(self, name: str, frame: DataFrame | pd.DataFrame, columns: Mapping[str, str]) -> str:
         """Write a result table (Parquet, zstd) with these columns and types, and return its path."""
+        from pyspark.sql import DataFrame
+
+        if isinstance(frame, DataFrame):
+            typed(frame, columns).write.mode("overwrite").parquet(self.staging.path(name))
+        else:
+            storage = self.staging.storage
+            storage.system.create_dir(storage.path(name))
+            file, schema = storage.path(f"{name}/part-00000.zstd.parquet"), _arrow(columns)
+            rows = frame[list(columns)]
+            rows.to_parquet(file, compression="zstd", index=False, schema=schema, filesystem=storage.system)
+        return self.staging.path(name)
 
     def write_text(self, name: str, text: str) -> str:
         """Write a text file among the results, whole or not at all, and return its path."""
+        self.staging.write_text(name, text)
+        return self.staging.path(name)
+
+
+def typed(frame: DataFrame, columns: Mapping[str, str], *more: str) -> DataFrame:
+    """Return a table with these columns, of these types, and more as they are."""
+    from pyspark.sql import functions as f
+
+    return frame.select(*(f.col(name).cast(kind).alias(name) for name, kind in columns.items()), *more)
+
+
+def _ddl(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+
+def _arrow(columns: Mapping[str, str]) -> Any:
+    """Return columns as a schema of pyarrow."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(cast(StructType, StructType.fromDDL(_ddl(columns))), timezone="UTC")
+
+
+def digest(text: str) -> str:
+    """Return a short text that stands for a longer one."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,12 +221,11 @@ class Job:
     merge: Mapping[str, Callable[[str, str, Any], str]] = field(default_factory=dict)
 
 
-class JobState(enum.Enum):
+class JobState(enum.StrEnum):
     """What became of a job."""
 
     DONE = "done"
     FAILED = "failed"
-    NOT_RUN = "not run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +253,7 @@ class JobNote:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values for JSON."""
-        return {
-            "state": self.state.value,
-            "message": self.message,
-            "hint": self.hint,
-            "took_s": self.took_s,
-            "summary": dict(self.summary),
-            "outputs": dict(self.outputs),
-            "warnings": list(self.warnings),
-        }
+        """Return all but its name as plain values for JSON."""
+        found = asdict(self)
+        del found["name"]
+        return found

@@ -37,7 +37,7 @@ _COMPARED: Final = ("stream", "network", "node")
 
 def answer(parts: Parts, _: Any = None) -> Answer:
     """Write the page."""
-    tables = gather.Tables(parts.out, parts.folder, since=parts.since, until=parts.until)
+    tables = gather.Tables(parts.staging.folder, parts.place.folder, since=parts.since, until=parts.until)
     jobs = {name: note.as_dict() for name, note in parts.notes.items()}
     before = json_of(tables.text("summary.json")).get("jobs")
     bounds = [f"{word} {at:%Y-%m-%d %H:%M} UTC" for word, at in (("from", parts.since), ("to", parts.until)) if at]
