@@ -133,12 +133,11 @@ def _predicted(smaller: list[Measurement], last: Measurement) -> dict[str, Any]:
         print(f"# {last.viewers} viewers: p99 {last.p99_ms} ms, no room on this machine: no error", file=sys.stderr)
         return {}
     found: dict[str, Any] = {
-        "predicted_us_per_s": round(model.cpu_us_per_s(last.viewers, last.bit_rate, last.slow_share)),
+        "predicted_us_per_s": round(last.cpu_us_per_s * (1 + model.error(last))),
         "error_share": round(model.error(last), 4),
     }
-    memory = model.memory_bytes(last.viewers, last.bit_rate)
-    if memory is not None and last.memory_bytes:
-        found["memory_error_share"] = round(memory / last.memory_bytes - 1, 4)
+    if model.memory is not None and last.memory_bytes:
+        found["memory_error_share"] = round(model.memory.of(last.viewers, last.bit_rate) / last.memory_bytes - 1, 4)
     return found
 
 

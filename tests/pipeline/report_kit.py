@@ -136,7 +136,6 @@ def tables_of(text="", viewers=400):
         "abuse_scores": [score | {"verdict": "ban", "standing_hours": 0.5, "evidence": json.dumps({f"x{text}": 3.0})}],
         "capacity_nodes": [node(node=f"edge-0{text}"), node(node="edge-1", viewers_peak=50.0, load_peak=0.25)],
         "capacity_streams": [{"app": "live", "stream": text or "s0", "node": "edge-0", "viewers_mean": 7.5}],
-        "capacity_places": [{"place": text or "127.0.0.0/16", "viewers_peak": 9.0, "edges_filled": 1.5}],
     }
 
 

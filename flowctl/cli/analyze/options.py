@@ -95,12 +95,6 @@ def read_weights(path: Path | None, threshold: float | None) -> Any:
     return found if threshold is None else replace(found, threshold=threshold)
 
 
-def _regions(path: Path, option: str) -> Any:
-    from flowctl.pipeline.capacity.job import parse_regions
-
-    return parse_regions(_text(path, option), str(path))
-
-
 SPARK: Final[Group] = {
     "master": Setting(str, "local[N], spark://host:port, yarn, k8s://... Default: local[*].", "URL"),
     "conf": Setting(list[str], "Setting of Spark. Repeatable.", "KEY=VALUE"),
@@ -158,7 +152,7 @@ OF_JOBS: Final[Mapping[str, Group]] = {
     "capacity": {
         "measurements": Setting(
             Path,
-            "Crowds that were measured: JSON of flowctl load --json, or of bench/results.",
+            "Crowds that were measured: JSON of flowctl load --json, or bench/results/capacity.json.",
             "FILE",
             _text,
             named="measurements_name",
@@ -167,26 +161,17 @@ OF_JOBS: Final[Mapping[str, Group]] = {
         "bit_rate": Setting(str, "Of the stream. Default: as recorded.", "RATE", parse_bit_rate),
         "slow_share": Setting(str, "Viewers that do not keep up, like 5%. Default: as recorded.", "SHARE", parse_share),
         "busy": Setting(str, "Of a thread that may be used. Default: 70%.", "SHARE", parse_share),
-        "p99": Setting(
-            str,
-            "Delay that healthy viewers may have. Default: 100ms.",
-            "TIME",
-            lambda text, option: parse_duration(text, option) * 1e3,
-            "p99_ms",
-        ),
         "memory": Setting(str, "Memory of a node. Default: any.", "SIZE", parse_size, "memory_bytes"),
         "headroom": Setting(
             str, "Of each node of a fleet, kept free while all live. Default: 20%.", "SHARE", parse_share
         ),
-        "regions": Setting(Path, "Where networks are: lines NETWORK REGION. Default: not known.", "FILE", _regions),
-        "seed": Setting(int, "Of the simulated crowd."),
     },
 }
 """Name of a job -> options that only it has."""
 OF_ALL: Final[Mapping[str, Group]] = {
     "abuse": BANS,
     "whatif": {"objective": OF_JOBS["whatif"]["objective"]},
-    "capacity": {name: OF_JOBS["capacity"][name] for name in ("viewers", "measurements", "regions")},
+    "capacity": {name: OF_JOBS["capacity"][name] for name in ("viewers", "measurements")},
 }
 """Of these, those that `all` takes too."""
 

@@ -1,17 +1,14 @@
-"""What a node needs for its viewers: a line fitted to measurements, and how far it is off (pure).
+"""What a node needs for its viewers: lines fitted to measurements, and how far they are off (pure).
 
 Processor time per second of a node that serves live viewers, in microseconds::
 
-    idle + viewers * (25 * write_us + bytes_per_s * byte_us) * (1 + slow_share * SLOW_MORE)
+    idle + viewers * (each + bytes_per_s * byte) * (1 + slow_share * SLOW_MORE)
 
-A write is what a viewer costs however little it carries (a system call and the kernel's work), 25 times a second; a
-byte is copying. Where all measurements are of one bit rate both cannot be told apart, and `BYTE_US` is taken. Memory is
-what the idle server has, so much per viewer, and so much per viewer and byte a second; delay (p99) is a straight line
-in the busy share of the thread, which holds below saturation. All are least squares with nothing below 0. What was not
-measured is None, never a figure.
-
-Crowds of a few viewers on a thread that idles say nothing, because it spends its time on itself (`why_weak`);
-and no node of more than `MOST_REACH` times the largest measured crowd is answered for.
+`each` is what a viewer costs however little it carries (25 writes a second: system calls and the kernel's work), `byte`
+is copying. Where all measurements are of one bit rate both cannot be told apart, and `BYTE_US` is taken. Memory is a
+line of the same form. Both are least squares of relative errors with nothing below 0. What was not measured is None,
+never a figure. Crowds of a few viewers on a thread that idles say nothing, because it spends its time on itself
+(`why_weak`).
 """
 
 from __future__ import annotations
@@ -22,25 +19,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
+import numpy as np
+
 from flowctl.errors import ConfigError
 
-WRITES_PER_S: Final = 25.0
-"""One per flush interval of the live server, at its ceiling of 40 ms."""
 BYTE_US: Final = 3.4e-5
 """Of one byte: docs/benchmarks.md, 1000 viewers, 8 us more for 237 kB more."""
 SLOW_MORE: Final = 0.5
 """A viewer that is served by itself costs so much more; assumed."""
 SATURATED_MS: Final = 500.0
 """Healthy viewers that are so late were not served in time: such a crowd says nothing of what it would need."""
-MOST_POINTS: Final = 10_000
-MOST_REACH: Final = 4
-"""The reference machine's cost per viewer changes by a fifth from 1000 to 4000 viewers."""
 LEAST_RECORDED_VIEWERS: Final = 200
 """Largest recorded crowd from which on records are fitted to: below, what a thread does for itself is most of it."""
 LEAST_RECORDED_BUSY: Final = 0.1
 """The same for the share of time that the thread was busy: below, waking up costs more than writing."""
-LEAST_WRITE_US: Final = 0.5
-"""A fit below this is none: a system call alone takes as long."""
+LEAST_VIEWER_US: Final = 12.5
+"""A fit below this is none: system calls alone, one per 40 ms (the flush interval at its ceiling), take as long."""
 
 MACHINE: Final = "AMD EPYC, 2 cores with the crowd on them, Python 3.11, loopback; docs/benchmarks.md of 2026-11-21"
 """What `FIGURES` are of: absolute figures moved by a third between hours on that very machine."""
@@ -66,7 +60,7 @@ class Measurement:
         viewers: how many.
         bit_rate: of the stream, bits per second.
         cpu_us_per_s: processor time of the server per second, microseconds.
-        memory_bytes: resident memory, more than 0. None: not measured.
+        memory_bytes: resident memory. None: not measured.
         idle_memory_bytes: the same before the first viewer. None: not measured.
         p99_ms: delay of healthy viewers. None: not measured.
         slow_share: share of viewers that did not keep up, 0 to 1.
@@ -84,13 +78,11 @@ class Measurement:
     slow_share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("viewers", "bit_rate", "cpu_us_per_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} of a measurement is {getattr(self, name)}, it must be more than 0")
-        for name in ("memory_bytes", "idle_memory_bytes", "p99_ms"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} of a measurement is {value}, it must be more than 0, or null: not measured")
+        for name, value in asdict(self).items():
+            optional = name in ("memory_bytes", "idle_memory_bytes", "p99_ms")
+            if name != "slow_share" and not (optional if value is None else value > 0):
+                allowed = "more than 0, or null: not measured" if optional else "more than 0"
+                raise ConfigError(f"{name} of a measurement is {value}, it must be {allowed}")
         if not 0 <= self.slow_share <= 1:
             raise ConfigError(f"slow_share of a measurement is {self.slow_share}, it must be 0 to 1")
 
@@ -120,49 +112,43 @@ def reference() -> list[Measurement]:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """What a node takes: `idle`, `each` viewer, and for `byte` a second of a viewer; one unit for all."""
+
+    idle: float
+    each: float
+    byte: float
+
+    def one(self, bit_rate: float) -> float:
+        """Return what one viewer takes."""
+        return self.each + self.byte * bit_rate / 8
+
+    def of(self, viewers: float, bit_rate: float) -> float:
+        """Return what a node takes."""
+        return self.idle + viewers * self.one(bit_rate)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeModel:
     """The fitted model.
 
     Args:
-        cpu_us: of (an idle second, a write, a byte).
-        memory: bytes (idle, per viewer, per viewer and byte a second). None: not measured, or of one size of crowd.
-        p99: ms (at no load, added up to a busy thread). None: not measured.
+        cpu: microseconds per second.
+        memory: bytes. None: not measured, or of one size of crowd.
         points: how many measurements it was fitted to.
         largest: viewers of the largest of them.
         residual: root mean square of the relative errors of processor time at the measured points.
     """
 
-    cpu_us: tuple[float, float, float]
-    memory: tuple[float, float, float] | None
-    p99: tuple[float, float] | None
+    cpu: Line
+    memory: Line | None
     points: int
     largest: int
     residual: float = 0.0
 
-    def viewer_us(self, bit_rate: float, slow_share: float = 0.0) -> float:
-        """Return microseconds per second for one viewer; a slow one costs `SLOW_MORE` more."""
-        return (WRITES_PER_S * self.cpu_us[1] + bit_rate / 8 * self.cpu_us[2]) * (1 + slow_share * SLOW_MORE)
-
-    def cpu_us_per_s(self, viewers: float, bit_rate: float, slow_share: float = 0.0) -> float:
-        """Return the processor time per second, microseconds."""
-        return self.cpu_us[0] + viewers * self.viewer_us(bit_rate, slow_share)
-
-    def one_memory_bytes(self, bit_rate: float) -> float | None:
-        """Return the memory of one viewer; None: not measured."""
-        return None if self.memory is None else self.memory[1] + self.memory[2] * bit_rate / 8
-
-    def memory_bytes(self, viewers: float, bit_rate: float) -> float | None:
-        """Return the resident memory; None: not measured."""
-        one = self.one_memory_bytes(bit_rate)
-        return None if one is None or self.memory is None else self.memory[0] + viewers * one
-
-    def p99_ms(self, busy: float) -> float | None:
-        """Return the delay at a busy share of 0 to 1; None: not measured."""
-        return None if self.p99 is None else self.p99[0] + self.p99[1] * busy
-
     def error(self, point: Measurement) -> float:
         """Return by what share the predicted processor time is above (or, less than 0, below) the measured."""
-        return self.cpu_us_per_s(point.viewers, point.bit_rate, point.slow_share) / point.cpu_us_per_s - 1
+        return self.cpu.of(point.viewers * (1 + point.slow_share * SLOW_MORE), point.bit_rate) / point.cpu_us_per_s - 1
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
@@ -170,86 +156,63 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
 
     Columns with a negative factor are left out one by one, the most negative first; one of zeros has the factor 0.
     """
-    import numpy as np
-
     table, wanted = np.asarray(rows, float), np.asarray(values, float)
     scales = np.sqrt((table**2).sum(axis=0))
-    chosen = [column for column in range(table.shape[1]) if scales[column] > 0]
-    factors = np.zeros(table.shape[1])
-    while chosen:
+    chosen = np.flatnonzero(scales)
+    factors = np.zeros(len(scales))
+    while chosen.size:
         found = np.linalg.lstsq(table[:, chosen] / scales[chosen], wanted, rcond=None)[0]
-        worst = int(np.argmin(found))
-        if found[worst] >= 0:
+        if found.min() >= 0:
             factors[chosen] = found / scales[chosen]
             break
-        del chosen[worst]
+        chosen = np.delete(chosen, found.argmin())
     return [float(factor) for factor in factors]
 
 
-def fit(points: Sequence[Measurement]) -> NodeModel:
-    """Fit the model.
+def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> Line:
+    """Fit a line.
 
     Args:
-        points: 1 to 10,000 measurements; saturated ones are left out. From one size of crowd the idle time is 0.
+        points: (viewers, bit rate, value), values above 0. From one size of crowd `idle` is 0.
+        byte: taken where bit rates are less than twice apart: closer ones tell noise, and no byte.
+    """
+    several = len({viewers for viewers, _, _ in points}) > 1
+    rates = [rate for viewers, rate, _ in points if viewers]
+    apart = max(rates) >= 2 * min(rates)
+    rows = [(several / value, n / value, apart * n * rate / 8 / value) for n, rate, value in points]
+    line = Line(*least_squares(rows, [1 - (not apart) * n * rate / 8 * byte / value for n, rate, value in points]))
+    return line if apart else replace(line, byte=byte)
+
+
+def fit(points: Sequence[Measurement]) -> NodeModel:
+    """Fit the model to measurements, of which saturated ones are left out.
 
     Raises:
-        ConfigError: there are none, too many, or they do not tell what a viewer costs.
+        ConfigError: there are none, or they do not tell what a viewer costs.
     """
     points = [point for point in points if not point.saturated]
-    if not 1 <= len(points) <= MOST_POINTS:
+    if not points:
         raise ConfigError(
-            f"there are {len(points)} measurements without saturation, the model needs 1 to {MOST_POINTS}",
+            "there are 0 measurements without saturation",
             hint=f"crowds with a p99 above {SATURATED_MS:g} ms do not count: measure smaller ones",
         )
-    idle_us, write_us, byte_us = _costs(points)
-    if write_us < LEAST_WRITE_US:
+    served = [point.viewers * (1 + point.slow_share * SLOW_MORE) for point in points]
+    cpu = line_of([(n, at.bit_rate, at.cpu_us_per_s) for n, at in zip(served, points, strict=True)], BYTE_US)
+    if cpu.each < LEAST_VIEWER_US:
         raise ConfigError(
-            f"the measurements do not tell what a viewer costs: {write_us:.2f} us per write, which no system call is",
+            f"the measurements do not tell what a viewer costs: {cpu.each:.1f} us, less than its system calls alone",
             hint="processor time has to grow with the crowd: measure larger crowds, or crowds further apart",
         )
-    delays = [(point.cpu_us_per_s / 1e6, point.p99_ms) for point in points if point.p99_ms is not None]
-    p99 = None
-    if delays:
-        start, slope = least_squares([(1.0, busy) for busy, _ in delays], [ms for _, ms in delays])
-        p99 = (
-            (start, slope)
-            if len({busy for busy, _ in delays}) > 1
-            else (sum(ms for _, ms in delays) / len(delays), 0.0)
-        )
-    largest = max(point.viewers for point in points)
-    model = NodeModel((idle_us, write_us, byte_us), _memory(points), p99, len(points), largest)
+    model = NodeModel(cpu, _memory(points), len(points), max(point.viewers for point in points))
     return replace(model, residual=math.sqrt(sum(model.error(point) ** 2 for point in points) / len(points)))
 
 
-def _rates_differ(points: Sequence[Measurement]) -> bool:
-    """Return whether bit rates are twice apart: closer ones tell noise, and no byte from a write."""
-    return bool(points) and max(point.bit_rate for point in points) >= 2 * min(point.bit_rate for point in points)
-
-
-def _costs(points: Sequence[Measurement]) -> tuple[float, float, float]:
-    """Return microseconds of (an idle second, a write, a byte), by least squares of relative errors."""
-    rates, alone = _rates_differ(points), len({point.viewers for point in points}) == 1
-    rows, values = [], []
-    for point in points:
-        served, cost = point.viewers * (1 + point.slow_share * SLOW_MORE), point.cpu_us_per_s
-        copied = served * point.bit_rate / 8
-        rows.append((0.0 if alone else 1 / cost, served * WRITES_PER_S / cost, copied / cost if rates else 0.0))
-        values.append(1.0 if rates else 1 - copied * BYTE_US / cost)
-    idle_us, write_us, byte_us = least_squares(rows, values)
-    return idle_us, write_us, byte_us if rates else BYTE_US
-
-
-def _memory(points: Sequence[Measurement]) -> tuple[float, float, float] | None:
-    known = [point for point in points if point.memory_bytes is not None]
-    rates = _rates_differ(known)
-    rows = [(1.0, float(point.viewers), point.viewers * point.bit_rate / 8 * rates) for point in known]
-    values = [float(point.memory_bytes or 0) for point in known]
-    idle = [float(point.idle_memory_bytes) for point in points if point.idle_memory_bytes is not None]
-    rows, values = rows + [(1.0, 0.0, 0.0)] * len(idle), values + idle
-    if len({row[1] for row in rows}) < 2:
-        return None
-    start, one, held_s = least_squares(rows, values)
-    return (start, one, held_s) if one or held_s else None  # no viewer costs nothing: that is noise
+def _memory(points: Sequence[Measurement]) -> Line | None:
+    known = [(point.viewers, point.bit_rate, point.memory_bytes) for point in points if point.memory_bytes]
+    known += [(0, 0.0, point.idle_memory_bytes) for point in points if point.idle_memory_bytes]
+    sizes = {viewers for viewers, _, _ in known}
+    line = line_of(known) if len(sizes) > 1 else Line(0.0, 0.0, 0.0)
+    return line if line.each or line.byte else None  # no viewer costs nothing: that is noise
 
 
 def why_weak(points: Sequence[Measurement]) -> str:
@@ -271,69 +234,48 @@ def why_weak(points: Sequence[Measurement]) -> str:
 def held_out_error(points: Sequence[Measurement]) -> tuple[float, Measurement] | None:
     """Return the error at the largest crowd when the model is fitted without it, and that crowd; None: too few."""
     points = [point for point in points if not point.saturated]
-    largest = max(points, key=lambda point: (point.viewers, point.bit_rate), default=None)
-    rest = [point for point in points if largest is not None and point.viewers < largest.viewers]
-    return None if largest is None or not rest else (fit(rest).error(largest), largest)
-
-
-# -- files of measurements
+    largest = max(points, key=lambda point: (point.viewers, point.bit_rate))
+    rest = [point for point in points if point.viewers < largest.viewers]
+    return (fit(rest).error(largest), largest) if rest else None
 
 
 def parse_measurements(text: str, where: str) -> list[Measurement]:
     """Return the points of a file of measurements.
 
     Args:
-        text: one or several JSON values, one after the other: results of ``flowctl load --json --server-pid PID``, what
-            a bench left in bench/results/capacity.json, fanout.json or compare.json (of that, the lines of flowctl), or
-            an object with a list ``points`` of the fields of `Measurement`.
+        text: one or several JSON values, one after the other: results of ``flowctl load --json --server-pid PID``, or
+            bench/results/capacity.json.
         where: name of the file, for errors.
 
     Raises:
         ConfigError: it is none of these, or a value is wrong.
     """
+    points, rest = list[Measurement](), text.lstrip()
     try:
-        points = [point for values in _values(text) for point in _points_of(values)]
+        while rest:
+            value, end = json.JSONDecoder().raw_decode(rest)
+            points += _points_of(value)
+            rest = rest[end:].lstrip()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}", hint=error.hint) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{where}: no measurements: {type(error).__name__}: {error}",
-            hint="give what python bench capacity left, or what flowctl load --json --server-pid PID wrote",
-        ) from error
+        hint = "give what python bench capacity left, or what flowctl load --json --server-pid PID wrote"
+        raise ConfigError(f"{where}: no measurements: {error!r}", hint=hint) from error
     if not points:
         raise ConfigError(f"{where}: there are no measurements in it")
     return points
 
 
-def _values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text, which may stand one after the other (``cat a.json b.json``)."""
-    decoder, rest = json.JSONDecoder(), text.lstrip()
-    while rest:
-        value, end = decoder.raw_decode(rest)
-        yield value
-        rest = rest[end:].lstrip()
-
-
-def _points_of(values: Any) -> Iterator[Measurement]:
-    if isinstance(values, list):
-        for value in values:
-            yield from _points_of(value)
-    elif "points" in values:
-        yield from (Measurement(**point) for point in values["points"])
-    elif "rows" in values:
-        yield from (_of_row(row) for row in values["rows"] if row.get("name", "flowctl") == "flowctl")
+def _points_of(value: Any) -> Iterator[Measurement]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _points_of(item)
+    elif "rows" in value:
+        yield from _points_of(value["rows"])
+    elif "viewers" in value and not isinstance(value["viewers"], Mapping):
+        yield Measurement(**{item.name: value[item.name] for item in fields(Measurement) if item.name in value})
     else:
-        yield _of_load(values)
-
-
-def _of_row(row: Mapping[str, Any]) -> Measurement:
-    """Return the point of a row of a bench; of a machine that was full the delay says so too, if it was measured."""
-    if "cpu_us_per_s" in row:
-        names = {item.name for item in fields(Measurement)}
-        return Measurement(**{name: value for name, value in row.items() if name in names})
-    p99_ms = SATURATED_MS + 1 if row.get("doubts") else row["delay_p99_ms"]
-    cost = row["cpu_us_per_viewer_s"] * row["viewers"]
-    return Measurement(viewers=row["viewers"], bit_rate=row["bit_rate"], cpu_us_per_s=cost, p99_ms=p99_ms)
+        yield _of_load(value)
 
 
 def _of_load(values: Mapping[str, Any]) -> Measurement:

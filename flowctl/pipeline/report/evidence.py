@@ -101,11 +101,6 @@ _TABLES: Final[Mapping[str, tuple[str, ...]]] = {
         *("at its peak|viewers_peak|n", "a viewer takes|bit_rate|bps", "worth it|worth_following|yes"),
         "saves|saved_bit_rate|bps",
     ),
-    "capacity_places": (
-        *("Where viewers are", "place|place|text", "most from|node|text", "addresses|addresses|n"),
-        *("at its peak|viewers_peak|n", "of all time|viewers_share|%", "not READY|trouble_share|%"),
-        *("round trip|rtt_ms|ms", "edges it fills|edges_filled|n"),
-    ),
     "accounts": (
         *("Records", "table|table|text", "files|files_in|n", "rows in|rows_in|n", "rows out|rows_out|n"),
         *("rows set aside|rows_quarantined|n", "files set aside|files_quarantined|n"),

@@ -28,7 +28,6 @@ _TABLES: Final[Mapping[str, tuple[str, tuple[str, ...], int, str]]] = {
     "abuse_scores": ("abuse", ("banned", "score"), gather.MOST_ROWS, "points"),
     "capacity_nodes": ("capacity", ("load_peak",), gather.MOST_ROWS, ""),
     "capacity_streams": ("capacity", ("viewers_mean",), gather.MOST_ROWS, ""),
-    "capacity_places": ("capacity", ("viewers_peak",), gather.MOST_ROWS, ""),
     "ingest": ("experience", ("gap_ms", "reconnects", "key_interval_max_ms"), gather.MOST_ROWS, ""),
 }
 """Table -> job, what its first rows are the largest of, how many, column that must be above 0."""

@@ -167,7 +167,7 @@ def _capacity(found: Found) -> Sequence[str]:
     said = found.summary("capacity")
     fleet = said.get("fleet")
     told = [said.get("answer"), fleet.get("answer") if isinstance(fleet, dict) else None]
-    tables = [_box(shown(found, f"capacity_{name}")) for name in ("nodes", "streams", "places")]
+    tables = [_box(shown(found, f"capacity_{name}")) for name in ("nodes", "streams")]
     parts = [*(_said(words(line, 1500)) for line in told if line), _plots([bars(found, "capacity_nodes")]), *tables]
     return parts if any(parts) else [_said(found.why_not("capacity"))]
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 
 import pytest
-from record_kit import NOON, sample, write_samples
+from record_kit import sample, write_samples
 
-from flowctl.pipeline.capacity.job import (
-    JOB,
-    NODE_COLUMNS,
-    PLACE_COLUMNS,
-    STREAM_COLUMNS,
-    CapacityOptions,
-    parse_regions,
-)
+from flowctl.pipeline.capacity.fleet import NODE_COLUMNS, STREAM_COLUMNS
+from flowctl.pipeline.capacity.job import JOB, CapacityOptions
 from flowctl.pipeline.run import run
 
 pytestmark = pytest.mark.timeout(600)
@@ -52,12 +45,11 @@ def answered(spark, tmp_path, options):
 
 
 def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_path):
-    """Nodes, streams and places have their planted loads, and 910 viewers take 6 edges and 2 origins."""
+    """Nodes and streams have their planted loads, and 910 viewers take 6 edges and 2 origins."""
     write_samples(tmp_path / "events", planted())
     # No node of more than four times the largest measured crowd is answered for: each carries 200.
     crowd = {"viewers": 50, "bit_rate": 2e6, "cpu_us_per_s": 12_000}
-    regions = parse_regions("10.1.0.0/16 west\n10.1.0.1 office\n", "regions")
-    options = CapacityOptions(viewers=910, measurements=json.dumps({"points": [crowd]}), regions=regions)
+    options = CapacityOptions(viewers=910, measurements=json.dumps({"rows": [crowd]}))
     summary, tables = answered(spark, tmp_path, options)
     found = summary["fleet"]
     assert next(iter(summary)) == "answer"
@@ -72,15 +64,13 @@ def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_
     }  # fmt: skip
     assert (found["present"]["carry_viewers_one_down"], found["present"]["short_viewers"]) == (200, 710)
     assert found["answer"].startswith("910 viewers need 6 edges and 2 origins")
-    assert "Where: " in found["answer"]
 
     kinds, rows = tables["capacity_nodes"]
     assert kinds == list(NODE_COLUMNS.items())
     one, two = sorted(rows, key=lambda row: row["node"])
     assert (one["viewers_peak"], one["viewers_mean"], one["recorded_s"]) == (6.0, 4.0, 20.0)
     assert (one["carries_viewers"], one["carries_from"], one["carries_at_least"]) == (200, "measurements", True)
-    assert (one["load_peak"], one["bit_rate"], one["peak_bit_rate"]) == (0.03, 2e6, 12e6)
-    assert one["peak_at"].astimezone(dt.UTC) == NOON
+    assert (one["load_peak"], one["bit_rate"]) == (0.03, 2e6)
     assert (two["viewers_peak"], two["viewers_mean"]) == (3.1, pytest.approx(2.05))
     assert two["trouble_share"] == pytest.approx(10 / 41)
 
@@ -90,20 +80,8 @@ def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_
     big, even, small = (streams[key] for key in (("big", "n1"), ("big", "n2"), ("small", "n2")))
     assert (big["viewers_mean"], big["watched_s"], big["worth_following"], big["saved_bit_rate"]) == (4, 20, True, 6e6)
     # Two viewers are what a follower costs: no more than that is not worth it.
-    assert (even["viewers_mean"], even["follower_viewers"], even["worth_following"]) == (2.0, 2.0, False)
+    assert (even["viewers_mean"], even["worth_following"]) == (2.0, False)
     assert (small["viewers_peak"], small["worth_following"], small["saved_bit_rate"]) == (0.1, False, 0.0)
-
-    kinds, rows = tables["capacity_places"]
-    assert kinds == list(PLACE_COLUMNS.items())
-    places = {row["place"]: row for row in rows}
-    assert sorted(places) == ["192.0.0.0/16", "2001:db8::/32", "office", "unknown", "west"]
-    west, wide, unknown = places["west"], places["192.0.0.0/16"], places["unknown"]
-    assert (west["place_from"], west["node"], west["viewers_peak"]) == ("region", "n1", pytest.approx(70 / 60))
-    assert (wide["place_from"], wide["nodes"], wide["rtt_ms"]) == ("network", 1, 80.0)
-    assert (wide["trouble_share"], west["rtt_ms"]) == (pytest.approx(1 / 3), None)
-    assert (unknown["place_from"], unknown["viewers_peak"]) == ("unknown", pytest.approx(1 / 60))
-    assert sum(row["viewers_share"] for row in rows) == pytest.approx(1)
-    assert sum(row["viewers_wanted"] for row in rows) <= 910
 
 
 def test_run_when_records_are_of_few_viewers_is_of_the_reference_machine(spark, tmp_path):
@@ -111,10 +89,8 @@ def test_run_when_records_are_of_few_viewers_is_of_the_reference_machine(spark, 
     columns = {"accepted_bytes_inter": 260_000, "thread_busy": 0.08}
     write_samples(tmp_path / "events", [sample(at, number, **columns) for at in range(20) for number in range(6)])
     options = CapacityOptions(viewers=10_000, memory_bytes=4 << 30)
-    found, tables = answered(spark, tmp_path, options)
+    found, _ = answered(spark, tmp_path, options)
     assert (found["fitted_to"], found["largest_recorded_viewers"]) == ("reference", 6)
     assert found["bit_rate"] == pytest.approx(260_000 * 8)  # of the crowd the records do tell
     assert 2_000 < found["viewers_per_node"] < 4_500
     assert found["answer"].startswith("REFERENCE MACHINE, NOT YOURS")
-    sizes = sorted(tables["capacity"][1], key=lambda row: row["viewers"])
-    assert [row["busy_p95"] for row in sizes] == sorted(row["busy_p95"] for row in sizes)

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 import pandas as pd
 import pytest
 
-from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.job import (
-    FOLLOWER_VIEWERS,
-    MOST_REGIONS,
-    nodes_for,
-    parse_regions,
-    plan_of,
-    present_of,
-    words_of_fleet,
-)
+from flowctl.pipeline.capacity.fleet import FOLLOWER_VIEWERS, nodes_for, plan_of, present_of, words_of
 
 
 @pytest.mark.parametrize(
@@ -71,8 +60,9 @@ def test_plan_when_no_stream_is_worth_following_is_of_origins_alone():
     """A thousand streams of one viewer each: an edge would cost more than it saves."""
     plan = plan_of(1_000, 100, 0.0, [0.001] * 1_000)
     assert (plan["edges"], plan["origins"], plan["edge_viewers"], plan["origin_viewers"]) == (0, 11, 0, 1_000)
-    said = " ".join(words_of_fleet(plan, SEEN, present_of(nodes_of(("n1", 100, 0.5)), 1_000), NOWHERE))
-    assert "11 origins and no edge (no stream has viewers enough to be worth following)" in said
+    said = " ".join(words_of(plan, SEEN, present_of(nodes_of(100), 1_000)))
+    assert "0 edges and 11 origins" in said
+    assert "0 of 1000 streams are worth following at edges" in said
 
 
 def test_plan_when_streams_are_many_leaves_edges_room():
@@ -97,38 +87,24 @@ SEEN = {
 }
 
 
-def nodes_of(*rows):
-    return pd.DataFrame(rows, columns=["node", "carries_viewers", "load_peak"])
-
-
-NOWHERE = pd.DataFrame({"place": [], "place_from": [], "own_edges": []})
+def nodes_of(*carries):
+    return pd.DataFrame({"carries_viewers": carries})
 
 
 def test_present_when_the_largest_dies_is_what_the_others_carry():
     """Of nodes of 1000, 400 and 300 viewers 700 are left when the largest dies."""
-    nodes = nodes_of(("a", 400, 0.9), ("b", 1_000, 0.2), ("c", 300, 0.1))
-    assert present_of(nodes, 800) == {
-        "nodes": 3,
-        "carry_viewers": 1_700,
-        "carry_viewers_one_down": 700,
-        "enough_with_one_down": False,
-        "short_viewers": 100,
-        "fullest_node": "a",
-        "fullest_load": 0.9,
-    }
-    assert present_of(nodes, 700)["enough_with_one_down"]
+    found = {"nodes": 3, "carry_viewers": 1_700, "carry_viewers_one_down": 700}
+    assert present_of(nodes_of(400, 1_000, 300), 800) == {**found, "short_viewers": 100}
+    assert present_of(nodes_of(400, 1_000, 300), 700) == {**found, "short_viewers": 0}
 
 
 def test_answer_when_said_begins_with_nodes_and_ends_with_how_sure_it_is():
-    """How many and of which kind, where, what is there, then what was seen and what is assumed."""
+    """How many and of which kind, what is there, then what was seen and what is assumed."""
     plan = plan_of(910, 200, 0.2, [900 / 910, 10 / 910])
-    places = pd.DataFrame({"place": ["west", "unknown"], "place_from": ["region", "unknown"], "own_edges": [3, 2]})
-    present = present_of(nodes_of(("a", 200, 0.5), ("b", 200, 0.1)), 910)
-    said = " ".join(words_of_fleet(plan, SEEN, present, places))
-    assert said.startswith("910 viewers need 6 edges and 2 origins, any one of which may die: edges are 76% full")
-    assert "Edges follow 1 of 2 streams, with 900 viewers" in said
-    assert "Where: 3 at west; the rest anywhere. The 2 recorded nodes carry 400 viewers, 200 with the largest" in said
-    assert "710 viewers short; a was the fullest at 50%" in said
+    said = " ".join(words_of(plan, SEEN, present_of(nodes_of(200, 200), 910)))
+    assert said.startswith("910 viewers need 6 edges and 2 origins, any one of which may die: origins are 4% full, 8%")
+    assert "edges 76% and 90%. 1 of 2 streams are worth following at edges." in said
+    assert "Nodes recorded: 2, which carry 400 viewers, with the largest dead 200: 710 viewers short." in said
     assert said.endswith(
         "SEEN: 9.1 viewers at once, 40.5 hours watched in 600 s. ASSUMED: 99.0% of the crowd, to be like them; what a"
         " node carries is from the REFERENCE MACHINE, NOT YOURS."
@@ -137,34 +113,5 @@ def test_answer_when_said_begins_with_nodes_and_ends_with_how_sure_it_is():
 
 def test_answer_when_no_node_keeps_what_was_asked_for_says_so():
     """Without a size of a node there is no number of nodes, and none is made up."""
-    said = " ".join(words_of_fleet(None, SEEN, present_of(nodes_of(("a", None, None)), 910), NOWHERE))
-    assert said.startswith("How many nodes is not known: no size of a node that was tried keeps what was asked for.")
-
-
-def test_regions_when_read_are_in_order_of_their_width():
-    """The narrowest network first, so that an office in a region is told from it; comments and blanks do not count."""
-    text = "# sites\n10.1.0.0/16 west coast\n\n10.1.0.1 office # ours\n2001:db8::/32 east\n"
-    found = parse_regions(text, "sites.txt")
-    assert [(str(network), name) for network, name in found] == [
-        ("10.1.0.1/32", "office"),
-        ("2001:db8::/32", "east"),
-        ("10.1.0.0/16", "west coast"),
-    ]
-    assert found[0][0] == ipaddress.ip_network("10.1.0.1/32")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "there are 0 networks in it"),
-        ("10.0.0.0/8", "line 1: '10.0.0.0/8' is no region"),
-        ("\nwest 10.0.0.0/8", "line 2: 'west' is no address"),
-        ("10.0.0.0/8 " + "x" * 61, "is no region"),
-        ("10.0.0.1 a\n" * (MOST_REGIONS + 1), f"1 to {MOST_REGIONS} are allowed"),
-    ],
-)
-def test_regions_when_a_line_is_wrong_names_it(text, said):
-    """The file and the line stand in the error."""
-    with pytest.raises(ConfigError, match="sites") as raised:
-        parse_regions(text, "sites.txt")
-    assert said in str(raised.value)
+    said = " ".join(words_of(None, SEEN, present_of(nodes_of(None), 910)))
+    assert said.startswith("How many nodes is not known: no node keeps what was asked for.")

@@ -35,16 +35,16 @@ def crowd(viewers, bit_rate=2_500_000.0, *, idle_us=5_000.0, write_us=9.0, byte_
 def test_fit_when_measurements_follow_the_model_finds_its_costs():
     """Crowds of a node of known costs lead back to these costs, with no residual."""
     model = fit([crowd(200), crowd(400), crowd(1000)])
-    assert model.cpu_us[1] == pytest.approx(9.0)
-    assert model.cpu_us[0] == pytest.approx(5_000.0)
-    assert model.memory[1] == pytest.approx(9_000)
+    assert model.cpu.each == pytest.approx(25 * 9.0)
+    assert model.cpu.idle == pytest.approx(5_000.0)
+    assert model.memory.each == pytest.approx(9_000)
     assert model.residual == pytest.approx(0.0, abs=1e-9)
 
 
 def test_fit_when_bit_rates_differ_tells_bytes_from_writes():
     """With crowds of far apart bit rates the cost of a byte is measured, not taken from the documents."""
     model = fit([crowd(400, rate, idle_us=0.0, byte_us=1e-4) for rate in (500_000.0, 5_000_000.0)])
-    assert model.cpu_us[2] == pytest.approx(1e-4)
+    assert model.cpu.byte == pytest.approx(1e-4)
 
 
 def test_held_out_error_when_the_largest_crowd_costs_more_says_by_how_much():
@@ -59,14 +59,17 @@ def test_held_out_error_when_the_largest_crowd_costs_more_says_by_how_much():
 
 
 def test_cpu_when_viewers_are_slow_is_more():
-    """Who is served alone costs more; nobody costs less than nothing."""
+    """Who is served alone costs more: a crowd of slow viewers at the cost of a healthy one is predicted too dear."""
     model = fit([crowd(200), crowd(400)])
-    assert model.cpu_us_per_s(100, 1e6, 0.5) > model.cpu_us_per_s(100, 1e6, 0.0) > model.cpu_us[0] >= 0
+    healthy = crowd(100)
+    slow = Measurement(viewers=100, bit_rate=2.5e6, cpu_us_per_s=healthy.cpu_us_per_s, slow_share=0.5)
+    assert model.error(healthy) == pytest.approx(0.0)
+    assert model.error(slow) == pytest.approx(0.25 * (1 - 5_000 / healthy.cpu_us_per_s))
 
 
 def test_parse_when_the_file_is_of_the_bench_or_of_a_load_run_gives_points():
     """Both forms of measurements are read; a load run that does not know the server's cost is refused."""
-    text = json.dumps({"points": [crowd(200).as_dict(), crowd(400).as_dict()]})
+    text = json.dumps({"rows": [crowd(200).as_dict(), crowd(400).as_dict()]})
     assert [point.viewers for point in parse_measurements(text, "a")] == [200, 400]
     run = {
         "viewers": {"connections": 100},
@@ -81,7 +84,7 @@ def test_parse_when_the_file_is_of_the_bench_or_of_a_load_run_gives_points():
         parse_measurements(json.dumps(run), "b")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"points": [{"viewers": 1}]}', '{"points": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [{"viewers": 1}]}', '{"rows": 3}'])
 def test_parse_when_it_is_no_measurement_says_where(text):
     """What is no file of measurements is a clear error with the file's name."""
     with pytest.raises(ConfigError, match=r"^file\.json: "):
@@ -111,14 +114,13 @@ def busy_thread(viewers, busy):
     return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=busy * 1e6)
 
 
-def test_fit_when_memory_or_delay_was_not_measured_knows_neither():
-    """None, and no 0 and no figure of somebody else's: memory without sizes of crowds to compare, delay without any."""
+def test_fit_when_memory_was_not_measured_does_not_know_it():
+    """None, and no 0 and no figure of somebody else's, also without sizes of crowds to compare."""
     model = fit([busy_thread(200, 0.06), busy_thread(800, 0.2)])
-    assert (model.memory_bytes(1000, 2.5e6), model.one_memory_bytes(2.5e6), model.p99_ms(0.5)) == (None, None, None)
-    alone = fit([crowd(400)])  # one size says what all took, and nothing of a viewer
-    assert (alone.memory_bytes(400, 2.5e6), alone.one_memory_bytes(2.5e6)) == (None, None)
+    assert model.memory is None
+    assert fit([crowd(400)]).memory is None  # one size says what all took, and nothing of a viewer
     idle = fit([crowd(400, idle_memory_bytes=50_000_000)])
-    assert idle.one_memory_bytes(2.5e6) == pytest.approx(9_000)
+    assert idle.memory.one(2.5e6) == pytest.approx(9_000)
 
 
 @pytest.mark.parametrize("name", ["memory_bytes", "idle_memory_bytes", "p99_ms"])
@@ -159,9 +161,9 @@ def test_reference_when_fitted_gives_what_a_viewer_costs_by_bit_rate():
     model = fit(reference())
     assert isinstance(model, NodeModel)
     assert max(abs(model.error(point)) for point in reference()) < 0.1
-    assert 170 < model.viewer_us(600_000) < model.viewer_us(2_500_000) < 210
-    assert model.one_memory_bytes(600_000) == pytest.approx(6_900, rel=0.03)
-    assert model.one_memory_bytes(2_500_000) == pytest.approx(9_400, rel=0.03)
+    assert 170 < model.cpu.one(600_000) < model.cpu.one(2_500_000) < 210
+    assert model.memory.one(600_000) == pytest.approx(6_900, rel=0.03)
+    assert model.memory.one(2_500_000) == pytest.approx(9_400, rel=0.03)
 
 
 def test_reference_when_compared_with_the_document_is_what_it_says():
@@ -178,7 +180,7 @@ def test_reference_when_compared_with_the_document_is_what_it_says():
 
 
 def test_parse_when_several_results_stand_one_after_the_other_reads_all():
-    """``cat`` of two load runs, lists, and rows of benches are read; rivals of flowctl among the rows are not."""
+    """``cat`` of two load runs, lists, and rows of the bench, which say more than a measurement, are read."""
     run = {
         "viewers": {"connections": 100},
         "run": {"cpu_us_per_viewer_s": 300.0, "rss_kb": None},
@@ -187,10 +189,6 @@ def test_parse_when_several_results_stand_one_after_the_other_reads_all():
     text = f"{json.dumps(run)}\n{json.dumps([run])}\n"
     found = parse_measurements(text, "a")
     assert [(point.viewers, point.memory_bytes) for point in found] == [(100, None)] * 2
-    row = {"viewers": 1000, "bit_rate": 600_000, "cpu_us_per_viewer_s": 234.0, "delay_p99_ms": 42.0, "doubts": []}
-    rows = [{"name": "flowctl", **row}, {"name": "bare loop", **row}, {"name": "flowctl", **row, "doubts": ["full"]}]
-    found = parse_measurements(json.dumps({"rows": rows}), "b")
-    assert [(point.cpu_us_per_s, point.saturated) for point in found] == [(234_000.0, False), (234_000.0, True)]
     rows = [{**crowd(200).as_dict(), "error_share": None, "full": False}]
     assert parse_measurements(json.dumps({"rows": rows}), "c") == [crowd(200)]
 
