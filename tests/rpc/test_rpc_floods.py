@@ -95,17 +95,17 @@ def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listeni
             made[0] += 1
             yield bytes(500_000)
 
-    node, dial = listening(items=items, echo=echo)
-    send = node._send_to
+    send = RpcNode._send_to
 
-    def counted(peer, frames) -> bool:
-        sent = send(peer, frames)
+    def counted(node, peer, frames) -> bool:
+        sent = send(node, peer, frames)
         tries[0] += not sent
         if tries[0] >= 3:
             full.set()
         return sent
 
-    monkeypatch.setattr(node, "_send_to", counted)
+    monkeypatch.setattr(RpcNode, "_send_to", counted)  # before the node starts: its thread takes the method with it
+    node, dial = listening(items=items, echo=echo)
     deaf = dial(rcvhwm=1, rcvbuf=4096)
     for number in range(200):
         deaf.send_multipart([b"a.items", make_tag(number, 1000.0, 255)])
