@@ -19,6 +19,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -364,6 +365,9 @@ class Follow:
         if link is not self._link or self._state is FollowState.ENDED:
             return
         self._link = None
+        if "last" in self._timers:
+            self._leave("its source has gone")
+            return
         if self._state is FollowState.RUNNING:
             self._flaps = 0 if self._group.now() - self._runs_since >= _STEADY_S else self._flaps + 1
         end: ClientEnd | None = link.end
@@ -385,7 +389,9 @@ class Follow:
             self._end_stream(self._why)
 
     def _move(self, source: Source) -> None:
-        if self._state is FollowState.ENDED or (source == self._source and not self._parked):
+        lasts = self._cancel("last")  # a link whose end was waited for goes on where its source does
+        if self._state is FollowState.ENDED or (source == self._source and (lasts or not self._parked)):
+            self._parked = False
             return
         self._source, self._tries, self._flaps, self._parked = source, 0, 0, False
         self._drop_link("another source")
@@ -398,13 +404,22 @@ class Follow:
         self._parked = True
         self._number += 1  # a connection that is being made comes too late
         self._cancel("again")
+        if keep:
+            self._drop_link(why)
+            self._set(FollowState.RESTING, why)
+            self._hold()
+        elif self._state is FollowState.RUNNING:  # the last pictures are under way, and behind them it says itself
+            self._later("last", _LOOK_S, partial(self._leave, why))
+        else:
+            self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        """End the stream for viewers, and have nothing to do with its source."""
+        self._cancel("last")
+        self._cancel("hold")
         self._drop_link(why)
         self._set(FollowState.RESTING, why)
-        if keep:
-            self._hold()
-        else:
-            self._cancel("hold")
-            self._end_stream(why)
+        self._end_stream(why)
 
     def _hold(self) -> None:
         """Keep the stream for viewers for a while."""
@@ -470,6 +485,9 @@ class Follow:
         del now
         if link is self._link:
             reason = self._source.url.masked(reason)
+            if "last" in self._timers:
+                self._leave(reason)
+                return
             self._set(FollowState.WAITING, f"the source ended the stream: {reason}")
             self._end_stream(reason)
 
@@ -488,10 +506,12 @@ class Follow:
         self._cancel(name)
         self._timers[name] = self._group.call_later(delay_s, callback)
 
-    def _cancel(self, name: str) -> None:
+    def _cancel(self, name: str) -> bool:
+        """Cancel a timer; return whether it was set."""
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()
+        return timer is not None
 
 
 def _connect_local(path: str) -> socket.socket:

@@ -18,6 +18,7 @@ from follow_kit import (
 )
 
 from flowctl.cluster.names.desk import NamesDesk
+from flowctl.cluster.names.directory import Told
 from flowctl.cluster.workers.streams import WorkerStreams
 from flowctl.flow.limits import AxisLimits, Limits
 from flowctl.live.config import SecondPublisher
@@ -230,6 +231,21 @@ def test_viewers_when_the_publisher_leaves_for_good_are_told_in_all_workers(work
     source.flush()
     until(lambda: all(item.has(StreamEnded) for item in viewers))
     assert workers.desk.directory.published() == {}
+
+
+def test_viewers_when_the_desk_tells_of_the_end_before_the_link_get_the_last_pictures(workers):
+    """That nobody publishes any more is heard by another way than the pictures: those still under way are shown."""
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    viewer = playing(workers.address(2))
+    until(lambda: numbers(viewer.media)[-1:] == [4])
+    workers.streams[2].told({"tell": Told.WHERE.value, "name": "live/room", "value": 0, "keep": False})
+    until(lambda: workers.streams[2]._following._wanted["live/room"].follow._parked)
+    source.put(*pictures(5, 30))
+    source.session.close_stream()
+    source.flush()
+    until(lambda: viewer.has(StreamEnded))
+    assert numbers(viewer.media) == list(range(30))
 
 
 def test_publish_when_the_desk_does_not_answer_is_refused_in_time(workers, monkeypatch):
