@@ -29,6 +29,8 @@ from flowctl.live.config import LiveConfig
 from flowctl.loadtest.hostile.base import AttackContext
 from flowctl.loadtest.hostile.registry import hostile_profile
 from flowctl.media.synthetic import SyntheticSource
+from flowctl.rtmp.limits import WireLimits
+from flowctl.rtmp.session_config import ClientSessionConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 
@@ -326,7 +328,8 @@ def test_stream_when_a_worker_is_killed_goes_on_for_the_viewers_of_others():
         os.kill(server.ready["workers"][other - 1], signal.SIGKILL)
         wait_for_end(*lost)
         assert all(play.end is None for play in kept)
-        late = [clients.play(there) for _ in range(8)]  # some of them wait for the successor
+        patient = ClientSessionConfig(limits=WireLimits(handshake_time_s=PATIENCE_S))
+        late = [clients.play(there, config=patient) for _ in range(8)]  # some of them wait for the successor
         until(lambda: all(len(play.messages) > 5 for play in late))
         clients.group.call_soon(publishing.publisher.finish, "done")
         wait_for_end(publishing, *kept, *late)
