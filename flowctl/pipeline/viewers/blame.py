@@ -27,6 +27,8 @@ from pyspark.sql import functions as f
 from flowctl.reasons import SLOW_ENDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark.sql import Column
 
 TROUBLE_MS: Final = 1_000.0
@@ -46,46 +48,48 @@ def zero(name: str) -> Column:
     return f.coalesce(f.col(name), f.lit(0))
 
 
-def troubled() -> Column:
-    """Return whether a connection was in trouble; never null. Over a close, with `trouble_ms` of all that tells it."""
-    long = f.greatest(f.lit(TROUBLE_MS), TROUBLE_SHARE * 1e3 * f.col("duration_s"))
-    left = zero("episodes_overloaded") + zero("episodes_soft") + zero("episodes_hard") > 0
-    return (
-        (zero("episodes_soft") + zero("episodes_hard") > 0)
-        | (f.greatest(f.col("trouble_ms"), zero("stall_ms")) > long)
-        | (left & (zero("lost_messages") > 0))
-        | f.coalesce(f.col("reason").isin(*SLOW_ENDS), f.lit(False))
-    )
-
-
-def shares() -> list[dict[str, Column]]:
-    """Return the columns to add to closes, in steps that build on each other; needs `dropped_messages`."""
-    # Of the time in which anything was published for it: from its start, as far as that is known.
-    mean = f.try_divide("accepted_bytes", f.col("duration_s") * 1e3 - zero("startup_ms"))
-    rate = f.try_divide("left_bytes", "left_ms")
-    unwanted = sum((zero(name) for name in UNFORCED_KINDS), f.lit(0))
-    unforced = share(zero("unforced_drops"), f.greatest(f.lit(0), f.col("dropped_messages") - unwanted))
-    server, excess, own = (1 - f.col(name) for name in ("b_server", "b_excess", "b_unforced"))
-    largest = f.greatest(*(f.col(f"blame_share_{name}") for name in BLAMES))
-    named = f.coalesce(*(f.when(f.col(f"blame_share_{name}") == largest, f.lit(name)) for name in BLAMES))
-    return [
-        {
-            "b_any": f.when(troubled(), f.lit(1.0)).otherwise(0.0),
-            "b_server": f.coalesce(share(f.col("left_server_ms"), f.col("left_ms")), f.lit(0.0)),
-            "b_excess": f.when((mean > 0) & (rate >= BURST * mean), 1 - mean / rate).otherwise(0.0),
-            "b_unforced": f.when(zero("hard_at_once") > 0, f.lit(1.0)).otherwise(f.coalesce(unforced, f.lit(0.0))),
-        },
-        {
-            "blame_share_server_loop": f.col("b_any") * f.col("b_server"),
-            "blame_share_publisher_burst": f.col("b_any") * server * f.col("b_excess"),
-            "blame_share_policy": f.col("b_any") * server * excess * f.col("b_unforced"),
-            "blame_share_viewer_link": f.col("b_any") * server * excess * own,
-        },
-        {"blame": f.when(f.col("b_any") == 0, f.lit("none")).otherwise(named)},
-    ]
+def added(names: Iterable[str]) -> Column:
+    """Return the sum of columns, 0 for those that are null."""
+    return sum(map(zero, names), f.lit(0))
 
 
 def share(part: Column, whole: Column) -> Column:
     """Return a share, 1 at most; null where either is not known, or there is nothing of the whole."""
-    value = f.try_divide(part, whole)
-    return f.when(value > 1, f.lit(1.0)).otherwise(value)
+    return f.try_divide(f.when(part > whole, whole).otherwise(part), whole)
+
+
+def troubled(trouble_ms: Column) -> Column:
+    """Return whether a connection was in trouble; never null. Over a close, and how long that tells of trouble."""
+    long = f.greatest(f.lit(TROUBLE_MS), TROUBLE_SHARE * 1e3 * f.col("duration_s"))
+    limits = added(("episodes_soft", "episodes_hard"))
+    return (
+        (limits > 0)
+        | (f.greatest(trouble_ms, zero("stall_ms")) > long)
+        | ((limits + zero("episodes_overloaded") > 0) & (zero("lost_messages") > 0))
+        | f.coalesce(f.col("reason").isin(*SLOW_ENDS), f.lit(False))
+    )
+
+
+def causes(trouble_ms: Column, dropped_messages: Column) -> dict[str, Column]:
+    """Return what shares are made of, over a close: whether it was in trouble, and what spoke for each cause."""
+    # Of the time in which anything was published for it: from its start, as far as that is known.
+    mean = f.try_divide("accepted_bytes", f.col("duration_s") * 1e3 - zero("startup_ms"))
+    rate = f.try_divide("left_bytes", "left_ms")
+    unforced = share(zero("unforced_drops"), f.greatest(f.lit(0), dropped_messages - added(UNFORCED_KINDS)))
+    return {
+        "b_any": f.when(troubled(trouble_ms), 1.0).otherwise(0.0),
+        "b_server": f.coalesce(share(f.col("left_server_ms"), f.col("left_ms")), f.lit(0.0)),
+        "b_excess": f.when((mean > 0) & (rate >= BURST * mean), 1 - mean / rate).otherwise(0.0),
+        "b_unforced": f.when(zero("hard_at_once") > 0, 1.0).otherwise(f.coalesce(unforced, f.lit(0.0))),
+    }
+
+
+def shares() -> dict[str, Column]:
+    """Return the shares, and `blame`, over `causes`."""
+    there, server, excess, unforced = map(f.col, ("b_any", "b_server", "b_excess", "b_unforced"))
+    rest = there * (1 - server) * (1 - excess)
+    parts = (rest * (1 - unforced), there * server, there * (1 - server) * excess, rest * unforced)
+    largest = f.greatest(*parts)
+    named = f.coalesce(*(f.when(part == largest, f.lit(name)) for name, part in zip(BLAMES, parts, strict=True)))
+    found = {f"blame_share_{name}": part for name, part in zip(BLAMES, parts, strict=True)}
+    return found | {"blame": f.when(there == 0, f.lit("none")).otherwise(named)}

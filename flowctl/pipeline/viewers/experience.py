@@ -24,15 +24,17 @@ from pyspark.sql import functions as f
 from flowctl.pipeline.job import Answer, Job, Part
 from flowctl.pipeline.records.addresses import digits, subnet
 from flowctl.pipeline.viewers import ingest
-from flowctl.pipeline.viewers.blame import zero
+from flowctl.pipeline.viewers.blame import added, zero
 from flowctl.pipeline.viewers.sessions import seen_sessions, still_open, viewing
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES, OPENS_EVERY_S, STATE_NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from pyspark.sql import Column, DataFrame
 
-    from flowctl.pipeline.job import Parts, Records
+    from flowctl.pipeline.job import Parts
 
 LEAST_STAY_S: Final = 2.0
 """Who left sooner has been shown the group of pictures that everybody is given at once, and little else."""
@@ -130,21 +132,13 @@ def _counts() -> dict[str, Column]:
         "framed_pictures": f.when(f.col("frames_per_s").isNotNull(), f.col("pictures_sent")),
         "framed_ms": f.when(f.col("frames_per_s").isNotNull(), play_ms),
         **{f"{name}_ms": f.round(f"time_{name}_ms") for name in STATE_NAMES},
-        "accepted_messages": sum((zero(f"accepted_messages_{name}") for name in CLASS_NAMES), f.lit(0)),
+        "accepted_messages": added(f"accepted_messages_{name}" for name in CLASS_NAMES),
         "dropped_messages": f.col("dropped_messages"),
     }
 
 
 def felt(sessions: DataFrame, *more: str) -> DataFrame:
-    """Sum up what viewers had, by each value of each dimension.
-
-    Args:
-        sessions: see `flowctl.pipeline.viewers.sessions.COLUMNS`.
-        more: other columns to group by.
-
-    Returns:
-        `PART_COLUMNS` and `more`.
-    """
+    """Sum up what viewers had (`PART_COLUMNS`), by each value of each dimension and more columns of sessions."""
     stayed = f.col("duration_s") >= LEAST_STAY_S
     once = sessions.filter(viewing()).select(
         *more,
@@ -152,24 +146,24 @@ def felt(sessions: DataFrame, *more: str) -> DataFrame:
         *(f.when(stayed, f.col(value)).cast("float").alias(name) for name, value in _SKETCHES.items()),
         _keyed(tuple(_dimensions())),
     )
-    return once.groupBy("by", "key", *more).agg(
-        *(f.sum(name).alias(name) for name in _COUNTS),
-        *(f.kll_sketch_agg_float(name, f.lit(SKETCH_K)).alias(name) for name in _SKETCHES),
-    )
+    return summed(once, ("by", "key", *more), _COUNTS, {name: sketch(name) for name in _SKETCHES})
 
 
-def made(records: Records, _: Any = None) -> DataFrame:
-    """Make the part of some hours."""
-    return felt(seen_sessions(records), "date", "hour")
+def summed(rows: DataFrame, keys: Iterable[str], sums: Iterable[str], more: Mapping[str, Column]) -> DataFrame:
+    """Add up columns of rows by keys, beside aggregates by name."""
+    aggregates = {name: f.sum(name) for name in sums} | dict(more)
+    return rows.groupBy(*keys).agg(*(value.alias(name) for name, value in aggregates.items()))
 
 
-def merged(rows: DataFrame, *more: Column) -> DataFrame:
+def merged(rows: DataFrame, **more: Column) -> DataFrame:
     """Add up rows of `PART_COLUMNS` by dimension and value."""
-    return rows.groupBy("by", "key").agg(
-        *(f.sum(name).alias(name) for name in _COUNTS),
-        *(f.kll_merge_agg_float(name).alias(name) for name in _SKETCHES),
-        *more,
-    )
+    sketches = {name: f.kll_merge_agg_float(name) for name in _SKETCHES}
+    return summed(rows, ("by", "key"), _COUNTS, sketches | more)
+
+
+def sketch(name: str) -> Column:
+    """Return the sketch of a column of floats."""
+    return f.kll_sketch_agg_float(name, f.lit(SKETCH_K))
 
 
 def quantile(sketch: str, share: float) -> Column:
@@ -180,7 +174,7 @@ def quantile(sketch: str, share: float) -> Column:
 
 def figures() -> dict[str, Column]:
     """Return `FIGURES` over rows of `PART_COLUMNS`: quotients of sums, and quantiles of sketches."""
-    states = sum((zero(f"{name}_ms") for name in STATE_NAMES), f.lit(0))
+    states = added(f"{name}_ms" for name in STATE_NAMES)
     own = {
         "few": zero("viewers") < FEW,
         **{f"first_frame_p{of}_ms": quantile("first_frames", of / 100) for of in (50, 95)},
@@ -199,25 +193,22 @@ def figures() -> dict[str, Column]:
 
 
 def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
-    """Count how many watched at once, of all, each stream and each node.
+    """Count how many watched at once, of all, each stream and each node: by, key, peak_viewers and peak_at.
 
     Args:
         sessions: with `until`, when the viewer was last there.
         since_s: second from which on it matters; who came earlier counts from then on.
-
-    Returns:
-        by, key, peak_viewers and peak_at.
     """
     until_s = f.unix_micros("until") / 1e6
     began = f.greatest(f.floor(until_s - f.col("play_s")), f.lit(int(since_s)))
     moments = {1: began, -1: f.floor(until_s) + 1}
     steps = f.array(*(f.struct(at.alias("second"), f.lit(step).alias("step")) for step, at in moments.items()))
-    watched = sessions.filter(viewing() & f.col("play_s").isNotNull())
-    keyed = watched.select(_keyed(("all", "stream", "node")), steps.alias("steps"))
-    moves = keyed.select("by", "key", f.inline("steps"))
+    keyed = sessions.filter(viewing() & f.col("play_s").isNotNull()).select(
+        _keyed(("all", "stream", "node")), steps.alias("steps")
+    )
+    moves = keyed.select("by", "key", f.inline("steps")).groupBy("by", "key", "second").agg(f.sum("step").alias("step"))
     order = Window.partitionBy("by", "key").orderBy("second")
-    present = moves.groupBy("by", "key", "second").agg(f.sum("step").alias("step"))
-    present = present.withColumn("present", f.sum("step").over(order))
+    present = moves.withColumn("present", f.sum("step").over(order))
     peak_at = f.timestamp_seconds(f.max_by("second", "present"))
     return present.groupBy("by", "key").agg(f.max("present").alias("peak_viewers"), peak_at.alias("peak_at"))
 
@@ -237,7 +228,7 @@ def experience(parts: Parts) -> DataFrame:
     closed = parts.table("sessions").select(*names, f.col("closed_at").alias("until"))
     there = still_open(parts).select(*names, f.greatest("seen_at", beyond).alias("until"))
     peak = peaks(closed.unionByName(there), 0.0 if parts.since is None else parts.since.timestamp())
-    top = merged(ranked, f.count("*").alias("keys")).join(peak, ["by", "key"], "left")
+    top = merged(ranked, keys=f.count("*")).join(peak, ["by", "key"], "left")
     return top.select("by", "key", "keys", *figures().values(), "peak_viewers", "peak_at")
 
 
@@ -254,7 +245,11 @@ def answer(parts: Parts, _: Any = None) -> Answer:
 
 JOB: Final = Job(
     name="experience",
-    parts=(Part("felt", PART_COLUMNS, "", made, ("flow_closes",)),),
+    parts=(
+        Part(
+            "felt", PART_COLUMNS, "", lambda records, _: felt(seen_sessions(records), "date", "hour"), ("flow_closes",)
+        ),
+    ),
     uses=("sessions", "open_sessions"),
     results=("experience", "ingest"),
     answer=answer,

@@ -17,8 +17,8 @@ from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part
 from flowctl.pipeline.viewers import experience
-from flowctl.pipeline.viewers.blame import zero
-from flowctl.pipeline.viewers.experience import SKETCH_K, quantile
+from flowctl.pipeline.viewers.blame import added, zero
+from flowctl.pipeline.viewers.experience import quantile, sketch, summed
 from flowctl.pipeline.viewers.sessions import WORST_STATES, seen_sessions, still_open, viewing
 from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING
 
@@ -55,7 +55,7 @@ SUBNET_COLUMNS: Final[dict[str, str]] = {"subnet": "string", **experience.FIGURE
 
 
 def _all(what: str) -> Column:
-    return sum((zero(f"{what}_messages_{name}") for name in CLASS_NAMES), f.lit(0))
+    return added(f"{what}_messages_{name}" for name in CLASS_NAMES)
 
 
 def sampled(samples: DataFrame) -> DataFrame:
@@ -121,26 +121,19 @@ def spread(sessions: DataFrame, *more: str) -> DataFrame:
     )  # fmt: skip
 
 
-def added(rows: DataFrame, delays: Column, *more: str) -> DataFrame:
-    """Add rows up by stream, node and minute: `PART_COLUMNS` and `more`, by which they are told apart too."""
-    sums = (f.sum(name).alias(name) for name in _SUMS)
-    return rows.groupBy(*KEYS, *more).agg(*sums, delays.alias("delays"))
-
-
 def minutes(records: Records, _: Any = None) -> DataFrame:
     """Make the minutes of some hours: `PART_COLUMNS`."""
-    hour = ("date", "hour")
-    rows = spread(seen_sessions(records), *hour)
+    rows = spread(seen_sessions(records), "date", "hour")
     if records.has("flow_samples"):
         rows = rows.unionByName(sampled(records.table("flow_samples")))
-    return added(rows, f.kll_sketch_agg_float("delay_ms", f.lit(SKETCH_K)), *hour)
+    return summed(rows, (*KEYS, "date", "hour"), _SUMS, {"delays": sketch("delay_ms")})
 
 
 def streams(parts: Parts) -> DataFrame:
     """Return the table ``fleet_streams``: `STREAM_COLUMNS`."""
-    still = added(spread(still_open(parts)), f.kll_sketch_agg_float("delay_ms", f.lit(SKETCH_K)))
+    still = summed(spread(still_open(parts)), KEYS, _SUMS, {"delays": sketch("delay_ms")})
     kept = parts.table("minutes").select(*PART_COLUMNS).unionByName(still.select(*PART_COLUMNS))
-    states = sum((zero(f"{name}_us") for name in STATE_NAMES), f.lit(0))
+    states = added(f"{name}_us" for name in STATE_NAMES)
     own = {
         "viewers": zero("us") / MINUTE_US,
         **{f"share_{name}": f.try_divide(zero(f"{name}_us"), states) for name in STATE_NAMES},
@@ -150,7 +143,7 @@ def streams(parts: Parts) -> DataFrame:
         "source": f.when(zero("sampled_us") == 0, "sessions").when(zero("us") == f.col("sampled_us"), "samples"),
     }
     own["source"] = f.coalesce(own["source"], f.lit("both"))
-    return added(kept, f.kll_merge_agg_float("delays")).select(
+    return summed(kept, KEYS, _SUMS, {"delays": f.kll_merge_agg_float("delays")}).select(
         *(own.get(name, f.col(name)).alias(name) for name in STREAM_COLUMNS)
     )
 

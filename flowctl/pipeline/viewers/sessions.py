@@ -24,7 +24,7 @@ from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part
 from flowctl.pipeline.viewers import blame
-from flowctl.pipeline.viewers.blame import share, zero
+from flowctl.pipeline.viewers.blame import added, share, zero
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, Role
 
@@ -70,59 +70,53 @@ OPEN_COLUMNS: Final[dict[str, str]] = {**COLUMNS, "seen_at": "timestamp"}
 
 @functools.lru_cache(maxsize=4)
 def projected(closes: DataFrame) -> DataFrame:
-    """Make sessions of closes, or of rows of `flow_opens`.
+    """Make sessions (`OPEN_COLUMNS`, `date` and `hour`) of closes, or of rows of `flow_opens`, one per connection.
 
-    Args:
-        closes: rows that passed the checks, one per connection. Asked for twice, it is the same frame: to describe
-            a hundred columns to Java takes as long as small data do.
-
-    Returns:
-        `OPEN_COLUMNS`, and `date` and `hour`. Every quotient is null where there is nothing to divide by.
+    Every quotient is null where there is nothing to divide by. Asked for twice, it is the same frame: to describe a
+    hundred columns to Java takes as long as small data do.
     """
-    frame = closes.filter(f.col("conn_id") != 0)
-    for step in _steps():
-        frame = frame.withColumns(step)
-    return frame.select(*OPEN_COLUMNS, "date", "hour")
+    causes = closes.filter(f.col("conn_id") != 0).withColumns(_columns())
+    return causes.withColumns(blame.shares()).select(*OPEN_COLUMNS, "date", "hour")
 
 
-def _steps() -> list[dict[str, Column]]:
-    """Return the columns that a close has not, in steps that build on each other."""
+def _columns() -> dict[str, Column]:
+    """Return the columns that a close has not; in one step, for each step copies every column of every row."""
     ended = f.col("reason").isNotNull()
     by_peer = f.col("reason").isin(*BY_PEER)
     never = f.col("asked_ms").isNotNull() & f.col("startup_ms").isNull()
     failed = never & (f.col("refusal").isNotNull() | (ended & ~by_peer))
     publishes = f.col("role") == Role.PUBLISH.value
-    rated = f.when(f.col("play_s") >= LEAST_PLAY_S, f.col("play_s"))
+    play_s = _not_negative(f.col("duration_s") - f.col("startup_ms") / 1e3)
+    rated = f.when(play_s >= LEAST_PLAY_S, play_s)
     worst = zip(("episodes_hard", "episodes_soft", "episodes_overloaded"), WORST_STATES[:0:-1], strict=True)
-    not_ready = sum((zero(f"time_{name}_ms") for name in STATE_NAMES[1:]), f.lit(0.0))
-    first = {
+    carried = f.when(publishes, f.col("ingest_bytes")).otherwise(f.col("sent_bytes"))
+    pictures = f.when(publishes, f.col("ingest_pictures")).otherwise(f.col("pictures_sent"))
+    dropped = added(f"dropped_messages_{name}" for name in CLASS_NAMES)
+    trouble_ms = f.greatest(added(f"time_{name}_ms" for name in STATE_NAMES[1:]), zero("trouble_ms"))
+    return {
         "seen_at": f.col("ts"),
         "closed_at": f.when(ended, f.col("ts")),
         "close_reason": f.col("reason"),
         "closed_by": f.when(~ended, "open").when(by_peer, "peer").otherwise("server"),
-        "play_s": _not_negative(f.col("duration_s") - f.col("startup_ms") / 1e3),
+        "play_s": play_s,
         "first_frame_ms": _not_negative(f.col("startup_ms") - f.col("asked_ms")),
         # Why its request came to nothing, if that was our doing: the refusal, else the code, else the close reason.
         "start_failure": f.when(failed, f.coalesce("refusal", "code", "reason")),
         "exit_before_start": never & ~failed & ended,
         "recover_mean_ms": f.try_divide("recover_ms", "recoveries"),
-        "dropped_messages": sum((zero(f"dropped_messages_{name}") for name in CLASS_NAMES), f.lit(0)),
+        "dropped_messages": dropped,
         "picture_share": share(f.col("pictures_sent"), f.col("pictures_wanted")),
         "line_of_stream": f.try_divide("line_bytes", "line_stream_bytes"),
         "late_share": f.when(f.col("target_delay_ms").isNotNull(), share(f.col("late_ms"), f.col("sampled_ms"))),
         "episodes_late": f.col("late_episodes"),
         "returns_to_live": f.col("returns"),
         "worst_state": f.coalesce(*(f.when(f.col(name) > 0, state) for name, state in worst), f.lit(WORST_STATES[0])),
-        "trouble_ms": f.greatest(not_ready, zero("trouble_ms")),
+        "trouble_ms": trouble_ms,
+        "bit_rate": f.try_divide(carried * 8, rated),
+        "frames_per_s": f.try_divide(pictures, rated),
+        "stall_ratio": share(f.col("stall_ms"), play_s * 1e3),
+        **blame.causes(trouble_ms, dropped),
     }
-    second = {
-        "bit_rate": f.try_divide(f.when(publishes, f.col("ingest_bytes")).otherwise(f.col("sent_bytes")) * 8, rated),
-        "frames_per_s": f.try_divide(
-            f.when(publishes, f.col("ingest_pictures")).otherwise(f.col("pictures_sent")), rated
-        ),
-        "stall_ratio": share(f.col("stall_ms"), f.col("play_s") * 1e3),
-    }
-    return [first, second, *blame.shares()]
 
 
 def _not_negative(value: Column) -> Column:
