@@ -1,15 +1,16 @@
-"""The table of `sessions` in DuckDB's SQL: the same result from the same files, written as one would write it there.
+"""The tables of `sessions` in DuckDB's SQL: the same results from the same files, written as one would write it there.
 
-It is made by hand from what the columns mean (docs/pipeline.md), not translated from the job. It checks no row: what is
-put aside has to be none.
+It is made by hand from what the columns mean (docs/pipeline.md), not translated from the job. A row that fails a check
+is left out, by the same checks; files are not looked at one by one, and nothing is put aside.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from flowctl.pipeline.records.checks import CHECKS, MAX_AHEAD_US, MOST_COUNT, MOST_REAL, OLDEST_US, Check
 from flowctl.pipeline.viewers.blame import BURST, TROUBLE_MS, TROUBLE_SHARE
-from flowctl.pipeline.viewers.sessions import BY_PEER, COLUMNS, LEAST_PLAY_S
+from flowctl.pipeline.viewers.sessions import BY_PEER, LEAST_PLAY_S
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
 
@@ -27,20 +28,17 @@ def _share(part: str, whole: str) -> str:
 
 def _named() -> list[str]:
     """Return the columns that follow from one column or two."""
-    peer, never = f"reason in ({_words(BY_PEER)})", "(asked_ms is not null and startup_ms is null)"
+    peer, never = f"coalesce(reason in ({_words(BY_PEER)}), false)", "(asked_ms is not null and startup_ms is null)"
+    failed = f"{never} and (refusal is not null or (reason is not null and not {peer}))"
     not_ready = " + ".join(f"coalesce(time_{name}_ms, 0)" for name in _STATES)
     worst = " ".join(f"when episodes_{name} > 0 then '{state}'" for name, state in _STATES.items())
     return [
-        "ts as closed_at, reason as close_reason",
-        f"case when {peer} then 'peer' else 'server' end as closed_by",
+        "ts as seen_at, case when reason is not null then ts end as closed_at, reason as close_reason",
+        f"case when reason is null then 'open' when {peer} then 'peer' else 'server' end as closed_by",
         "case when startup_ms is not null then greatest(0, duration_s - startup_ms / 1e3) end as play_s",
         "case when startup_ms - asked_ms is not null then greatest(0, startup_ms - asked_ms) end as first_frame_ms",
-        f"{never} and (refusal is not null or not {peer}) as failed",
-        (
-            f"case when {never} and (refusal is not null or not {peer}) then coalesce(refusal, code, reason) end"
-            " as start_failure"
-        ),
-        f"{never} and refusal is null and {peer} as exit_before_start",
+        f"case when {failed} then coalesce(refusal, code, reason) end as start_failure",
+        f"{never} and not ({failed}) and reason is not null as exit_before_start",
         "recover_ms / nullif(recoveries, 0) as recover_mean_ms",
         " + ".join(f"coalesce(dropped_messages_{name}, 0)" for name in CLASS_NAMES) + " as dropped_messages",
         f"{_share('pictures_sent', 'pictures_wanted')} as picture_share",
@@ -75,14 +73,49 @@ def _shares() -> list[str]:
     ]
 
 
-def sessions_sql(files: str) -> str:
+def _fails(check: Check) -> str:
+    """Return whether a row fails a check, of a value that is not null."""
+    name = check.column
+    return {
+        "null": f"{name} is null",
+        "negative": f"{name} < 0",
+        "too large": f"{name} >= {MOST_COUNT}",
+        "no number": f"not abs({name}) <= {MOST_REAL}",
+        "too old": f"epoch_us({name}) < {OLDEST_US}",
+        "in the future": f"epoch_us({name}) > epoch_us(now()) + {MAX_AHEAD_US}",
+        "not its hour": f"strftime({name}, '%Y-%m-%d %H') <> date || ' ' || hour",
+        "unknown word": f"{name} not in ({_words(check.words)})",
+    }[check.what]
+
+
+def usable(events: str, table: str) -> str:
+    """Return the rows of a table that pass the checks, as a query in brackets."""
+    files = f"read_parquet('{events}/{table}/**/*.parquet', hive_partitioning = true, hive_types_autocast = false)"
+    passes = " and ".join(f"({_fails(check)}) is not true" for check in CHECKS[table])
+    return f"(select * from {files} where {passes})"
+
+
+def open_rows(events: str) -> str:
+    """Return the latest row of each connection and hour that did not close in it, as a query in brackets."""
+    keys, opens = "node, conn_id, date, hour", usable(events, "flow_opens")
+    newest = f"(select {keys}, max(seq) as seq from {opens} group by all)"
+    closed = usable(events, "flow_closes")
+    return f"(select * from {opens} semi join {newest} using ({keys}, seq) anti join {closed} using ({keys}))"
+
+
+def still_open(out: str) -> str:
+    """Return the latest of the sessions that were open and have not closed; `out` has both tables."""
+    opens, closed = (f"read_parquet('{out}/{name}/**/*.parquet')" for name in ("open_sessions", "sessions"))
+    last = "row_number() over (partition by node, conn_id order by seen_at desc) = 1"
+    return f"select * exclude (date, hour) from {opens} anti join {closed} using (node, conn_id) qualify {last}"
+
+
+def sessions_sql(rows: str, columns: tuple[str, ...]) -> str:
     """Return the query.
 
     Args:
-        files: glob of the Parquet files of `flow_closes`.
-
-    Returns:
-        SQL whose result has the columns of `flowctl.pipeline.viewers.sessions.COLUMNS`, and `date` and `hour`.
+        rows: of `flow_closes` or `flow_opens`, as a query in brackets.
+        columns: of `flowctl.pipeline.viewers.sessions.OPEN_COLUMNS`; `date` and `hour` come beside.
     """
     rest = "(1 - b_server) * (1 - b_excess)"
     parts = {
@@ -99,7 +132,7 @@ def sessions_sql(files: str) -> str:
 with named as (
   select * exclude (trouble_ms, ts, reason),
     {", ".join(_named())}
-  from read_parquet('{files}', hive_partitioning = true, hive_types_autocast = false) where conn_id <> 0
+  from {rows} where conn_id <> 0
 ), shared as (select *, {", ".join(_shares())} from named
 ), blamed as (
   select *, {told},
@@ -108,4 +141,4 @@ with named as (
     {_share("stall_ms", "(play_s * 1e3)")} as stall_ratio
   from shared
 ), ended as (select *, case when b_any = 0 then 'none' {blame} end as blame from blamed)
-select {", ".join(f'"{name}"' for name in COLUMNS)}, date, hour from ended"""
+select {", ".join(f'"{name}"' for name in columns)}, date, hour from ended"""

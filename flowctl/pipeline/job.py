@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import datetime as dt
 
     import pandas as pd
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from flowctl.pipeline.records.place import Place
@@ -139,19 +140,22 @@ class Parts:
         place = self.staging if self.staging.exists(name) else self.place
         return self.spark.read.parquet(place.path(name))
 
-    def write(self, name: str, frame: DataFrame | pd.DataFrame, columns: Mapping[str, str]) -> str:
+    def write(self, name: str, frame: DataFrame | pd.DataFrame | pa.Table, columns: Mapping[str, str]) -> str:
         """Write a result table (Parquet, zstd) with these columns and types, and return its path."""
+        import pyarrow as pa
+        from pyarrow import parquet
         from pyspark.sql import DataFrame
 
+        path, storage = self.staging.path(name), self.staging.storage
         if isinstance(frame, DataFrame):
-            typed(frame, columns).write.mode("overwrite").parquet(self.staging.path(name))
-        else:
-            storage = self.staging.storage
-            storage.system.create_dir(storage.path(name))
-            file, schema = storage.path(f"{name}/part-00000.zstd.parquet"), _arrow(columns)
-            rows = frame[list(columns)]
-            rows.to_parquet(file, compression="zstd", index=False, schema=schema, filesystem=storage.system)
-        return self.staging.path(name)
+            save(frame, columns, path)
+            return path
+        if not isinstance(frame, pa.Table):
+            frame = pa.Table.from_pandas(frame[list(columns)], _arrow(columns), preserve_index=False)
+        storage.system.create_dir(storage.path(name))
+        file = storage.path(f"{name}/part-00000.zstd.parquet")
+        parquet.write_table(frame, file, compression="zstd", filesystem=storage.system)
+        return path
 
     def write_text(self, name: str, text: str) -> str:
         """Write a text file among the results, whole or not at all, and return its path."""
@@ -164,6 +168,16 @@ def typed(frame: DataFrame, columns: Mapping[str, str], *more: str) -> DataFrame
     from pyspark.sql import functions as f
 
     return frame.select(*(f.col(name).cast(kind).alias(name) for name, kind in columns.items()), *more)
+
+
+def save(frame: DataFrame, columns: Mapping[str, str], path: str, *by: str) -> None:
+    """Write a table with these columns, of these types, in folders by some columns more.
+
+    Only texts have dictionaries: of numbers they are given up after most of the work (a third of the processor time of
+    `sessions`).
+    """
+    options = {f"parquet.enable.dictionary#{name}": kind == "string" for name, kind in columns.items()}
+    typed(frame, columns, *by).write.options(**options).partitionBy(*by).parquet(path, mode="overwrite")
 
 
 def _ddl(columns: Mapping[str, str]) -> str:

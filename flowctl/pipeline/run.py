@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, typed
+from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
 from flowctl.pipeline.records.listing import File, Listing, list_records
 from flowctl.pipeline.records.place import Place
 from flowctl.pipeline.records.read import Read, read_hours
@@ -151,6 +151,7 @@ def run(
             return work.all(jobs)
         finally:
             staging.remove()
+            spark.catalog.clearCache()  # a path that is written anew would be taken for what it was
 
 
 @contextlib.contextmanager
@@ -287,8 +288,8 @@ class _Run:
         with self._kept_as(name, self.broken):
             if not any(map(records.has, part.reads)):
                 return
-            rows = typed(part.make(records, self.options[self.owners[name].name]), part.columns, *BY_HOUR)
-            rows.write.partitionBy("date", "hour").parquet(self.staging.path(part.folder()))
+            rows = part.make(records, self.options[self.owners[name].name])
+            save(rows, part.columns, self.staging.path(part.folder()), *BY_HOUR)
 
     def _remember(self, records: Read, made: Sequence[str], files: Mapping[Hour, Sequence[File]]) -> None:
         """Give the parts of hours their places, and write down what they were made of."""

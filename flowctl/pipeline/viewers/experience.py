@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Window
+from pyspark.sql import Observation, Window
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.job import Answer, Job, Part
+from flowctl.pipeline.job import Answer, Job, Part, typed
 from flowctl.pipeline.records.addresses import digits, subnet
 from flowctl.pipeline.viewers import ingest
 from flowctl.pipeline.viewers.blame import added, zero
@@ -214,8 +214,8 @@ def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
 
 
 def by_value(parts: Parts) -> DataFrame:
-    """Return what all viewers of the window had, by each value of each dimension: `PART_COLUMNS`."""
-    return merged(parts.table("felt").select(*PART_COLUMNS).unionByName(felt(still_open(parts))))
+    """Return what all viewers had, by value of each dimension: `PART_COLUMNS`; kept, for two jobs begin with it."""
+    return merged(parts.table("felt").select(*PART_COLUMNS).unionByName(felt(still_open(parts)))).persist()
 
 
 def experience(parts: Parts) -> DataFrame:
@@ -234,13 +234,16 @@ def experience(parts: Parts) -> DataFrame:
 
 def answer(parts: Parts, _: Any = None) -> Answer:
     """Write ``experience`` and ``ingest``."""
-    parts.write("experience", experience(parts), COLUMNS)
-    parts.write("ingest", ingest.ingest(parts), ingest.COLUMNS)
-    whole = parts.result("experience").filter(f.col("by") == "all").select("peak_viewers", *FIGURES).first()
-    publishers = parts.result("ingest").groupBy("health").count().collect()
-    told = {} if whole is None else whole.asDict()
-    summary = {name: round(value, 4) if isinstance(value, float) else value for name, value in told.items()}
-    return Answer(summary={**summary, "publishers": {row["health"]: row["count"] for row in sorted(publishers)}})
+    found = typed(experience(parts), COLUMNS).toArrow()  # some hundred rows: `MOST` of each dimension
+    parts.write("experience", found, COLUMNS)
+    health = Observation()
+    counts = (f.count_if(f.col("health") == word).alias(word) for word in ingest.HEALTH)
+    parts.write("ingest", ingest.ingest(parts).observe(health, *counts), ingest.COLUMNS)
+    whole = [row for row in found.select(["by", "peak_viewers", *FIGURES]).to_pylist() if row.pop("by") == "all"]
+    told = whole[0].items() if whole else ()
+    summary = {name: round(value, 4) if isinstance(value, float) else value for name, value in told}
+    publishers = {word: count for word, count in sorted(health.get.items()) if count}
+    return Answer(summary={**summary, "publishers": publishers})
 
 
 JOB: Final = Job(

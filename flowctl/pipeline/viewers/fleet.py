@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part
@@ -150,13 +151,13 @@ def streams(parts: Parts) -> DataFrame:
 
 def answer(parts: Parts, _: Any = None) -> Answer:
     """Write ``fleet_streams`` and ``fleet_subnets``."""
-    parts.write("fleet_streams", streams(parts), STREAM_COLUMNS)
     networks = experience.by_value(parts).filter(f.col("by") == "network")
     subnets = networks.select(f.col("key").alias("subnet"), *experience.figures().values())
-    parts.write("fleet_subnets", subnets, SUBNET_COLUMNS)
-    at_once = parts.result("fleet_streams").groupBy("minute").agg(f.sum("viewers").alias("viewers"))
-    most = at_once.agg(f.max("viewers")).collect()[0][0]
-    return Answer(summary={"most_viewers": round(most or 0.0, 1)})
+    counts = {"minutes": Observation(), "networks": Observation()}
+    rows = f.count("*").alias("rows")
+    parts.write("fleet_streams", streams(parts).observe(counts["minutes"], rows), STREAM_COLUMNS)
+    parts.write("fleet_subnets", subnets.observe(counts["networks"], rows), SUBNET_COLUMNS)
+    return Answer(summary={name: told.get["rows"] for name, told in counts.items()})
 
 
 JOB: Final = Job(

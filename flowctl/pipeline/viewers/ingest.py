@@ -47,15 +47,20 @@ COLUMNS: Final[dict[str, str]] = {
 """Contract of ``ingest``. Grain: one publishing connection."""
 
 
-def _health() -> dict[str, Column]:
-    """Return word -> whether it holds; the first that does is the row's."""
-    return {
-        "no media": zero("ingest_bytes") == 0,
-        "gaps": (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
-        "came back": f.col("reconnects") > 0,
-        "key frames far apart": f.col("key_interval_max_ms") > KEY_MAX_MS,
-        "jitter": f.col("jitter_ms") > JITTER_MS,
-    }
+HEALTH: Final = ("no media", "gaps", "came back", "key frames far apart", "jitter", "steady")
+
+
+def _health() -> Column:
+    """Return the first word of `HEALTH` that holds."""
+    holds = (
+        zero("ingest_bytes") == 0,
+        (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
+        f.col("reconnects") > 0,
+        f.col("key_interval_max_ms") > KEY_MAX_MS,
+        f.col("jitter_ms") > JITTER_MS,
+        f.lit(True),
+    )
+    return f.coalesce(*(f.when(true, f.lit(word)) for word, true in zip(HEALTH, holds, strict=True)))
 
 
 def ingest(parts: Parts) -> DataFrame:
@@ -68,5 +73,4 @@ def ingest(parts: Parts) -> DataFrame:
     so_far = of_stream.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     gap_share = share(f.col("gap_ms"), f.col("duration_s") * 1e3)
     rows = rows.withColumns({"reconnects": f.count("away_s").over(so_far), "gap_share": gap_share})
-    word = f.coalesce(*(f.when(holds, f.lit(name)) for name, holds in _health().items()), f.lit("steady"))
-    return rows.withColumn("health", word).select(*COLUMNS)
+    return rows.withColumn("health", _health()).select(*COLUMNS)

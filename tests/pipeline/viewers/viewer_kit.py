@@ -104,6 +104,8 @@ class HeldParts:
         """Keep a result, with these columns of these types."""
         from pyspark.sql import functions as f
 
+        if not hasattr(frame, "toArrow"):
+            frame = self.spark.createDataFrame(frame)
         kept = frame.select(*(f.col(item).cast(kind).alias(item) for item, kind in columns.items()))
         self.results[name] = kept.localCheckpoint()
         return name
