@@ -73,33 +73,19 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """What an answer is made of.
-
-    Args:
-        spark: session.
-        place: where all results lie, those of earlier jobs and runs too.
-        staging: where its results are made, before they are renamed.
-        since: begin of the window, UTC; None: all there is.
-        until: its end, exclusive; None: all there is.
-        newest: time of the newest record that was used; None: there is none.
-        small: whether the parts are small enough (some MB) for pandas in this process.
-        events: folder of the records, to name it.
-        accounts: of each table over the hours of the window: files and rows, in, out and quarantined.
-        notes: what became of the jobs of this run so far.
-        hours: parts by name, and the hours in which they have rows.
-    """
+    """What an answer is made of."""
 
     spark: SparkSession
-    place: Place
-    staging: Place
-    since: dt.datetime | None
-    until: dt.datetime | None
-    newest: dt.datetime | None
-    small: bool
-    events: str
-    accounts: Sequence[Mapping[str, Any]]
-    notes: Mapping[str, JobNote]
-    hours: Mapping[str, tuple[Part, Sequence[Hour]]]
+    place: Place  # where all results lie, those of earlier jobs and runs too
+    staging: Place  # where its results are made, before they are renamed
+    since: dt.datetime | None  # begin of the window, UTC; None: all there is
+    until: dt.datetime | None  # its end, exclusive
+    newest: dt.datetime | None  # time of the newest record that was used; None: there is none
+    small: bool  # the parts are small enough (some MB) for pandas in this process
+    events: str  # folder of the records, to name it
+    accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
+    notes: Mapping[str, JobNote]  # what became of the jobs of this run so far
+    hours: Mapping[str, tuple[Part, Sequence[Hour]]]  # parts by name, and the hours in which they have rows
 
     def table(self, name: str) -> DataFrame:
         """Return the rows of a part in the window, of any job that runs in this run or ran before; may be empty."""
@@ -199,15 +185,10 @@ def digest(text: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What a job answers.
+    """What a job answers."""
 
-    Args:
-        summary: in a few figures, as JSON takes them; the report and ``--json`` show it.
-        warnings: lines for the person who started the job: what is not known, what was assumed.
-    """
-
-    summary: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)  # a few figures, as JSON takes them
+    warnings: list[str] = field(default_factory=list)  # what is not known, what was assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,27 +225,16 @@ class JobState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobNote:
-    """What became of one job: for ``summary.json``, the report and ``--json``.
-
-    Args:
-        name: of the job.
-        state: what became of it.
-        message: why it failed, one line.
-        hint: what can be done about that.
-        took_s: how long its parts and its answer took, seconds. None: unknown.
-        summary: its own summary; empty: unknown.
-        outputs: name of a result -> path.
-        warnings: lines for the person who started it.
-    """
+    """What became of one job: for ``summary.json``, the report and ``--json``."""
 
     name: str
     state: JobState
-    message: str = ""
-    hint: str = ""
+    message: str = ""  # why it failed, one line
+    hint: str = ""  # what can be done about that
     took_s: float | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    outputs: Mapping[str, str] = field(default_factory=dict)  # name of a result -> path
+    warnings: tuple[str, ...] = ()  # for the person who started it
 
     def as_dict(self) -> dict[str, Any]:
         """Return all but its name as plain values for JSON."""

@@ -59,27 +59,16 @@ SMALL_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllResult:
-    """What a run did.
+    """What a run did."""
 
-    Args:
-        jobs: by name, in the order in which they ran.
-        outputs: name -> path, of all results.
-        accounts: of each table over the hours of the window: files and rows, in, out and quarantined.
-        hours: how many hours the answers rest on.
-        hours_read: of these, whose records were read in this run.
-        window: its bounds as texts, "" where it has none.
-        warnings: of the run as a whole.
-        errors: of jobs that failed.
-    """
-
-    jobs: Mapping[str, JobNote]
-    outputs: Mapping[str, str]
-    accounts: Sequence[Mapping[str, Any]]
-    hours: int
-    hours_read: int
-    window: Mapping[str, str]
-    warnings: Sequence[str]
-    errors: Mapping[str, FlowctlError]
+    jobs: Mapping[str, JobNote]  # by name, in the order in which they ran
+    outputs: Mapping[str, str]  # name -> path, of all results
+    accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
+    hours: int  # that the answers rest on
+    hours_read: int  # of these, in this run
+    window: Mapping[str, str]  # its bounds, "" where it has none
+    warnings: Sequence[str]  # of the run as a whole
+    errors: Mapping[str, FlowctlError]  # of jobs that failed
 
     @property
     def failed(self) -> list[str]:
@@ -95,19 +84,12 @@ class AllResult:
 
 @dataclass(slots=True)
 class Known:
-    """What is remembered of an hour.
+    """What is remembered of an hour."""
 
-    Args:
-        files: digest of each file that was used -> its identity, "" where it was put aside.
-        parts: name -> with what it was made ("": files came since) and its size in bytes (0: it has no row).
-        accounts: table -> figures.
-        newest: time of the newest record, ISO 8601; "": not known.
-    """
-
-    files: dict[str, str] = field(default_factory=dict)
-    parts: dict[str, tuple[str, int]] = field(default_factory=dict)
-    accounts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    newest: str = ""
+    files: dict[str, str] = field(default_factory=dict)  # digest of each -> its identity, "" where it was put aside
+    parts: dict[str, tuple[str, int]] = field(default_factory=dict)  # with what it was made, "": files came; octets
+    accounts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by table
+    newest: str = ""  # time of the newest record, ISO 8601; "": not known
 
 
 def run(
@@ -119,20 +101,17 @@ def run(
     window: Window | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> AllResult:
-    """Run jobs: read what is new, make its parts, then the answers.
+    """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised.
 
     Args:
         spark: session; all jobs share it.
         events: folder of the records. None: there are none, for a job that goes without.
-        out: folder of the results; made if it is missing.
+        out: folder of the results; made if it is missing. ``summary.json`` in it says what is returned, and after a run
+            of one job also what it said of the others.
         jobs: themselves or their names in `JOBS`; those whose parts they use need not be among them.
         options: name of a job -> its options, or a mapping of those that are not as by default.
         window: None: all there is.
         tell: told what is being done.
-
-    Returns:
-        What became of each job; those that failed are told, not raised. ``summary.json`` says the same; after a run of
-        one job also what it said of the others.
 
     Raises:
         ConfigError: `out` cannot be written, another run is at work in it, or there are no records.

@@ -152,11 +152,14 @@ def open_sessions(records: Records, _: Any = None) -> DataFrame:
 def still_open(parts: Parts) -> DataFrame:
     """Return the connections of the window that were open when last heard of, one row each: `OPEN_COLUMNS`.
 
-    Kept, for the answers of several jobs begin with it.
+    Kept, for the answers of several jobs begin with it. Few are open at the end of an hour, so of all that have closed
+    those that were are looked for first: these few are what is sorted and joined.
     """
     last = Window.partitionBy(*KEYS).orderBy(f.desc("seen_at"))
-    rows = parts.table("open_sessions").join(parts.table("sessions").select(*KEYS), list(KEYS), "left_anti")
-    return rows.withColumn("_rank", f.row_number().over(last)).filter(f.col("_rank") == 1).drop("_rank").persist()
+    rows = parts.table("open_sessions").select(*OPEN_COLUMNS)
+    closed = parts.table("sessions").select(*KEYS).join(rows.select(*KEYS), list(KEYS), "left_semi")
+    rows = rows.join(closed, list(KEYS), "left_anti").withColumn("_rank", f.row_number().over(last))
+    return rows.filter(f.col("_rank") == 1).drop("_rank").persist()
 
 
 def answer(parts: Parts, _: Any = None) -> Answer:
