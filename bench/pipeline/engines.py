@@ -121,7 +121,7 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
     import duckdb
 
     from flowctl.pipeline.viewers.sessions import COLUMNS, OPEN_COLUMNS
-    from pipeline.sql import open_rows, sessions_sql, still_open, usable
+    from pipeline.sql import checks_sql, open_rows, rows_of, sessions_sql, still_open
 
     connection = duckdb.connect()
     connection.execute(f"set threads={THREADS}")
@@ -129,10 +129,14 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
     connection.execute(f"set temp_directory='{out}/spill'")
     connection.execute("set timezone='UTC'")
     by_hour = "format parquet, compression zstd, partition_by (date, hour)"
-    closed = sessions_sql(usable(events, "flow_closes"), tuple(COLUMNS))
+    closed = sessions_sql(rows_of(events, "flow_closes"), tuple(COLUMNS))
     opened = sessions_sql(open_rows(events), tuple(OPEN_COLUMNS))
 
     def work() -> None:
+        for name in ("flow_closes", "flow_opens"):
+            ((rows, bad),) = connection.execute(checks_sql(events, name)).fetchall()
+            if bad:
+                raise RuntimeError(f"{bad} of {rows} rows of {name} fail a check")
         connection.execute(f"copy ({closed}) to '{out}/sessions' ({by_hour})")
         connection.execute(f"copy ({opened}) to '{out}/open_sessions' ({by_hour})")
         (Path(out) / "sessions_open").mkdir()

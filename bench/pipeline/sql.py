@@ -1,7 +1,7 @@
 """The tables of `sessions` in DuckDB's SQL: the same results from the same files, written as one would write it there.
 
-It is made by hand from what the columns mean (docs/pipeline.md), not translated from the job. A row that fails a check
-is left out, by the same checks; files are not looked at one by one, and nothing is put aside.
+It is made by hand from what the columns mean (docs/pipeline.md), not translated from the job. Rows are checked first,
+in a pass of their own, by the same checks: there has to be none that fails one.
 """
 
 from __future__ import annotations
@@ -88,33 +88,38 @@ def _fails(check: Check) -> str:
     }[check.what]
 
 
-def usable(events: str, table: str) -> str:
-    """Return the rows of a table that pass the checks, as a query in brackets."""
-    files = f"read_parquet('{events}/{table}/**/*.parquet', hive_partitioning = true, hive_types_autocast = false)"
-    passes = " and ".join(f"({_fails(check)}) is not true" for check in CHECKS[table])
-    return f"(select * from {files} where {passes})"
+def rows_of(events: str, table: str) -> str:
+    """Return a table, as it stands in the clause ``from``."""
+    return f"read_parquet('{events}/{table}/**/*.parquet', hive_partitioning = true, hive_types_autocast = false)"
+
+
+def checks_sql(events: str, table: str) -> str:
+    """Return the query for how many rows there are, and how many of them fail a check."""
+    fails = " or ".join(f"coalesce({_fails(check)}, false)" for check in CHECKS[table])
+    return f"select count(*), countif({fails}) from {rows_of(events, table)}"
 
 
 def open_rows(events: str) -> str:
     """Return the latest row of each connection and hour that did not close in it, as a query in brackets."""
-    keys, opens = "node, conn_id, date, hour", usable(events, "flow_opens")
+    keys, opens, closes = "node, conn_id, date, hour", rows_of(events, "flow_opens"), rows_of(events, "flow_closes")
     newest = f"(select {keys}, max(seq) as seq from {opens} group by all)"
-    closed = usable(events, "flow_closes")
-    return f"(select * from {opens} semi join {newest} using ({keys}, seq) anti join {closed} using ({keys}))"
+    wanted = f"(select * from {newest} anti join (select {keys} from {closes}) using ({keys}))"
+    return f"(select * from {opens} semi join {wanted} using ({keys}, seq))"
 
 
 def still_open(out: str) -> str:
     """Return the latest of the sessions that were open and have not closed; `out` has both tables."""
     opens, closed = (f"read_parquet('{out}/{name}/**/*.parquet')" for name in ("open_sessions", "sessions"))
     last = "row_number() over (partition by node, conn_id order by seen_at desc) = 1"
-    return f"select * exclude (date, hour) from {opens} anti join {closed} using (node, conn_id) qualify {last}"
+    left = f"(select * from {opens} anti join (select node, conn_id from {closed}) using (node, conn_id))"
+    return f"select * exclude (date, hour) from {left} qualify {last}"
 
 
 def sessions_sql(rows: str, columns: tuple[str, ...]) -> str:
     """Return the query.
 
     Args:
-        rows: of `flow_closes` or `flow_opens`, as a query in brackets.
+        rows: of `flow_closes` or `flow_opens`, as they stand in the clause ``from``.
         columns: of `flowctl.pipeline.viewers.sessions.OPEN_COLUMNS`; `date` and `hour` come beside.
     """
     rest = "(1 - b_server) * (1 - b_excess)"
