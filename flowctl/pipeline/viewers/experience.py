@@ -214,8 +214,8 @@ def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
 
 
 def by_value(parts: Parts) -> DataFrame:
-    """Return what all viewers had, by value of each dimension: `PART_COLUMNS`; kept, for two jobs begin with it."""
-    return merged(parts.table("felt").select(*PART_COLUMNS).unionByName(felt(still_open(parts)))).persist()
+    """Return what all viewers of the window had, by each value of each dimension: `PART_COLUMNS`."""
+    return merged(parts.table("felt").select(*PART_COLUMNS).unionByName(felt(still_open(parts))))
 
 
 def experience(parts: Parts) -> DataFrame:

@@ -141,11 +141,9 @@ def seen_sessions(records: Records, _: Any = None) -> DataFrame:
 def open_sessions(records: Records, _: Any = None) -> DataFrame:
     """Make the sessions that were open in some hours and did not close in the same: one per hour, `OPEN_COLUMNS`."""
     opens, by_hour = records.table("flow_opens"), [*KEYS, "date", "hour"]
-    # Which rows these are is found out from their keys alone: most close in the hour, and rows are wide. Counted, they
-    # tell Spark how many they are, and it does not sort all rows to find a few.
+    # Which rows these are is found out from their keys alone: most close in the hour, and rows are wide.
     newest = opens.groupBy(*by_hour).agg(f.max("seq").alias("seq"))
-    wanted = newest.join(records.table("flow_closes").select(*by_hour), by_hour, "left_anti").persist()
-    wanted.count()
+    wanted = newest.join(records.table("flow_closes").select(*by_hour), by_hour, "left_anti")
     return projected(opens.join(wanted, [*by_hour, "seq"], "left_semi"))
 
 
@@ -164,9 +162,9 @@ def still_open(parts: Parts) -> DataFrame:
 
 def answer(parts: Parts, _: Any = None) -> Answer:
     """Write ``sessions_open``; the figures are of both tables."""
-    parts.write("sessions_open", still_open(parts), OPEN_COLUMNS)
-    columns = ("blame", "closed_by", "peer_ip")
-    both = parts.table("sessions").select(*columns).unionByName(still_open(parts).select(*columns))
+    still, columns = still_open(parts), ("blame", "closed_by", "peer_ip")
+    parts.write("sessions_open", still, OPEN_COLUMNS)
+    both = parts.table("sessions").select(*columns).unionByName(still.select(*columns))
     counted = both.groupBy("blame").agg(  # five rows at most, and all figures in one pass
         f.count("*").alias("sessions"),
         f.count_if(f.col("closed_by") == "open").alias("open"),
