@@ -103,7 +103,7 @@ class Parts:
         from pyarrow import dataset
 
         part, hours = self.hours[name]
-        storage, schema = self.place.storage, _arrow(part.columns | BY_HOUR)
+        storage, schema = self.place.storage, arrow_schema(part.columns | BY_HOUR)
         if not hours:
             return schema.empty_table().to_pandas()
         base, by_hour = storage.path(part.folder()), pa.schema([schema.field(column) for column in BY_HOUR])
@@ -137,7 +137,7 @@ class Parts:
             save(frame, columns, path)
             return path
         if not isinstance(frame, pa.Table):
-            frame = pa.Table.from_pandas(frame[list(columns)], _arrow(columns), preserve_index=False)
+            frame = pa.Table.from_pandas(frame[list(columns)], arrow_schema(columns), preserve_index=False)
         storage.system.create_dir(storage.path(name))
         file = storage.path(f"{name}/part-00000.zstd.parquet")
         parquet.write_table(frame, file, compression="zstd", filesystem=storage.system)
@@ -170,7 +170,7 @@ def _ddl(columns: Mapping[str, str]) -> str:
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
 
 
-def _arrow(columns: Mapping[str, str]) -> Any:
+def arrow_schema(columns: Mapping[str, str]) -> Any:
     """Return columns as a schema of pyarrow."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType

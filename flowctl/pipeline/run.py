@@ -122,7 +122,7 @@ def run(
     if events is not None and list(jobs) != ["report"]:  # before a folder is made for results of nothing
         listing = list_records(events, window, settings)
     place = Place(out, settings)
-    with _locked(place, "_lock", os.O_RDWR | os.O_CREAT, fcntl.LOCK_NB):
+    with locked(place, "_lock", os.O_RDWR | os.O_CREAT, fcntl.LOCK_NB):
         place.clear_staging()
         staging = place.staging()
         try:
@@ -134,7 +134,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _locked(place: Place, name: str, flags: int, wait: int = 0) -> Iterator[None]:
+def locked(place: Place, name: str, flags: int, wait: int = 0) -> Iterator[None]:
     """Within this context nothing else on this machine has that file or folder locked; on a store there is no lock.
 
     Raises:
@@ -371,7 +371,7 @@ class _Run:
             elif name not in job.merge:
                 self.place.adopt(self.staging, name)
             else:  # the lock of its other writers is that of the folder
-                with _locked(self.place, "", os.O_RDONLY):
+                with locked(self.place, "", os.O_RDONLY):
                     made = self.staging.read_text(name) or ""
                     text = job.merge[name](self.place.read_text(name) or "", made, self.options[job.name])
                     self.place.write_text(name, text)

@@ -1,21 +1,15 @@
 """What a record says about its address: evidence against it, and who behaves there. Kept per hour as part `evidence`.
 
-`flowctl analyze abuse` and `flowctl analyze watch` share this, so that both see the same evidence in the same record.
 Each record is judged alone: the end of a connection (`flow_closes`) tells how long it was open, and what it took since
-it left READY; an event (`flow_events`) tells of a limit that was hit, or of refusals. So a stream needs only sums.
-
-Standing is the other side (`flowctl.pipeline.abuse.scores.standing`): connections that play or publish and were not
-cut. Those that begin and end within an hour and did nothing are summed per minute; those that standing must follow
-(open, from an hour before, or over a limit) are kept one by one, by `node` and `conn_id`. One that has not played for
-`flowctl.telemetry.schema.OPENS_FIRST_S` is not known to be there.
+it left READY; an event (`flow_events`) tells of a limit that was hit, or of refusals. `flow_opens` tells who is there:
+connections that play or publish are kept one by one, by `node` and `conn_id`, so that `scores` can follow them from
+hour to hour. One that has not played for `flowctl.telemetry.schema.OPENS_FIRST_S` is not known to be there.
 
 An address is one of `addresses.with_unit`: of IPv6 it is the /64.
 """
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
@@ -31,113 +25,81 @@ if TYPE_CHECKING:
 
     from flowctl.pipeline.job import Records
 
-_EVENTS: Final = (EventName.CONN_REFUSED.value, EventName.LIMIT_HIT.value, EventName.SERVER_STARTED.value)
-_OF_BOTH: Final = ("ts", "node", "conn_id", "peer_ip", "role", "reason")
-_OF_EVENTS: Final = ("event", "axis", "count")
-_OF_CLOSES: Final = ("code", "handshake_ms", "duration_s", "limit_hits", "unrecovered_ms", "unrecovered_bytes")
+_HIT, _REFUSED, _STARTED = (
+    name.value for name in (EventName.LIMIT_HIT, EventName.CONN_REFUSED, EventName.SERVER_STARTED)
+)
+_OPEN: Final = "open"
+"""As which a row of `flow_opens` goes among events; one of `flow_closes` has no event."""
+_IDENTITY: Final = ("date", "hour", "ts", "node", "conn_id", "peer_ip", "role")
+_OF_EVENTS: Final = ("event", "reason", "axis", "count")
+_OF_CLOSES: Final = ("reason", "code", "handshake_ms", "duration_s", "asked_ms", "unrecovered_ms", "unrecovered_bytes")
 _BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-prefix")
 """Codes of protocol errors of the handshake."""
 _LEFT: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
-_BAD: Final = ("deaf_close", "protocol_error", "short_connection")
+_BAD: Final = ("deaf_close", "never_read", "protocol_error", "short_connection")
 """Ends of connections that are no good standing."""
 _MOST_AMOUNT: Final = 1_000_000
 """Refusals that one record may sum up."""
-_CLOCK_S: Final = 60
-"""What a clock may have been set by while a connection that began in this hour was open."""
 
 COLUMNS: Final = {
     "minute": "timestamp",
     "address": "string",  # null: of a server: `last_seen` is when its process began
     "kind": "string",  # of evidence; null: none
-    "node": "string",  # with conn_id: where standing follows the connection; null: of many
-    "conn_id": "bigint",
+    "node": "string",  # with conn_id: of a connection that plays, publishes or does harm; null: of many others
+    "conn_id": "bigint",  # 0: of many
     "amount": "bigint",  # occurrences
     "opened": "bigint",  # connections that have ended
-    "good_ms": "bigint",  # for how long those that ended well were open
-    "begun": "timestamp",  # of one that was still open at the end of the hour: when it began to play or publish
+    "good_ms": "bigint",  # for how long one that ended well was open
+    "begun": "timestamp",  # when one that was seen open began to play or publish
     "first_seen": "timestamp",
     "last_seen": "timestamp",
 }
-"""One row per address, kind and minute, and per connection where it is kept one by one."""
+"""One row per address and minute for each kind of evidence, and one per hour for what is none."""
 
 
-def pieces(rows: DataFrame, weights: Weights, *more: str) -> DataFrame:
-    """Return what records say about their addresses, one row each; works on a stream and on a table alike.
+def with_evidence(rows: DataFrame, weights: Weights) -> DataFrame:
+    """Add `address`, `kind` (of evidence; null: none) and `amount`; works on a stream and on a table alike.
 
     Args:
-        rows: `flow_closes` and `flow_events` in one: the columns of both, those of the other table null.
+        rows: of `flow_closes` and `flow_events`: the columns of both, those of the other table null.
         weights: for the marks that make a connection short, or deaf.
-        more: further columns to keep.
-
-    Returns:
-        ts, address, kind, node and conn_id (null where standing need not follow it), amount, opened, good_ms.
     """
-    started, closed = f.col("event") == EventName.SERVER_STARTED.value, f.col("event").isNull()
-    ours = closed | f.col("event").isin(*_EVENTS)
-    frame = rows.where(ours & (started | (f.col("peer_ip") != ""))).withColumn("kind", _kind(weights))
-    bad = f.coalesce(f.col("kind").isin(*_BAD), f.lit(False))
-    good = closed & ~bad & (f.coalesce("role", f.lit(Role.UNKNOWN.value)) != Role.UNKNOWN.value)
     amount = f.least(f.greatest(f.coalesce("count", f.lit(1)), f.lit(1)), f.lit(_MOST_AMOUNT))
-    in_hour_s = f.unix_timestamp("ts") - f.unix_timestamp(f.date_trunc("hour", "ts"))
-    long = f.col("duration_s") + _CLOCK_S >= in_hour_s  # it may be open in the part of an hour before
-    serious = ~f.col("kind").isin(*BEFORE_PLAYING) & ~f.col("kind").startswith("refused.")
-    followed = [started, serious, good & (long | (f.col("limit_hits") > 0))]
-    good_ms = f.when(good, f.greatest(f.col("duration_s") * 1000, f.lit(0))).otherwise(0)
-    return (
-        addresses.with_unit(frame, "peer_ip")
-        .withColumn("followed", reduce(or_, (f.coalesce(item, f.lit(False)) for item in followed)))
-        .select(
-            *more,
-            "ts",
-            f.when(closed | ~started, f.col("address")).alias("address"),
-            "kind",
-            f.when(f.col("followed"), f.col("node")).alias("node"),
-            f.when(f.col("followed"), f.col("conn_id")).alias("conn_id"),
-            f.when(f.col("kind").isNotNull(), amount).otherwise(0).cast("bigint").alias("amount"),
-            closed.cast("bigint").alias("opened"),
-            good_ms.cast("bigint").alias("good_ms"),
-        )
-    )
-
-
-def _still_open(opens: DataFrame, closes: DataFrame) -> DataFrame:
-    """Return the connections of an hour that play or publish and have not ended in it, one row each, as `COLUMNS`."""
-    at = f.unix_micros("ts")
-    played_us = (f.col("duration_s") * 1000 - f.col("asked_ms")) * 1000
-    begun_us = at - f.greatest(f.coalesce(played_us, f.lit(0.0)), f.lit(OPENS_FIRST_S * 1e6)).cast("bigint")
-    names = ("date", "hour", "node", "conn_id", "peer_ip")
-    told = opens.where(f.col("peer_ip") != "").select(*names, at.alias("us"), begun_us.alias("begun_us"))
-    ended = closes.where(f.col("duration_s") >= OPENS_FIRST_S).select(*names)
-    last = told.unionByName(ended, allowMissingColumns=True).groupBy(*names)
-    counts = (f.count("*").alias("rows"), f.count("us").alias("open"))
-    frame = last.agg(*counts, f.max("us").alias("us"), f.min("begun_us").alias("begun_us"))
-    when, zero = f.timestamp_micros("us"), f.lit(0).cast("bigint")
-    return addresses.with_unit(frame.where(f.col("rows") == f.col("open")), "peer_ip").select(
-        *("date", "hour", f.date_trunc("minute", when).alias("minute"), "address"),
-        *(f.lit(None).cast("string").alias("kind"), "node", "conn_id"),
-        *(zero.alias(name) for name in ("amount", "opened", "good_ms")),
-        *(f.timestamp_micros("begun_us").alias("begun"), when.alias("first_seen"), when.alias("last_seen")),
-    )
-
-
-def made(closes: DataFrame, opens: DataFrame, events: DataFrame, weights: Weights) -> DataFrame:
-    """Return the rows of the part, with `date` and `hour`, of the records of one or more hours."""
-    hour = ("date", "hour")
-    ended = closes.select(*hour, *_OF_BOTH, *_OF_CLOSES)
-    rows = ended.unionByName(events.select(*hour, *_OF_BOTH, *_OF_EVENTS), allowMissingColumns=True)
-    keys = (*hour, f.date_trunc("minute", "ts").alias("minute"), "address", "kind", "node", "conn_id")
-    found = pieces(rows, weights, *hour).groupBy(*keys)
-    summed = found.agg(
-        *(f.sum(name).alias(name) for name in ("amount", "opened", "good_ms")),
-        f.lit(None).cast("timestamp").alias("begun"),
-        *(f.min("ts").alias("first_seen"), f.max("ts").alias("last_seen")),
-    )
-    return summed.unionByName(_still_open(opens, closes)).select(*COLUMNS, *hour)
+    found = addresses.with_unit(rows, "peer_ip").withColumn("kind", _kind(weights))
+    return found.withColumn("amount", f.when(f.col("kind").isNotNull(), amount).otherwise(0))
 
 
 def _make(records: Records, options: Any) -> DataFrame:
+    """Return the rows of the part: one sum over what the three tables say."""
     closes, opens, events = map(records.table, EVIDENCE.reads)
-    return made(closes, opens, events, options.weights)
+    event, kind, started = f.col("event"), f.col("kind"), f.col("event").eqNullSafe(_STARTED)
+    there = opens.select(*_IDENTITY, "duration_s", "asked_ms", f.lit(_OPEN).alias("event"))
+    told = events.select(*_IDENTITY, *_OF_EVENTS).where(event.isin(_HIT, _REFUSED, _STARTED))
+    rows = closes.select(*_IDENTITY, *_OF_CLOSES)
+    for more in (there, told):
+        rows = rows.unionByName(more, allowMissingColumns=True)
+    is_open, closed = event.eqNullSafe(_OPEN), event.isNull()
+    played = f.coalesce("role", f.lit(Role.UNKNOWN.value)) != Role.UNKNOWN.value
+    good = closed & played & ~f.coalesce(kind.isin(*_BAD), f.lit(False))
+    serious = f.coalesce(~kind.isin(*BEFORE_PLAYING) & ~kind.startswith("refused."), f.lit(False))
+    single = started | is_open | good | serious
+    played_us = (f.col("duration_s") * 1000 - f.col("asked_ms")) * 1000
+    played_us = f.greatest(f.coalesce(played_us, f.lit(0.0)), f.lit(OPENS_FIRST_S * 1e6)).cast("bigint")
+    minute = f.date_trunc("minute", "ts")
+    found = with_evidence(rows.where(started | (f.col("peer_ip") != "")), options.weights).select(
+        *("date", "hour", "ts", "address", "kind", "amount"),
+        f.when(single, f.col("node")).alias("node"),
+        f.when(single, f.col("conn_id")).otherwise(0).alias("conn_id"),
+        f.when(kind.isNotNull(), minute).alias("within"),
+        closed.cast("bigint").alias("opened"),
+        f.when(good, f.greatest(f.col("duration_s") * 1000, f.lit(0))).otherwise(0).cast("bigint").alias("good_ms"),
+        f.when(is_open, f.timestamp_micros(f.unix_micros("ts") - played_us)).alias("begun"),
+    )
+    return found.groupBy("date", "hour", "address", "kind", "node", "conn_id", "within").agg(
+        f.max(minute).alias("minute"),
+        *(f.sum(name).alias(name) for name in ("amount", "opened", "good_ms")),
+        *(f.min("begun").alias("begun"), f.min("ts").alias("first_seen"), f.max("ts").alias("last_seen")),
+    )
 
 
 EVIDENCE: Final = Part(
@@ -147,6 +109,7 @@ EVIDENCE: Final = Part(
     make=_make,
     reads=("flow_closes", "flow_opens", "flow_events"),
     depends=lambda options: f"{options.weights.short_s:g} {options.weights.deaf_bytes_per_s:g}",
+    version=2,
 )
 
 
@@ -158,14 +121,12 @@ def _kind(weights: Weights) -> Column:
         f.when(reason == CloseReason.HANDSHAKE_TIMEOUT.value, "handshake_timeout")
         .when(reason == CloseReason.PROTOCOL_ERROR.value, broken)
         .when(reason == CloseReason.AUTH_REFUSED.value, "auth_refused")
-        .when(reason.isin(*SLOW_ENDS), f.when(_deaf(weights), "deaf_close").otherwise("slow_close"))
+        .when(reason.isin(*SLOW_ENDS), f.when(_deaf(weights), _since(weights)).otherwise("slow_close"))
         .when(reason.isin(*_LEFT), _left(weights))
     )
-    limit = f.concat(f.lit("limit_hit."), f.coalesce("axis", f.lit("unknown")))
-    refused = f.concat(f.lit("refused."), f.coalesce(reason, f.lit("unknown")))
     return (
-        f.when(event == EventName.LIMIT_HIT.value, limit)
-        .when(event == EventName.CONN_REFUSED.value, refused)
+        f.when(event == _HIT, f.concat(f.lit("limit_hit."), f.coalesce("axis", f.lit("unknown"))))
+        .when(event == _REFUSED, f.concat(f.lit("refused."), f.coalesce(reason, f.lit("unknown"))))
         .when(event.isNull(), closed)
     )
 
@@ -187,6 +148,12 @@ def _deaf(weights: Weights) -> Column:
     slow = taken < f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
     known = trouble_ms.isNotNull() & taken.isNotNull()
     return f.when(known, slow).otherwise(f.col("reason") == CloseReason.STUCK.value)
+
+
+def _since(weights: Weights) -> Column:
+    """Return the kind of a connection that was cut and took nothing: whether it had taken anything before."""
+    before_ms = f.col("duration_s") * 1000 - f.coalesce("asked_ms", f.lit(0.0)) - f.col("unrecovered_ms")
+    return f.when(before_ms < weights.short_s * 1000, "never_read").otherwise("deaf_close")
 
 
 def _left(weights: Weights) -> Column:

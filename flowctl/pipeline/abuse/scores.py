@@ -1,9 +1,12 @@
-"""From evidence to verdicts: aged sums, standing, the scores of addresses and subnets (DataFrame -> DataFrame).
+"""From evidence to verdicts: aged sums, standing, the scores of addresses and subnets.
 
 Evidence is summed per address and kind, each piece halved for every `Weights.half_life_s` of age, and the sum is
 divided by one plus the hours in which connections of that address behaved (`flowctl.pipeline.abuse.weights` has the
 reasons). Sums are of whole numbers (millionths of an occurrence), so that the result is the same in whichever order
 rows come; evidence ages as the newest of its minute.
+
+All of it is one function of pandas over the rows of whole subnets (`scores`): called as it is where there are few, and
+by Spark's workers, each for its subnets, where there are many.
 
 What is said of an address, `verdict`:
 
@@ -17,20 +20,30 @@ What is said of an address, `verdict`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import ipaddress
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 from pyspark.sql import functions as f
 
 from flowctl.addresses import Network
+from flowctl.pipeline.abuse.evidence import EVIDENCE
 from flowctl.pipeline.abuse.weights import Weights
+from flowctl.pipeline.job import arrow_schema
 from flowctl.pipeline.records import addresses
 from flowctl.server.bans import BanAction
 from flowctl.server.guilt import PROOF
 from flowctl.telemetry.schema import OPENS_EVERY_S
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
+
+    from flowctl.pipeline.job import Parts
 
 MICRO: Final = 1_000_000
 SCORE_COLUMNS: Final = {
@@ -55,252 +68,255 @@ SCORE_COLUMNS: Final = {
 """Columns of `abuse_scores`; one row per address, of IPv6 per /64, and per subnet with an abusive one of these."""
 ACTIONS: Final = {"ban": BanAction.BAN, "shared": BanAction.LIMIT, "limit": BanAction.LIMIT}
 """Verdicts that make a line of the list."""
-VERDICTS: Final = (*ACTIONS, "subnet_ban", "allowed", "no_address", "watch", "ok")
+NEVER_READ: Final = "never_read"
+SLOW: Final = ("deaf_close", NEVER_READ)
+"""Evidence that bans, and is about being slow, which is what limits are for."""
+_OFTEN: Final = 0.05
+"""Of a shared address's connections: phones that are lost as they connect are fewer."""
+_SUBNET_LENGTHS: Final = {4: 24, 6: 48}
 _SILENT_S: Final = OPENS_EVERY_S + 60
 """A connection that is open has a row each `OPENS_EVERY_S`, in a file some seconds later; without, it has gone."""
 
 
-def halved(age_us: Column, weights: Weights) -> Column:
-    """Return what is left of a piece of that age; what is newer than now, by a clock that is ahead, is of now."""
-    return f.pow(f.lit(0.5), f.greatest(f.lit(0), age_us) / (weights.half_life_s * 1e6))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """By what to judge.
 
-
-def points(weights: Weights) -> Column:
-    """Return the points of one occurrence of ``kind``."""
-    group = f.concat(f.substring_index("kind", ".", 1), f.lit(".*"))
-    table = f.create_map(*(f.lit(part) for name, value in weights.points.items() for part in (name, float(value))))
-    return f.coalesce(f.try_element_at(table, f.col("kind")), f.try_element_at(table, group), f.lit(0.0))
-
-
-def _one_of(kinds: Sequence[str]) -> Column:
-    return f.coalesce(f.col("kind").isin(list(kinds)), f.lit(False))
-
-
-def harmful(weights: Weights) -> Column:
-    """Return whether evidence of ``kind`` can lead to a ban; other evidence leads to a limit at most."""
-    return _one_of([name for name in weights.points if weights.bans(name)])
-
-
-def sums(found: DataFrame, weights: Weights, now_us: int) -> DataFrame:
-    """Add up the evidence of part `evidence` per address and kind, aged up to `now_us`, microseconds since the epoch.
-
-    Returns:
-        address, kind (null: none), micro (aged amount, millionths), opened, first_seen, last_seen.
+    Args:
+        weights: of evidence.
+        seen_us: end of the data, microseconds since the epoch.
+        now_us: up to when evidence and standing age.
+        spared: networks that are neither banned nor limited.
     """
-    left = halved(f.lit(now_us) - f.unix_micros("last_seen"), weights)
-    grouped = found.where(f.col("address").isNotNull()).groupBy("address", "kind")
-    return grouped.agg(
-        f.sum((f.col("amount") * left * MICRO).cast("bigint")).alias("micro"),
-        f.sum("opened").alias("opened"),
-        *(f.min("first_seen").alias("first_seen"), f.max("last_seen").alias("last_seen")),
+
+    weights: Weights
+    seen_us: int
+    now_us: int
+    spared: tuple[Network, ...] = ()
+
+    def left(self, us: Any) -> Any:
+        """Return what is left of what was then; what is newer than now, by a clock that is ahead, is of now."""
+        return 0.5 ** (np.maximum(0, self.now_us - us) / (self.weights.half_life_s * 1e6))
+
+    def spares(self, network: Network) -> bool:
+        """Return whether a spared address lies in the network."""
+        return any(network.version == other.version and network.overlaps(other) for other in self.spared)
+
+
+def all_scores(parts: Parts, rules: Rules) -> pd.DataFrame | DataFrame:
+    """Return the scores of all addresses and subnets of part `evidence`, with `SCORE_COLUMNS`."""
+    if parts.small:
+        return scores(parts.pandas(EVIDENCE.name), rules)
+    found = parts.table(EVIDENCE.name)
+    started = starts(found.where(f.col("address").isNull()).toArrow().to_pandas())
+    columns = ", ".join(f"{name} {kind}" for name, kind in SCORE_COLUMNS.items())
+    schema = arrow_schema(SCORE_COLUMNS)
+
+    def judged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if rows := list(batches):
+            made = scores(pa.Table.from_batches(rows).to_pandas(), rules, started)
+            yield from pa.Table.from_pandas(made, schema, preserve_index=False).to_batches()
+
+    address = f.col("address")
+    place = f.coalesce(addresses.subnet(address, addresses.unit_digits(address)), address)
+    return found.where(address.isNotNull()).repartition(place).mapInArrow(judged, columns)
+
+
+def starts(found: pd.DataFrame) -> dict[str, int]:
+    """Return when the newest process of each node began, microseconds since the epoch."""
+    servers = found[found["address"].isna()]
+    return dict(_us(servers["last_seen"]).groupby(servers["node"]).max())
+
+
+def scores(found: pd.DataFrame, rules: Rules, started: Mapping[str, int] | None = None) -> pd.DataFrame:
+    """Return the scores of addresses and their subnets: `SCORE_COLUMNS`.
+
+    Args:
+        found: of part `evidence`, all rows of these subnets.
+        rules: by which to judge.
+        started: see `starts`. None: `found` has it.
+    """
+    each = address_scores(found, rules, starts(found) if started is None else started)
+    subnets = _subnet_scores(each, rules)
+    covered = each["subnet"].isin(subnets["subnet"][subnets["verdict"] == "ban"])
+    each["verdict"] = each["verdict"].mask(covered & (each["verdict"] == "ban"), "subnet_ban")
+    both = pd.concat([each, subnets], ignore_index=True)
+    both["action"] = both["verdict"].map({name: action.value for name, action in ACTIONS.items()})
+    both["banned"] = both["verdict"] == "ban"
+    digits = dict.fromkeys(("score", "points", "standing_hours"), 3)
+    return both.round(digits)[list(SCORE_COLUMNS)]
+
+
+def address_scores(found: pd.DataFrame, rules: Rules, started: Mapping[str, int]) -> pd.DataFrame:
+    """Return the score of every address, by address; `verdict` not yet with what subnets change."""
+    weights, found = rules.weights, found[found["address"].notna()]
+    found = found.assign(harmful=found["kind"].isin(_kinds(found, weights)), last_us=_us(found["last_seen"]))
+    who = found.groupby("address").agg(
+        connections=("opened", "sum"), first_seen=("first_seen", "min"), last_seen=("last_seen", "max")
     )
+    who = who.join(_standing(found, rules, started)).fillna({"people": 0, "open": 0, "standing_hours": 0.0})
+    who["connections"] += who["open"]
+    shared = (who["people"] > 0) | (who["standing_hours"] >= weights.shared_hours)
+    sums = _points(found, who.index[shared], rules).reindex(who.index)
+    who = who.join(sums).fillna(dict.fromkeys(sums.columns, 0.0) | {"evidence": "{}"})
+    hours, threshold = 1 + who["standing_hours"], weights.threshold
+    who["score"] = (who["points"] / hours).round(3)
+    deaf = (who["never"] * weights.of(NEVER_READ) >= threshold) & (who["never"] >= _OFTEN * who["connections"])
+    enough, proven = who["score"] >= threshold, (who["proof"] >= threshold) | deaf
+    harms = (who["harm"] / hours).round(3) >= threshold
+    # In this order: where anybody behaves, the two last do not come into question.
+    said = np.select([shared & (enough | proven), shared, harms, enough], ["shared", "", "ban", "limit"], "")
+    lesser = np.where(who["score"] >= threshold / 2, "watch", "ok")
+    who = who.reset_index()
+    places = [_place(address) for address in who["address"]]
+    who["cidr"] = [None if unit is None else str(unit) for unit, _ in places]
+    who["subnet"] = [subnet for _, subnet in places]
+    who["verdict"] = [
+        ("no_address" if unit is None else "allowed" if rules.spares(unit) else verdict) if verdict else other
+        for (unit, _), verdict, other in zip(places, said, lesser, strict=True)
+    ]
+    who["abusive_addresses"] = (who["verdict"] == "ban").astype("int64")
+    return who.assign(kind="address", addresses=1).astype({"people": "int64", "connections": "int64"})
 
 
-def standing(found: DataFrame, weights: Weights, seen_us: int, now_us: int) -> DataFrame:
+def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: Rules) -> pd.DataFrame:
+    """Return by address: points, of these harm (kinds that can ban) and proof, never (how many never read), evidence.
+
+    Args:
+        found: of part `evidence`, with `last_us`.
+        shared: addresses where one kind counts as that of one offender.
+        rules: by which to judge.
+    """
+    weights, harm = rules.weights, _kinds(found, rules.weights)
+    micro = (found["amount"] * rules.left(found["last_us"]) * MICRO).astype("int64")
+    kinds = micro.groupby([found["address"], found["kind"]]).sum().rename("micro").reset_index()
+    points = (kinds["micro"] * kinds["kind"].map(weights.of).astype(float)).astype("int64")
+    points = points.where(~kinds["address"].isin(shared), points.clip(upper=int(weights.threshold * MICRO)))
+    proof = [kind for kind in harm if weights.of(kind) >= PROOF]
+    kinds = kinds.assign(
+        points=points,
+        harm=points.where(kinds["kind"].isin(harm), 0),
+        proof=points.where(kinds["kind"].isin(proof), 0),
+        never=kinds["micro"].where(kinds["kind"] == NEVER_READ, 0),
+    )
+    sums = kinds.groupby("address")[["points", "harm", "proof", "never"]].sum() / MICRO
+    told: dict[str, dict[str, float]] = {address: {} for address in sums.index}
+    for address, kind, count in zip(kinds["address"], kinds["kind"], kinds["micro"], strict=True):
+        told[address][kind] = round(count / MICRO, 3)
+    return sums.assign(evidence=[json.dumps(amounts, separators=(",", ":")) for amounts in told.values()])
+
+
+def _standing(found: pd.DataFrame, rules: Rules, started: Mapping[str, int]) -> pd.DataFrame:
     """Return who behaves at each address.
 
     A connection counts with the time for which it played or published, if it did nothing that bans and was not cut. One
     that is open counts up to the end of the data, and as one who is there now if it has played for `Weights.settled_s`.
     One whose server went away, so that nobody told its end, counts up to when it was last seen.
 
-    Args:
-        found: of part `evidence`.
-        weights: for half-life and marks.
-        seen_us: end of the data, microseconds since the epoch.
-        now_us: up to when standing ages.
-
     Returns:
-        One row per address where anybody has behaved: address, people (there now), standing_hours (aged), open
-        (connections whose end is not known).
+        By address: people (there now), open (connections whose end is not known), standing_hours (aged).
     """
-    seen = f.unix_micros("last_seen")
-    starts = found.where(f.col("address").isNull()).groupBy("node").agg(f.max(seen).alias("started_us"))
-    single = found.where(f.col("conn_id").isNotNull() & f.col("address").isNotNull())
-    connections = single.groupBy("node", "conn_id", "address").agg(
-        f.sum("opened").alias("ended"),
-        f.max("good_ms").alias("good_ms"),
-        f.max(f.unix_micros("begun")).alias("begun_us"),
-        f.max(f.when(f.col("begun").isNotNull(), seen)).alias("open_us"),
-        f.max(f.when(f.col("opened") > 0, seen)).alias("ended_us"),
-        f.max(harmful(weights)).alias("harmful"),
+    weights, seen_us = rules.weights, min(rules.seen_us, rules.now_us)
+    single = found[found["node"].notna()]
+    single = single.assign(begun_us=_us(single["begun"]))
+    one = single.groupby(["node", "conn_id", "address"], as_index=False).agg(
+        **{name: (name, "max") for name in ("opened", "good_ms", "begun_us", "last_us", "harmful")}
     )
-    frame = connections.join(f.broadcast(starts), "node", "left")
-    ended, known, behaved = f.col("ended") > 0, f.col("open_us").isNotNull(), ~f.col("harmful")
-    silent = f.col("open_us") < seen_us - int(_SILENT_S * 1e6)
-    gone = silent | f.coalesce(f.col("open_us") < f.col("started_us"), f.lit(False))
-    lasted_ms = (f.when(gone, f.col("open_us")).otherwise(f.lit(seen_us)) - f.col("begun_us")) / 1000
-    ms = f.when(ended, f.col("good_ms")).when(known, f.greatest(lasted_ms, f.lit(weights.play_s * 1000)))
-    ms = f.when(behaved, f.coalesce(ms, f.lit(0))).otherwise(0)
-    until_us = f.when(ended, f.col("ended_us")).when(gone, f.col("open_us")).otherwise(f.lit(seen_us))
-    there = behaved & ~ended & known & ~gone & (lasted_ms >= weights.settled_s * 1000)
-
-    def aged(duration_ms: Column, end_us: Column) -> Column:  # whole, so that the sum does not depend on the order
-        return (duration_ms * halved(f.lit(now_us) - end_us, weights)).cast("bigint").alias("standing_ms")
-
-    one = (there.cast("bigint").alias("people"), (~ended & known).cast("bigint").alias("open"))
-    none = (f.lit(0).cast("bigint").alias("people"), f.lit(0).cast("bigint").alias("open"))
-    many = found.where(f.col("conn_id").isNull() & (f.col("good_ms") > 0))
-    each = frame.select("address", aged(ms, until_us), *one)
-    summed = each.unionByName(many.select("address", aged(f.col("good_ms"), seen), *none)).groupBy("address")
-    hours = (f.sum("standing_ms") / 3_600_000).alias("standing_hours")
-    return summed.agg(f.sum("people").alias("people"), f.sum("open").alias("open"), hours)
+    ended, known, last_us = one["opened"] > 0, one["begun_us"] > 0, one["last_us"]
+    gone = (last_us < seen_us - int(_SILENT_S * 1e6)) | (last_us < one["node"].map(started).astype(float))
+    until_us = last_us.where(ended | gone, seen_us)
+    lasted_ms = (until_us - one["begun_us"]) / 1000
+    open_ms = lasted_ms.clip(lower=weights.play_s * 1000).where(known, 0)
+    ms = one["good_ms"].where(ended, open_ms).where(~one["harmful"], 0)
+    one["standing_ms"] = (ms * rules.left(until_us)).astype("int64")
+    one["open"] = known & ~ended
+    one["people"] = one["open"] & ~one["harmful"] & ~gone & (lasted_ms >= weights.settled_s * 1000)
+    sums = one.groupby("address")[["people", "open", "standing_ms"]].sum()
+    return sums.assign(standing_hours=sums.pop("standing_ms") / 3_600_000)
 
 
-def is_shared(weights: Weights) -> Column:
-    """Return whether anybody behaves at an address, by ``people`` and ``standing_hours``."""
-    return (f.col("people") > 0) | (f.col("standing_hours") >= weights.shared_hours)
-
-
-def address_scores(
-    found: DataFrame, weights: Weights, spared: tuple[Network, ...], seen_us: int, now_us: int
-) -> DataFrame:
-    """Return the score of every address.
-
-    Args:
-        found: of part `evidence`.
-        weights: of evidence.
-        spared: networks that are neither banned nor limited.
-        seen_us: end of the data, microseconds since the epoch.
-        now_us: up to when evidence and standing age.
-
-    Returns:
-        `SCORE_COLUMNS` without the last two, one row per address; `verdict` not yet with what subnets change.
-    """
-    behaving = standing(found, weights, min(seen_us, now_us), now_us)
-    frame = sums(found, weights, now_us).join(behaving, "address", "left")
-    frame = frame.fillna({"people": 0, "open": 0, "standing_hours": 0.0})
-    one = f.lit(int(weights.threshold * MICRO))  # of a shared address one kind counts as that of one offender
-    whole = (f.col("micro") * points(weights)).cast("bigint")
-    weighed = f.when(is_shared(weights), f.least(whole, one)).otherwise(whole)
-    entry = f.when(f.col("kind").isNotNull(), f.struct("kind", f.round(f.col("micro") / MICRO, 3).alias("amount")))
-    proofs = [name for name, value in weights.points.items() if weights.bans(name) and value >= PROOF]
-
-    def part(which: Column) -> Column:
-        return f.coalesce(f.sum(f.when(which, weighed)), f.lit(0)) / MICRO
-
-    grouped = (
-        frame.groupBy("address", "people", "open", "standing_hours")
-        .agg(
-            part(f.lit(True)).alias("points"),
-            part(harmful(weights)).alias("harm"),
-            part(_one_of(proofs)).alias("proof"),
-            (f.sum("opened") + f.first("open")).alias("connections"),
-            f.min("first_seen").alias("first_seen"),
-            f.max("last_seen").alias("last_seen"),
-            # A few dozen kinds at most; sorted, so that the text is the same each time.
-            f.to_json(f.map_from_entries(f.sort_array(f.collect_list(entry)))).alias("evidence"),
-        )
-        .withColumn("score", f.round(f.col("points") / (1 + f.col("standing_hours")), 3))
-        .withColumn("digits", addresses.unit_digits(f.col("address")))
-        .withColumn("verdict", verdict(weights, spared))
-    )
-    return grouped.select(
-        f.lit("address").alias("kind"),
-        "address",
-        addresses.cidr(f.col("address"), f.col("digits")).alias("cidr"),
-        addresses.subnet(f.col("address"), f.col("digits")).alias("subnet"),
-        "score",
-        *(f.round(name, 3).alias(name) for name in ("points", "standing_hours")),
-        *("people", "connections"),
-        f.lit(1).cast("bigint").alias("addresses"),
-        (f.col("verdict") == "ban").cast("bigint").alias("abusive_addresses"),
-        *("evidence", "first_seen", "last_seen", "verdict"),
-    )
-
-
-def verdict(weights: Weights, spared: tuple[Network, ...]) -> Column:
-    """Return what is said of an address, by address, digits, people, standing_hours, points, harm, proof and score."""
-    threshold = weights.threshold
-    divided = f.round(f.col("harm") / (1 + f.col("standing_hours")), 3)
-    enough = f.col("score") >= threshold
-    found = (
-        f.when(is_shared(weights), f.when(enough | (f.col("proof") >= threshold), "shared"))
-        .when(divided >= threshold, "ban")
-        .when(enough, "limit")
-    )
-    spare = f.when(addresses.lies_in(f.col("digits"), spared), "allowed").when(f.col("digits").isNull(), "no_address")
-    return (
-        f.when(found.isNotNull(), f.coalesce(spare, found))
-        .when(f.col("score") >= threshold / 2, "watch")
-        .otherwise("ok")
-    )
-
-
-def subnet_scores(scores: DataFrame, weights: Weights, spared: tuple[Network, ...]) -> DataFrame:
-    """Return the score of every subnet that has an abusive address, as `address_scores`.
+def _subnet_scores(each: pd.DataFrame, rules: Rules) -> pd.DataFrame:
+    """Return the score of every subnet that has an abusive address, or one that is allowed to be.
 
     A subnet is banned as a whole if at least `Weights.subnet_addresses` of its addresses, and at least
     `Weights.subnet_share` of those seen, are to be banned themselves, and nobody behaved in it: then what is left is
     not worth telling apart, and the next address of it will be abusive too. One allowed address in it, and it is not.
     """
-    share = f.col("abusive_addresses") / f.col("addresses")
-    enough = (f.col("abusive_addresses") >= weights.subnet_addresses) & (share >= weights.subnet_share)
-    nobody = (f.col("people") == 0) & (f.col("milli_hours") == 0)
-    whole = enough & nobody & (f.col("allowed") == 0) & ~_touches(spared)
-    return (
-        scores.where(f.col("subnet").isNotNull())
-        .groupBy("subnet")
-        .agg(
-            f.sum((f.col("points") * 1000).cast("bigint")).alias("milli_points"),
-            f.sum(f.ceil(f.col("standing_hours") * 1000)).alias("milli_hours"),
-            *(f.sum(name).alias(name) for name in ("people", "connections", "addresses", "abusive_addresses")),
-            f.count_if(f.col("verdict") == "allowed").alias("allowed"),
-            *(f.min("first_seen").alias("first_seen"), f.max("last_seen").alias("last_seen")),
-        )
-        .where((f.col("abusive_addresses") > 0) | (f.col("allowed") > 0))
-        .withColumns({"points": f.col("milli_points") / 1000, "standing_hours": f.col("milli_hours") / 1000})
-        .select(
-            f.lit("subnet").alias("kind"),
-            *(f.col("subnet").alias(name) for name in ("address", "cidr", "subnet")),
-            f.round(f.col("points") / (1 + f.col("standing_hours")), 3).alias("score"),
-            *("points", "standing_hours", "people", "connections", "addresses", "abusive_addresses"),
-            f.to_json(f.struct("addresses", "abusive_addresses")).alias("evidence"),
-            *("first_seen", "last_seen"),
-            f.when(whole, "ban").when(f.col("allowed") > 0, "allowed").otherwise("ok").alias("verdict"),
-        )
+    weights = rules.weights
+    names = ("points", "standing_hours", "people", "connections", "addresses", "abusive_addresses", "allowed")
+    found = each.assign(allowed=(each["verdict"] == "allowed").astype("int64")).groupby("subnet", as_index=False)
+    sums = found.agg(
+        **{name: (name, "sum") for name in names},
+        first_seen=("first_seen", "min"),
+        last_seen=("last_seen", "max"),
+    )
+    sums = sums[(sums["abusive_addresses"] > 0) | (sums["allowed"] > 0)].reset_index(drop=True)
+    share = sums["abusive_addresses"] / sums["addresses"]
+    enough = (sums["abusive_addresses"] >= weights.subnet_addresses) & (share >= weights.subnet_share)
+    nobody = (sums["people"] == 0) & (sums["standing_hours"] == 0) & (sums["allowed"] == 0)
+    spared = [rules.spares(ipaddress.ip_network(subnet)) for subnet in sums["subnet"]]
+    whole = enough & nobody & ~np.array(spared, bool)
+    counts = zip(sums["addresses"], sums["abusive_addresses"], strict=True)
+    return sums.assign(
+        kind="subnet",
+        address=sums["subnet"],
+        cidr=sums["subnet"],
+        score=sums["points"] / (1 + sums["standing_hours"]),
+        evidence=[f'{{"addresses":{all_},"abusive_addresses":{abusive}}}' for all_, abusive in counts],
+        verdict=np.select([whole, sums["allowed"] > 0], ["ban", "allowed"], "ok"),
     )
 
 
-def _touches(spared: tuple[Network, ...]) -> Column:
-    """Return whether a spared network lies within ``subnet``: banning it would ban that.
-
-    That it holds the subnet is told by the addresses in it, which are allowed.
-    """
-    within = {
-        str(network.supernet(new_prefix=length))
-        for network in spared
-        if network.prefixlen >= (length := 24 if network.version == 4 else 48)
-    }
-    return f.col("subnet").isin(sorted(within))
-
-
-def all_scores(found: DataFrame, weights: Weights, spared: tuple[Network, ...], seen_us: int, now_us: int) -> DataFrame:
-    """Return the scores of addresses and subnets: `SCORE_COLUMNS`; see `address_scores`."""
-    scores = address_scores(found, weights, spared, seen_us, now_us)
-    subnets = subnet_scores(scores, weights, spared)
-    # Few subnets are banned whole, so this join is a broadcast, and addresses stay where they are.
-    whole = f.broadcast(subnets.where(f.col("verdict") == "ban").select("subnet", f.lit(True).alias("covered")))
-    covered = (f.col("verdict") == "ban") & f.coalesce("covered", f.lit(False))
-    said = f.when(covered, "subnet_ban").otherwise(f.col("verdict"))
-    both = scores.join(whole, "subnet", "left").withColumn("verdict", said).drop("covered").unionByName(subnets)
-    table = f.create_map(*(f.lit(text) for name, action in ACTIONS.items() for text in (name, action.value)))
-    action = {"action": f.try_element_at(table, f.col("verdict")), "banned": f.col("verdict") == "ban"}
-    return both.withColumns(action).select(*SCORE_COLUMNS)
-
-
-def attackers(found: DataFrame, seen_us: int, weights: Weights | None = None) -> tuple[DataFrame, DataFrame]:
+def attackers(
+    parts: Parts, who: Collection[str], seen_us: int, weights: Weights | None = None
+) -> tuple[set[tuple[str, int]], set[str]]:
     """Return whom the rules call attackers: what limits do to them is no reason for other limits.
 
     Args:
-        found: of part `evidence`.
+        parts: with part `evidence`.
+        who: addresses (as of `addresses.with_unit`) that are asked about, some thousands at most.
         seen_us: end of the data, microseconds since the epoch.
         weights: None: the defaults.
 
     Returns:
-        Connections with evidence that bans and is more than being slow (node, conn_id), one row each; and the addresses
-        (as of `addresses.with_unit`) that would be banned at the end of the data, wherever they are (address).
+        Connections (node, conn_id) with evidence that bans and is more than being slow; and the addresses that would be
+        banned at the end of the data, wherever they are.
     """
-    weights = weights or Weights()
-    direct = found.where(harmful(weights) & (f.col("kind") != "deaf_close") & f.col("conn_id").isNotNull())
-    scores = address_scores(found, weights, (), seen_us, seen_us)
-    return direct.select("node", "conn_id").distinct(), scores.where(f.col("verdict") == "ban").select("address")
+    rules = Rules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us)
+    if parts.small:
+        found = parts.pandas(EVIDENCE.name)
+    else:
+        asked = f.broadcast(parts.spark.createDataFrame([(address,) for address in who], "address string"))
+        table = parts.table(EVIDENCE.name)
+        servers = table.where(f.col("address").isNull())
+        found = table.join(asked, "address", "left_semi").unionByName(servers).toArrow().to_pandas()
+    found = found[found["address"].isna() | found["address"].isin(who)]
+    harm = [kind for kind in _kinds(found, rules.weights) if kind not in SLOW]
+    direct = found[found["kind"].isin(harm) & found["node"].notna()]
+    judged = address_scores(found, rules, starts(found))
+    return set(zip(direct["node"], direct["conn_id"], strict=True)), set(judged["address"][judged["verdict"] == "ban"])
+
+
+def _kinds(found: pd.DataFrame, weights: Weights) -> list[str]:
+    """Return the kinds of evidence that can lead to a ban; other evidence leads to a limit at most."""
+    return [kind for kind in found["kind"].dropna().unique() if weights.bans(kind)]
+
+
+def _place(address: str) -> tuple[Network | None, str | None]:
+    """Return what a ban of an address would name, and its subnet; (None, None) of what is no address.
+
+    A network that was recorded in place of an address (``events_addresses=truncated``) is its own subnet.
+    """
+    try:
+        unit = ipaddress.ip_network(address)
+    except ValueError:
+        return None, None
+    length, single = _SUBNET_LENGTHS[unit.version], unit.version == 4 and "/" not in address
+    if single or (unit.prefixlen == 64 and address.endswith("::/64")):
+        return unit, str(unit.supernet(new_prefix=length))
+    return None, address if unit.prefixlen == length else None
+
+
+def _us(moments: pd.Series[Any]) -> pd.Series[int]:
+    """Return times in microseconds since the epoch; of none a number far below 0."""
+    return pd.Series(moments.to_numpy("datetime64[us]").astype("int64"), moments.index)

@@ -1,67 +1,57 @@
 """``flowctl analyze watch``: bans while it happens, from the files that servers finish every few seconds.
 
-Theory of operation. A structured stream reads the files of `flow_closes` and `flow_events` as they appear. `evidence`
-says what their records are evidence of, the same as for `abuse`; a record that was seen before (of a copied file) is
-dropped; its points are added up per address in windows that overlap by half, so that what happens across the end of
-one is whole in the next. Spark keeps these sums and the names of records (its state) and gives back, at each trigger,
-the sums that have changed. An address whose sum is at or above the threshold is judged in the same batch, as `abuse`
-would judge it by the records of the last day (`scores`): what it did, and who else behaves there.
+Theory of operation. A structured stream is the alarm, and the job `abuse` is the judge. The stream adds up the points
+of each address in windows that overlap by half, so that what happens across the end of one is whole in the next. Spark
+keeps these sums (its state) and gives back those that a batch changed. Where one is at or above the threshold, the job
+runs over the records of the last day, in a folder of its own in which it remembers the hours that it has read. What its
+list says of the addresses of the alarm is merged into the list of the server. So sums need not be exact: an alarm for
+nothing (a copied file, one of another table) costs a look and bans nobody.
 
 Exactly once. Spark remembers in its checkpoint which files a batch has, and its state as of each batch; a batch is done
-when the ban list is written. Killed before, it is run again with the same files and the same state, and the list is
-merged (`flowctl.server.bans.merge_bans`): the same bans once more change nothing. So nothing is kept beside the
-checkpoint and the list itself. Bounded: state goes when the watermark has passed, a trigger takes at most
-`WatchOptions.most_files` files, and only bans come to this process.
-
-What differs from `flowctl analyze abuse`: addresses only (no subnets), and the threshold has to be reached by what is
-done in a minute before anything is said; a ban begins with the evidence and not with the look at it.
+when the ban list is written. Killed before, it is run again with the same files and the same state, judged as of the
+same moment, and merged: the same bans once more change nothing. Bounded: state goes when the watermark has passed, a
+trigger takes at most `WatchOptions.most_files` files, and only addresses of alarms come to this process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import fcntl
-import functools
 import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.abuse.evidence import made, pieces
-from flowctl.pipeline.abuse.job import BANS_FILE, AbuseOptions, bans_from, bans_of_text
-from flowctl.pipeline.abuse.scores import ACTIONS, MICRO, address_scores, halved, points
+from flowctl.pipeline.abuse.evidence import with_evidence
+from flowctl.pipeline.abuse.job import BANS_FILE, JOB, AbuseOptions, merge_lists
+from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import JobNote, JobState
-from flowctl.pipeline.records import addresses
-from flowctl.pipeline.records.accounts import Accounts
-from flowctl.pipeline.records.footers import facts_of
-from flowctl.pipeline.records.place import Storage
-from flowctl.server.bans import MOST_BYTES, Ban, merge_bans, render
-from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FORMAT, METADATA_PREFIX, SPARK_TYPES, Table
-from flowctl.text.files import write_text
+from flowctl.pipeline.records.place import Place, Storage
+from flowctl.pipeline.records.window import Window
+from flowctl.pipeline.run import locked
+from flowctl.pipeline.run import run as run_jobs
+from flowctl.server.bans import Ban, BanList, render
+from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FORMAT, SPARK_TYPES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE: Final = "watch"
-"""As which the list names its bans: they are kept by `WatchOptions.replace_bans`, and counted for its length."""
-LOOK_BACK_S: Final = 86_400
-"""Files that were finished within that time are asked who behaves at an address that may be banned."""
+"""As which the list names its bans: `AbuseOptions.replace_bans` spares them."""
+JUDGE_FOLDER: Final = "_watch"
+"""Of the judge, in that of the results."""
+LOOK_BACK: Final = dt.timedelta(days=1)
+"""Records of that time say who an address of an alarm is, and who else behaves there."""
 MOST_STATE_PARTITIONS: Final = 8
 """Each is a task and a file per batch, so more of them than cores cost time; fixed with a checkpoint's first batch."""
 _POLL_S: Final = 0.2
-_REMEMBERED_NS: Final = 3_600 * 10**9
-"""Files that are an hour older than the newest one are not looked at again."""
 _TABLES: Final = (FLOW_CLOSES, FLOW_EVENTS)
-_OLDEST: Final = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 Tell = Callable[[str], None]
 """Given a line for people."""
 
@@ -100,180 +90,93 @@ class WatchOptions:
                 raise ConfigError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
 
 
-# -- what is added up
+def points(weights: Weights) -> Column:
+    """Return the points of a record with ``kind`` and ``amount``."""
+    group = f.concat(f.substring_index("kind", ".", 1), f.lit(".*"))
+    table = f.create_map(*(f.lit(part) for name, value in weights.points.items() for part in (name, float(value))))
+    return f.col("amount") * f.coalesce(f.try_element_at(table, "kind"), f.try_element_at(table, group), f.lit(0.0))
 
 
-def weighed(raw: DataFrame, options: WatchOptions) -> DataFrame:
-    """Return the evidence in records that weighs anything: ts, address, micro (points), opened, origin and seq.
+def windowed(raw: DataFrame, options: WatchOptions) -> DataFrame:
+    """Return the points of addresses in windows: window, address, points, last_seen.
 
     Args:
-        raw: columns of `flow_closes` and `flow_events` in one.
-        options: watermark, weights.
+        raw: a stream with the columns of `flow_closes` and `flow_events` in one.
+        options: how.
     """
     # The time of the batch, not of now: a batch that is run again filters the same rows.
     ahead = f.current_timestamp() + f.make_dt_interval(secs=f.lit(options.watermark_s))
-    named = f.col("node").isNotNull() & f.col("seq").isNotNull() & f.col("conn_id").isNotNull()
-    fits = raw.where(named & (f.col("ts") >= f.lit(_OLDEST)) & (f.col("ts") <= ahead))
-    marked = fits.withColumns({"origin": f.col("node"), "file": f.col("_metadata.file_path")})
-    found = pieces(marked, options.judge.weights, "origin", "seq", "file")
-    micro = (f.col("amount") * points(options.judge.weights) * MICRO).cast("bigint")
-    return found.withColumn("micro", micro).where((f.col("micro") > 0) & _usable())
-
-
-def windowed(found: DataFrame, options: WatchOptions) -> DataFrame:
-    """Return the points of addresses in windows: window, address, micro, last_seen."""
-    window = f.window("ts", f"{options.window_s} seconds", f"{options.window_s / 2} seconds").alias("window")
-    return found.groupBy(window, "address").agg(f.sum("micro").alias("micro"), f.max("ts").alias("last_seen"))
-
-
-def enough(sums: DataFrame, options: WatchOptions, now_us: int) -> DataFrame:
-    """Return the addresses with a window at or above the threshold, and when they were last seen, the worst first."""
     weights = options.judge.weights
-    aged = f.col("micro") / MICRO * halved(f.lit(now_us) - f.unix_micros("last_seen"), weights)
-    found = sums.withColumn("points", aged).where(f.col("points") >= weights.threshold)
-    worst = found.groupBy("address").agg(f.max("points").alias("points"), f.max("last_seen").alias("last_seen"))
-    return worst.orderBy(f.desc("points"), "address").limit(options.judge.most_bans)
+    found = with_evidence(raw.where((f.col("ts") <= ahead) & (f.col("peer_ip") != "")), weights)
+    found = found.select("ts", "address", points(weights).alias("points")).where(f.col("points") > 0)
+    window = f.window("ts", f"{options.window_s} seconds", f"{options.window_s / 2} seconds").alias("window")
+    late = found.withWatermark("ts", f"{options.watermark_s} seconds").groupBy(window, "address")
+    return late.agg(f.sum("points").alias("points"), f.max("ts").alias("last_seen"))
 
 
-def _usable() -> Column:
-    """Return whether a ban may come of the file in ``file``."""
-    return f.udf(problem_of, "string", useArrow=False)("file").isNull()
+def merge_into(place: Place, own: Sequence[Ban], judge: AbuseOptions, *, anew: bool = False) -> None:
+    """Merge bans of the watch into the list of a folder; those that have expired go.
 
-
-@functools.lru_cache(maxsize=4096)
-def problem_of(address: str) -> str | None:
-    """Return why no ban may come of a file, whatever its rows look like; None: it may. Runs in Spark's workers."""
-    import pyarrow.parquet as pq
-
-    storage = Storage.of(address)
-    try:
-        with storage.system.open_input_file(storage.base) as source:
-            told = pq.read_metadata(source).metadata or {}
-    except OSError:  # it has gone since
-        return "unreadable file"
-    table = told.get(f"{METADATA_PREFIX}table".encode())
-    number = told.get(f"{METADATA_PREFIX}format".encode(), str(FORMAT).encode())
-    if table is not None and f"/{table.decode('utf-8', 'replace')}/" not in address:
-        return "of another table"
-    return None if number == str(FORMAT).encode() else "of another format"
-
-
-# -- the list
-
-
-class ListFile:
-    """The ban list of a folder on this machine, which more than one may write: `abuse`, `all`, `watch`, and people.
-
-    Who writes takes a lock on the folder, reads what is there, adds its own and replaces the file by rename. So none
-    ends a ban of another, and a server that watches the file finds the old or the new list.
+    Args:
+        place: the folder; others write the list as well: `abuse`, `all`, and people.
+        own: bans.
+        judge: says which networks are allowed.
+        anew: whether those of others go, and all of a list that cannot be read.
 
     Raises:
-        ConfigError: the folder cannot be made, or the list cannot be read.
+        ConfigError: the list cannot be read.
     """
-
-    def __init__(self, folder: Path, options: AbuseOptions) -> None:
-        self.path: Final = folder / BANS_FILE
-        self._options: Final = options
-        self._ends_s = 0.0  # when the next line expires, as of the last look
-        self.own = self.others = 0  # lines of the watch, and of others, as of then
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot write to --out {folder}: {error.strerror}", hint="name a folder") from error
-        if options.replace_bans:
-            with _locked(folder), contextlib.suppress(ConfigError):
-                self._write([ban for ban in self._read() if ban.source == SOURCE])
-                return
-            self.path.unlink()  # it cannot be read
-        self.add([])
-
-    def add(self, own: list[Ban]) -> None:
-        """Merge bans of the watch into the list; take off what has expired.
-
-        Raises:
-            ConfigError: the list cannot be read. It is left as it is.
-        """
-        now_s = time.time()
-        with _locked(self.path.parent):
-            there = self._read()
-            merged = merge_bans(there, own, now_s, self._options.allow)
-            ours = sorted((ban for ban in merged if ban.source == SOURCE), key=lambda ban: (-ban.score, ban.cidr))
-            listed = [ban for ban in merged if ban.source != SOURCE]
-            self.others = len(listed)
-            listed += ours[: self._options.most_bans]
-            self.own = len(listed) - self.others
-            if {ban.line() for ban in there} != {ban.line() for ban in listed}:
-                self._write(listed)
-        self._ends_s = min((ban.expires.timestamp() for ban in listed if ban.expires is not None), default=now_s + 1e9)
-
-    def expire(self) -> None:
-        """Take bans that have expired off the list."""
-        if time.time() >= self._ends_s:
-            self.add([])
-
-    def _read(self) -> list[Ban]:
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            octets = file.read(MOST_BYTES + 1)
-        return bans_of_text(octets.decode("utf-8", "replace"), str(self.path))
-
-    def _write(self, bans: list[Ban]) -> None:
-        write_text(self.path, render(bans))
+    with locked(place, "", os.O_RDONLY):
+        there = place.read_text(BANS_FILE) or ""
+        made = render(replace(ban, source=SOURCE) for ban in own)
+        text = merge_lists(_own(there) if anew else there, made, replace(judge, now_s=None, replace_bans=False))
+        if text != there or not place.exists(BANS_FILE):
+            place.write_text(BANS_FILE, text)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Within this context no other job on this machine changes the ban list of `folder`; it goes with the process."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _own(text: str) -> str:
+    """Return the lines of the watch; none of a text that cannot be read."""
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(number)
-
-
-# -- the stream
+        return render(ban for ban in BanList.parse(text).bans if ban.source == SOURCE)
+    except ConfigError:
+        return ""
 
 
 class Watch:
     """A running watch, see `run`; batches come on a thread of Spark's, everything else is called by one thread."""
 
-    def __init__(self, spark: SparkSession, events: str, out: Path, options: WatchOptions, tell: Tell) -> None:
-        self._spark = spark
-        self._events = events.rstrip("/")
-        self._options = options
-        self._tell = tell
-        self._storage = Storage.of(events, dict(spark.sparkContext.getConf().getAll()))
-        self._list = ListFile(out, options.judge)
+    def __init__(self, spark: SparkSession, events: str, out: str, options: WatchOptions, tell: Tell) -> None:
+        self._spark, self._events, self._options, self._tell = spark, events.rstrip("/"), options, tell
+        self._place: Final = Place(out)
+        merge_into(self._place, [], options.judge, anew=options.judge.replace_bans)
+        self._accounts: Sequence[Mapping[str, Any]] = ()  # of the newest judgement
         # The sums in a checkpoint are of these windows and weights; with others, the stream begins anew.
-        state = repr((FORMAT, options.window_s, sorted(options.judge.weights.points.items())))
+        state = repr((FORMAT, "alarms", options.window_s, sorted(options.judge.weights.points.items())))
         kept = hashlib.blake2b(state.encode(), digest_size=4)
-        self.checkpoint: Final = f"{options.checkpoint or out / '_checkpoint'}/{kept.hexdigest()}"
-        self.accounts: Final = Accounts(table="flow_closes and flow_events")  # of this process
-        self.counts: Final = dict.fromkeys(("batches", "late", "repeated", "bans_invalid"), 0)
+        self.checkpoint: Final = f"{options.checkpoint or f'{out}/_checkpoint'}/{kept.hexdigest()}"
+        self.counts: Final = dict.fromkeys(("batches", "late", "judgements"), 0)
         self.failure: Exception | None = None  # what ended the stream, before Spark wrapped it into texts
         self._seen_batch = -1
-        self._files: dict[str, tuple[int, str]] = {}  # that were looked at, those of the last hour: mtime, identity
-        self._since_ns = _committed_ns(self.checkpoint)  # files that are older were looked at, by an earlier process
 
     def start(self) -> StreamingQuery:
         """Start the stream and return it."""
         spark, options = self._spark, self._options
+        partitions = min(MOST_STATE_PARTITIONS, spark.sparkContext.defaultParallelism)
+        spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        # A batch without files would only throw old windows out, which the next one does as well.
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        kinds = {column.name: SPARK_TYPES[column.kind] for table in _TABLES for column in table.columns}
+        reader = spark.readStream.schema(", ".join(f"`{name}` {kind}" for name, kind in kinds.items()))
         for name, value in {
-            "spark.sql.shuffle.partitions": str(min(MOST_STATE_PARTITIONS, spark.sparkContext.defaultParallelism)),
-            # A batch without files would only throw old windows out, which the next one does as well.
-            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-            "spark.sql.streaming.minBatchesToRetain": "10",
+            "recursiveFileLookup": "true",
+            "pathGlobFilter": "*.parquet",
+            "ignoreCorruptFiles": "true",  # one would end the stream
+            "ignoreMissingFiles": "true",
+            "maxFilesPerTrigger": str(options.most_files),
         }.items():
-            spark.conf.set(name, value)
-        names = ",".join(table.name for table in _TABLES)
-        raw = _reader(spark.readStream, *_TABLES).option("maxFilesPerTrigger", options.most_files)
-        found = weighed(raw.parquet(f"{self._events}/{{{names}}}"), options)
-        late = found.withWatermark("ts", f"{options.watermark_s} seconds")
-        # (node, seq) names a record of a table, and only ends of connections are counted as opened.
-        once = late.dropDuplicates(["opened", "origin", "seq", "ts"])
-        writer = windowed(once, options).writeStream.outputMode("update").option("checkpointLocation", self.checkpoint)
+            reader = reader.option(name, value)
+        raw = reader.parquet(f"{self._events}/{{{','.join(table.name for table in _TABLES)}}}")
+        writer = windowed(raw, options).writeStream.outputMode("update").option("checkpointLocation", self.checkpoint)
         often = f"{options.trigger_s} seconds"
         writer = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime=often)
         return writer.foreachBatch(self._batch).start()
@@ -282,44 +185,37 @@ class Watch:
         """Ban for what a batch changed, and keep what goes wrong with it: Spark makes a long text of it."""
         del number
         try:
-            now_us = int(time.time() * 1e6)
-            rows = enough(frame, self._options, now_us).collect()
-            last_s = {row["address"]: row["last_seen"].timestamp() for row in rows}
-            bans, invalid = self._judged(last_s, now_us) if last_s else ([], 0)
-            self._list.add(bans)
-            self.counts["bans_invalid"] += invalid
+            judge, now_us = self._options.judge, int(time.time() * 1e6)
+            age = f.greatest(f.lit(0), f.lit(now_us) - f.unix_micros("last_seen"))
+            left = f.pow(f.lit(0.5), age / (judge.weights.half_life_s * 1e6))
+            loud = frame.where(f.round(f.col("points") * left, 3) >= judge.weights.threshold)
+            worst = loud.orderBy(f.desc("points"), "address").limit(judge.most_bans)
+            rows = worst.select("address", "last_seen").collect()
+            who = {row["address"] for row in rows}
+            bans = self._bans(who, max(row["last_seen"].timestamp() for row in rows)) if rows else []
+            merge_into(self._place, bans, judge)
         except Exception as error:
             self.failure = error
             raise
 
-    def _judged(self, last_s: dict[str, float], now_us: int) -> tuple[list[Ban], int]:
-        """Return whom to ban or limit, and of how many no ban can be made: by all their records of the last day.
+    def _bans(self, who: set[str], now_s: float) -> list[Ban]:
+        """Return what the job `abuse` says of some addresses, by all records of the last day.
 
         Args:
-            last_s: address -> when it was last seen in the stream, seconds since the epoch; its ban begins then.
-            now_us: up to when evidence ages, microseconds since the epoch.
+            who: addresses of the alarm.
+            now_s: when they were last seen, seconds since the epoch: bans begin then, not with the look at it.
         """
-        judge = self._options.judge
-        closes, opens, events = (
-            self._recent(table, sorted(last_s)) for table in (FLOW_CLOSES, FLOW_OPENS, FLOW_EVENTS)
-        )
-        found = made(closes, opens, events, judge.weights)
-        scores = address_scores(found, judge.weights, judge.spared, int(max(last_s.values()) * 1e6), now_us)
-        rows = scores.where(f.col("verdict").isin(*ACTIONS)).collect()
-        return bans_from(((row.asDict(), last_s[row["address"]]) for row in rows), judge.weights, SOURCE)
-
-    def _recent(self, table: Table, who: list[str]) -> DataFrame:
-        """Return the records of the last day of some addresses, and the starts of servers, each once."""
-        since = dt.datetime.fromtimestamp(time.time() - LOOK_BACK_S, dt.UTC)
-        reader = _reader(self._spark.read, table).option("timeZone", "UTC")
-        reader = reader.option("modifiedAfter", f"{since:%Y-%m-%dT%H:%M:%S}")
-        there = self._storage.is_folder(table.name)
-        path = f"{self._events}/{table.name}"
-        raw = reader.parquet(path) if there else self._spark.createDataFrame([], table.spark_ddl)
-        named = raw.withColumn("file", f.col("_metadata.file_path")) if there else raw.withColumn("file", f.lit(""))
-        found = addresses.with_unit(named, "peer_ip").where(f.col("address").isin(who) | f.col("peer_ip").isNull())
-        once = found.where(_usable()).dropDuplicates(["node", "seq"]).drop("address", "file")
-        return once.withColumns({"date": f.lit(""), "hour": f.lit("")})  # all hours as one
+        judge = replace(self._options.judge, now_s=now_s, truth=None, replace_bans=True)
+        since = dt.datetime.fromtimestamp(time.time(), dt.UTC) - LOOK_BACK
+        where = Place(self._place.path(JUDGE_FOLDER))
+        result = run_jobs(self._spark, self._events, where.folder, [JOB], {JOB.name: judge}, Window(since=since))
+        for error in result.errors.values():
+            raise error
+        self.counts["judgements"] += 1
+        self._accounts = result.accounts
+        made = BanList.parse(where.read_text(BANS_FILE) or "")
+        found = (made.match(address.removesuffix("/64"), now_s) for address in who)
+        return list({(ban.cidr, ban.action): ban for ban in found if ban is not None}.values())
 
     def note_progress(self, query: StreamingQuery) -> None:
         """Count what batches had that have ended since the last call, and tell of them."""
@@ -327,77 +223,20 @@ class Watch:
             if progress["batchId"] <= self._seen_batch or not progress["numInputRows"]:
                 continue  # an idle trigger is reported too, under the number of the batch to come
             self._seen_batch = progress["batchId"]
-            operators = progress["stateOperators"]
-            late = sum(int(item["numRowsDroppedByWatermark"]) for item in operators)
-            repeated = sum(int(item["customMetrics"].get("numDroppedDuplicateRows", 0)) for item in operators)
-            for name, count in (("batches", 1), ("late", late), ("repeated", repeated)):
-                self.counts[name] += count
-            bad = self._look_at_files()
-            self._tell(
-                f"batch {self._seen_batch}: {progress['numInputRows']} rows, {late} too late, {repeated} seen before"
-                f"{_named(bad)}; {self._list.own} bans and limits"
-            )
+            late = sum(int(item["numRowsDroppedByWatermark"]) for item in progress["stateOperators"])
+            self.counts["batches"] += 1
+            self.counts["late"] += late
+            rows, bans = progress["numInputRows"], len(self._bans_of_watch())
+            self._tell(f"batch {self._seen_batch}: {rows} rows, {late} too late; {bans} bans and limits")
 
-    def _look_at_files(self) -> list[tuple[str, str]]:
-        """Account for the files that have come since the last look; return those that cannot be used, and why."""
-        came = [
-            (table.name, info)
-            for table in _TABLES
-            if self._storage.is_folder(table.name)
-            for name, info in self._storage.walk(table.name)
-            if name.endswith(".parquet") and not any(part.startswith((".", "_")) for part in name.split("/"))
-            if (info.mtime_ns or 0) > self._since_ns and info.path not in self._files
-        ]
-        bad = []
-        seen = {identity for _, identity in self._files.values()}
-        for table_name, info in came:
-            facts = facts_of(self._storage.system, info.path, table_name, None, time.time_ns() // 1000)
-            old = f"format {facts.format} is not watched" if facts.format != FORMAT else None
-            problem = facts.problem or ("copy" if facts.identity in seen else old)
-            seen.add(facts.identity)
-            self._files[info.path] = info.mtime_ns or 0, facts.identity
-            self.accounts.enter(problem, facts.rows, facts.reasons)
-            if problem is not None:
-                bad.append((info.path, problem))
-        newest_ns = max((stamp_ns for stamp_ns, _ in self._files.values()), default=0)
-        self._since_ns = max(self._since_ns, newest_ns - _REMEMBERED_NS)
-        self._files = {path: item for path, item in self._files.items() if item[0] > self._since_ns}
-        return bad
-
-    def expire(self) -> None:
-        """Take bans that have expired off the list."""
-        self._list.expire()
+    def _bans_of_watch(self) -> list[Ban]:
+        return BanList.parse(_own(self._place.read_text(BANS_FILE) or "")).bans
 
     def result(self) -> JobNote:
-        """Return what this process did."""
-        summary = {"bans": self._list.own, "bans_kept": self._list.others, "accounts": [self.accounts.as_dict()]}
-        outputs = {BANS_FILE: str(self._list.path), "checkpoint": self.checkpoint}
-        return JobNote("watch", JobState.DONE, summary=self.counts | summary, outputs=outputs)
-
-
-def _reader(reader: Any, *tables: Table) -> Any:
-    """Return a reader of records that passes over files that it cannot read: one would end the stream."""
-    columns = {column.name: SPARK_TYPES[column.kind] for table in tables for column in table.columns}
-    ddl = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
-    reader = reader.schema(ddl).option("recursiveFileLookup", "true").option("pathGlobFilter", "*.parquet")
-    return reader.option("ignoreCorruptFiles", "true").option("ignoreMissingFiles", "true")
-
-
-def _committed_ns(checkpoint: str) -> int:
-    """Return when the last batch that is done was planned, nanoseconds since the epoch; 0: none is."""
-    storage = Storage.of(checkpoint)
-    if not storage.is_folder("commits"):
-        return 0
-    done = {path for path, _ in storage.walk("commits")}
-    return max((info.mtime_ns or 0 for path, info in storage.walk("offsets") if path in done), default=0)
-
-
-def _named(bad: list[tuple[str, str]]) -> str:
-    """Return the first files that could not be used, for people."""
-    shown = "; ".join(f"{path} ({reason})" for path, reason in bad[:3])
-    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    hint = "; hint: flowctl analyze abuse reads old formats" if any("not watched" in item[1] for item in bad) else ""
-    return f"; unusable: {shown}{more}{hint}" if shown else ""
+        """Return what this process did, and the accounts of its newest judgement."""
+        summary = self.counts | {"bans": len(self._bans_of_watch()), "accounts": list(self._accounts)}
+        outputs = {BANS_FILE: self._place.path(BANS_FILE), "checkpoint": self.checkpoint}
+        return JobNote("watch", JobState.DONE, summary=summary, outputs=outputs)
 
 
 def run(
@@ -425,21 +264,16 @@ def run(
     """
     from flowctl.pipeline.spark.session import SparkError, one_line
 
-    options = options or WatchOptions()
-    stop = stop or threading.Event()
-    watch = Watch(spark, events, Path(out), options, tell)
+    options, stop = options or WatchOptions(), stop or threading.Event()
+    watch = Watch(spark, events, out.rstrip("/"), options, tell)
     storage = Storage.of(events)
     if options.once and not any(storage.is_folder(table.name) for table in _TABLES):
         names = " and no ".join(table.name for table in _TABLES)
         raise ConfigError(f"{events} has no {names}", hint="flowctl serve live --events DIR writes them")
     query = watch.start()
-    next_look = 0.0
     try:
         while query.isActive and not stop.wait(_POLL_S):
             watch.note_progress(query)
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + 1.0
-                watch.expire()
         if not stop.is_set():
             query.awaitTermination()
     except Exception as error:

@@ -17,7 +17,8 @@ Whoever obeys the list must not hit honest people with it, so three rules stand 
   monitors and people who zap do for hours.
 - *Where anybody behaves, nobody is banned*: an address is shared while a connection of it plays or publishes that was
   not cut, or where others have done so for `shared_hours`. One kind of evidence then counts as one offender's, up to
-  the threshold, and a proof leads to a limit. An abuser can buy that by watching; the server's limits still cut it.
+  the threshold, and a proof leads to a limit; so do connections that never read, where they are more than a crowd's own
+  accidents. An abuser can buy that by watching; the server's limits still cut it.
 - *Evidence ages to now*, and so does standing.
 """
 
@@ -43,6 +44,7 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
         "fruitless_connection": 0.1,  # opened and left without publishing or playing: floods, scanners, health checks
         "short_connection": 0.02,  # played for less than short_s and left: zapping, or a storm of reconnects
         "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble: on purpose, or a phone in a tunnel
+        "never_read": 1.0,  # the same from the start: it asked, and took nothing
         "slow_close": 0.0,  # cut as slow, and drained all the time: a slow link is no abuse
         # Refusing is the defence already. A whole office that comes back after a restart is refused hundreds of times,
         # and a banned address that keeps trying would be banned for ever.
@@ -66,7 +68,7 @@ def _within(default: float, low: float, high: float) -> Any:
 class Weights:
     """How evidence becomes a score, and a score a ban; each number with its default, the least and the most."""
 
-    points: Mapping[str, float] = field(default_factory=lambda: DEFAULT_WEIGHTS)  # per occurrence, 0 to 1000
+    points: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_WEIGHTS))  # per occurrence, 0 to 1000
     threshold: float = _within(10.0, 0.001, 1e6)  # score from which on an address is banned
     half_life_s: float = _within(86_400.0, 1, 1e9)  # time after which evidence counts half
     ban_s: float = _within(3_600.0, 1, 1e8)  # length of a ban at the threshold; it grows in proportion to the score

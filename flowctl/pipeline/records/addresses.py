@@ -131,17 +131,6 @@ def _network6(hexadecimal: Column, length: int) -> Column:
     return f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(:0){1,7}$", ""), f.lit(f"::/{length}"))
 
 
-def cidr(who: Column, hexadecimal: Column) -> Column:
-    """Return what a ban of a `unit` names; null for what is no address.
-
-    Args:
-        who: a `unit`.
-        hexadecimal: its `unit_digits`.
-    """
-    single = f.length(hexadecimal) == IPV4_DIGITS
-    return f.when(hexadecimal.isNotNull(), f.when(single, f.concat(who, f.lit("/32"))).otherwise(who))
-
-
 def lies_in(hexadecimal: Column, networks: Sequence[Network]) -> Column:
     """Return whether the address lies in one of `networks`; false where it is none, never null.
 

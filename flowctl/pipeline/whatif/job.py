@@ -197,18 +197,12 @@ def _without_attackers(parts: Parts, heads: pd.DataFrame) -> pd.DataFrame:
     """Return the viewers of whom the rules of ``abuse`` do not say that they attack."""
     from flowctl.pipeline.abuse.scores import attackers
 
-    if heads.empty or (parts.small and parts.pandas("evidence")["kind"].isna().all()):
+    if heads.empty:
         return heads
     newest_us = int(parts.newest.timestamp() * 1e6) if parts.newest is not None else 0
-    direct, banned = attackers(parts.table("evidence"), newest_us)
-    rows = [(row.node, int(row.conn_id), row.address) for row in heads[_WHO].drop_duplicates().itertuples()]
-    mine = f.broadcast(parts.spark.createDataFrame(rows, "node string, conn_id bigint, address string"))
-    found = mine.join(direct, ["node", "conn_id"], "left_semi").unionByName(mine.join(banned, "address", "left_semi"))
-    attacking = {(row["node"], row["conn_id"]) for row in found.collect()}
-    return heads[[pair not in attacking for pair in zip(heads["node"], heads["conn_id"], strict=True)]]
-
-
-_WHO: Final = ["node", "conn_id", "address"]
+    direct, banned = attackers(parts, set(heads["address"].dropna()), newest_us)
+    pairs = zip(heads["node"], heads["conn_id"], heads["address"], strict=True)
+    return heads[[(node, number) not in direct and who not in banned for node, number, who in pairs]]
 
 
 def _source(found: Sequence[str]) -> str:

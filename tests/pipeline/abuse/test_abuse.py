@@ -58,6 +58,7 @@ def ends(address, reason, count, at_s=NOW_S, **columns):
 
 UNKNOWN = {"role": "unknown", "duration_s": 0.01}
 DEAF = {"unrecovered_ms": 20_000.0, "unrecovered_bytes": 0}
+NEVER_READ = {"duration_s": 21.0} | DEAF
 SLOW = {"unrecovered_ms": 20_000.0, "unrecovered_bytes": 200_000}
 LONG_AGO_S = NOW_S - 8 * 3600
 WORLD = {
@@ -74,6 +75,11 @@ WORLD = {
         "shared",
         "192.0.2.4",
         lambda a: there(a, NOW_S - 300, NOW_S, role="publish") + attack(a),
+    ),
+    "one that reads nothing in a school": (
+        "shared",
+        "192.0.2.5",
+        lambda a: ends(a, "peer closed", 300, **HOUR) + ends(a, "stuck", 24, **NEVER_READ),
     ),
     # who does not
     "nobody else": ("ban", "192.0.2.10", attack),
@@ -113,6 +119,11 @@ WORLD = {
             + ends(a, "handshake timeout", 400, **UNKNOWN)
             + ends(a, "stuck", 30, **DEAF)
         ),
+    ),
+    "lost as they connected, of a thousand": (
+        "ok",
+        "192.0.2.31",
+        lambda a: ends(a, "peer closed", 1000, **HOUR) + ends(a, "stuck", 24, **NEVER_READ),
     ),
     "a crowd that comes back at once": (
         "ok",

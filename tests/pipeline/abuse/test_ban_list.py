@@ -10,7 +10,8 @@ from abuse_records import at
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.abuse.job import AbuseOptions
-from flowctl.pipeline.abuse.watch import SOURCE, ListFile, WatchOptions
+from flowctl.pipeline.abuse.watch import SOURCE, WatchOptions, merge_into
+from flowctl.pipeline.records.place import Place
 from flowctl.server.bans import Ban, BanList, render
 
 NOW_S = time.time()
@@ -24,49 +25,43 @@ def listed(tmp_path):
     return {item.cidr.partition("/")[0] for item in BanList.parse((tmp_path / "bans.jsonl").read_text()).bans}
 
 
+def add(tmp_path, *bans, anew=False, **judge):
+    """Merge bans as the watch does."""
+    merge_into(Place(str(tmp_path)), bans, AbuseOptions(**judge), anew=anew)
+
+
 def others(tmp_path, *bans):
     """Write a ban list as somebody else would: the whole file."""
     (tmp_path / "bans.jsonl").write_text(render(bans))
 
 
 def test_list_when_a_batch_is_run_again_is_the_same(tmp_path):
-    """The same bans once more change nothing, in the same process or in the next."""
-    ListFile(tmp_path, AbuseOptions()).add([ban()])
+    """The same bans once more change nothing."""
+    add(tmp_path, ban())
     status = (tmp_path / "bans.jsonl").stat()
-    again = ListFile(tmp_path, AbuseOptions())
-    again.add([ban()])
+    add(tmp_path, ban())
     assert (tmp_path / "bans.jsonl").stat().st_mtime_ns == status.st_mtime_ns
-    again.add([ban("192.0.2.2")])
+    add(tmp_path, ban("192.0.2.2"))
     assert listed(tmp_path) == {"192.0.2.1", "192.0.2.2"}
 
 
 def test_list_when_bans_expire_leaves_them_out(tmp_path, monkeypatch):
-    """A ban is on the list until it expires, its own or of others, and not after."""
+    """A ban is on the list until it expires, its own or of others; it goes with the next batch."""
     monkeypatch.setattr("flowctl.pipeline.abuse.watch.time.time", lambda: NOW_S)
     others(tmp_path, ban("198.51.100.1", lasts_s=15, source=""), ban("198.51.100.2", lasts_s=-1, source=""))
-    held = ListFile(tmp_path, AbuseOptions())
-    held.add([ban("192.0.2.1", lasts_s=10), ban("192.0.2.2", lasts_s=20)])
+    add(tmp_path, ban("192.0.2.1", lasts_s=10), ban("192.0.2.2", lasts_s=20))
     assert listed(tmp_path) == {"198.51.100.1", "192.0.2.1", "192.0.2.2"}
     for later_s, left in ((11, {"198.51.100.1", "192.0.2.2"}), (16, {"192.0.2.2"}), (21, set())):
         monkeypatch.setattr("flowctl.pipeline.abuse.watch.time.time", lambda later_s=later_s: NOW_S + later_s)
-        held.expire()
+        add(tmp_path)
         assert listed(tmp_path) == left
-
-
-def test_list_when_there_are_too_many_bans_keeps_the_worst_and_those_of_others(tmp_path):
-    """The watch has at most as many bans as were asked for, the highest scores; what others wrote does not count."""
-    others(tmp_path, ban("198.51.100.1", score=0.5, source=""))
-    held = ListFile(tmp_path, AbuseOptions(most_bans=2))
-    for number in range(1, 6):
-        held.add([ban(f"192.0.2.{number}", score=float(number))])
-    assert listed(tmp_path) == {"198.51.100.1", "192.0.2.4", "192.0.2.5"}
 
 
 def test_list_when_others_write_it_keeps_their_bans(tmp_path):
     """Bans that others put on the list while the watch runs stay beside its own."""
-    held = ListFile(tmp_path, AbuseOptions())
+    add(tmp_path)
     others(tmp_path, ban("203.0.113.1", source=""))
-    held.add([ban("192.0.2.1")])
+    add(tmp_path, ban("192.0.2.1"))
     assert listed(tmp_path) == {"203.0.113.1", "192.0.2.1"}
 
 
@@ -76,34 +71,25 @@ def test_list_when_told_to_begin_anew_drops_those_of_others_and_keeps_its_own(tm
     others(tmp_path, ban("203.0.113.1", source=""), ban("192.0.2.1"))
     if broken:
         (tmp_path / "bans.jsonl").write_text("{broken")
-    held = ListFile(tmp_path, AbuseOptions(replace_bans=True))
-    held.add([ban("192.0.2.2")])
+    add(tmp_path, anew=True)
+    add(tmp_path, ban("192.0.2.2"))
     assert listed(tmp_path) == {"192.0.2.2"} | (set() if broken else {"192.0.2.1"})
 
 
 def test_list_when_it_cannot_be_read_names_it_and_leaves_it(tmp_path):
-    """A list with a typing error is no reason to throw it away, at the start or later."""
-    held = ListFile(tmp_path, AbuseOptions())
+    """A list with a typing error is no reason to throw it away."""
     (tmp_path / "bans.jsonl").write_text("{broken\n")
-    for use in (lambda: held.add([ban()]), lambda: ListFile(tmp_path, AbuseOptions())):
-        with pytest.raises(ConfigError, match=r"bans\.jsonl, line 1") as caught:
-            use()
-        assert "--replace-bans" in caught.value.hint
+    with pytest.raises(ConfigError, match=r"bans\.jsonl, line 1") as caught:
+        add(tmp_path, ban())
+    assert "--replace-bans" in caught.value.hint
     assert (tmp_path / "bans.jsonl").read_text() == "{broken\n"
 
 
 def test_list_when_an_address_is_allowed_does_not_keep_a_ban_of_it(tmp_path):
     """What the watch may not ban it does not keep on the list either."""
     others(tmp_path, ban("198.51.100.1", source=""), ban("203.0.113.1", source=""))
-    ListFile(tmp_path, AbuseOptions(allow=(ipaddress.ip_network("198.51.100.0/24"),)))
+    add(tmp_path, allow=(ipaddress.ip_network("198.51.100.0/24"),))
     assert listed(tmp_path) == {"203.0.113.1"}
-
-
-def test_list_when_its_folder_cannot_be_made_says_so(tmp_path):
-    """A file in the place of the folder is an error that names the option."""
-    (tmp_path / "out").write_text("")
-    with pytest.raises(ConfigError, match="--out"):
-        ListFile(tmp_path / "out", AbuseOptions())
 
 
 @pytest.mark.parametrize(

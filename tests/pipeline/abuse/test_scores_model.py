@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 from abuse_records import closed, event, hits, there, write
-from test_abuse import DEAF, NOW_S, SLOW, UNKNOWN
+from pyarrow.dataset import dataset
+from test_abuse import DEAF, NEVER_READ, NOW_S, SLOW, UNKNOWN
 
 from flowctl.pipeline.abuse.job import JOB, AbuseOptions
 from flowctl.pipeline.abuse.scores import attackers
@@ -20,7 +22,8 @@ from flowctl.server.guilt import PROOF
 pytestmark = pytest.mark.timeout(900)
 WEIGHTS = Weights(half_life_s=7200.0)
 ENDS = {
-    "deaf_close": {"reason": "hard limit", **DEAF},
+    "deaf_close": {"reason": "hard limit", "duration_s": 400.0, **DEAF},
+    "never_read": {"reason": "stuck", **NEVER_READ},
     "slow_close": {"reason": "hard limit", **SLOW},
     "auth_refused": {"reason": "auth refused", **UNKNOWN},
     "handshake_timeout": {"reason": "handshake timeout", **UNKNOWN},
@@ -110,7 +113,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def judged(spark, tmp_path_factory):
-    """Judge the records of some random addresses, which lie in several hours; -> model, scores, part."""
+    """Judge the records of some random addresses, which lie in several hours; -> model, scores, folder."""
     folder, model, random_ = tmp_path_factory.mktemp("model"), Model(), random.Random(20260321)
     conn_id = 0
     for number in range(1, 81):
@@ -118,11 +121,15 @@ def judged(spark, tmp_path_factory):
             conn_id += 1
             model.add(random_, f"192.0.{number}.1", conn_id)
     write(folder / "events", [*model.rows, event(None, "overflow", NOW_S)])
+    return model, judge(spark, folder), folder
+
+
+def judge(spark, folder):
+    """Return the scores by address."""
     options = AbuseOptions(now_s=NOW_S, weights=WEIGHTS)
     note = run(spark, str(folder / "events"), str(folder / "out"), [JOB], {"abuse": options}).jobs["abuse"]
     assert note.state is JobState.DONE, note.message
-    scores = {row["address"]: row for row in spark.read.parquet(str(folder / "out" / "abuse_scores")).collect()}
-    return model, scores, spark.read.parquet(str(folder / "out" / "parts" / "evidence"))
+    return {row["address"]: row for row in spark.read.parquet(str(folder / "out" / "abuse_scores")).collect()}
 
 
 def test_scores_when_evidence_is_random_are_those_of_the_model(judged):
@@ -148,14 +155,24 @@ def test_scores_when_a_connection_spans_hours_count_it_once(judged):
 
 def test_attackers_when_asked_for_are_the_harmful_connections_and_banned_addresses(judged):
     """What is left out of a what-if: connections with evidence that bans, but for slowness, and banned addresses."""
-    model, scores, part = judged
-    connections, banned = attackers(part, int(NOW_S * 1e6), WEIGHTS)
+    model, scores, folder = judged
+    part = dataset(str(folder / "out" / "parts" / "evidence")).to_table().to_pandas()
+    parts = SimpleNamespace(small=True, pandas=lambda _: part)
+    connections, banned = attackers(parts, set(scores), int(NOW_S * 1e6), WEIGHTS)
     direct = {
         row["conn_id"]
         for table, row in model.rows
         if (table == "flow_events" and WEIGHTS.bans(f"limit_hit.{row.get('axis')}"))
         or (table == "flow_closes" and row["reason"] == "protocol error" and row["role"] == "play")
     }
-    assert {row["conn_id"] for row in connections.collect()} == direct
-    found = {row["address"] for row in banned.collect()}
-    assert found == {address for address, row in scores.items() if row["verdict"] == "ban"}
+    assert {conn_id for _, conn_id in connections} == direct
+    assert banned == {address for address, row in scores.items() if row["verdict"] == "ban"}
+
+
+def test_scores_when_parts_are_large_are_the_same(spark, judged, monkeypatch):
+    """Judged by Spark's workers, each some subnets, all is as judged in this process; the list too."""
+    _, scores, folder = judged
+    bans = (folder / "out" / "bans.jsonl").read_text()
+    monkeypatch.setattr("flowctl.pipeline.run.SMALL_BYTES", -1)
+    assert judge(spark, folder) == scores
+    assert (folder / "out" / "bans.jsonl").read_text() == bans

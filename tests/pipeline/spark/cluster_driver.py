@@ -23,7 +23,7 @@ from cluster_kit import EXECUTOR_MB
 from pyspark.sql import functions
 
 from flowctl.pipeline import run as runner
-from flowctl.pipeline.abuse import watch
+from flowctl.pipeline.abuse import job, watch
 from flowctl.pipeline.spark.session import SessionOptions, SparkError, mapped_errors, open_session
 from flowctl.pipeline.synth import job as synth
 from flowctl.pipeline.synth.people import SynthOptions
@@ -191,7 +191,7 @@ def everything(master: str, *, folder: str, flights: str, archive: str, python: 
 
 def main() -> None:
     """Run with the arguments of the command line, and print the answer."""
-    watch.time = CLOCK
+    watch.time = job.time = CLOCK
     master, arguments = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     answer = everything(master, **json.loads(arguments))
