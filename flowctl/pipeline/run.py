@@ -100,6 +100,7 @@ def run(
     options: Mapping[str, Any] | None = None,
     window: Window | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    listing: Listing | None = None,
 ) -> AllResult:
     """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised.
 
@@ -112,14 +113,15 @@ def run(
         options: name of a job -> its options, or a mapping of those that are not as by default.
         window: None: all there is.
         tell: told what is being done.
+        listing: of `events` in that window, if they are listed already. None: they are listed here.
 
     Raises:
         ConfigError: `out` cannot be written, another run is at work in it, or there are no records.
         FlowctlError: the results cannot be moved to `out`.
     """
     settings = dict(spark.sparkContext.getConf().getAll())
-    listing = None
-    if events is not None and list(jobs) != ["report"]:  # before a folder is made for results of nothing
+    if listing is None and events is not None and list(jobs) != ["report"]:
+        # Before a folder is made for results of nothing.
         listing = list_records(events, window, settings)
     place = Place(out, settings)
     with locked(place, "_lock", os.O_RDWR | os.O_CREAT, fcntl.LOCK_NB):
@@ -204,7 +206,7 @@ class _Run:
         jobs: dict[str, Job] = {}
         for name, item in asked.items():
             with self._kept_as(name, self.errors):
-                jobs[name] = _loaded(name) if isinstance(item, str) else item
+                jobs[name] = job_of(name) if isinstance(item, str) else item
                 self._want(jobs[name], [part.name for part in jobs[name].parts])
         for job in jobs.values():
             for use in set(job.uses) - self.wanted.keys():
@@ -402,14 +404,15 @@ class _Run:
         return list(sums.values())
 
 
-def _loaded(name: str) -> Job:
+def job_of(name: str) -> Job:
+    """Return the job of that name in `JOBS`; loads its module."""
     found: Job = importlib.import_module(JOBS[name]).JOB
     return found
 
 
 def _owner(part: str) -> Job:
     """Return the job that makes a part."""
-    return next(job for job in map(_loaded, JOBS) if part in [item.name for item in job.parts])
+    return next(job for job in map(job_of, JOBS) if part in [item.name for item in job.parts])
 
 
 def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
