@@ -1,4 +1,4 @@
-"""What the commands of ``flowctl analyze`` share: a session of Spark with its progress, and what is shown of a run."""
+"""What the commands of ``flowctl analyze`` share: arguments, Spark with its progress, a check of folders."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.text.output import say
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flowctl.pipeline.run import AllResult
     from flowctl.pipeline.spark.progress import Progress
     from flowctl.pipeline.spark.session import SessionOptions
 
@@ -21,10 +18,8 @@ Events = Annotated[str, typer.Argument(metavar="EVENTS", help="Folder that a ser
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results; tables in it are replaced.")]
 
 
-def session_options(
-    master: str | None, conf: list[str] | None, memory: str | None, job: str, size_bytes: int | None = None
-) -> SessionOptions:
-    """Return how to start Spark for a job on records of that size.
+def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = None) -> SessionOptions:
+    """Return how to start Spark for a job on records of that size; of the values those of `options.SPARK` count.
 
     Raises:
         ConfigError: a setting has no ``=``, or a size is none.
@@ -36,15 +31,15 @@ def session_options(
     from flowctl.pipeline.spark.session import DEFAULT_DRIVER_MEMORY, SessionOptions
 
     settings = {}
-    for text in conf or []:
+    for text in values["conf"] or []:
         key, separator, value = text.partition("=")
         if not separator or not key.startswith("spark."):
             raise ConfigError(f"--conf is {text!r}, allowed is KEY=VALUE with a KEY that begins with spark.")
         settings[key] = value
-    memory = memory or DEFAULT_DRIVER_MEMORY
+    memory = values["driver_memory"] or DEFAULT_DRIVER_MEMORY
     if not re.fullmatch(r"[1-9]\d{0,6}[kmgt]", memory.lower()):
         raise ConfigError(f"--driver-memory is {memory!r}, allowed is a size as Java has it, like 2g or 512m")
-    where = master or os.environ.get("FLOWCTL_MASTER") or None
+    where = values["master"] or os.environ.get("FLOWCTL_MASTER") or None
     return SessionOptions(
         master=where, conf=settings, driver_memory=memory, app_name=f"flowctl {job}", size_bytes=size_bytes
     )
@@ -58,7 +53,7 @@ def started(
 
     Args:
         name: of the command.
-        values: of its options, `flowctl.cli.analyze.options.SPARK` among them.
+        values: see `options_of`.
         size_bytes: of the records. None: not known.
 
     Raises:
@@ -69,7 +64,7 @@ def started(
     from flowctl.pipeline.spark.progress import Progress
     from flowctl.pipeline.spark.session import check_available, session
 
-    options = session_options(values["master"], values["conf"], values["driver_memory"], name, size_bytes)
+    options = options_of(values, name, size_bytes)
     check_available()
     with terminable(), Progress("starting Java") as progress, session(options) as spark:
         progress.watch(spark, name)
@@ -79,12 +74,8 @@ def started(
 def check_apart(events: str, out: str) -> None:
     """See to it that results do not get among the records, where the next job would read them.
 
-    Args:
-        events: folder of the records.
-        out: of the results.
-
     Raises:
-        ConfigError: they are the same, or `out` is in a table's folder.
+        ConfigError: both folders are the same, or `out` is in a table's folder.
     """
     from flowctl.errors import ConfigError
     from flowctl.pipeline.records.place import local_path
@@ -99,42 +90,3 @@ def check_apart(events: str, out: str) -> None:
             f"--out {out} is a folder of the records: results would lie among them",
             hint="name another folder; it is made if it is not there",
         )
-
-
-def show(result: AllResult, *, as_json: bool) -> None:
-    """Write what a run did: data to standard output, warnings and failures to standard error."""
-    from flowctl.cli.common import print_json
-    from flowctl.cli.errors import complain
-
-    warnings = [*result.warnings, *(line for note in result.jobs.values() for line in note.warnings)]
-    for line in dict.fromkeys(warnings):
-        say(f"warning: {line}", to_stderr=True)
-    for name in result.failed:
-        complain(f"{name}: {result.jobs[name].message}", result.jobs[name].hint or None)
-    if as_json:
-        print_json(result.as_dict())
-    else:
-        say("\n".join(lines(result)))
-
-
-def lines(result: AllResult) -> list[str]:
-    """Return what each job did, the accounts, and where the results are."""
-    from flowctl.pipeline.records.accounts import Accounts
-    from flowctl.units import format_duration
-
-    said = []
-    for name, note in result.jobs.items():
-        took = "" if note.took_s is None else f" after {format_duration(note.took_s)}"
-        said.append(f"{name}: {note.state.value}{took}{': ' if note.summary else ''}{text(dict(note.summary))}")
-    said.append(f"records of {result.hours} hours, read now: {result.hours_read}")
-    said += [f"  {Accounts(**account).line()}" for account in result.accounts]
-    return said + [f"{name}: {path}" for name, path in result.outputs.items()]
-
-
-def text(value: Any) -> str:
-    """Return a figure, or figures by name, as people read them."""
-    if isinstance(value, dict):
-        return ", ".join(
-            f"{key} ({text(item)})" if isinstance(item, dict) else f"{key} {text(item)}" for key, item in value.items()
-        )
-    return f"{value:g}" if isinstance(value, float) else str(value)

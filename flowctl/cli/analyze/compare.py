@@ -14,7 +14,7 @@ _B: Final = typer.Argument(metavar="OUT_B", help="Folder of results, of after.")
 _Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write DIR/compare.html too.")]
 
 
-def _compare(
+def compare(
     before: Annotated[str, _A],
     after: Annotated[str, _B],
     *,
@@ -27,20 +27,17 @@ def _compare(
     cannot be compared.
     """
     from flowctl.cli.common import print_json
-    from flowctl.pipeline.compare import COMPARE_FILE, compare
+    from flowctl.pipeline import compare as runs
     from flowctl.text.files import check_target, write_text
 
-    found = compare(before, after)
+    found = runs.compare(before, after)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        check_target(out / COMPARE_FILE, "--out")
-        write_text(out / COMPARE_FILE, found.as_html())
+        check_target(out / runs.COMPARE_FILE, "--out")
+        write_text(out / runs.COMPARE_FILE, found.as_html())
     if as_json:
         print_json(found.as_dict())
         return
     say(found.as_text())
     if out is not None:
-        say(f"page: {out / COMPARE_FILE}")
-
-
-COMMANDS: Final = {"compare": _compare}
+        say(f"page: {out / runs.COMPARE_FILE}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.analyze.common import Events, Out, check_apart, session_options, show, started
-from flowctl.cli.analyze.options import OF_ALL, OF_JOBS, SPARK, WINDOW, Command, Group, given, read_weights, shared
+from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, started
+from flowctl.cli.analyze.options import OF_ALL, OF_JOBS, SPARK, WINDOW, Command, Setting, given, shared
+from flowctl.cli.analyze.showing import show
 from flowctl.text.output import say
 
 _ENDS: Final = """
@@ -29,10 +30,11 @@ _HELP: Final = {
     "many nodes a crowd takes. Without EVENTS it goes by --measurements.",
     "report": "Write report.html of the results in DIR. No records are read.",
 }
+_SKIP: Final = {"skip": Setting("Leave this job out. Repeatable.", "JOB", many=True)}
 
 
-def _run(name: str, jobs: Sequence[str], events: str | None, out: str, values: dict[str, Any], groups: Any) -> None:
-    """Run jobs and show the result.
+def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> None:
+    """Run a job, or all of them, and show the result. What is wrong is told before Java is started.
 
     Raises:
         ConfigError: an option is wrong, or there is nothing to read.
@@ -45,21 +47,20 @@ def _run(name: str, jobs: Sequence[str], events: str | None, out: str, values: d
     check_available()
     from flowctl.pipeline.records.listing import list_records
     from flowctl.pipeline.records.window import parse_window
-    from flowctl.pipeline.run import run
+    from flowctl.pipeline.run import job_of, run
 
+    jobs = _jobs(values["skip"] or []) if name == "all" else [name]
     if events is not None:
         check_apart(events, out)
-    now = dt.datetime.now(dt.UTC)
-    window = parse_window(now, since=values.get("since"), begin=values.get("from_"), end=values.get("to"))
-    options = {job: given(values, groups.get(job, {})) for job in jobs}
-    size_bytes = None
-    if events is not None and name != "report":  # before Java is started for nothing
-        files = list_records(
-            events, window, session_options(None, values["conf"], values["driver_memory"], name).conf
-        ).files
-        size_bytes = sum(file.size_bytes for file in files)
+    window = parse_window(dt.datetime.now(dt.UTC), **{field: values.get(field) for field in WINDOW})
+    wanted = {job: given(values, group) for job, group in OF_JOBS.items() if job in jobs}
+    options = {job: replace(job_of(job).options(), **found) for job, found in wanted.items() if found}
+    listing = size_bytes = None
+    if events is not None and name != "report":
+        listing = list_records(events, window, options_of(values, name).conf)
+        size_bytes = sum(file.size_bytes for file in listing.files)
     with started(name, values, size_bytes) as (spark, progress):
-        result = run(spark, events, out, jobs, options, window, progress.say)
+        result = run(spark, events, out, jobs, options, window, progress.say, listing)
     if jobs == [name] and result.errors:
         raise result.errors[name]
     show(result, as_json=bool(values["json"]))
@@ -67,68 +68,49 @@ def _run(name: str, jobs: Sequence[str], events: str | None, out: str, values: d
         raise typer.Exit(FAILED)
 
 
-def _every(
-    events: Events,
-    *,
-    out: Out,
-    skip: Annotated[list[str] | None, typer.Option(metavar="JOB", help="Leave this job out. Repeatable.")] = None,
-    **values: Any,
-) -> None:
+def _jobs(skip: list[str]) -> list[str]:
+    """Return the names of all jobs but some."""
     from flowctl.errors import ConfigError
     from flowctl.pipeline.run import JOBS
 
-    for name in skip or []:
+    for name in skip:
         if name not in JOBS:
             raise ConfigError(f"--skip {name}: there is no such job", hint=f"the jobs are {', '.join(JOBS)}")
-    _run("all", [name for name in JOBS if name not in (skip or [])], events, out, values, OF_ALL)
+    return [name for name in JOBS if name not in skip]
 
 
-def _of_job(name: str) -> Command:
-    def command(events: Events, *, out: Out, **values: Any) -> None:
-        _run(name, [name], events, out, values, OF_JOBS)
+def _print_weights(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the option's value
+    from flowctl.pipeline.abuse.weights import Weights
 
-    return command
-
-
-def _abuse(
-    events: Annotated[str | None, typer.Argument(metavar="EVENTS", help="Folder that a server wrote.")] = None,
-    *,
-    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Folder of the results.")] = None,
-    print_weights: Annotated[
-        bool, typer.Option("--print-weights", help="Write the weights in force, and end.")
-    ] = False,
-    **values: Any,
-) -> None:
-    from flowctl.errors import ConfigError
-
-    if print_weights:
-        say(read_weights(values["weights"], values["threshold"]).render(), end="")
-        return
-    if events is None or out is None:
-        missing = "EVENTS is" if events is None else "--out is"
-        raise ConfigError(f"{missing} missing", hint="flowctl analyze abuse EVENTS --out DIR")
-    _run("abuse", ["abuse"], events, out, values, OF_JOBS)
+    if wanted:
+        say(Weights().render(), end="")
+        raise typer.Exit
 
 
-def _capacity(
-    events: Annotated[str | None, typer.Argument(metavar="[EVENTS]", help="Folder that a server wrote.")] = None,
-    *,
-    out: Out,
-    **values: Any,
-) -> None:
-    _run("capacity", ["capacity"], events, out, values, OF_JOBS)
-
-
-def _report(events: Events, *, out: Out, **values: Any) -> None:
-    _run("report", ["report"], events, out, values, {})
+_Print = Annotated[
+    bool, typer.Option("--print-weights", is_eager=True, callback=_print_weights, help="Write the default weights.")
+]
+_Maybe = Annotated[str | None, typer.Argument(metavar="[EVENTS]", help="Folder that a server wrote with --events.")]
 
 
 def _command(name: str) -> Command:
     """Return the command of a job with all its options."""
-    command = {"all": _every, "abuse": _abuse, "capacity": _capacity, "report": _report}.get(name) or _of_job(name)
+
+    def job(events: Events, *, out: Out, **values: Any) -> None:
+        _run(name, events, out, values)
+
+    def abuse(events: Events, *, out: Out, print_weights: _Print = False, **values: Any) -> None:
+        del print_weights  # its callback has ended the command
+        _run(name, events, out, values)
+
+    def capacity(events: _Maybe = None, *, out: Out, **values: Any) -> None:
+        _run(name, events, out, values)
+
+    command: Command = {"abuse": abuse, "capacity": capacity}.get(name, job)
     command.__doc__ = _HELP[name] + _ENDS
-    groups: list[Group] = list(OF_ALL.values()) if name == "all" else [OF_JOBS.get(name, {})]
+    groups = [_SKIP, OF_ALL] if name == "all" else [OF_JOBS.get(name, {})]
     return shared(*groups, *([] if name == "report" else [WINDOW]), SPARK)(command)
 
 
 COMMANDS: Final = {name: _command(name) for name in _HELP}
+"""Name -> command, in the order of the help; `all` is what most want."""

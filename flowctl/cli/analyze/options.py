@@ -1,16 +1,16 @@
-"""Options of the jobs of ``flowctl analyze``, each said once: its kind, its help, and what is made of it.
+"""Options of the jobs of ``flowctl analyze``, each said once: field of the job's options -> option of the command line.
 
-A command takes those of a group (`shared`) beside its own. One that is not given is None, and then the job's own
-default counts: no default is written down here but in the text of the help.
+A command takes those of some groups beside its own. One that is not given is None, and then the job's own default
+counts: no default is written down here but in the text of the help.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, get_type_hints
 
 import typer
 
@@ -20,38 +20,48 @@ from flowctl.units import parse_bit_rate, parse_duration, parse_share, parse_siz
 Command = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """An option.
 
     Args:
-        kind: type of its value on the command line.
         help: of it.
-        metavar: name of its value. None: that of the type.
-        read: (value, name of the option) -> what the job takes.
-        field: of the job's options. "": as the option is called.
-        bounds: least value and the like, as typer takes them.
-        named: field that has the name of the file. "": none.
+        metavar: name of its value; "": it is a flag.
+        read: (value, name of the option) -> what the job takes; or a mapping, if that is more fields than one.
+        name: of the option; "": as the field, without the unit.
+        many: whether it may be repeated.
     """
 
-    kind: Any
     help: str
-    metavar: str | None = None
+    metavar: str = ""
     read: Callable[[Any, str], Any] = lambda value, _: value
-    field: str = ""
-    bounds: Mapping[str, Any] | None = None
-    named: str = ""
+    name: str = ""
+    many: bool = False
+
+    def option(self, field: str) -> str:
+        """Return what is written on the command line for a field."""
+        return "--" + (self.name or field.removesuffix("_s").removesuffix("_bytes").replace("_", "-"))
+
+    def annotation(self, field: str) -> Any:
+        """Return the type of its value, with what typer has to know."""
+        kind: Any = list[str] if self.many else str if self.metavar else bool
+        return Annotated[kind | None, typer.Option(self.option(field), metavar=self.metavar or None, help=self.help)]
 
 
 Group = Mapping[str, Setting]
 
 
-def _text(path: Path, option: str) -> str:
+def _text(path: str, option: str) -> str:
     """Return what a file holds."""
     try:
-        return path.read_text("utf-8")
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path} cannot be read: {error}", hint="is it a text file of yours?") from error
+
+
+def _named(path: str, option: str) -> dict[str, str]:
+    """Return what a file holds, and its name for errors."""
+    field = option[2:]
+    return {field: _text(path, option), f"{field}_name": path}
 
 
 def number(text: str, option: str) -> int:
@@ -60,13 +70,10 @@ def number(text: str, option: str) -> int:
     Raises:
         ConfigError: it is none.
     """
-    factors = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
-    factor = factors.get(text[-1:].lower(), 1)
-    digits = text if factor == 1 else text[:-1]
-    whole, _, rest = digits.partition(".")
-    if not (whole.isascii() and whole.isdecimal() and len(digits) <= 12 and (not rest or rest.isdecimal())):
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kmg]?)", text.lower(), re.ASCII)
+    if found is None:
         raise ConfigError(f"{option} is {text!r}, allowed is a number", hint="write it like 10M, 500k or 1234")
-    return round(float(digits) * factor)
+    return round(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]])
 
 
 def _networks(values: list[str], option: str) -> Any:
@@ -75,113 +82,81 @@ def _networks(values: list[str], option: str) -> Any:
     return tuple(parse_networks(values, option))
 
 
-def _moment_s(text: str, _: str) -> float:
+def _moment(text: str, _: str) -> float:
     from flowctl.server.bans import parse_utc
 
     return parse_utc(text).timestamp()
 
 
-def read_weights(path: Path | None, threshold: float | None) -> Any:
-    """Return the weights of a file, or the defaults; `threshold` wins over both.
+def _weights(path: str, option: str) -> Any:
+    from flowctl.pipeline.abuse.weights import parse_weights
 
-    Raises:
-        ConfigError: the file cannot be read, or is wrong.
-    """
-    from dataclasses import replace
-
-    from flowctl.pipeline.abuse.weights import Weights, parse_weights
-
-    found = Weights() if path is None else parse_weights(_text(path, "--weights"), str(path))
-    return found if threshold is None else replace(found, threshold=threshold)
+    return parse_weights(_text(path, option), path)
 
 
 SPARK: Final[Group] = {
-    "master": Setting(str, "local[N], spark://host:port, yarn, k8s://... Default: local[*].", "URL"),
-    "conf": Setting(list[str], "Setting of Spark. Repeatable.", "KEY=VALUE"),
-    "driver_memory": Setting(str, "Memory of Spark's driver, which is all of it when local. Default: 2g.", "SIZE"),
-    "json": Setting(bool, "Write the result as one JSON object."),
+    "master": Setting("local[N], spark://host:port, yarn, k8s://... Default: local[*].", "URL"),
+    "conf": Setting("Setting of Spark. Repeatable.", "KEY=VALUE", many=True),
+    "driver_memory": Setting("Memory of Spark's driver, which is all of it when local. Default: 2g.", "SIZE"),
+    "json": Setting("Write the result as one JSON object."),
 }
 WINDOW: Final[Group] = {
-    "since": Setting(str, "Only records since so long ago, like 2h, 90m or 7d.", "TIME"),
-    "from_": Setting(str, "Only records from this moment on, like 2026-03-01T12:30 (UTC).", "TIME"),
-    "to": Setting(str, "Only records before this moment.", "TIME"),
+    "since": Setting("Only records since so long ago, like 2h, 90m or 7d.", "TIME"),
+    "begin": Setting("Only records from this moment on, like 2026-03-01T12:30 (UTC).", "TIME", name="from"),
+    "end": Setting("Only records before this moment.", "TIME", name="to"),
 }
 BANS: Final[Group] = {
-    "weights": Setting(Path, "TOML; flowctl analyze abuse --print-weights shows the defaults.", "FILE"),
-    "threshold": Setting(float, "Score from which on an address is banned. Default: 10."),
-    "allow": Setting(list[str], "Never ban or limit these: your proxies and monitors. Repeatable.", "CIDR", _networks),
-    "judge_private": Setting(
-        bool, "Judge loopback and private networks too. Default: they are allowed.", field="private"
-    ),
-    "max_bans": Setting(
-        int, "Bans of this job at most, the highest scores. Default: 10000.", field="most_bans", bounds={"min": 1}
-    ),
-    "replace_bans": Setting(bool, "Begin a new list. Default: bans of the list there that last are kept."),
+    "weights": Setting("TOML; flowctl analyze abuse --print-weights shows the defaults.", "FILE", _weights),
+    "allow": Setting("Never ban or limit these: your proxies and monitors. Repeatable.", "CIDR", _networks, many=True),
+    "private": Setting("Judge loopback and private networks too. Default: they are allowed.", name="judge-private"),
+    "most_bans": Setting("Bans of this job at most, the highest scores. Default: 10000.", "N", number, "max-bans"),
+    "replace_bans": Setting("Begin a new list. Default: bans of the list there that last are kept."),
 }
 OF_JOBS: Final[Mapping[str, Group]] = {
     "abuse": {
         **BANS,
-        "now": Setting(str, "Judge as at TIME (UTC). Default: now.", "TIME", _moment_s, "now_s"),
-        "truth": Setting(str, "Planted addresses (OUT/_truth/addresses.parquet): print what was found.", "PATH"),
+        "now_s": Setting("Judge as at TIME (UTC). Default: now.", "TIME", _moment),
+        "truth": Setting("Planted addresses (OUT/_truth/addresses.parquet): print what was found.", "PATH"),
     },
     "whatif": {
-        "grid": Setting(
-            Path, "What to try, TOML. Default: some 50 choices around the present.", "FILE", _text, named="grid_name"
-        ),
+        "grid": Setting("What to try, TOML. Default: some 50 choices around the present.", "FILE", _named),
         "objective": Setting(
-            str,
             "What to ask for: balanced (fewest honest viewers cut, then the least sum of delay, memory and lost key "
             'frames), or like "disconnects<=1% then delay_p95". Default: balanced.',
             "TEXT",
         ),
-        "source": Setting(str, "flights, samples, or auto: flights if any. Default: auto.", "NAME"),
-        "cut": Setting(
-            str, "How much trouble of a viewer's hour is tried. Default: 2m.", "TIME", parse_duration, "cut_s"
-        ),
-        "extend": Setting(
-            str,
+        "source": Setting("flights, samples, or auto: flights if any. Default: auto.", "NAME"),
+        "cut_s": Setting("How much trouble of a viewer's hour is tried. Default: 2m.", "TIME", parse_duration),
+        "extend_s": Setting(
             "Added for a viewer that was cut: its stall again, then the last 10 s again and again. Default: 30s.",
             "TIME",
             parse_duration,
-            "extend_s",
         ),
-        "most": Setting(
-            int, "Evaluate so many viewers, a random sample of more. 0: all. Default: 2000.", "N", bounds={"min": 0}
-        ),
+        "most": Setting("Evaluate so many viewers, a random sample of more. 0: all. Default: 2000.", "N", number),
     },
     "capacity": {
         "measurements": Setting(
-            Path,
-            "Crowds that were measured: JSON of flowctl load --json, or bench/results/capacity.json.",
-            "FILE",
-            _text,
-            named="measurements_name",
+            "Crowds that were measured: JSON of flowctl load --json, or bench/results/capacity.json.", "FILE", _named
         ),
-        "viewers": Setting(str, "The crowd to be carried. Default: 1M.", "N", number),
-        "bit_rate": Setting(str, "Of the stream. Default: as recorded.", "RATE", parse_bit_rate),
-        "slow_share": Setting(str, "Viewers that do not keep up, like 5%. Default: as recorded.", "SHARE", parse_share),
-        "busy": Setting(str, "Of a thread that may be used. Default: 70%.", "SHARE", parse_share),
-        "memory": Setting(str, "Memory of a node. Default: any.", "SIZE", parse_size, "memory_bytes"),
-        "headroom": Setting(
-            str, "Of each node of a fleet, kept free while all live. Default: 20%.", "SHARE", parse_share
-        ),
+        "viewers": Setting("The crowd to be carried. Default: 1M.", "N", number),
+        "bit_rate": Setting("Of the stream. Default: as recorded.", "RATE", parse_bit_rate),
+        "slow_share": Setting("Viewers that do not keep up, like 5%. Default: as recorded.", "SHARE", parse_share),
+        "busy": Setting("Of a thread that may be used. Default: 70%.", "SHARE", parse_share),
+        "memory_bytes": Setting("Memory of a node. Default: any.", "SIZE", parse_size),
+        "headroom": Setting("Of each node of a fleet, kept free while all live. Default: 20%.", "SHARE", parse_share),
     },
 }
-"""Name of a job -> options that only it has."""
-OF_ALL: Final[Mapping[str, Group]] = {
-    "abuse": BANS,
-    "whatif": {"objective": OF_JOBS["whatif"]["objective"]},
-    "capacity": {name: OF_JOBS["capacity"][name] for name in ("viewers", "measurements")},
+"""Name of a job -> its options."""
+OF_ALL: Final[Group] = {
+    **BANS,
+    "objective": OF_JOBS["whatif"]["objective"],
+    **{name: OF_JOBS["capacity"][name] for name in ("viewers", "measurements")},
 }
 """Of these, those that `all` takes too."""
 
 
 def shared(*groups: Group) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command, which takes ``**values``, the options of groups.
-
-    Args:
-        groups: in the order of the help.
-    """
+    """Return a decorator that gives a command, which takes ``**values``, the options of groups, in that order."""
 
     def decorate(command: Command) -> Command:
         hints = get_type_hints(command, include_extras=True)
@@ -191,9 +166,9 @@ def shared(*groups: Group) -> Callable[[Command], Command]:
             if item.kind is not item.VAR_KEYWORD
         ]
         parameters += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, item))
+            inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=item.annotation(field))
             for group in groups
-            for name, item in group.items()
+            for field, item in group.items()
         ]
 
         def called(*arguments: Any, **values: Any) -> None:
@@ -207,31 +182,15 @@ def shared(*groups: Group) -> Callable[[Command], Command]:
     return decorate
 
 
-def _annotation(name: str, item: Setting) -> Any:
-    option = typer.Option(_option(name), metavar=item.metavar, help=item.help, **(item.bounds or {}))
-    return Annotated[item.kind | None, option]
-
-
-def _option(name: str) -> str:
-    return f"--{name.rstrip('_').replace('_', '-')}"
-
-
 def given(values: Mapping[str, Any], group: Group) -> dict[str, Any]:
     """Return the fields of a job's options that somebody gave.
-
-    Args:
-        values: of the command line.
-        group: of the job.
 
     Raises:
         ConfigError: a value is not allowed, or a file cannot be read.
     """
-    found = {}
-    for name, item in group.items():
-        if values.get(name) is not None:
-            found[item.field or name] = item.read(values[name], _option(name))
-            found |= {item.named: str(values[name])} if item.named else {}
-    threshold = found.pop("threshold", None)
-    if "weights" in found or threshold is not None:
-        found["weights"] = read_weights(found.get("weights"), threshold)
+    found: dict[str, Any] = {}
+    for field, item in group.items():
+        if values.get(field) is not None:
+            read = item.read(values[field], item.option(field))
+            found |= read if isinstance(read, dict) else {field: read}
     return found

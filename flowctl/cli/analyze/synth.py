@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from flowctl.cli.analyze.common import started, text
+from flowctl.cli.analyze.common import started
 from flowctl.cli.analyze.options import SPARK, number, shared
+from flowctl.cli.analyze.showing import text
 from flowctl.text.output import say
 
 
 @shared(SPARK)
-def command(
+def synth(
     out: Annotated[str, typer.Argument(metavar="OUT", help="New folder for the data.")],
     *,
     events: Annotated[str, typer.Option(metavar="NUMBER", help="About how many closes and events, like 10M.")] = "100k",
@@ -67,6 +68,3 @@ def command(
                 [f"synth: {text(result.summary)}", *(f"  {name}: {path}" for name, path in result.outputs.items())]
             )
         )
-
-
-COMMANDS: Final = {"synth": command}

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from flowctl.text.output import say
 
 
 @shared(BANS, SPARK)
-def command(
+def watch(
     events: Events,
     *,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of bans.jsonl, which a server watches.")],
@@ -74,6 +74,3 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for item, handler in before.items():
             signal.signal(item, handler)
-
-
-COMMANDS: Final = {"watch": command}

@@ -14,9 +14,11 @@ import pytest
 from record_kit import close, event, write, write_closes
 
 from flowctl.cli import main
-from flowctl.cli.analyze.app import COMMANDS
+from flowctl.cli.analyze import showing
+from flowctl.cli.analyze.app import app
 from flowctl.cli.analyze.common import check_apart
 from flowctl.errors import ConfigError
+from flowctl.pipeline import run
 
 
 def flowctl(*arguments, **environment):
@@ -39,8 +41,8 @@ def test_help_when_asked_for_lists_the_jobs_without_loading_spark():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "0 []"
-    for job in COMMANDS:
-        assert f" {job} " in done.stdout
+    for command in app.registered_commands:
+        assert f" {command.name} " in done.stdout
 
 
 def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
@@ -116,9 +118,11 @@ def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
         (["fleet", "x", "--out", "y", "--since", "soon"], ["--since: 'soon' is no length of time", "90m, 2h"]),
         (["fleet", "x", "--out", "y", "--since", "2h", "--from", "2026-03-01"], ["--since and --from both say"]),
         (["fleet", "x", "--out", "y", "--from", "2026-03-02", "--to", "2026-03-01"], ["the window is empty"]),
-        (["abuse", "x"], ["--out is missing"]),
+        (["abuse", "x"], ["Missing option '--out'"]),
         (["abuse", "x", "--out", "y", "--weights", "nowhere"], ["--weights nowhere cannot be read"]),
         (["capacity", "x", "--out", "y", "--viewers", "many"], ["--viewers is 'many', allowed is a number", "10M"]),
+        (["whatif", "x", "--out", "y", "--most", "-1"], ["--most is '-1', allowed is a number"]),
+        (["abuse", "x", "--out", "y", "--max-bans", "0"], ["--max-bans is 0, allowed is 1 to"]),
         (["sessions", "x", "--out", "y", "--conf", "a=b"], ["--conf is"]),
         (["sessions", "x", "--out", "y", "--driver-memory", "lots"], ["allowed is a size as Java has it"]),
     ],
@@ -130,6 +134,35 @@ def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, c
     assert main(["analyze", *words]) == 2
     errors = capsys.readouterr().err
     assert [item for item in told if item not in errors] == []
+
+
+def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp_path, monkeypatch):
+    """Text is no dump of figures: each answer, what was read, the report's path last; records are listed once."""
+    from flowctl.pipeline.records import listing
+
+    listed = []
+    monkeypatch.setattr(listing, "_tables", lambda *given, real=listing._tables: listed.append(given) or real(*given))
+    write_closes(tmp_path / "ev", [close(20, 1), close(21, 2)])
+    skipped = (word for job in ("experience", "fleet", "abuse", "whatif") for word in ("--skip", job))
+    status, shown, errors = analyze("all", tmp_path / "ev", "--out", tmp_path / "out", *skipped)
+    assert (status, len(listed)) == (0, 1), errors
+    lines = shown.splitlines()
+    assert lines[0] == "sessions: 2 connections closed, 0 open; 0 in trouble, by cause: -"
+    assert lines[1].startswith("capacity: a node carries ")
+    assert lines[2:4] == [
+        "report: what to do",
+        "  Not known: the job whatif was not run. `flowctl analyze whatif` runs it.",
+    ]
+    assert "  flow_closes: 1 files, rows in 2 = out 2 + quarantined 0" in lines
+    assert lines[-1] == f"report.html: {tmp_path / 'out' / 'report.html'}"
+    assert "{" not in shown
+
+
+def test_answers_when_said_name_figures_that_jobs_have():
+    """Each job has its line, and one of which nothing is known has dashes in it, not an error."""
+    assert set(showing._SAID) == set(run.JOBS)
+    for name, words in showing._SAID.items():
+        assert "{" not in showing._Words().format(words), name
 
 
 @pytest.mark.parametrize("job", ["sessions", "all", "watch"])

@@ -11,7 +11,8 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JError
 
-from flowctl.cli.analyze.common import session_options, text
+from flowctl.cli.analyze.common import options_of
+from flowctl.cli.analyze.showing import text
 from flowctl.cli.errors import TerminatedError
 from flowctl.errors import ConfigError
 from flowctl.pipeline.spark.session import (
@@ -79,7 +80,7 @@ def test_settings_when_given_win_and_others_are_ours():
 def test_options_when_wrong_are_named(conf, memory):
     """A setting without a value, one that is none of Spark's, and a size that is none are refused."""
     with pytest.raises(ConfigError, match=r"--conf is|--driver-memory is"):
-        session_options(None, conf, memory, "sessions")
+        options_of({"master": None, "conf": conf, "driver_memory": memory}, "sessions")
 
 
 def test_pyspark_when_missing_says_what_to_install(monkeypatch):
