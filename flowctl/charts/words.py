@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from string import Formatter
 from typing import Any, Final
 
 from flowctl.printable import foreign
@@ -86,6 +88,25 @@ def words(value: Any, most: int = 60) -> str:
     """Return a text of a peer on one line; "-" for none, and for a number that is none."""
     found = "" if value is None or (isinstance(value, float) and number(value) is None) else foreign(value, most)
     return found or "-"
+
+
+KINDS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "n": figure, "%": percent, "ms": ms, "s": span, "B": size, "bps": rate, "text": lambda value: words(value, 400),
+}  # fmt: skip
+"""Kind of a figure -> how it is written."""
+
+
+class _Filler(Formatter):
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return KINDS[format_spec](value)
+
+
+def filled(template: str, figures: Mapping[str, Any]) -> str:
+    """Return a text with figures in it: ``{name:kind}``, a kind of `KINDS`; one that is not there is a "-"."""
+    return _Filler().vformat(template, (), figures)
 
 
 def plural(found: Any, one: str, many: str | None = None) -> str:

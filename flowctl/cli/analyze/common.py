@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowctl.text.output import say
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from flowctl.pipeline.run import AllResult
     from flowctl.pipeline.spark.progress import Progress
     from flowctl.pipeline.spark.session import SessionOptions
 
@@ -90,3 +93,20 @@ def check_apart(events: str, out: str) -> None:
             f"--out {out} is a folder of the records: results would lie among them",
             hint="name another folder; it is made if it is not there",
         )
+
+
+def show(result: AllResult, *, as_json: bool) -> None:
+    """Write what a run did: data to standard output, warnings and failures to standard error."""
+    from flowctl.cli.common import print_json
+    from flowctl.cli.errors import complain
+    from flowctl.pipeline.said import lines
+
+    warnings = [*result.warnings, *(line for note in result.jobs.values() for line in note.warnings)]
+    for line in dict.fromkeys(warnings):
+        say(f"warning: {line}", to_stderr=True)
+    for name in result.failed:
+        complain(f"{name}: {result.jobs[name].message}", result.jobs[name].hint or None)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        say("\n".join(lines(result)))

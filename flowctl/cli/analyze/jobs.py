@@ -8,9 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, started
+from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, show, started
 from flowctl.cli.analyze.options import OF_ALL, OF_JOBS, SPARK, WINDOW, Command, Setting, given, shared
-from flowctl.cli.analyze.showing import show
 from flowctl.text.output import say
 
 _ENDS: Final = """

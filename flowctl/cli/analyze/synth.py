@@ -8,7 +8,6 @@ import typer
 
 from flowctl.cli.analyze.common import started
 from flowctl.cli.analyze.options import SPARK, number, shared
-from flowctl.cli.analyze.showing import text
 from flowctl.text.output import say
 
 
@@ -40,6 +39,7 @@ def synth(
     import time
 
     from flowctl.cli.common import optional_duration, print_json
+    from flowctl.pipeline.said import figures
     from flowctl.pipeline.synth.people import SynthOptions
     from flowctl.server.bans import parse_utc
 
@@ -63,8 +63,5 @@ def synth(
     if values["json"]:
         print_json(result.as_dict())
     else:
-        say(
-            "\n".join(
-                [f"synth: {text(result.summary)}", *(f"  {name}: {path}" for name, path in result.outputs.items())]
-            )
-        )
+        say(f"synth: {figures(result.summary)}")
+        say("\n".join(f"  {name}: {path}" for name, path in result.outputs.items()))

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from record_kit import close, event, write, write_closes
 
+from flowctl.charts.words import filled
 from flowctl.cli import main
-from flowctl.cli.analyze import showing
 from flowctl.cli.analyze.app import app
 from flowctl.cli.analyze.common import check_apart
 from flowctl.errors import ConfigError
-from flowctl.pipeline import run
+from flowctl.pipeline import run, said
 
 
 def flowctl(*arguments, **environment):
@@ -154,15 +154,15 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp
         "  Not known: the job whatif was not run. `flowctl analyze whatif` runs it.",
     ]
     assert "  flow_closes: 1 files, rows in 2 = out 2 + quarantined 0" in lines
-    assert lines[-1] == f"report.html: {tmp_path / 'out' / 'report.html'}"
+    assert lines[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "{" not in shown
 
 
 def test_answers_when_said_name_figures_that_jobs_have():
     """Each job has its line, and one of which nothing is known has dashes in it, not an error."""
-    assert set(showing._SAID) == set(run.JOBS)
-    for name, words in showing._SAID.items():
-        assert "{" not in showing._Words().format(words), name
+    assert set(said.ANSWERS) == set(run.JOBS)
+    for name, words in said.ANSWERS.items():
+        assert "{" not in filled(words, {}), name
 
 
 @pytest.mark.parametrize("job", ["sessions", "all", "watch"])

@@ -12,9 +12,9 @@ pytest.importorskip("pyspark")
 from py4j.protocol import Py4JError
 
 from flowctl.cli.analyze.common import options_of
-from flowctl.cli.analyze.showing import text
 from flowctl.cli.errors import TerminatedError
 from flowctl.errors import ConfigError
+from flowctl.pipeline.said import figures
 from flowctl.pipeline.spark.session import (
     LARGE_FROM_BYTES,
     PARTITION_BYTES,
@@ -94,7 +94,7 @@ def test_pyspark_when_missing_says_what_to_install(monkeypatch):
 def test_figures_when_nested_are_read_as_words():
     """A summary is one line for people."""
     assert (
-        text({"sessions": 3, "blame": {"none": 2, "policy": 1}, "x": 0.5})
+        figures({"sessions": 3, "blame": {"none": 2, "policy": 1}, "x": 0.5})
         == "sessions 3, blame (none 2, policy 1), x 0.5"
     )
 

@@ -1,0 +1,53 @@
+"""What a run did, for people: each answer in a line or two, what was read, and last where the report is (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.charts.words import filled, words
+from flowctl.pipeline.records.accounts import Accounts
+
+if TYPE_CHECKING:
+    from flowctl.pipeline.run import AllResult
+
+ANSWERS: Final = {
+    "sessions": "{sessions:n} connections closed, {open:n} open; {in_trouble:n} in trouble, by cause: {causes:text}",
+    "experience": "{viewers:n} viewers, {peak_viewers:n} at once; {start_failures:n} of {attempts:n} attempts failed "
+    "to start; first frame {first_frame_p50_ms:ms}, delay p95 {delay_p95_ms:ms}, {picture_share:%} of the pictures",
+    "fleet": "at most {most_viewers:n} viewers at once",
+    "abuse": "{bans:n} to be banned and {limits:n} to be limited",
+    "whatif": "{choices:n} choices tried on {viewers:n} viewers; recommended:\n  {recommended:text}\n  {why:text}",
+    "capacity": "a node carries {viewers_per_node:n} viewers of {bit_rate:bps}, known from: {fitted_to:text}; "
+    "the crowd takes {nodes:n} nodes",
+    "report": "what to do",
+}
+"""Name of a job -> its answer, of figures of its summary."""
+_REPORT: Final = "report.html"
+
+
+def lines(result: AllResult) -> Iterator[str]:
+    """Yield what each job answers, the accounts, and where the results are, the report last."""
+    for name, note in result.jobs.items():
+        said = note.summary
+        causes = figures({cause: count for cause, count in said.get("blame", {}).items() if cause != "none"})
+        yield f"{name}: {filled(ANSWERS[name], {**said, 'causes': causes}) if said else note.state.value}"
+        yield from (f"  {words(item['do'], 600)}" for item in said.get("answers", ()))
+        if "truth" in said:
+            yield f"  planted: {figures(said['truth'])}"
+    yield f"records of {result.hours} hours, read now: {result.hours_read}"
+    yield from (f"  {Accounts(**account).line()}" for account in result.accounts)
+    others = [name for name in result.outputs if name != _REPORT]
+    if others:
+        folder = result.outputs[others[0]].removesuffix(others[0])
+        yield f"in {folder}: {', '.join(others)}"
+    if _REPORT in result.outputs:
+        yield f"report: {result.outputs[_REPORT]}"
+
+
+def figures(value: Any) -> str:
+    """Return a figure, or figures by name, as people read them."""
+    if not isinstance(value, Mapping):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    told = ((name, figures(item), isinstance(item, Mapping)) for name, item in value.items())
+    return ", ".join(f"{name} ({item})" if nested else f"{name} {item}" for name, item, nested in told)
