@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from string import Formatter
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from flowctl.printable import foreign
@@ -90,23 +90,30 @@ def words(value: Any, most: int = 60) -> str:
     return found or "-"
 
 
-KINDS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "n": figure, "%": percent, "ms": ms, "s": span, "B": size, "bps": rate, "text": lambda value: words(value, 400),
-}  # fmt: skip
-"""Kind of a figure -> how it is written."""
+_UNITS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "per_s": figure,
+    "_ms": ms,
+    "_s": span,
+    "_bytes": size,
+    "bit_rate": rate,
+    "_id": str,
+    **dict.fromkeys(("share", "_ratio", "load_peak", "busy_peak", "line_of_stream"), percent),
+}
+"""End of a name -> how its value is written; the first that fits counts."""
 
 
-class _Filler(Formatter):
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return kwargs.get(str(key))
+def told(name: str, value: Any) -> str:
+    """Return a value of that name: a figure by the unit at the end of its name, a flag as yes or no, a text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float) or number(value) is None:
+        return words(value, 160)
+    return next((write for end, write in _UNITS.items() if name.endswith(end)), figure)(value)
 
-    def format_field(self, value: Any, format_spec: str) -> str:
-        return KINDS[format_spec](value)
 
-
-def filled(template: str, figures: Mapping[str, Any]) -> str:
-    """Return a text with figures in it: ``{name:kind}``, a kind of `KINDS`; one that is not there is a "-"."""
-    return _Filler().vformat(template, (), figures)
+def filled(template: str, values: Mapping[str, Any]) -> str:
+    """Return a text with values in it where it has their names: ``{delay_p95_ms}``; one that is not there is a "-"."""
+    return re.sub(r"\{(\w+)\}", lambda name: told(name[1], values.get(name[1])), template)
 
 
 def plural(found: Any, one: str, many: str | None = None) -> str:

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from flowctl.pipeline.run import AllResult
 
 ANSWERS: Final = {
-    "sessions": "{sessions:n} connections closed, {open:n} open; {in_trouble:n} in trouble, by cause: {causes:text}",
-    "experience": "{viewers:n} viewers, {peak_viewers:n} at once; {start_failures:n} of {attempts:n} attempts failed "
-    "to start; first frame {first_frame_p50_ms:ms}, delay p95 {delay_p95_ms:ms}, {picture_share:%} of the pictures",
-    "fleet": "at most {most_viewers:n} viewers at once",
-    "abuse": "{bans:n} to be banned and {limits:n} to be limited",
-    "whatif": "{choices:n} choices tried on {viewers:n} viewers; recommended:\n  {recommended:text}\n  {why:text}",
-    "capacity": "a node carries {viewers_per_node:n} viewers of {bit_rate:bps}, known from: {fitted_to:text}; "
-    "the crowd takes {nodes:n} nodes",
+    "sessions": "{sessions} connections closed, {open} open; {in_trouble} in trouble, by cause: {causes}",
+    "experience": "{viewers} viewers, {peak_viewers} at once; {start_failures} of {attempts} attempts failed "
+    "to start; first frame {first_frame_p50_ms}, delay p95 {delay_p95_ms}, {picture_share} of the pictures",
+    "fleet": "at most {most_viewers} viewers at once",
+    "abuse": "{bans} to be banned and {limits} to be limited",
+    "whatif": "{choices} choices tried on {viewers} viewers; recommended:\n  {recommended}\n  {why}",
+    "capacity": "a node carries {viewers_per_node} viewers of {bit_rate}, known from: {fitted_to}; "
+    "the crowd takes {nodes} nodes",
     "report": "what to do",
 }
 """Name of a job -> its answer, of figures of its summary."""

@@ -151,7 +151,7 @@ def texts_of(text=""):
 def notes(text="", **more):
     """What became of the jobs, as in ``summary.json``."""
     found = {name: {"state": "done", "took_s": 1.5, "summary": {}, "warnings": [f"odd{text}"]} for name in JOBS}
-    found["whatif"]["summary"] = {"source": "flow_samples", "objective": "balanced"}
+    found["whatif"]["summary"] = {"source": "samples", "objective": "balanced"}
     found["capacity"]["summary"] = {"fitted_to": "records", "measured_crowds": 4, "largest_measured_viewers": 180}
     return found | more
 
@@ -185,7 +185,7 @@ def found_of(folder, tables=None, texts=None, jobs=None, text=""):
     """Return what a report finds in results; all there may be if none are given."""
     lay(folder, tables_of(text) if tables is None else tables, texts_of(text) if texts is None else texts)
     shown = notes(text) if jobs is None else jobs
-    return job.collect(gather.Tables(str(folder)), f"/data/events{text}", shown, [accounts(text=text)])
+    return gather.gather(gather.Tables(str(folder)), f"/data/events{text}", shown, [accounts(text=text)])
 
 
 def empty():

@@ -7,9 +7,9 @@ as independent, which those of one stream at one moment are not: nothing stands 
 
 from __future__ import annotations
 
-import json
+import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,18 +17,19 @@ from flowctl.charts.words import (
     FEW,
     apart,
     figure,
+    filled,
     joined,
     ms,
     number,
     percent,
     plural,
     share,
-    size,
     span,
+    told,
     whole,
     words,
 )
-from flowctl.pipeline.report.found import Found, Row
+from flowctl.pipeline.report.found import Found, Row, json_of
 
 SURE: Final = 3.0
 """Standard errors: chance does that once in 370 times, and a page has some dozen networks and nodes."""
@@ -41,12 +42,12 @@ FULL: Final = 0.8
 LEAST_DAYS: Final = 3
 """Of records for a trend of the daily peaks."""
 MOST_NAMED: Final = 5
-CHANGES: Final = (
-    ("p95 of the delay", "delay_p95_ms", ms),
-    ("p99", "delay_p99_ms", ms),
-    ("dropped", "dropped_share", percent),
-    ("memory of one viewer, at most", "memory_peak_bytes", size),
-)
+CHANGES: Final = {
+    "p95 of the delay": "delay_p95_ms",
+    "p99": "delay_p99_ms",
+    "dropped": "dropped_share",
+    "memory of one viewer, at most": "memory_peak_bytes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,46 +76,43 @@ def answers(found: Found) -> list[Advice]:
 
 def recorded(found: Found) -> str:
     """Return how much was recorded, as one sentence; "" if that is unknown."""
-    viewers = number((found.totals or {}).get("viewers"))
+    totals = found.totals or {}
+    viewers = number(totals.get("viewers"))
     if viewers is None:
         return ""
     few = "That is few: read it as what happened to these, not as what will happen to others."
-    told = f"Recorded: {plural(viewers, 'viewer')} in {span((found.totals or {}).get('span_s'))}."
-    return joined(told, few if 0 < viewers < FEW else "")
+    drawn = number(totals.get("drawn_share")) or 1.0
+    return joined(
+        f"Recorded: {plural(viewers, 'viewer')} in {span(totals.get('span_s'))}.",
+        few if 0 < viewers < FEW else "",
+        f"Figures over them are of a random sample, {percent(drawn)}." if drawn < 1 else "",
+    )
 
 
 def limits(found: Found) -> Advice:
     """Return which limits to set, and what they would have changed."""
     rows = found.rows("whatif_choices")
-    chosen = next((row for row in rows if row.get("recommended")), None)
-    present = next((row for row in rows if row.get("in_force")), None)
     if not rows:
         return Advice("limits", "unknown", found.why_not("whatif"))
+    chosen = next((row for row in rows if row.get("recommended")), None)
+    present = next((row for row in rows if row.get("in_force")), None)
     tried = plural(found.tables["whatif_choices"].total, "choice")
     sure = _sure_of_limits(found, chosen or rows[0], present)
     if chosen is None:
         none = f"Leave the limits as they are: of {tried} that were tried none meets what was asked for."
         return Advice("limits", "unknown", none, "", sure)
-    if present is not None and present.get("recommended"):
-        best = f"Leave the limits as they are: of {tried} the one in force is the best."
-        return Advice("limits", "fine", best, f"{choice_text(chosen)}.", sure)
-    told = []
-    if present is not None:
-        of = chosen.get("viewers")
-        told = (
-            [f"disconnected {_change(share(row.get('disconnected'), of) for row in (present, chosen))}"] if of else []
+    what = f"{choice_text(chosen)}."
+    if chosen.get("in_force"):
+        return Advice(
+            "limits", "fine", f"Leave the limits as they are: of {tried} the one in force is the best.", what, sure
         )
-        told += [
-            f"{what} {_change(show(row.get(name)) for row in (present, chosen))}"
-            for what, name, show in CHANGES
-            if number(present.get(name)) is not None and number(chosen.get(name)) is not None
-        ]
-    why = joined(f"{choice_text(chosen)}.", f"The same viewers would have had: {'; '.join(told)}." if told else "")
-    return Advice("limits", "act", "Set the limits of limits.toml, which lies beside this page.", why, sure)
-
-
-def _change(texts: Iterator[str]) -> str:
-    return " \N{RIGHTWARDS ARROW} ".join(texts)
+    if present is not None:
+        cut = [share(row.get("disconnected"), row.get("viewers")) for row in (present, chosen)]
+        both = {name: [told(column, row.get(column)) for row in (present, chosen)] for name, column in CHANGES.items()}
+        pairs = {"disconnected": cut, **{name: pair for name, pair in both.items() if "-" not in pair}}
+        listed = "; ".join(f"{name} {' → '.join(pair)}" for name, pair in pairs.items())
+        what = f"{what} The same viewers would have had: {listed}."
+    return Advice("limits", "act", "Set the limits of limits.toml, which lies beside this page.", what, sure)
 
 
 def choice_text(row: Row) -> str:
@@ -123,15 +121,14 @@ def choice_text(row: Row) -> str:
 
 
 def _sure_of_limits(found: Found, row: Row, present: Row | None) -> str:
-    said = found.summary("whatif")
-    viewers = whole(row.get("viewers"))
-    how = {"flight": "message by message", "flow_samples": "second by second"}.get(str(said.get("source")), "")
+    said, viewers = found.summary("whatif"), whole(row.get("viewers"))
+    how = {"flight": ", recorded message by message", "samples": ", recorded second by second"}
     taken, assumed = number(row.get("sampled_share")), number(row.get("assumed_share"))
     moved = abs(whole(row.get("disconnected")) - whole((present or row).get("disconnected")))
     few = "So few viewers show what limits do, not what they are worth."
     chance = f"Only {plural(moved, 'viewer')} would have stayed or gone: for others it may be none."
     return joined(
-        f"{plural(viewers, 'viewer')}, recorded {how}.".replace(" .", "."),
+        f"{plural(viewers, 'viewer')}{how.get(str(said.get('source')), '')}.",
         f"They are a sample: {percent(taken)} of those recorded." if taken is not None and taken < 1 else "",
         f"{percent(assumed)} of what was tried is assumed, beyond what was recorded." if assumed else "",
         few if viewers < FEW else chance if moved and moved < SIGN_TEST else "",
@@ -152,13 +149,11 @@ def bans(found: Found) -> Advice:
         many = plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")
         none = f"Keep nobody out: of {many} with evidence against them none has enough."
         return Advice("bans", "fine", none, "", recorded(found))
-    actions = Counter(str(row.get("action") or "ban") for row in found.rows("bans"))
+    rows = found.rows("bans")
+    actions = Counter(str(row.get("action") or "ban") for row in rows)
     parts = f" ({actions['ban']} banned, {actions['limit']} limited: others behave there)" if actions["limit"] else ""
-    named = [
-        f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in found.rows("bans")[:MOST_NAMED]
-    ]
+    named = [f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in rows[:MOST_NAMED]]
     more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
-    whom = plural(total, "address or subnet", "addresses and subnets")
     tried = [whole(row.get("connections")) for row in found.rows("abuse_scores") if row.get("banned")]
     few = sum(made < FEW for made in tried)
     sure = joined(
@@ -166,18 +161,14 @@ def bans(found: Found) -> Advice:
         f"Each of them made {plural(min(tried), 'connection')} or more." if tried else "",
         f"Little evidence: {few} of them made fewer than {FEW}." if few else "",
         "Who else is behind an address and was not recorded is not known.",
-    )  # fmt: skip
+    )
+    whom = plural(total, "address or subnet", "addresses and subnets")
     return Advice("bans", "act", f"Keep out {whom}{parts}: see bans.jsonl.", f"{'; '.join([*named, *more])}.", sure)
 
 
 def evidence_text(value: Any) -> str:
     """Return evidence, a map or its JSON text, as one line: what and how often, the most frequent first."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return words(value, 200)
-    items = value.items() if isinstance(value, Mapping) else ()
+    items = (value if isinstance(value, Mapping) else json_of(str(value))).items()
     order = sorted(items, key=lambda item: (-(number(item[1]) or 0.0), str(item[0])))
     return ", ".join(f"{words(name)} {figure(amount)}" for name, amount in order[:8]) or "-"
 
@@ -190,36 +181,31 @@ def capacity(found: Found) -> Advice:
     if not rows:
         return Advice("capacity", "unknown", words(said.get("answer") or found.why_not("capacity"), 1500), "", sure)
     load = {words(row.get("node"), 48): number(row.get("load_peak")) or 0.0 for row in rows}
-    free = sum(
-        max(0.0, FULL * whole(row.get("carries_viewers")) - (number(row.get("viewers_peak")) or 0.0)) for row in rows
-    )
+    peaks = ((whole(row["carries_viewers"]), number(row.get("viewers_peak")) or 0.0) for row in rows)
+    free = sum(max(0.0, FULL * carries - peak) for carries, peak in peaks)
     least = "at least " if any(row.get("carries_at_least") for row in rows) else ""
     room = f"there is room for {least}{plural(int(free), 'more viewer')} on {plural(len(rows), 'node')}"
-    name, most = max(load.items(), key=lambda item: item[1])
-    why = f"At its peak the fullest node, {name}, had {percent(most)} of what it carries."
-    full = [name for name, part in load.items() if part >= FULL]
-    kept = f"{percent(1 - FULL)} of each node are kept free."
-    if full:
-        do = f"Add a node, or move streams away from {', '.join(full[:MOST_NAMED])}: {room}."
-        return Advice("capacity", "act", do, joined(why, kept, _next_node(found, free)), sure)
-    return Advice(
-        "capacity", "fine", f"No node is needed now: {room}.", joined(why, kept, _next_node(found, free)), sure
+    fullest = max(load, key=load.__getitem__)
+    why = joined(
+        f"At its peak the fullest node, {fullest}, had {percent(load[fullest])} of what it carries.",
+        f"{percent(1 - FULL)} of each node are kept free.",
+        _next_node(found.peaks, free),
     )
+    full = [name for name, part in load.items() if part >= FULL][:MOST_NAMED]
+    do = f"Add a node, or move streams away from {', '.join(full)}" if full else "No node is needed now"
+    return Advice("capacity", "act" if full else "fine", f"{do}: {room}.", why, sure)
 
 
-def _next_node(found: Found, free: float) -> str:
+def _next_node(peaks: Mapping[int, float], free: float) -> str:
     """Return when the next node is needed, by the trend of the daily peaks (least squares)."""
-    days = sorted(found.peaks)
-    if len(days) < LEAST_DAYS:
-        return (
-            f"When the next one is needed is not known: that takes the peaks of {LEAST_DAYS} days, and more is better."
-        )
-    mean_x, mean_y = sum(days) / len(days), sum(found.peaks.values()) / len(days)
-    spread = sum((day - mean_x) ** 2 for day in days)
-    slope = sum((day - mean_x) * (found.peaks[day] - mean_y) for day in days) / spread
-    rest = sum((found.peaks[day] - mean_y - slope * (day - mean_x)) ** 2 for day in days)
-    error = (rest / (len(days) - 2) / spread) ** 0.5
-    if slope <= 2 * error:
+    if len(peaks) < LEAST_DAYS:
+        unknown = "When the next one is needed is not known: that takes the peaks of"
+        return f"{unknown} {LEAST_DAYS} days, and more is better."
+    days = list(peaks)
+    slope, begin = statistics.linear_regression(days, list(peaks.values()))
+    rest = sum((peak - begin - slope * day) ** 2 for day, peak in peaks.items())
+    error = (rest / (len(days) - 2) / (statistics.pvariance(days) * len(days))) ** 0.5
+    if slope <= max(2 * error, 1e-9):
         return f"The peaks of {plural(len(days), 'day')} show no growth that is more than chance."
     return (
         f"Daily peaks grow by {figure(slope)} viewers a day: the next one is needed in {figure(free / slope)} days, "
@@ -227,14 +213,14 @@ def _next_node(found: Found, free: float) -> str:
     )
 
 
-def _sure_of_capacity(said: Row, rows: Sequence[Row]) -> str:
+def _sure_of_capacity(said: Row, rows: list[Row]) -> str:
     source = said.get("fitted_to") or next((row.get("carries_from") for row in rows), None)
-    crowds, largest = number(said.get("measured_crowds")), number(said.get("largest_measured_viewers"))
     error, seen = number(said.get("error_share")), sum(whole(row.get("viewers_recorded")) for row in rows)
     assumed = "What a node carries is ASSUMED: that of a reference machine, not yours (flowctl load measures yours)."
+    fitted = "Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers."
     return joined(
         assumed if source == "reference" else f"What a node carries comes from {words(source, 24)}." if source else "",
-        f"Fitted to {plural(crowds, 'crowd')} of up to {plural(largest, 'viewer')}." if crowds else "",
+        filled(fitted, said) if said.get("measured_crowds") else "",
         f"A load that was held out was missed by {percent(abs(error))}." if error is not None else "",
         f"Peaks are of {plural(seen, 'recorded viewer')}." if seen else "",
     )
@@ -245,12 +231,12 @@ def calls(found: Found) -> list[Advice]:
     if found.totals is None:
         return [Advice("calls", "unknown", found.why_not("sessions"))]
     none = Advice("calls", "fine", "Call nobody: no network, publisher or node stands out.", "", recorded(found))
-    return [*_networks(found), *_publishers(found), *_threads(found)] or [none]
+    return [*_networks(found, found.totals), *_publishers(found), *_threads(found)] or [none]
 
 
-def _networks(found: Found) -> Iterator[Advice]:
+def _networks(found: Found, totals: Row) -> Iterator[Advice]:
     """Yield the networks whose viewers are more often in trouble than all others, the clearest first."""
-    troubled, viewers = (whole((found.totals or {}).get(name)) for name in ("troubled", "viewers"))
+    troubled, viewers = whole(totals.get("troubled")), whole(totals.get("viewers"))
     told = []
     for row in found.rows("network"):
         part, of = whole(row.get("troubled")), max(whole(row.get("plays")), whole(row.get("troubled")))
@@ -266,18 +252,21 @@ def _networks(found: Found) -> Iterator[Advice]:
 
 
 def _publishers(found: Found) -> Iterator[Advice]:
-    """Yield the publications that come to us badly."""
-    for row in [row for row in found.rows("ingest") if row.get("health") not in (None, "steady")][:MOST_NAMED]:
+    """Yield the streams that come to us badly, each with the worst of its publications."""
+    worst: dict[str, Row] = {}
+    for row in found.rows("ingest"):
+        if row.get("health") not in (None, "steady"):
+            worst.setdefault(words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part))), row)
+    for name, row in list(worst.items())[:MOST_NAMED]:
         gaps, back = whole(row.get("gap_count")), whole(row.get("reconnects"))
         seen = [
             f"no media for {ms(row.get('gap_ms'))} in {plural(gaps, 'gap')}" if gaps else "",
             f"key frames up to {ms(row.get('key_interval_max_ms'))} apart",
             f"jitter {ms(row.get('jitter_ms'))}",
             f"came back {plural(back, 'time')}" if back else "",
-        ]  # fmt: skip
+        ]
         told = "; ".join(text for text in seen if text and "-" not in text.split())
-        name = words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part)))
-        why = f"{words(row.get('health'), 40).capitalize()}: {told}." if told else f"{words(row.get('health'), 40)}."
+        why = f"{words(row.get('health'), 40).capitalize()}{': ' if told else ''}{told}."
         sure = f"Measured where it comes in, over {span(row.get('duration_s'))} of one connection."
         yield Advice("publisher", "act", f"Call the publisher of {name}.", why, sure)
 

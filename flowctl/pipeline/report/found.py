@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Row = Mapping[str, Any]
 
@@ -17,17 +17,44 @@ STATES: Final = ("ready", "overloaded", "soft", "hard")
 """As in the names of columns, from good to bad."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The first rows of a table, and how many it has."""
+class Known(NamedTuple):
+    """What a figure over viewers is.
 
-    rows: Sequence[Row] = ()
-    total: int = 0
+    Args:
+        words: what it is called.
+        better: whether more of it is better (1), worse (-1) or neither (0).
+        of: of a share: the total that it is a part of; else the column of the sessions.
+        at: of a quantile: which.
+    """
 
-    def left_out(self, what: str) -> str:
-        """Return how much of the table is not shown; "" if all of it is."""
-        left = self.total - len(self.rows)
-        return f"The first {len(self.rows):,} of {self.total:,} {what}; {left:,} are left out here." if left > 0 else ""
+    words: str
+    better: int
+    of: str
+    at: float = 0.0
+
+
+SHARES: Final[Mapping[str, Known]] = {
+    "start_failures": Known("attempts that failed to start", -1, "attempts"),
+    "exits_before_start": Known("left before the first frame", -1, "attempts"),
+    "troubled": Known("viewers in trouble", -1, "viewers"),
+    "cut_slow": Known("disconnected for being slow", -1, "viewers"),
+    "stalled": Known("viewers with a stall", -1, "viewers"),
+}
+QUANTILES: Final[Mapping[str, Known]] = {
+    "first_frame_p50_ms": Known("first frame (median)", -1, "first_frame_ms", 0.5),
+    "first_frame_p95_ms": Known("first frame (p95)", -1, "first_frame_ms", 0.95),
+    "delay_p50_ms": Known("delay (median of medians)", -1, "delay_p50_ms", 0.5),
+    "delay_p95_ms": Known("delay (p95 of p95)", -1, "delay_p95_ms", 0.95),
+}
+MEANS: Final[Mapping[str, Known]] = {
+    "stall_ratio": Known("time stalled", -1, "stall_ratio"),
+    "picture_share": Known("pictures delivered", 1, "picture_share"),
+    "late_share": Known("time beyond the target delay", -1, "late_share"),
+    "bit_rate": Known("bit rate", 0, "bit_rate"),
+    "frames_per_s": Known("frames per second", 0, "frames_per_s"),
+}
+MEASURES: Final[Mapping[str, Known]] = {**SHARES, **QUANTILES, **MEANS}
+"""Name of a figure over viewers -> what it is. The report tells them with errors, and two runs are compared by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +74,14 @@ class Measure:
     part: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The first rows of a table, and how many it has."""
+
+    rows: Sequence[Row] = ()
+    total: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """All that a report shows.
@@ -56,12 +91,11 @@ class Found:
         made_at: when, UTC.
         window: what was asked for, in words; "": all there is.
         jobs: name -> what became of it, as in ``summary.json``.
-        accounts: of each table of records: rows and files in, out and quarantined, with reasons.
         totals: over all sessions: connections, viewers, troubled, play_s, sent_bytes, span_s. None: no sessions.
-        measures: name (see `flowctl.pipeline.compare.MEASURES`) -> figure over viewers.
+        measures: name (see `MEASURES`) -> figure over viewers.
         curves: name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that).
         tables: name (see `flowctl.pipeline.report.evidence`) -> its first rows.
-        moments: rows over time: at_s, shares of the states, viewers, delays.
+        moments: rows over time: at_s, shares of the states, viewers.
         moments_from: where the first of them begins.
         moment_s: length of such a place, seconds.
         peaks: days since the first -> most viewers at once on that day.
@@ -73,7 +107,6 @@ class Found:
     made_at: datetime
     window: str = ""
     jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    accounts: Sequence[Row] = ()
     totals: Mapping[str, Any] | None = None
     measures: Mapping[str, Measure] = field(default_factory=dict)
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)

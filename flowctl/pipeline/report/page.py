@@ -1,4 +1,4 @@
-"""The report of the pipeline as one HTML page (pure).
+"""The report of the pipeline as one HTML page (pure): sections said as data, and one renderer.
 
 What to do comes first, each answer with how sure it is; then what viewers felt; then what the answers rest on;
 bookkeeping last: what was read, by which job, and what could not be used.
@@ -6,16 +6,15 @@ bookkeeping last: what was read, by which job, and what could not be used.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
 
 from flowctl.charts.page import Figure, figures, page, table, text, tiles
-from flowctl.charts.words import figure, ms, percent, share, size, span, words
+from flowctl.charts.words import figure, share, size, span, told, words
 from flowctl.pipeline.report.answers import Advice, answers, recorded
-from flowctl.pipeline.report.evidence import DIMENSIONS, Shown, bars, delays, front, shown, states
-from flowctl.pipeline.report.found import Found
-from flowctl.printable import printable
+from flowctl.pipeline.report.evidence import TABLES, bars, cells_of, delays, front, note_of, states
+from flowctl.pipeline.report.found import MEASURES, Found
 
 STYLE: Final = """
 :root{--calm:#e9e8e3}@media(prefers-color-scheme:dark){:root{--calm:#2b2b28}}
@@ -26,8 +25,6 @@ nav{display:flex;flex-wrap:wrap;gap:4px 16px;margin:12px 0 20px;font-size:13px}n
 .advice section{margin:0;display:flex;flex-direction:column;gap:6px;overflow-wrap:anywhere}.advice p{margin:0}
 .advice h3{font-size:13px;font-weight:500;color:var(--soft);margin:0}.advice .do{color:var(--ink);font-weight:600}
 .advice .sure{font-size:13px;border-top:1px solid var(--edge);padding-top:6px;margin-top:auto}
-pre{background:var(--paper);border:1px solid var(--edge);border-radius:6px;padding:10px 12px;overflow-x:auto;margin:0;
-font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,monospace}
 """.strip()
 _KINDS: Final = {"act": "bad", "fine": "good", "unknown": "doubt"}
 _ASKED: Final = {
@@ -39,53 +36,127 @@ _ASKED: Final = {
     "publisher": "Whom to call? A publisher",
     "node": "Whom to call? Who looks after a node",
 }
-PARTS: Final = {
-    "do": "What to do",
-    "felt": "What viewers felt",
-    "trouble": "When was trouble, and whose fault was it?",
-    "limits": "What does the choice of limits rest on?",
-    "bans": "Who behaved badly?",
-    "capacity": "How full are the nodes?",
-    "read": "What was read, and what could not be used?",
-}
+
+
+def paragraph(line: str) -> str:
+    """Return a text as a paragraph; "" for none."""
+    return f"<p>{text(line, 2000)}</p>" if line else ""
+
+
+def cards(items: Iterable[tuple[str, Advice]]) -> str:
+    """Return answers in their boxes, each under a heading."""
+    drawn = []
+    for about, item in items:
+        sure = f'<p class="sure"><b>How sure?</b> {text(item.sure, 2000)}</p>' if item.sure else ""
+        do = f'<p class="do">{text(item.do, 2000)}</p>'
+        inner = f"<h3>{text(about)}</h3>{do}{paragraph(item.why)}{sure}"
+        drawn.append(f'<section class="{_KINDS[item.kind]}">{inner}</section>')
+    return f'<div class="advice">{"".join(drawn)}</div>'
+
+
+def box(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "", *, folded: bool = False
+) -> str:
+    """Return a table in its box, one that is folded opened on demand; "" without rows."""
+    if not rows:
+        return ""
+    inner = (f'<p class="note">{text(note, 600)}</p>' if note else "") + table(heads, rows, kind="words")
+    if folded:
+        return f"<section><details><summary>{text(title)}</summary>{inner}</details></section>"
+    return f"<section><h3>{text(title)}</h3>{inner}</section>"
+
+
+def measured(name: str, one: Mapping[str, Any]) -> str:
+    """Return a `Measure` as people read it."""
+    return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
+
+
+def _do(found: Found) -> str:
+    return paragraph(recorded(found)) + cards((_ASKED[item.about], item) for item in answers(found))
+
+
+_TILES: Final = (
+    *("start_failures", "stalled", "troubled", "cut_slow", "first_frame_p50_ms", "picture_share", "delay_p95_ms"),
+)
+
+
+def _felt(found: Found) -> str:
+    totals, known = found.totals or {}, found.measures
+    figured = [(MEASURES[name].words, measured(name, asdict(known[name]))) for name in _TILES if name in known]
+    first = [("viewers", figure(totals.get("viewers"))), ("watched, all together", span(totals.get("play_s")))]
+    return tiles([*first, *figured, ("sent", size(totals.get("sent_bytes")))]) if totals else ""
+
+
+def _capacity(found: Found) -> str:
+    said = found.summary("capacity")
+    fleet = said.get("fleet")
+    told = [said.get("answer"), fleet.get("answer") if isinstance(fleet, dict) else None]
+    return "".join(paragraph(words(line, 1500)) for line in told if line)
+
+
+class Section(NamedTuple):
+    """A part of the page.
+
+    Args:
+        title: its heading.
+        job: whose results it shows; where there are none it says why.
+        pictures: drawn of it: bars of a table, or a function.
+        tables: names, see `TABLES`.
+        first: makes HTML that stands before both.
+    """
+
+    title: str
+    job: str
+    pictures: Sequence[str | Callable[[Found], Figure | None]] = ()
+    tables: Sequence[str] = ()
+    first: Callable[[Found], str] = lambda _: ""
+
+
+SECTIONS: Final = {
+    "do": Section("What to do", "", first=_do),
+    "felt": Section(
+        "What viewers felt", "sessions", (delays, "pictures"),
+        ("all", "stream", "application", "network", "node", "agent"), _felt,
+    ),
+    "trouble": Section(
+        "When was trouble, and whose fault was it?", "sessions", (states, "blames", "closes"),
+        ("worst", "ingest"),
+    ),
+    "limits": Section("What does the choice of limits rest on?", "whatif", (front,), ("whatif_choices",)),
+    "bans": Section("Who behaved badly?", "abuse", (), ("abuse_scores",)),
+    "capacity": Section(
+        "How full are the nodes?", "capacity", ("capacity_nodes",),
+        ("capacity_nodes", "capacity_streams"), _capacity,
+    ),
+    "read": Section(
+        "What was read, and what could not be used?", "", (), ("accounts", "aside", "jobs", "unread"),
+        lambda found: "" if found.rows("aside") else paragraph("Nothing was set aside."),
+    ),
+}  # fmt: skip
+"""Name of a section, for links -> what it shows, in the order of the page."""
 
 
 def render(found: Found) -> str:
     """Return the page."""
-    inner = {"do": _do, "felt": _felt, "trouble": _trouble, "limits": _limits, "bans": _bans, "capacity": _capacity,
-             "read": _read}  # fmt: skip
-    links = "".join(f'<a href="#{name}">{text(title)}</a>' for name, title in PARTS.items())
+    links = "".join(f'<a href="#{name}">{text(section.title)}</a>' for name, section in SECTIONS.items())
     window = f" {words(found.window, 100)}," if found.window else ""
     said = f"{text(window)} analyzed at {found.made_at:%Y-%m-%d %H:%M:%S} UTC"
     header = (
         f"<header><h1>What the servers saw</h1><p>Records of <code>{text(found.events, 500)}</code>,{said}</p></header>"
     )
-    parts = [
-        "\n".join(
-            [f'<div class="part" id="{name}"><h2>{text(title)}</h2>', *filter(None, inner[name](found)), "</div>"]
-        )
-        for name, title in PARTS.items()
-    ]
     footer = "<footer><p>Figures: the tables beside this page. Made by <code>flowctl analyze</code>.</p></footer>"
+    parts = [_section(found, name, section) for name, section in SECTIONS.items()]
     body = [header, f"<nav>{links}</nav>", _failed(found), *parts, footer]
     return page(f"What the servers saw: {found.events}", body, style=STYLE)
 
 
-def card(about: str, item: Advice) -> str:
-    """Return an answer in its box, under a heading."""
-    why = f"<p>{text(item.why, 2000)}</p>" if item.why else ""
-    sure = f'<p class="sure"><b>How sure?</b> {text(item.sure, 2000)}</p>' if item.sure else ""
-    do = f'<p class="do">{text(item.do, 2000)}</p>'
-    return f'<section class="{_KINDS[item.kind]}"><h3>{text(about)}</h3>{do}{why}{sure}</section>'
-
-
-def _do(found: Found) -> Sequence[str]:
-    cards = "".join(card(_ASKED[item.about], item) for item in answers(found))
-    return [_said(recorded(found)), f'<div class="advice">{cards}</div>']
-
-
-def _said(line: str) -> str:
-    return f"<p>{text(line, 2000)}</p>" if line else ""
+def _section(found: Found, name: str, section: Section) -> str:
+    drawn = [bars(found, item) if isinstance(item, str) else item(found) for item in section.pictures]
+    parts = [section.first(found), figures((item for item in drawn if item is not None), level=3)]
+    shown = [(TABLES[item], cells_of(found, item), note_of(found, item)) for item in section.tables]
+    parts += [box(item.title, *cells, note, folded=item.folded) for item, cells, note in shown if cells]
+    inner = "".join(parts) or paragraph(found.why_not(section.job))
+    return f'<div class="part" id="{name}"><h2>{text(section.title)}</h2>{inner}</div>'
 
 
 def _failed(found: Found) -> str:
@@ -95,120 +166,3 @@ def _failed(found: Found) -> str:
     items = "".join(f'<li><b class="no">✕ {text(name)}</b> {text(why, 800)}</li>' for name, why in told)
     title = "<h3>These jobs failed; what they would have told is missing</h3>"
     return f'<section class="bad">{title}<ul>{items}</ul></section>' if items else ""
-
-
-def _felt(found: Found) -> Sequence[str]:
-    totals, known = found.totals, found.measures
-    if totals is None:
-        return [_said(found.why_not("sessions"))]
-    parts = [
-        (label, share(known[name].part, known[name].n, brief=True))
-        for label, name in (
-            ("of the attempts failed to start", "start_failures"),
-            ("of the viewers had a stall", "stalled"),
-            ("of the viewers were in trouble", "troubled"),
-            ("were disconnected for being slow", "cut_slow"),
-        )
-        if name in known
-    ]
-    values = [
-        (label, show(known[name].value))
-        for label, name, show in (
-            ("to the first frame, median", "first_frame_p50_ms", ms),
-            ("of the pictures were delivered", "picture_share", percent),
-            ("delay: p95 of the viewers' p95", "delay_p95_ms", ms),
-        )
-        if name in known
-    ]
-    whole = [("viewers", figure(totals.get("viewers"))), ("watched, all together", span(totals.get("play_s")))]
-    drawn = (delays(found), bars(found, "pictures"))
-    tables = [_box(shown(found, name), folded=name not in ("stream", "network")) for name in DIMENSIONS]
-    return [
-        tiles([*whole, *parts, *values, ("sent", size(totals.get("sent_bytes")))]),
-        _plots(drawn),
-        _box(shown(found, "all")),
-        *tables,
-    ]
-
-
-def _trouble(found: Found) -> Sequence[str]:
-    drawn = (states(found), *(bars(found, name) for name in ("blames", "drops", "closes")))
-    return (
-        [_plots(drawn), _box(shown(found, "worst")), _box(shown(found, "ingest"))]
-        if found.totals
-        else [_said(found.why_not("sessions"))]
-    )
-
-
-def _limits(found: Found) -> Sequence[str]:
-    lines = "\n".join(printable(line[:500]) for line in (found.limits_toml or "").split("\n")[:200])
-    note = "Save it as limits.toml: flowctl serve live --limits limits.toml reads it again whenever it changes."
-    title = f'<h3>To paste into the server\'s configuration</h3><p class="note">{note}</p>'
-    pasted = f"<section>{title}<pre>{html.escape(lines)}</pre></section>"
-    parts = [
-        _plots([front(found)]),
-        pasted if found.limits_toml else "",
-        _box(shown(found, "whatif_choices"), folded=True),
-    ]
-    return parts if any(parts) else [_said(found.why_not("whatif"))]
-
-
-def _bans(found: Found) -> Sequence[str]:
-    parts = [_box(shown(found, "abuse_scores")), _box(shown(found, "bans"))]
-    nobody = (
-        "Nobody: there is no evidence against any address."
-        if "abuse_scores" in found.tables
-        else found.why_not("abuse")
-    )
-    return parts if any(parts) else [_said(nobody)]
-
-
-def _capacity(found: Found) -> Sequence[str]:
-    said = found.summary("capacity")
-    fleet = said.get("fleet")
-    told = [said.get("answer"), fleet.get("answer") if isinstance(fleet, dict) else None]
-    tables = [_box(shown(found, f"capacity_{name}")) for name in ("nodes", "streams")]
-    parts = [*(_said(words(line, 1500)) for line in told if line), _plots([bars(found, "capacity_nodes")]), *tables]
-    return parts if any(parts) else [_said(found.why_not("capacity"))]
-
-
-def _read(found: Found) -> Sequence[str]:
-    aside = [
-        [words(reason, 100), words(item.get("table")), what, figure(often)]
-        for item in found.accounts
-        for what, name in (("rows", "by_reason"), ("files", "files_by_reason"))
-        for reason, often in (item.get(name) or {}).items()
-    ]
-    jobs = [
-        [
-            words(name),
-            words(note.get("state")),
-            span(note.get("took_s")),
-            "; ".join(map(str, note.get("warnings") or ())) or "-",
-        ]
-        for name, note in found.jobs.items()
-    ]
-    unread = [[words(name), words(why, 300)] for name, why in found.missing.items()]
-    return [
-        _box(shown(found, "accounts", found.accounts)) or _said("Not known: no job has said what it read."),
-        _box(Shown("Set aside", ("reason", "table", "of", "how many"), aside))
-        if aside
-        else _said("Nothing was set aside."),
-        _box(Shown("Jobs", ("job", "state", "took", "what it warns of"), jobs)) if jobs else "",
-        _box(Shown("Tables that could not be read", ("table", "why"), unread)) if unread else "",
-    ]
-
-
-def _plots(found: Iterable[Figure | None]) -> str:
-    return figures((item for item in found if item is not None), level=3)
-
-
-def _box(found: Shown | None, *, folded: bool = False) -> str:
-    """Return a table in its box; one that is folded is opened on demand. "" if there is none."""
-    if found is None:
-        return ""
-    note = f'<p class="note">{text(found.note, 600)}</p>' if found.note else ""
-    inner = note + table(found.heads, found.rows, kind=found.kind)
-    if folded:
-        return f"<section><details><summary>{text(found.title)}</summary>{inner}</details></section>"
-    return f"<section><h3>{text(found.title)}</h3>{inner}</section>"

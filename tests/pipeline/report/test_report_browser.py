@@ -9,13 +9,12 @@ import subprocess
 
 import install_browser
 import pytest
-from report_kit import NASTY, empty, found_of, run_in
+from report_kit import NASTY, empty, found_of
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.keys import Keys
 
-from flowctl.pipeline.compare import compare
 from flowctl.pipeline.report.page import render
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -59,7 +58,7 @@ def test_report_when_opened_in_a_browser_is_quiet_and_asks_for_nothing(tmp_path)
     visit = Visit(tmp_path / "report", render(found_of(tmp_path / "r", text=NASTY)))
     assert visit.console == []
     assert set() == visit.requests
-    assert visit.dom.count("<svg") == 8
+    assert visit.dom.count("<svg") == 7
     assert "<script" not in visit.dom
     assert "<img" not in visit.dom
 
@@ -124,15 +123,10 @@ def driver(tmp_path_factory):
     found.quit()
 
 
-@pytest.mark.parametrize("name", ["report", "compare"])
-def test_page_when_looked_at_fits_phones_darkness_and_keys(driver, tmp_path, name):
+def test_page_when_looked_at_fits_phones_darkness_and_keys(driver, tmp_path):
     """At 1280 and 400 pixels, light and dark, nothing is wider than the screen and no text faint; keys open folds."""
-    if name == "report":
-        text = render(found_of(tmp_path / "r", text=NASTY))
-    else:
-        text = compare(run_in(tmp_path / "a", text=NASTY), run_in(tmp_path / "b", 40, text=NASTY)).as_html()
     page = tmp_path / "page.html"
-    page.write_text(text, "utf-8")
+    page.write_text(render(found_of(tmp_path / "r", text=NASTY)), "utf-8")
     for width in (1280, 400):
         for scheme in ("light", "dark"):
             metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -145,14 +139,13 @@ def test_page_when_looked_at_fits_phones_darkness_and_keys(driver, tmp_path, nam
             assert driver.execute_script(WIDER) == []
             assert driver.execute_script(FAINT) == []
     assert driver.get_log("browser") == []
-    if name == "report":
-        driver.get(page.as_uri())
-        folded = driver.find_element("css selector", "summary")
-        folded.send_keys(Keys.ENTER)
-        assert driver.execute_script("return arguments[0].parentElement.open", folded)
-        link = driver.find_element("css selector", "nav a[href='#read']")
-        link.send_keys(Keys.ENTER)
-        assert driver.current_url.endswith("#read")
+    driver.get(page.as_uri())
+    folded = driver.find_element("css selector", "summary")
+    folded.send_keys(Keys.ENTER)
+    assert driver.execute_script("return arguments[0].parentElement.open", folded)
+    link = driver.find_element("css selector", "nav a[href='#read']")
+    link.send_keys(Keys.ENTER)
+    assert driver.current_url.endswith("#read")
 
 
 def test_looks_when_a_page_is_faint_and_wide_find_it(driver, tmp_path):
