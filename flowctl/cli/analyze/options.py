@@ -112,6 +112,14 @@ BANS: Final[Group] = {
     "most_bans": Setting("Bans of this job at most, the highest scores. Default: 10000.", "N", number, "max-bans"),
     "replace_bans": Setting("Begin a new list. Default: bans of the list there that last are kept."),
 }
+WATCH: Final[Group] = {
+    "checkpoint": Setting("Of the stream. Default: OUT/_checkpoint.", "DIR"),
+    "trigger_s": Setting("Time between two looks for new files. Default: 5s.", "TIME", parse_duration),
+    "window_s": Setting("Evidence is added up over so long. Default: 60s.", "TIME", parse_duration),
+    "watermark_s": Setting("How much later than the newest a record may come. Default: 2min.", "TIME", parse_duration),
+    "once": Setting("Work off what is there, and end."),
+    "most_files": Setting("Files per trigger. Default: 500.", "N", number, "max-files"),
+}
 OF_JOBS: Final[Mapping[str, Group]] = {
     "abuse": {
         **BANS,
@@ -160,24 +168,16 @@ def shared(*groups: Group) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         hints = get_type_hints(command, include_extras=True)
-        parameters = [
-            item.replace(annotation=hints[item.name])
-            for item in inspect.signature(command).parameters.values()
-            if item.kind is not item.VAR_KEYWORD
-        ]
+        own = [item for item in inspect.signature(command).parameters.values() if item.kind is not item.VAR_KEYWORD]
+        parameters = [item.replace(annotation=hints[item.name]) for item in own]
         parameters += [
             inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=item.annotation(field))
             for group in groups
             for field, item in group.items()
         ]
-
-        def called(*arguments: Any, **values: Any) -> None:
-            command(*arguments, **values)
-
-        called.__doc__ = command.__doc__
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer goes by
-        called.__annotations__ = {item.name: item.annotation for item in parameters}
-        return called
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer goes by
+        command.__annotations__ = {item.name: item.annotation for item in parameters}
+        return command
 
     return decorate
 

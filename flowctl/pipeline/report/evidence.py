@@ -222,7 +222,8 @@ def states(found: Found) -> Figure | None:
         return None
     ages_s = [number(row.get("at_s")) or 0.0 for row in rows]
     end_s = ages_s[-1] + found.moment_s
-    unit_s, unit = next(item for item in _UNITS if end_s <= item[0] * _MOST_UNITS or item is _UNITS[-1])
+    hours, days = end_s > 4 * 3600, end_s > 4 * 86400
+    unit_s, unit = (86400.0, "days") if days else (3600.0, "hours") if hours else (60.0, "minutes")
     shares = {state: [number(row.get(state)) or 0.0 for row in rows] for state in STATES}
     trouble = [sum(values) for values in zip(*(shares[state] for state in STATES[1:]), strict=True)]
     worst = max(trouble)
@@ -249,10 +250,6 @@ def states(found: Found) -> Figure | None:
     note = "" if top == 1.0 else f"The axis ends at {percent(top)}; all that is not shown is READY."
     legend = [(STATE_WORDS[name], _PAINTS[name]) for name in STATES]
     return Figure(chart, ("from (UTC)", "viewers", *STATE_WORDS.values()), cells, legend, note)
-
-
-_UNITS: Final = ((60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
-_MOST_UNITS: Final = 240
 
 
 def front(found: Found) -> Figure | None:

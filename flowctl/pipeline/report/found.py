@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 Row = Mapping[str, Any]
 
+FORMAT: Final = 2
+"""Of the figures over viewers in a summary, counted up when one changes its meaning: such runs cannot be compared."""
 STATES: Final = ("ready", "overloaded", "soft", "hard")
 """As in the names of columns, from good to bad."""
 
@@ -99,7 +101,6 @@ class Found:
         moments_from: where the first of them begins.
         moment_s: length of such a place, seconds.
         peaks: days since the first -> most viewers at once on that day.
-        limits_toml: the recommendation as a file.
         missing: name of a table -> why it could not be read.
     """
 
@@ -115,7 +116,6 @@ class Found:
     moments_from: datetime | None = None
     moment_s: float = 60.0
     peaks: Mapping[int, float] = field(default_factory=dict)
-    limits_toml: str | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, table: str) -> Sequence[Row]:

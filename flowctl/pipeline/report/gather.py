@@ -153,12 +153,9 @@ def gather(
         cuts["bans"] = _bans(bans)
     viewers = read("sessions", "sessions", lambda: _viewers(tables)) or {}
     fields = viewers | (read("fleet", "fleet_streams", lambda: _over_time(tables)) or {})
-    toml = read("whatif", "limits.toml", lambda: tables.text("limits.toml"))
     books = _books(jobs, accounts, missing)
     fields["tables"] = cuts | fields.get("tables", {}) | {name: Cut(rows, len(rows)) for name, rows in books.items()}
-    return Found(
-        events=events, made_at=datetime.now(UTC), window=window, jobs=jobs, limits_toml=toml, missing=missing, **fields
-    )
+    return Found(events=events, made_at=datetime.now(UTC), window=window, jobs=jobs, missing=missing, **fields)
 
 
 def _bans(text: str) -> Cut:
@@ -168,19 +165,17 @@ def _bans(text: str) -> Cut:
     return Cut(rows[:MOST_ROWS], len(lines))
 
 
-def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[str, str]) -> dict[str, list[Row]]:
+def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[str, str]) -> dict[str, Sequence[Row]]:
     """Return what was read, set aside and done, as tables."""
-    aside: list[Row] = [
+    aside = [
         {"reason": reason, "table": item.get("table"), "of": of, "count": count}
         for item in accounts
         for of, name in (("rows", "by_reason"), ("files", "files_by_reason"))
         for reason, count in (item.get(name) or {}).items()
     ]
-    done: list[Row] = [
-        {"job": name, **note, "warnings": "; ".join(note.get("warnings") or ())} for name, note in jobs.items()
-    ]
-    unread: list[Row] = [{"table": name, "why": why} for name, why in missing.items()]
-    return {"accounts": list(accounts), "aside": aside, "jobs": done, "unread": unread}
+    done = [{"job": name, **note, "warnings": "; ".join(note.get("warnings") or ())} for name, note in jobs.items()]
+    unread = [{"table": name, "why": why} for name, why in missing.items()]
+    return {"accounts": accounts, "aside": aside, "jobs": done, "unread": unread}
 
 
 # ------------------------------------------------------------------------------------------------ viewers

@@ -12,13 +12,11 @@ from typing import Any, Final
 
 from flowctl.pipeline.job import Answer, Job, Parts
 from flowctl.pipeline.report.answers import answers
-from flowctl.pipeline.report.found import Found, json_of
+from flowctl.pipeline.report.found import FORMAT, Found, json_of
 from flowctl.pipeline.report.gather import Tables, gather
 from flowctl.pipeline.report.page import render
 
 REPORT_FILE: Final = "report.html"
-FIGURES: Final = 2
-"""Counted up when a figure of the summary changes its meaning: such runs cannot be compared."""
 _COMPARED: Final = ("stream", "network", "node")
 
 
@@ -40,7 +38,7 @@ def figures(found: Found) -> dict[str, Any]:
         for name in _COMPARED
     }
     return {
-        "format": FIGURES,
+        "format": FORMAT,
         "events": found.events,
         "window": found.window,
         "totals": found.totals,
