@@ -52,30 +52,16 @@ _BOUNDS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityOptions:
-    """What crowd, and what a node may be asked.
+    """What crowd, and what a node may be asked; `ConfigError` where a value is out of range."""
 
-    Args:
-        viewers: of the whole crowd.
-        bit_rate: of the stream, bits per second. None: as recorded, else 2.5 Mbit/s.
-        slow_share: share of viewers whose link does not carry the stream. None: as recorded, else 5 %.
-        busy: share of a thread that may be used, at 95 % of the nodes.
-        memory_bytes: that a node has. None: not asked.
-        measurements: text of a file of measurements, which goes before what was recorded. None: there is none.
-        measurements_name: its name, for errors.
-        headroom: share of each node of a fleet that is kept free while all nodes live.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    viewers: int = 1_000_000
-    bit_rate: float | None = None
-    slow_share: float | None = None
-    busy: float = 0.7
-    memory_bytes: int | None = None
-    measurements: str | None = None
-    measurements_name: str = "measurements"
-    headroom: float = 0.2
+    viewers: int = 1_000_000  # of the whole crowd
+    bit_rate: float | None = None  # of the stream, bits per second; None: as recorded, else 2.5 Mbit/s
+    slow_share: float | None = None  # viewers whose link does not carry the stream; None: as recorded, else 5 %
+    busy: float = 0.7  # share of a thread that may be used, at 95 % of the nodes
+    memory_bytes: int | None = None  # that a node has; None: not asked
+    measurements: str | None = None  # text of a file, which goes before what was recorded
+    measurements_name: str = "measurements"  # its name, for errors
+    headroom: float = 0.2  # share of each node of a fleet that is kept free while all nodes live
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -135,12 +121,12 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
             hint="give --measurements of crowds of several sizes with memory (python bench capacity), or no --memory",
         )
     viewers, at_least = carried(model, options)
-    memory, held_out = model.memory, held_out_error(used)
+    memory, held_out, off = model.memory, held_out_error(used), min(2 * model.residual, 0.9)
     summary: dict[str, Any] = {
         "viewers_per_node": viewers or None,
         "at_least": at_least,
-        "viewers_per_node_low": carried(model, options, 2 * model.residual)[0],
-        "viewers_per_node_high": carried(model, options, -2 * model.residual)[0],
+        "viewers_per_node_low": carried(model, options, off)[0],
+        "viewers_per_node_high": carried(model, options, -off)[0],
         "memory_bytes_per_node": None if memory is None or not viewers else round(memory.of(viewers, rate)),
         "nodes": math.ceil(options.viewers / viewers) if viewers else None,
         "cpu_us_per_viewer_s": round(model.cpu.one(rate), 1),

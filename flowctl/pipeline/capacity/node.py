@@ -54,28 +54,15 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """One crowd on one node.
-
-    Args:
-        viewers: how many.
-        bit_rate: of the stream, bits per second.
-        cpu_us_per_s: processor time of the server per second, microseconds.
-        memory_bytes: resident memory. None: not measured.
-        idle_memory_bytes: the same before the first viewer. None: not measured.
-        p99_ms: delay of healthy viewers. None: not measured.
-        slow_share: share of viewers that did not keep up, 0 to 1.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """One crowd on one node; `ConfigError` where a value is out of range."""
 
     viewers: int
-    bit_rate: float
-    cpu_us_per_s: float
-    memory_bytes: int | None = None
-    idle_memory_bytes: int | None = None
-    p99_ms: float | None = None
-    slow_share: float = 0.0
+    bit_rate: float  # of the stream, bits per second
+    cpu_us_per_s: float  # processor time of the server per second, microseconds
+    memory_bytes: int | None = None  # resident memory; None here and below: not measured
+    idle_memory_bytes: int | None = None  # the same before the first viewer
+    p99_ms: float | None = None  # delay of healthy viewers
+    slow_share: float = 0.0  # share of viewers that did not keep up
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -130,21 +117,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class NodeModel:
-    """The fitted model.
+    """The fitted model."""
 
-    Args:
-        cpu: microseconds per second.
-        memory: bytes. None: not measured, or of one size of crowd.
-        points: how many measurements it was fitted to.
-        largest: viewers of the largest of them.
-        residual: root mean square of the relative errors of processor time at the measured points.
-    """
-
-    cpu: Line
-    memory: Line | None
-    points: int
-    largest: int
-    residual: float = 0.0
+    cpu: Line  # microseconds per second
+    memory: Line | None  # bytes; None: not measured, or of one size of crowd
+    points: int  # to which it was fitted
+    largest: int  # viewers of the largest of them
+    residual: float = 0.0  # root mean square of the relative errors of processor time at these points
 
     def error(self, point: Measurement) -> float:
         """Return by what share the predicted processor time is above (or, less than 0, below) the measured."""

@@ -110,6 +110,14 @@ def test_answer_when_the_recorded_load_test_is_held_out_is_within_a_third():
         assert abs(error) < 0.33
 
 
+def test_answer_when_measurements_contradict_each_other_has_a_wide_range():
+    """Crowds of one size that took from a tenth to ten times as much are fitted to, and the range says how badly."""
+    rows = [{"viewers": 500, "bit_rate": 2.5e6, "cpu_us_per_s": cost} for cost in (3e5, 1e6, 9e6)]
+    found = estimate([], CapacityOptions(measurements=json.dumps({"rows": rows}), slow_share=0.05, bit_rate=2.5e6))
+    assert found["residual_share"] > 0.5
+    assert found["viewers_per_node_low"] < found["viewers_per_node"] <= found["viewers_per_node_high"]
+
+
 def test_carried_when_crowds_are_drawn_keeps_95_of_100_nodes_below_the_busy_share():
     """The formula is held against drawn viewers, slow by chance, each a little cheaper or dearer than the next."""
     model, options = fit(reference()), CapacityOptions(bit_rate=2.5e6, slow_share=0.2)
