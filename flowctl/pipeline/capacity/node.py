@@ -13,6 +13,7 @@ never a figure. Crowds of a few viewers on a thread that idles say nothing, beca
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,7 +156,7 @@ def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> 
         points: (viewers, bit rate, value), values above 0. From one size of crowd `idle` is 0.
         byte: taken where bit rates are less than twice apart: closer ones tell noise, and no byte.
     """
-    several = len({viewers for viewers, _, _ in points}) > 1
+    several = max(viewers for viewers, _, _ in points) > 1.1 * min(viewers for viewers, _, _ in points)
     rates = [rate for viewers, rate, _ in points if viewers]
     apart = max(rates) >= 2 * min(rates)
     rows = [(several / value, n / value, apart * n * rate / 8 / value) for n, rate, value in points]
@@ -211,11 +212,16 @@ def why_weak(points: Sequence[Measurement]) -> str:
 
 
 def held_out_error(points: Sequence[Measurement]) -> tuple[float, Measurement] | None:
-    """Return the error at the largest crowd when the model is fitted without it, and that crowd; None: too few."""
+    """Return the error at the largest crowd when the model is fitted without it, and that crowd.
+
+    None: the others are too few, or do not tell what a viewer costs.
+    """
     points = [point for point in points if not point.saturated]
     largest = max(points, key=lambda point: (point.viewers, point.bit_rate))
     rest = [point for point in points if point.viewers < largest.viewers]
-    return (fit(rest).error(largest), largest) if rest else None
+    with contextlib.suppress(ConfigError):
+        return fit(rest).error(largest), largest
+    return None
 
 
 def parse_measurements(text: str, where: str) -> list[Measurement]:

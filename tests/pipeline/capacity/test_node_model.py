@@ -56,6 +56,8 @@ def test_held_out_error_when_the_largest_crowd_costs_more_says_by_how_much():
     assert found[0] == pytest.approx(1 / 1.1 - 1)
     assert found[1] is measured
     assert held_out_error([crowd(200)]) is None
+    idling = [busy_thread(10, 0.09), busy_thread(50, 0.08), busy_thread(1_000, 0.3)]
+    assert held_out_error(idling) is None  # what is left when the largest goes says nothing of it
 
 
 def test_cpu_when_viewers_are_slow_is_more():
