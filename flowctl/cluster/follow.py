@@ -30,14 +30,17 @@ from flowctl.client.connect import connect_socket, place_client
 from flowctl.cluster.seam import Joint, Seam
 from flowctl.errors import BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
 from flowctl.live.hub import Hub, Right
+from flowctl.live.observer import Observer
+from flowctl.live.records.ingest import Ingest
 from flowctl.live.stream import Stream
 from flowctl.outcomes.backoff import Backoff
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.events import ClientEvent, StreamEnded
+from flowctl.rtmp.events import ClientEvent, PublishRequested, StreamEnded
+from flowctl.rtmp.media.media import inspect
 from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
 from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.url import RtmpUrl
+from flowctl.rtmp.url import RtmpUrl, url_of
 from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
 _log: Final = structlog.get_logger("flowctl.cluster")
@@ -54,6 +57,19 @@ _MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
 _FOREIGN: Final = (b"\x02\x00\x11|RtmpSampleAccess", b"\x02\x00\x08onStatus")
 """Beginnings of data messages that servers put before a stream and that are not of it (nginx-rtmp, SRS)."""
 _CONFIG: Final = ClientSessionConfig(flash_version="flowctl follow", buffer_ms=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Inflow:
+    """Who is told of the connections of a follow that bring something, as of those of publishers.
+
+    Args:
+        observer: is told; the connection's thread.
+        name: of the stream here.
+    """
+
+    observer: Observer
+    name: str
 
 
 class FollowState(enum.Enum):
@@ -179,15 +195,24 @@ class HubSink:
 
 
 class _Link(RtmpClient):
-    """The connection of a follow."""
+    """The connection of a follow.
 
-    __slots__ = ("_follow", "_looked_bytes", "_pinged")
+    Attributes:
+        ingest: counts what comes, where somebody is told of it.
+    """
+
+    __slots__ = ("_follow", "_inflow", "_looked_bytes", "_pinged", "_told", "ingest")
     pinned = True  # to the thread of its follow
 
-    def __init__(self, follow: Follow, url: RtmpUrl, parameters: str, on_end: Callable[[Any], None]) -> None:
+    def __init__(
+        self, follow: Follow, url: RtmpUrl, parameters: str, on_end: Callable[[Any], None], inflow: Inflow | None
+    ) -> None:
         super().__init__(url, config=_CONFIG, parameters=parameters, on_end=on_end)
         self._protocol.play()
         self._follow = follow
+        self._inflow = inflow
+        self._told = False
+        self.ingest: Final = Ingest()
         self._looked_bytes = -1  # received when it was looked at last
         self._pinged = False
 
@@ -198,12 +223,33 @@ class _Link(RtmpClient):
         self.wake_at(self.connection.clock() + _LOOK_S)
 
     def media(self, message: Message, now: float) -> None:
-        """Hand a message on."""
+        """Count a message and hand it on."""
+        if self._inflow is not None and message.type_id in _MEDIA:
+            if not self._told:
+                self._tell(self._inflow, now)
+            self.ingest.take(
+                inspect(message.type_id, message.payload).message_class, message.timestamp, len(message.payload), now
+            )
         self._follow.received(self, message, now)
+
+    def _tell(self, inflow: Inflow, now: float) -> None:
+        """Tell that it brings the stream: not before, for one that never does is no publisher."""
+        self._told = True
+        url = url_of(inflow.name, self.url.host)
+        asked = PublishRequested(stream_id=0, name=url.stream, query=url.query, kind="live", url=url)
+        inflow.observer.asked(self.connection, asked, now)
+        inflow.observer.publish_started(self.connection, inflow.name, now, standby=False)
+
+    def closed(self, reason: CloseReason, details: str) -> None:
+        """Tell of the end, too."""
+        if self._told and self._inflow is not None:
+            self._inflow.observer.closed(self.connection, reason, self.url.masked(details), None, "")
+        super().closed(reason, details)
 
     def event(self, event: ClientEvent, now: float) -> None:
         """Tell that the stream has ended."""
         if isinstance(event, StreamEnded):
+            self.ingest.pause(now)
             self._follow.stream_ended(self, event.reason, now)
 
     def due(self, now: float) -> None:
@@ -231,6 +277,7 @@ class Follow:
         backoff: between tries.
         hold_s: how long a stream whose source is lost is kept for viewers before it ends, in seconds.
         rng: for the backoff.
+        inflow: who is told of its connections. None: nobody.
     """
 
     def __init__(
@@ -242,8 +289,10 @@ class Follow:
         backoff: Backoff = FOLLOW_BACKOFF,
         hold_s: float = 3.0,
         rng: Random | None = None,
+        inflow: Inflow | None = None,
     ) -> None:
         self._source = source
+        self._inflow = inflow
         self._sink = sink
         self._group = group
         self._backoff = backoff
@@ -337,7 +386,8 @@ class Follow:
         if number != self._number or self._state is FollowState.ENDED:
             sock.close()
             return
-        link = _Link(self, self._source.url, parameters, lambda link: self._post(self._link_ended, link))
+        ended = partial(self._post, self._link_ended)
+        link = _Link(self, self._source.url, parameters, ended, self._inflow)
         try:
             place_client(self._group, link, sock)
         except (ClosedError, OSError) as error:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl.client.connect import connect_socket
-from flowctl.cluster.follow import Follow, FollowStatistics, HubSink, Source
+from flowctl.cluster.follow import Follow, FollowStatistics, HubSink, Inflow, Source
 from flowctl.cluster.names.following import Following
 from flowctl.connection import Connection
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
@@ -187,7 +187,8 @@ class Relays:
         self._pull: Final = server.config.relay_pull
         self._group: Final = server.groups.groups[0]
         self._pushes: dict[tuple[str, RelayRule], Push] = {}  # the group's thread
-        self._following: Final = Following(server.hub, self._group, self._find)
+        self._observer: Final = None if server.recording is None else server.recording.sessions
+        self._following: Final = Following(server.hub, self._group, self._find, observer=self._observer)
         self._wanted: set[str] = set()  # the group's thread
         self._always: dict[str, Follow] = {}
         self._refused_loops = 0
@@ -201,7 +202,9 @@ class Relays:
         for rule in self._pull:
             if rule.always and rule.streams not in self._always:
                 source = _source(rule, rule.streams)
-                follow = Follow(source, HubSink(self._server.hub, rule.streams, source), self._group)
+                inflow = None if self._observer is None else Inflow(self._observer, rule.streams)
+                sink = HubSink(self._server.hub, rule.streams, source)
+                follow = Follow(source, sink, self._group, inflow=inflow)
                 self._always[rule.streams] = follow
                 follow.start()
         if self._pull:

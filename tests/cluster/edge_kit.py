@@ -32,10 +32,10 @@ class OriginServer:
 
 
 class EdgeServer:
-    """An edge."""
+    """An edge; `records`: settings of its records."""
 
-    def __init__(self, *origins, offer="", streams=("live/*",), **settings):
-        self.server = server()
+    def __init__(self, *origins, offer="", streams=("live/*",), records=None, **settings):
+        self.server = server(**({} if records is None else {"events": records}))
         where = tuple(item if isinstance(item, OriginAddress) else item.where for item in origins)
         self.edge = Edge(self.server, EdgeConfig(origins=where, streams=tuple(streams), **settings), offer=offer)
         self.server.companions.append(self.edge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pyarrow.parquet
 import pytest
 from edge_kit import Encoder, House, frames, until
 from structlog.testing import capture_logs
@@ -15,6 +16,7 @@ from flowctl.cluster.segments.segment import SegmentId, object_of
 from flowctl.cluster.segments.window import WindowLimits
 from flowctl.control.figures import stats
 from flowctl.errors import ConfigError
+from flowctl.telemetry.options import EventsOptions, Streams
 
 
 @pytest.fixture
@@ -120,6 +122,29 @@ def test_frames_when_followed_reach_viewers_before_their_segment_is_complete(hou
     whole(viewer, encoder)
     until(lambda: edge.stream().adopted >= 2, "segments that are known by their hash")
     assert edge.stream().fetched == 0
+
+
+def test_followed_origin_when_recorded_is_told_of_as_a_publisher(house, tmp_path):
+    """The connection that goes out has its row, with what came in by it; one that brings nothing has none."""
+    first = house.origin()
+    edge = house.edge(first, follow=True, records=EventsOptions(folder=str(tmp_path), streams=Streams.PLAIN))
+    encoder = Encoder(first)
+    encoder.pictures(30)
+    viewer = edge.play()
+    edge.play("live/nothing")
+    until(lambda: frames(viewer.media)[-1:] == encoder.sent[-1:], "the newest frame")
+    encoder.pictures(70)
+    whole(viewer, encoder)
+    edge.server.stop(1.0)
+    rows = pyarrow.parquet.read_table(tmp_path / "flow_closes").to_pylist()
+    (row,) = [item for item in rows if item["role"] == "publish"]
+    assert (row["app"], row["stream"], row["peer_port"]) == ("live", "room", first.where.rtmp_port)
+    pictures = len(frames(viewer.media)) // 2
+    assert (row["ingest_pictures"], row["ingest_audio"]) == (pictures, pictures)
+    assert row["ingest_key_frames"] == pictures // 25
+    assert row["key_interval_ms"] == 1000.0
+    assert (row["startup_ms"] > 0, row["reason"]) == (True, "finished")
+    assert {item["role"] for item in rows} == {"publish", "play"}
 
 
 def test_followed_origin_when_killed_costs_no_frame(house):

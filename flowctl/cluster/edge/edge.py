@@ -30,7 +30,7 @@ from flowctl.cluster.edge.copy import CopyStatistics, StreamCopy
 from flowctl.cluster.edge.gate import SchedulerGate
 from flowctl.cluster.edge.planner import EdgePlanner
 from flowctl.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
-from flowctl.cluster.follow import Follow, FollowState, HubSink, Source
+from flowctl.cluster.follow import Follow, FollowState, HubSink, Inflow, Source
 from flowctl.cluster.origin import POLICY, Cutting, Offering, SegmentListener, finish, keep
 from flowctl.cluster.segments.cutter import Cut
 from flowctl.cluster.segments.segment import Segment, SegmentId
@@ -154,8 +154,11 @@ class _Followed:
 class _Following:
     """Follows one stream from one of several sources at a time."""
 
-    def __init__(self, copy: StreamCopy, upstreams: list[Upstream], group: PollGroup, rng: Random) -> None:
+    def __init__(
+        self, copy: StreamCopy, upstreams: list[Upstream], group: PollGroup, rng: Random, inflow: Inflow | None
+    ) -> None:
         self._copy = copy
+        self._inflow = inflow
         self._upstreams = upstreams
         self._group = group
         self._rng = rng
@@ -208,7 +211,7 @@ class _Following:
         except RemoteProtocolError:
             return  # a name that this server's viewers may ask for, and we cannot
         self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
-        self._follow = Follow(Source(url), self._sink, self._group, backoff=_NEVER, rng=self._rng)
+        self._follow = Follow(Source(url), self._sink, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow)
         self._follow.start()
 
     @property
@@ -387,7 +390,8 @@ class Edge:
             self._clock,
             follows=self._config.follow,
         )
-        following = _Following(copy, self._upstreams, self._group, self._rng) if self._config.follow else None
+        inflow = None if self._server.recording is None else Inflow(self._server.recording.sessions, stream)
+        following = _Following(copy, self._upstreams, self._group, self._rng, inflow) if self._config.follow else None
         found = self._wanted[stream] = _Wanted(copy, following, now)
         if stream in self._names:  # a name that nobody has published costs no look at all ids
             self.pool.forget_unwanted(stream)

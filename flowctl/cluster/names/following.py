@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.cluster.follow import Follow, FollowStatistics, HubSink, Source
+from flowctl.cluster.follow import Follow, FollowStatistics, HubSink, Inflow, Source
 from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.live.hub import Hub
+from flowctl.live.observer import Observer
 from flowctl.pollgroup import PollGroup
 
 _log: Final = structlog.get_logger("flowctl.cluster")
@@ -47,6 +48,7 @@ class Following:
         find: called with a name and True once it has viewers, False once it is not wanted any more.
         hold_s: see `Follow`.
         linger_s: how long a stream is followed without viewers, in seconds.
+        observer: see `Inflow`. None: nobody is told.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Following:
         *,
         hold_s: float = 3.0,
         linger_s: float = LINGER_S,
+        observer: Observer | None = None,
     ) -> None:
+        self._observer: Final = observer
         self._hub: Final = hub
         self._group: Final = group
         self._find: Final = find
@@ -134,7 +138,8 @@ class Following:
             wanted.follow.move(source)
         else:
             sink = HubSink(self._hub, name, source)
-            wanted.follow = Follow(source, sink, self._group, hold_s=self._hold_s)
+            inflow = None if self._observer is None else Inflow(self._observer, name)
+            wanted.follow = Follow(source, sink, self._group, hold_s=self._hold_s, inflow=inflow)
             _log.info("stream is followed", stream=name, source=str(source))
             wanted.follow.start()
 

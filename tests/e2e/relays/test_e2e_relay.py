@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from e2e_kit import NAME, PATIENCE_S, Play, frames_of, open_live_server, wait_until
 
@@ -21,6 +22,7 @@ from flowctl.live.server import LiveServer
 from flowctl.live.settings.relays import parse_relays
 from flowctl.media.synthetic import SyntheticSource
 from flowctl.relay.relay import Relays
+from flowctl.telemetry.options import EventsOptions, Streams
 
 NGINX = Path("/usr/sbin/nginx")
 NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
@@ -236,6 +238,20 @@ def test_pull_when_always_needs_no_viewers(live, clients):
     with relaying(pull=f"edge/cam=rtmp://127.0.0.1:{origin.address[1]}/{NAME} always") as (server, _):
         wait_until(lambda: server.hub.is_published("edge/cam"), "the stream without viewers")
         assert not server.hub.is_viewed("edge/cam")
+
+
+def test_pull_when_recorded_is_told_of_as_a_publisher(live, clients, tmp_path):
+    """The connection that fetches a stream has its row, under the name that the stream has here."""
+    origin = live()
+    clients.publish(origin, source())
+    pull = f"edge/*=rtmp://127.0.0.1:{origin.address[1]}/live/{{stream}}"
+    with relaying(pull=pull, events=EventsOptions(folder=str(tmp_path), streams=Streams.PLAIN)) as (server, _):
+        player = clients.play(server, name="edge/stream")
+        wait_until(lambda: len(player.messages) > 30, "frames from the other server")
+    rows = pyarrow.parquet.read_table(tmp_path / "flow_closes").to_pylist()
+    (row,) = [item for item in rows if item["role"] == "publish"]
+    assert (row["app"], row["stream"], row["peer_port"]) == ("edge", "stream", origin.address[1])
+    assert row["ingest_pictures"] > 10
 
 
 def test_pull_when_the_stream_is_published_here_is_none(live, clients):
