@@ -1,10 +1,10 @@
 """What a connection was, in one row: the columns of `flow_closes` and `flow_opens` from the books of its Sender (pure).
 
 Rules of the sums. Of pictures, those that are still queued are neither wanted nor sent yet; those that were queued at
-the close, or that came after the viewer had left the stream, it does not miss; nor does one that has muted pictures:
-no policy for live media refuses key frames of viewers that want pictures. `lost_messages` are those whose loss is seen
-or heard (a disposable frame is made to be dropped), less those that no slowness has caused: the peer or the application
-did not want them any more.
+the close, or that came after the viewer had left the stream, it does not miss; nor does it miss what it has muted: no
+policy for live media refuses sound, or key frames, of viewers that want them. `lost_messages` are those whose loss is
+seen or heard (a disposable frame is made to be dropped), less those that no slowness has caused: the peer or the
+application did not want them any more.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def sender_columns(statistics: SenderStatistics) -> dict[str, Any]:
         "sent_bytes": statistics.bytes_sent,
         "pictures_wanted": _of(accepted, _PICTURES) - _of(statistics.queued, _PICTURES) - _not_missed(dropped),
         "pictures_sent": _of(sent, _PICTURES),
-        "lost_messages": sum(_of(counts, _NEEDED) for reason, counts in dropped.items() if reason not in _NO_LOSS),
+        "lost_messages": sum(_of(counts, _NEEDED) for reason, counts in dropped.items() if reason not in _NO_LOSS)
+        - _muted(dropped, _NEEDED),
     }
 
 
@@ -68,9 +69,18 @@ def _of(counts: Counts, classes: tuple[MessageClass, ...]) -> int:
 
 def _not_missed(dropped: Mapping[DropReason, Counts]) -> int:
     """Return the pictures that were dropped and that a viewer does not miss."""
+    return _muted(dropped, _PICTURES) + sum(
+        _of(dropped[reason], _PICTURES) for reason in _NOT_MISSED if reason in dropped
+    )
+
+
+def _muted(dropped: Mapping[DropReason, Counts], classes: tuple[MessageClass, ...]) -> int:
+    """Return how many messages of `classes` were dropped because the viewer has muted them."""
     refused = dropped.get(DropReason.REFUSED)
-    muted = _of(refused, _PICTURES) if refused is not None and refused.messages[MessageClass.KEY] else 0
-    return muted + sum(_of(dropped[reason], _PICTURES) for reason in _NOT_MISSED if reason in dropped)
+    if refused is None:
+        return 0
+    muted = (MessageClass.AUDIO, *(_PICTURES if refused.messages[MessageClass.KEY] else ()))
+    return _of(refused, tuple(item for item in classes if item in muted))
 
 
 class Course:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import itertools
 import json
 import re
@@ -12,9 +13,12 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from live_kit import disposable
 from recorded_kit import RecordedWorld, audio, config, inter, key, totals
 from telemetry_kit import read
 
+from flowctl.access.request import UNDECIDED, Question, Refusal
+from flowctl.access.rules import Access
 from flowctl.flow.counts import Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
@@ -280,6 +284,97 @@ def test_request_when_refused_says_why_in_a_word(tmp_path):
     assert all(item["asked_ms"] is not None for item in found.values())
     assert [found[f"192.0.2.{number}"]["startup_ms"] is None for number in (20, 21, 23)] == [True, True, False]
     assert found["192.0.2.22"]["limit_hits"] == 1
+
+
+class Undecided:
+    """Hooks of an application that decide who plays, when the test says so."""
+
+    decide_s = 1.0
+    tap = None
+    decides = {"connect": False, "publish": False, "play": True}  # noqa: RUF012
+    hears = frozenset()
+
+    def __init__(self) -> None:
+        self.asked = {}
+
+    def ask(self, request, answer):
+        return self.asked.setdefault(request.peer[0], Question(answer))
+
+    def check_news(self, request) -> None:
+        pass
+
+    def began(self, request) -> None:
+        pass
+
+    def over(self, request, why) -> None:
+        pass
+
+
+def test_request_when_settings_or_a_hook_refuse_it_says_which(tmp_path):
+    """What the settings forbid, what a hook forbids, what none could decide; where it is allowed, nothing."""
+    here = (ipaddress.ip_network("192.0.2.30"),)
+    world = RecordedWorld(tmp_path, config(access=Access(deny_play=here)))
+    hooks = world.hub.gate.hooks = Undecided()
+    world.publisher()
+    words = {"192.0.2.30": "access", "192.0.2.31": "hook", "192.0.2.32": "undecided", "192.0.2.33": None}
+    players = {address: world.connect(address).play() for address in words}
+    assert set(hooks.asked) == set(words) - {"192.0.2.30"}
+    hooks.asked["192.0.2.31"].tell(Refusal("You may not."))
+    hooks.asked["192.0.2.32"].tell(UNDECIDED)
+    hooks.asked["192.0.2.33"].tell(None)
+    world.run(0.5)
+    for peer in players.values():
+        if not peer.ended:
+            peer.leave()
+    assert {address: world.close_of(peer)["refusal"] for address, peer in players.items()} == words
+    assert {address: world.close_of(peer)["startup_ms"] is None for address, peer in players.items()} == {
+        address: word is not None for address, word in words.items()
+    }
+
+
+def test_request_when_the_connection_plays_already_says_so(tmp_path):
+    """One connection plays one stream: another one is refused, and the row says so beside what was played."""
+    world = RecordedWorld(tmp_path)
+    publisher, player = world.publisher(), world.player()
+    world.publisher("live/other", address="192.0.2.60")
+    stream_some(world, publisher)
+    player.command("createStream", None, stream_id=0, transaction_id=9)
+    player.command("play", None, "other", stream_id=2)
+    assert commands.PLAY_FAILED in player.codes
+    player.leave()
+    row = world.close_of(player)
+    assert (row["refusal"], row["app"], row["sent_messages_inter"]) == ("plays already", "live", 9)
+
+
+def test_viewer_when_slow_has_lost_what_it_missed_and_not_what_it_did_not_want(tmp_path):
+    """Key and inter frames and sound left out for slowness are lost; disposable ones, and what was muted, are not."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("64k,0,0", "4M,0,0", "32k,0,0"))
+    publisher, player = world.publisher(), world.player()
+    healthy, quiet = world.player(address="192.0.2.77"), world.player(address="192.0.2.78")
+    quiet.command("receiveAudio", None, False, stream_id=1)
+    blind = world.player(address="192.0.2.79")
+    blind.command("receiveVideo", None, False, stream_id=1)
+    player.wire.room = 0
+    for number in range(60):
+        picture = (
+            key(b"k", 4000) if number % 20 == 0 else disposable(b"d" * 4000) if number % 4 == 1 else inter(b"i", 4000)
+        )
+        publisher.video(number * 40, picture)
+        publisher.audio(number * 40, audio(b"a"))
+        world.run(0.04)
+    player.wire.room = None
+    world.run(1.0)
+    for peer in (player, healthy, quiet, blind):
+        peer.leave()
+    slow, well, deaf, dark = map(world.close_of, (player, healthy, quiet, blind))
+    reasons = {name for name in DropReason.__members__ if slow[f"dropped_by_{name.lower()}"]}
+    assert reasons <= {"REFUSED", "LATE", "THINNED", "KEY_WAIT", "HELD", "RETURNED"}  # all of them because it was slow
+    needed = sum(slow[f"dropped_messages_{name}"] for name in ("key", "inter", "audio"))
+    assert slow["lost_messages"] == needed > 0
+    assert slow["dropped_messages_disposable"] > 0
+    assert (deaf["dropped_messages_audio"], dark["dropped_messages_key"]) == (60, 3)
+    assert [row["lost_messages"] for row in (well, deaf, dark)] == [0, 0, 0]
+    assert [row["pictures_wanted"] - row["pictures_sent"] for row in (well, deaf, dark)] == [0, 0, 0]
 
 
 def test_viewer_when_cut_at_its_hard_limit_says_so(tmp_path):
