@@ -152,6 +152,11 @@ class Lane:
         """Records that wait."""
         return len(self._queue) + sum(item.rows for item in tuple(self._blocks))
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not (self._queue or self._blocks)
+
     def drain(self) -> tuple[list[Row], list[Block]]:
         """Take off what waits at this moment. The recorder's thread."""
         queue, blocks = self._queue, self._blocks
@@ -337,6 +342,8 @@ class Recorder:
         if now - self._said_at >= _SAY_S:
             self._tell_losses(now)
         for name, writer in self._writers.items():
+            if not writer.rows_wait:
+                continue
             began = time.thread_time()
             writer.finish_if_due(now)
             if name == FLIGHT.name:
@@ -344,6 +351,8 @@ class Recorder:
 
     def _drain(self) -> None:
         for name, lane in self._lanes.items():
+            if lane.empty:  # most are, most of the time
+                continue
             rows, blocks = lane.drain()
             writer, began = self._writers[name], time.thread_time()
             events = name == FLOW_EVENTS.name
@@ -386,12 +395,11 @@ class Recorder:
     def _tell_losses(self, now: float) -> None:
         """Log what was lost since the last time, and record it."""
         for name, lane in self._lanes.items():
-            books = self._writers[name].books
-            whole = lane.lost + self._broken[name] + books.lost_rows + books.refused_rows
+            whole = lane.lost + self._broken[name] + self._writers[name].given_up_rows
             lost, self._told[name] = whole - self._told[name], whole
             if not lost:
                 continue
-            self._said_at = now
+            self._said_at, books = now, self._writers[name].books
             _log.warning("records lost", table=name, records=lost, why=self._files.last_error or "too many at once")
             lane_of_events = self._lanes[FLOW_EVENTS.name]
             detail = json.dumps({"table": name, "disk": bool(books.lost_rows)})
