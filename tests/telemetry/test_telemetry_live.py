@@ -291,10 +291,10 @@ class Undecided:
 
     decide_s = 1.0
     tap = None
-    decides = {"connect": False, "publish": False, "play": True}  # noqa: RUF012
     hears = frozenset()
 
     def __init__(self) -> None:
+        self.decides = {"connect": False, "publish": False, "play": True}
         self.asked = {}
 
     def ask(self, request, answer):
