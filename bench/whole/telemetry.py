@@ -157,9 +157,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--viewers", type=int, default=1000)
     parser.add_argument("--bit-rate", type=int, default=2_500_000)
     parser.add_argument("--window", type=float, default=2 * _LAST_FILE_S, help="measured seconds per run")
-    parser.add_argument(
-        "--settle", type=float, default=_JOINED_S, help="seconds between the last join and the window"
-    )
+    parser.add_argument("--settle", type=float, default=_JOINED_S, help="seconds between the last join and the window")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(argv)
