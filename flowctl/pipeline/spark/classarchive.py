@@ -35,12 +35,7 @@ def archive_path(java: Java) -> Path:
 
 
 def java_option(java: Java, others: str) -> str:
-    """Return the option that has Java use the archive; "" where there is none, or `others` name one.
-
-    Args:
-        java: that is to run Spark.
-        others: options that Java gets besides.
-    """
+    """Return the option that has Java use the archive; "" where there is none, or its `others` name one."""
     path = archive_path(java)
     return f" -XX:SharedArchiveFile={path}" if "Archive" not in others and path.is_file() else ""
 
@@ -55,15 +50,11 @@ def make_archive(java: Java) -> str:
     if path.is_file():
         return ""
     made = path.with_name(f"{path.name}.{os.getpid()}")
+    command = [sys.executable, "-m", _MAKER, str(made)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(  # noqa: S603 - this Python, and a path of ours
-            [sys.executable, "-m", _MAKER, made],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=MAKE_TIMEOUT_S,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MAKE_TIMEOUT_S, check=False
         )
         if done.returncode == 0 and made.is_file():
             for old in path.parent.glob("*.jsa"):  # of a Java or Spark that was here before

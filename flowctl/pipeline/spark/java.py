@@ -1,8 +1,7 @@
 """Finds the Java that Spark runs on: 17 or newer, where it usually is, or says how to get it.
 
 Looked for in this order: ``JAVA_HOME``, ``java`` on the path, the folders where Debian, Fedora, SDKMAN and macOS put
-it. The first that is new enough is taken. A ``JAVA_HOME`` that is too old is passed over, because it was most likely
-set for another program; it is named if nothing else is found.
+it. The first that is new enough is taken: a ``JAVA_HOME`` that is too old was most likely set for another program.
 """
 
 from __future__ import annotations
@@ -34,70 +33,42 @@ HINT: Final = (
 )
 _ASK_TIMEOUT_S: Final = 20
 """A cold start of a Java takes below a second; a broken one must not hold us."""
-_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java that was found.
-
-    Args:
-        home: its folder, for ``JAVA_HOME``.
-        version: first number of its version; 8 for what called itself 1.8.
-    """
+    """A Java that was found: its folder, for ``JAVA_HOME``, and the first number of its version."""
 
     home: Path
     version: int
 
 
 def parse_version(text: str) -> int | None:
-    """Return the version that ``java -version`` printed, None if that was no Java.
-
-    Args:
-        text: its output, like ``openjdk version "17.0.15" 2025-04-15``.
-    """
-    found = _VERSION.search(text)
-    if found is None:
-        return None
-    first, second = found.groups()
-    return int(second) if first == "1" and second else int(first)
+    """Return the version that ``java -version`` printed, 8 for what called itself 1.8; None if that was no Java."""
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found[1]) if found else None
 
 
-def candidates(environment: Mapping[str, str], places: tuple[str, ...] = PLACES) -> Iterator[Path]:
-    """Yield the homes in which a Java may be, the likeliest first; each once.
-
-    Args:
-        environment: of the process.
-        places: patterns of folders.
-    """
-    seen: set[Path] = set()
-    homes = [Path(environment["JAVA_HOME"])] if environment.get("JAVA_HOME") else []
+def _homes(environment: Mapping[str, str], places: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the folders in which a Java may be, the likeliest first."""
+    if home := environment.get("JAVA_HOME"):
+        yield Path(home)
     if program := shutil.which("java", path=environment.get("PATH")):
-        homes.append(Path(program).resolve().parents[1])
+        yield Path(program).resolve().parents[1]
     for pattern in places:
         path = Path(pattern).expanduser()
-        base = Path(path.anchor)
-        homes.extend(sorted(base.glob(str(path.relative_to(base))), reverse=True))
-    for home in homes:
-        if (home / "bin" / "java").is_file() and home.resolve() not in seen:
-            seen.add(home.resolve())
-            yield home
+        yield from sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))), reverse=True)
 
 
-def ask(home: Path) -> int | None:
+def _ask(home: Path) -> int | None:
     """Return the version of the Java in `home`, None if it does not run."""
     try:
         done = subprocess.run(  # noqa: S603 - a Java of this machine, as its user set it up
-            [home / "bin" / "java", "-version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ASK_TIMEOUT_S,
-            check=False,
+            [home / "bin" / "java", "-version"], capture_output=True, timeout=_ASK_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_version(done.stderr + done.stdout)
+    return parse_version((done.stderr + done.stdout).decode(errors="replace"))
 
 
 def find_java(environment: Mapping[str, str] | None = None, places: tuple[str, ...] = PLACES) -> Java:
@@ -110,11 +81,13 @@ def find_java(environment: Mapping[str, str] | None = None, places: tuple[str, .
     Raises:
         ConfigError: there is none; the message names what was found instead, the hint says how to get one.
     """
-    old: list[str] = []
-    for home in candidates(os.environ if environment is None else environment, places):
-        version = ask(home)
+    old: dict[Path, str] = {}
+    for home in _homes(os.environ if environment is None else environment, places):
+        if home.resolve() in old or not (home / "bin" / "java").is_file():
+            continue
+        version = _ask(home)
         if version is not None and version >= OLDEST:
             return Java(home=home, version=version)
-        old.append(f"{home} ({'does not run' if version is None else f'version {version}'})")
-    found = f"; found only {', '.join(old)}" if old else ""
+        old[home.resolve()] = f"{home} ({'does not run' if version is None else f'version {version}'})"
+    found = f"; found only {', '.join(old.values())}" if old else ""
     raise ConfigError(f"Spark needs Java {OLDEST} or newer, and there is none{found}", hint=HINT)

@@ -62,27 +62,21 @@ class Progress:
 
     def read(self) -> tuple[int, int]:
         """Return how many tasks of the stages that run are done, and how many they are."""
-        if self._tracker is None:
-            return 0, 0
-        infos = [self._tracker.getStageInfo(number) for number in self._tracker.getActiveStageIds()]
-        known = [info for info in infos if info is not None]
-        return sum(info.numCompletedTasks for info in known), sum(info.numTasks for info in known)
+        stages = self._tracker.getActiveStageIds() if self._tracker else ()
+        infos = [info for number in stages if (info := self._tracker.getStageInfo(number)) is not None]
+        return sum(info.numCompletedTasks for info in infos), sum(info.numTasks for info in infos)
 
     def _show(self) -> None:
         with contextlib.suppress(Exception):  # the session ended, by an error elsewhere: there is nothing more to show
-            if self._stream.isatty():
-                self._bar()
-            else:
-                self._lines()
+            self._bar() if self._stream.isatty() else self._lines()
 
     def _bar(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
-        columns = (
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        )  # fmt: skip
+        text = TextColumn("{task.description}")
+        columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Bars(*columns, console=Console(file=self._stream), transient=True) as bars:
             bar = bars.add_task(self._title, total=None)
             while not self._stop.wait(POLL_S):
@@ -90,10 +84,7 @@ class Progress:
                 bars.update(bar, description=self._title, completed=done, total=tasks or None)
 
     def _lines(self) -> None:
-        begun = last = time.monotonic()
-        while not self._stop.wait(POLL_S):
-            now = time.monotonic()
-            if now - last >= LINE_EVERY_S:
-                last = now
-                done, tasks = self.read()
-                say(f"{self._title}: {now - begun:.0f} s, tasks {done} of {tasks}", stream=self._stream)
+        begun = time.monotonic()
+        while not self._stop.wait(LINE_EVERY_S):
+            done, tasks = self.read()
+            say(f"{self._title}: {time.monotonic() - begun:.0f} s, tasks {done} of {tasks}", stream=self._stream)

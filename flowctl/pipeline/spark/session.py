@@ -14,10 +14,8 @@ import importlib.util
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,11 +41,8 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
-_FOLDER: Final = "flowctl-spark-"
-"""Begin of the names of folders for Java's log, among the temporary files; the number of the process follows."""
-_KEPT_LOGS: Final = 5
-"""Logs of failed runs that are kept, of each user."""
-_KEPT_S: Final = 7 * 86_400
+KEPT_LOGS: Final = 10
+"""Folders of Java's logs that a user keeps among the temporary files: of failed runs, and of those at work."""
 _CHOSEN: Final = "spark.flowctl.chosen"
 """Setting that says which others somebody chose, so that `fit` leaves them alone."""
 PARTITION_BYTES: Final = 12 << 20
@@ -56,8 +51,6 @@ MAX_PARTITIONS: Final = 4096
 LARGE_FROM_BYTES: Final = 8 << 20
 """Of records: some 100,000 rows. Of 4,000 it took two thirds of the processor time without generated code; from 300,000
 rows (25 MB) on it takes longer without."""
-
-
 SMALL_JAVA_BYTES: Final = 32 << 20
 """Of records: of less, Java's second compiler never earns what it costs. `sessions` and `abuse` of 5,000 events in a
 day: 30 s of processor time without it, 55 s with it. What runs for long is two to three times faster with it."""
@@ -166,39 +159,29 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # Sums by (node, conn_id) lie right for a join by (node, conn_id, record): no second shuffle.
         "spark.sql.requireAllClusterKeysForCoPartition": "false",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "WARN",
         **fitting(0, 1),
         _CHOSEN: " ".join(chosen),
     }
+    local = master.startswith("local")
     if log4j is not None:
         own = f"-Dlog4j2.configurationFile=file:{log4j} -Duser.timezone=UTC"
-        others = _java_options(options.conf)
-        archive = "" if java is None else java_option(java, others)
-        small = options.size_bytes is not None and options.size_bytes < SMALL_JAVA_BYTES and "Tiered" not in others
-        compiler = " -XX:TieredStopAtLevel=1" if small and master.startswith("local") else ""
-        settings["spark.driver.extraJavaOptions"] = own + _collector(master, others) + compiler + archive
+        names = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+        given = (options.conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in names))
+        others = " ".join(given)
+        # Work in batches needs no short pauses: this collector takes a twentieth less time than Java's own choice, and
+        # a fifth less memory (`sessions`, 10 million events, two cores). Java does not start with two of them.
+        if local and not re.search(r"-XX:\+Use\w*GC\b", others):
+            own += " -XX:+UseParallelGC"
+        small = options.size_bytes is not None and options.size_bytes < SMALL_JAVA_BYTES
+        if local and small and "Tiered" not in others:
+            own += " -XX:TieredStopAtLevel=1"
+        settings["spark.driver.extraJavaOptions"] = own + ("" if java is None else java_option(java, others))
         settings["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
-    if master.startswith("local") or "//127.0.0.1" in master or "//localhost" in master:
+    if local or "//127.0.0.1" in master or "//localhost" in master:
         # On this machine alone: nothing listens elsewhere, and a host name that does not resolve does no harm.
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
     return settings | chosen
-
-
-def _java_options(conf: Mapping[str, str]) -> str:
-    """Return what the user, or the environment, has Java told besides."""
-    names = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-    return " ".join((conf.get("spark.driver.defaultJavaOptions", ""), *(os.environ.get(name, "") for name in names)))
-
-
-def _collector(master: str, others: str) -> str:
-    """Return the option of Java that names the collector for work on this machine; nothing where somebody named one.
-
-    Work in batches needs no short pauses: the collector made for throughput takes a twentieth less time than Java's own
-    choice, and a fifth less memory (`sessions`, 10 million events, two cores). Java does not start with two of them.
-    """
-    return "" if re.search(r"-XX:\+Use\w*GC\b", others) or not master.startswith("local") else " -XX:+UseParallelGC"
 
 
 _own: dict[str, Any] = {}
@@ -227,8 +210,7 @@ def open_session(options: SessionOptions | None = None) -> SparkSession:
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     if "log" not in _own:
-        remove_old_logs(Path(tempfile.gettempdir()), time.time())
-        folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
+        folder = log_folder(Path(tempfile.gettempdir()))
         (folder / "log4j2.properties").write_text(_LOG4J, encoding="ascii")
         _own.update(folder=folder, log=options.log_file or folder / "spark.log")
         atexit.register(_forget)
@@ -265,38 +247,13 @@ def _forget() -> None:
         shutil.rmtree(_own["folder"], ignore_errors=True)
 
 
-def remove_old_logs(folder: Path, now_s: float) -> None:
-    """Remove what failed runs have left: all but the newest five, and what is older than a week.
-
-    The folder of a process that is still there stays, and one without a number that changed within the last hour.
-
-    Args:
-        folder: where temporary files are.
-        now_s: seconds since the epoch.
-    """
-    own = []
-    for path in folder.glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                log = path / "spark.log"
-                own.append((log.stat().st_mtime if log.is_file() else status.st_mtime, path))
-    for number, (changed_s, path) in enumerate(sorted(own, reverse=True)):
-        age_s = now_s - changed_s
-        if not _in_use(path, age_s) and (age_s > _KEPT_S or number >= _KEPT_LOGS):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _in_use(path: Path, age_s: float) -> bool:
-    """Return whether the run that a folder belongs to may still go on."""
-    found = re.match(rf"{_FOLDER}(\d{{1,9}})-", path.name)
-    if found is None:
-        return age_s < 3_600
-    try:
-        os.kill(int(found.group(1)), 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
-    return True
+def log_folder(temporary: Path) -> Path:
+    """Make a folder for Java's log, and remove the oldest of this user's beyond `KEPT_LOGS`."""
+    begin = f"flowctl-spark-{os.getuid()}-"
+    made = Path(tempfile.mkdtemp(prefix=begin, dir=temporary))
+    for old in sorted(temporary.glob(f"{begin}*"), key=os.path.getmtime)[:-KEPT_LOGS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return made
 
 
 @contextlib.contextmanager
@@ -364,8 +321,7 @@ _CLASS: Final = re.compile(r"^(?:: )?(?:Caused by: )?(?:[a-z_$][\w$]*\.)+[A-Z][\
 _NOISE: Final = ("at ", "An error occurred while calling ", "Driver stacktrace:", "Job aborted due to stage failure:")
 """Beginnings of lines that say where something was seen, not what happened."""
 _LINE_LENGTH: Final = 400
-_PYTHON_WORKER: Final = "An exception was thrown from the Python worker"
-_PYTHON_ERROR: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?$")
+_PYTHON: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)(?:: .*)?")
 """The last line of a Python traceback, which alone says what happened."""
 
 
@@ -381,12 +337,12 @@ def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not isinstance(error, (PySparkException, Py4JError)):
         return f"{type(error).__name__}: {lines[0] if lines else 'no more is known'}"[:_LINE_LENGTH]
-    if _PYTHON_WORKER in str(error):
-        python = [line for line in lines if _PYTHON_ERROR.match(line) and not _CLASS.match(line)]
-        if python:
-            return f"Spark failed: in Python of a worker: {python[-1]}"[:_LINE_LENGTH]
     causes = [_CLASS.sub("", line) for line in lines if line.startswith("Caused by: ")]
     told = [_CLASS.sub("", line) for line in lines if not line.startswith((*_NOISE, "Caused by: "))]
-    first = told[0] if told else type(error).__name__
-    text = f"{first} {causes[-1]}" if causes and causes[-1] not in first else first
+    text = told[0] if told else type(error).__name__
+    if causes and causes[-1] not in text:
+        text = f"{text} {causes[-1]}"
+    if "An exception was thrown from the Python worker" in str(error):
+        python = [line for line in lines if _PYTHON.fullmatch(line) and not _CLASS.match(line)]
+        text = f"in Python of a worker: {python[-1]}" if python else text
     return f"Spark failed: {text}"[:_LINE_LENGTH]

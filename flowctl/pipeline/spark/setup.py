@@ -1,10 +1,8 @@
 """``make setup-pipeline``: finds Java, or installs it where it may, or says exactly what to do.
 
 Spark needs a Java that PyPI cannot give. As root beside apt-get Debian's package is installed, without the parts for
-screens; elsewhere nothing is changed. Then the archive of Java's classes is made, see `classarchive`. It asks first
-what is there, so a second run takes no time and changes nothing.
-
-With the path of a file as argument it is the process that makes the archive, see `make_archive`.
+screens; elsewhere nothing is changed. Then the archive of Java's classes is made, see `classarchive`. A second run
+finds both, and changes nothing. With the path of a file as argument it is the process that makes the archive.
 
 Exit status: 0 the pipeline can run, with an archive or without; 1 it cannot, and the last lines say why and what to do.
 """
@@ -22,7 +20,7 @@ from typing import Final
 
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.spark.classarchive import archive_path, make_archive
-from flowctl.pipeline.spark.java import PACKAGE, find_java
+from flowctl.pipeline.spark.java import PACKAGE, Java, find_java
 from flowctl.pipeline.spark.session import SessionOptions, check_available, session
 from flowctl.text.output import say
 
@@ -36,27 +34,26 @@ def may_install() -> bool:
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
-def install() -> str:
-    """Install Debian's Java, and return why it could not be done; "" means that it was.
+def install() -> Java:
+    """Install Debian's Java, without a time limit: a package manager that is killed leaves half of a package.
 
-    Without a time limit, but for the lists: a package manager that is killed leaves half of a package.
+    Raises:
+        ConfigError: it could not be done.
     """
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(  # noqa: S603 - fixed words
             [*_APT, "update"], env=environment, capture_output=True, timeout=_UPDATE_TIMEOUT_S, check=False
         )
+    command = [*_APT, "install", "--yes", "--no-install-recommends", PACKAGE]
     done = subprocess.run(  # noqa: S603 - fixed words
-        [*_APT, "install", "--yes", "--no-install-recommends", PACKAGE],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    if done.returncode == 0:
-        return ""
-    return f"apt-get could not install {PACKAGE}: {''.join(done.stderr.strip().splitlines()[-1:]) or done.returncode}"
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [str(done.returncode)])[-1]
+        hint = f"install {PACKAGE}, or any newer Java, by hand"
+        raise ConfigError(f"apt-get could not install {PACKAGE}: {last}", hint=hint)
+    return find_java()
 
 
 def write_archive(path: str) -> None:
@@ -64,18 +61,14 @@ def write_archive(path: str) -> None:
 
     Java has this process's standard error for its log: who reads that to its end knows that the archive is written.
     """
-    options = SessionOptions(
-        master="local[2]",
-        conf={"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"},
-        log_file=Path("/dev/stderr"),
-    )
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
+    conf = {"spark.driver.defaultJavaOptions": f"-XX:ArchiveClassesAtExit={path}"}
+    options = SessionOptions(master="local[2]", conf=conf, log_file=Path("/dev/stderr"))
     with session(options) as spark, tempfile.TemporaryDirectory() as folder:
-        rows = spark.createDataFrame(
-            [(number, number % 3, str(number)) for number in range(100)], "a int, b int, c string"
-        )
+        numbers = [(number, number % 3, str(number)) for number in range(100)]
+        rows = spark.createDataFrame(numbers, "a int, b int, c string")
         rows.write.partitionBy("b").parquet(f"{folder}/rows")
         read = spark.read.parquet(f"{folder}/rows")
         summed = read.groupBy("b").agg(f.count("*").alias("rows"), f.kll_sketch_agg_bigint("a").alias("sketch"))
@@ -92,9 +85,7 @@ def main() -> int:
         except ConfigError:
             if not may_install():
                 raise
-            if failure := install():
-                raise ConfigError(failure, hint=f"install {PACKAGE}, or any newer Java, by hand") from None
-            java = find_java()
+            java = install()
     except ConfigError as error:
         say(f"pipeline: cannot run: {error}\nhint: {error.hint}", to_stderr=True)
         return 1

@@ -11,39 +11,18 @@ pytest.importorskip("pyspark")
 from py4j.protocol import Py4JError
 
 from flowctl.pipeline.records.place import s3_options
-from flowctl.pipeline.spark.session import SparkError, mapped_errors, remove_old_logs
-
-NOW_S = 1_800_000_000.0
-DAY_S = 86_400
+from flowctl.pipeline.spark.session import KEPT_LOGS, SparkError, log_folder, mapped_errors
 
 
-def log_of(root, name, age_s):
-    path = root / f"flowctl-spark-{name}"
-    path.mkdir()
-    (path / "spark.log").write_text("x", "utf-8")
-    os.utime(path / "spark.log", (NOW_S - age_s, NOW_S - age_s))
-    return path
-
-
-def test_logs_when_a_run_begins_are_the_newest_five_and_at_most_a_week_old(tmp_path):
-    """Folders of processes that are gone are removed beyond the fifth and after a week; those of running ones stay."""
-    gone = 999_999_999  # above the largest number that Linux gives a process
-    recent = [log_of(tmp_path, f"{gone}-{number}", number * 60) for number in range(7)]
-    old = log_of(tmp_path, f"{gone}-old", 8 * DAY_S)
-    running = log_of(tmp_path, f"{os.getpid()}-x", 30 * DAY_S)
+def test_logs_when_a_run_begins_are_the_newest_ten(tmp_path):
+    """A run has a folder of its own; older ones go beyond the tenth, others' never."""
+    folders = [log_folder(tmp_path) for _ in range(KEPT_LOGS)]
+    for number, folder in enumerate(folders):
+        (folder / "spark.log").write_text("x", "utf-8")
+        os.utime(folder, (number, number))
     (tmp_path / "other").mkdir()
-    remove_old_logs(tmp_path, NOW_S)
-    assert [path.exists() for path in recent] == [True] * 5 + [False] * 2
-    assert (old.exists(), running.exists(), (tmp_path / "other").exists()) == (False, True, True)
-
-
-def test_logs_when_a_folder_has_no_number_are_left_for_an_hour(tmp_path):
-    """Of a folder that does not say whose it is, only age tells; it may be in use."""
-    for number in range(5):
-        log_of(tmp_path, f"999999999-{number}", 0)
-    fresh, stale = log_of(tmp_path, "abc", 60), log_of(tmp_path, "abd", 7_200)
-    remove_old_logs(tmp_path, NOW_S)
-    assert (fresh.exists(), stale.exists()) == (True, False)
+    new = log_folder(tmp_path)
+    assert {*tmp_path.iterdir()} == {*folders[1:], new, tmp_path / "other"}
 
 
 def test_error_when_a_file_went_away_says_who_removes_files():
