@@ -256,8 +256,6 @@ class _Run:
 
     def _make(self, records: Read, names: Sequence[str]) -> None:
         """Write what is put aside, and parts, in one query each, to the staging folder."""
-        for account in records.accounts.values():
-            account.check()
         for name, frame in records.quarantine.items():
             frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
         with ThreadPoolExecutor(PARTS_AT_A_TIME) as pool:

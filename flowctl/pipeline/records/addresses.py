@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
@@ -28,13 +29,8 @@ _NOT_IPV6: Final = r":::|::.*::|^:[^:]|[^:]:$"
 _MAPPED: Final = r"(?i)^::ffff:([0-9.]+)$"
 _CUT: Final = r"^([0-9.]+/24|[0-9a-fA-F:]+/48)$"
 """What is recorded with ``events_addresses=truncated``."""
-PRIVATE: Final = tuple(
-    ipaddress.ip_network(text)
-    for text in (
-        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
-        *("::1/128", "fe80::/10", "fc00::/7"),
-    )
-)
+_PRIVATE: Final = "127.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 ::1/128 fe80::/10 fc00::/7"
+PRIVATE: Final = tuple(map(ipaddress.ip_network, _PRIVATE.split()))
 """Loopback and networks of one's own: monitors, load balancers and proxies are there, and no stranger."""
 MOST_NETWORKS: Final = 200
 """Networks that an address may be compared with in one expression; beyond, plans take seconds to compile."""
@@ -57,20 +53,21 @@ def parse_networks(texts: Sequence[str], option: str) -> list[Network]:
 
 def digits(address: Column) -> Column:
     """Return the hexadecimal digits of an address, 8 or 32; null for what is none."""
-    four = f.split(address, r"\.")
-    bytes_ = [f.lpad(f.hex(f.element_at(four, number).cast("bigint")), 2, "0") for number in range(1, 5)]
-    return f.when(address.rlike(_IPV4), f.lower(f.concat(*bytes_))).otherwise(_digits6(address))
+    octets = f.transform(f.split(address, r"\."), lambda octet: f.lpad(f.hex(octet.cast("bigint")), 2, "0"))
+    return f.when(address.rlike(_IPV4), f.lower(f.concat_ws("", octets))).otherwise(_digits6(address))
 
 
 def _digits6(address: Column) -> Column:
     """Return the 32 digits of an IPv6 address; null for what is none."""
     sides = f.split(address, "::")
-    head = f.filter(f.split(f.element_at(sides, 1), ":"), lambda part: part != "")
-    tail = f.filter(f.split(f.coalesce(f.get(sides, f.lit(1)), f.lit("")), ":"), lambda part: part != "")
-    between = f.array_repeat(f.lit("0"), f.greatest(f.lit(0), 8 - f.size(head) - f.size(tail)))
+    head, tail = (
+        f.filter(f.split(f.coalesce(f.get(sides, f.lit(side)), f.lit("")), ":"), lambda part: part != "")
+        for side in (0, 1)
+    )
+    written = f.size(head) + f.size(tail)
+    between = f.array_repeat(f.lit("0"), f.greatest(f.lit(0), 8 - written))
     groups = f.transform(f.concat(head, between, tail), lambda part: f.lpad(f.lower(part), 4, "0"))
     # A gap stands for one group at least; without a gap all eight are written.
-    written = f.size(head) + f.size(tail)
     fits = f.when(address.contains("::"), written <= 7).otherwise(written == 8)
     return f.when(address.rlike(_IPV6) & ~address.rlike(_NOT_IPV6) & fits, f.concat_ws("", groups))
 
@@ -90,7 +87,7 @@ def with_unit(frame: DataFrame, name: str) -> DataFrame:
     frame = frame.withColumn("_six", f.when(text.contains(":") & ~text.contains("."), _digits6(text)))
     parts = [f.conv(f.substring(six, start, 2), 16, 10) for start in (25, 27, 29, 31)]
     mapped = f.when(six.startswith("0" * 20 + "ffff"), f.concat_ws(".", *parts))
-    found = f.coalesce(mapped, f.when(six.isNotNull(), _network6(six, 64)), f.regexp_replace(text, _MAPPED, "$1"))
+    found = f.coalesce(mapped, _network6(six, 64), f.regexp_replace(text, _MAPPED, "$1"))
     return frame.withColumn("address", f.when(text.contains(":"), found).otherwise(text)).drop("_six")
 
 
@@ -106,11 +103,7 @@ def subnet(who: Column, hexadecimal: Column) -> Column:
         who: as recorded, or a `unit`. A network that was recorded instead of an address is its own subnet.
         hexadecimal: its `digits`.
     """
-    return (
-        f.when(f.length(hexadecimal) == IPV4_DIGITS, f.concat(f.substring_index(who, ".", 3), f.lit(".0/24")))
-        .when(hexadecimal.isNotNull(), _network6(hexadecimal, 48))
-        .when(who.rlike(_CUT), who)
-    )
+    return f.coalesce(_network(who, hexadecimal, 24, 48), f.when(who.rlike(_CUT), who))
 
 
 def wide_network(who: Column, hexadecimal: Column) -> Column:
@@ -120,15 +113,22 @@ def wide_network(who: Column, hexadecimal: Column) -> Column:
         who: an address as recorded.
         hexadecimal: its `digits`.
     """
-    four = f.concat(f.substring_index(who, ".", 2), f.lit(".0.0/16"))
-    return f.when(f.length(hexadecimal) == IPV4_DIGITS, four).when(hexadecimal.isNotNull(), _network6(hexadecimal, 32))
+    return _network(who, hexadecimal, 16, 32)
+
+
+def _network(who: Column, hexadecimal: Column, length4: int, length6: int) -> Column:
+    """Return the network of one length of IPv4, a multiple of 8, or another of IPv6; null for what is no address."""
+    rest = ".0" * (4 - length4 // 8) + f"/{length4}"
+    four = f.concat(f.substring_index(who, ".", length4 // 8), f.lit(rest))
+    return f.when(f.length(hexadecimal) == IPV4_DIGITS, four).otherwise(_network6(hexadecimal, length6))
 
 
 def _network6(hexadecimal: Column, length: int) -> Column:
-    """Return the network of `length` bits, a multiple of 16, of an IPv6 address, as text."""
+    """Return the network of `length` bits, a multiple of 16, of an IPv6 address, as text; null for null."""
     starts = range(1, length // 4 + 1, 4)
     groups = [f.regexp_replace(f.substring(hexadecimal, start, 4), "^0{1,3}", "") for start in starts]
-    return f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(:0){1,7}$", ""), f.lit(f"::/{length}"))
+    text = f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(:0){1,7}$", ""), f.lit(f"::/{length}"))
+    return f.when(hexadecimal.isNotNull(), text)
 
 
 def lies_in(hexadecimal: Column, networks: Sequence[Network]) -> Column:
@@ -138,14 +138,10 @@ def lies_in(hexadecimal: Column, networks: Sequence[Network]) -> Column:
         hexadecimal: its `digits`.
         networks: at most `MOST_NETWORKS`.
     """
-    found = f.lit(False)
+    found = [f.lit(False)]
     for network in networks:
         size = network.max_prefixlen // 4
-        text = f"{int(network.network_address):0{size}x}"
-        whole, bits = divmod(network.prefixlen, 4)
-        same = (f.length(hexadecimal) == size) & (f.substring(hexadecimal, 1, whole) == text[:whole])
-        if bits:
-            digit = f.conv(f.substring(hexadecimal, whole + 1, 1), 16, 10).cast("int")
-            same &= f.shiftright(digit, 4 - bits) == int(text[whole], 16) >> (4 - bits)
-        found |= same
-    return f.coalesce(found, f.lit(False))
+        first, last = (f"{int(end):0{size}x}" for end in (network.network_address, network.broadcast_address))
+        # Digits of the same number of places are in the order of their numbers.
+        found.append((f.length(hexadecimal) == size) & hexadecimal.between(first, last))
+    return f.coalesce(reduce(lambda one, other: one | other, found), f.lit(False))

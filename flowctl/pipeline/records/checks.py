@@ -1,13 +1,14 @@
-"""What a row must be like to be used: the checks of each table, over Arrow tables and over statistics of footers.
+"""What a row must be like to be used: the checks of each table, over Arrow columns and over statistics of footers.
 
-A check looks at one column. Most are answered by what a footer says of the column: where the smallest of `queued_bytes`
-in a file is 0, no row of it has a negative one. Neither words nor NaN lie between a least and a largest value: these
-columns are read, where they hold anything. So nothing is left for Spark to check.
+A check says what one column may hold: something, a value between two others, or one of some words. Most are answered by
+what a footer says of the column: where the smallest of `queued_bytes` in a file is 0, no row of it has a negative one.
+Neither words nor NaN lie between a least and a largest value: these columns are read, where they hold anything.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -16,12 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flowctl.flow.state import SendState
-from flowctl.telemetry.schema import TABLES, EventName, FlightKind, Kind, Role, Table
+from flowctl.pipeline.records.window import Hour, begin_of
+from flowctl.telemetry.schema import FORMAT, TABLES, EventName, FlightKind, Kind, Role
 
 OLDEST_US: Final = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
 """Before flowctl existed: a clock that was never set."""
-MAX_AHEAD_US: Final = 86_400_000_000
+DAY_US: Final = 86_400_000_000
 """A clock may be in the wrong time zone; more than a day ahead it is wrong."""
+HOUR_US: Final = DAY_US // 24
 SIGNED: Final = frozenset({"value", "limit", "seq"})
 """Columns that mean what their event says, so that below zero is not wrong by itself; seq only orders."""
 MOST_COUNT: Final = 1 << 60
@@ -30,30 +33,15 @@ overflow, which ends a job."""
 MOST_REAL: Final = 1e15
 """A figure is at most so large: 30,000 years in ms. A larger one, infinity and NaN end a job where it counts in whole
 numbers, and make every sum worthless elsewhere."""
-
-
 _LAST: Final = (1 << 63) - 1
-
-
-class Times(NamedTuple):
-    """Between which moments `ts` must lie, microseconds since the epoch.
-
-    Attributes:
-        now_us: time of the run.
-        begin_us: of the hour that the file's folder names, or of the day before in old formats. None: any.
-        end_us: exclusive.
-    """
-
-    now_us: int
-    begin_us: int | None = None
-    end_us: int | None = None
+NO_NUMBER: Final = "no number"
 
 
 class Bounds(NamedTuple):
-    """What a footer says of a column of a row group: None is what it does not say.
+    """What a footer says of a column of a file: None is what it does not say.
 
     Attributes:
-        rows: of the row group.
+        rows: of the file.
         nulls: how many are null.
         low: least value that is not null; a time in microseconds since the epoch.
         high: largest.
@@ -67,17 +55,20 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of one column.
+    """One check of one column; null passes all but the first kind.
 
     Args:
         column: its name.
-        what: ``null``, ``negative``, ``too large``, ``no number``, ``too old``, ``in the future``, ``not its hour`` or
-            ``unknown word``.
-        words: what is allowed, for the last.
+        what: is wrong with a row that fails: ``null``, or in words.
+        low: least value that is allowed; a time in microseconds since the epoch.
+        high: largest.
+        words: what is allowed instead, of a text.
     """
 
     column: str
     what: str
+    low: Any = -_LAST
+    high: Any = _LAST
     words: tuple[str, ...] = ()
 
     @property
@@ -85,72 +76,27 @@ class Check:
         """Reason under which rows that fail are put aside, like ``queued_bytes: negative``."""
         return f"{self.column}: {self.what}"
 
-    def fails(self, values: Any, times: Times) -> Any:
+    def fails(self, values: Any) -> Any:
         """Return which of `values`, a column of the table's own type, fail: booleans, never null."""
         if self.what == "null":
             return pc.is_null(values)
-        if self.what == "unknown word":
-            return pc.and_(pc.is_valid(values), pc.invert(pc.is_in(values, pa.array(self.words, pa.string()))))
-        if self.what == "no number":  # NaN is not at most anything
-            return pc.invert(pc.fill_null(pc.less_equal(pc.abs(values), MOST_REAL), True))
-        if self.what == "negative":
-            found = pc.less(values, 0)
-        elif self.what == "too large":
-            found = pc.greater_equal(values, MOST_COUNT)
+        if self.words:
+            fits = pc.is_in(values, pa.array(self.words, pa.string()))
         else:
-            low, high = self._range(times)
-            us = values.cast(pa.int64())
-            found = pc.or_(pc.less(us, low), pc.greater_equal(us, high))
-        return pc.fill_null(found, False)
+            figures = values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+            fits = pc.and_(pc.greater_equal(figures, self.low), pc.less_equal(figures, self.high))
+        return pc.and_kleene(pc.is_valid(values), pc.invert(fits))
 
-    def proved(self, bounds: Bounds, times: Times) -> bool:
-        """Return whether what the footer says of the column shows that no row of the row group fails."""
+    def proved(self, bounds: Bounds) -> bool:
+        """Return whether what the footer says of the column shows that no row fails."""
         rows, nulls, low, high = bounds
         if self.what == "null":
             return nulls == 0
         if rows == nulls:
             return True
-        if low is None or high is None or self.what == "no number":
+        if low is None or self.what == NO_NUMBER:
             return False
-        if self.what == "unknown word":
-            return bool(low == high and low in self.words)
-        if self.what == "negative":
-            return bool(low >= 0)
-        if self.what == "too large":
-            return bool(high < MOST_COUNT)
-        least, most = self._range(times)
-        return bool(least <= low and high < most)
-
-    def _range(self, times: Times) -> tuple[int, int]:
-        """Return between which moments it lets times through, microseconds."""
-        if self.what == "too old":
-            return OLDEST_US, _LAST
-        if self.what == "in the future":
-            return -_LAST, times.now_us + MAX_AHEAD_US + 1
-        return times.begin_us or -_LAST, times.end_us or _LAST
-
-
-def _checks(table: Table) -> tuple[Check, ...]:
-    found = [Check(column.name, "null") for column in table.columns if not column.nullable]
-    for column in table.columns:
-        if column.kind is Kind.TIMESTAMP:
-            found += [Check(column.name, "in the future"), Check(column.name, "too old")]
-        if column.kind in (Kind.INT, Kind.REAL) and column.name not in SIGNED:
-            found.append(Check(column.name, "negative"))
-        # The upper bits of a connection's identity are a time: it may be large, and nobody adds it up.
-        if column.kind is Kind.INT and column.name != "conn_id":
-            found.append(Check(column.name, "too large"))
-        if column.kind is Kind.REAL:
-            found.append(Check(column.name, "no number"))
-    found.append(Check("ts", "not its hour"))
-    return (
-        *found,
-        *(
-            Check(name, "unknown word", _WORDS[table.name, name])
-            for name in table.names
-            if (table.name, name) in _WORDS
-        ),
-    )
+        return low == high and low in self.words if self.words else bool(self.low <= low and high <= self.high)
 
 
 _STATES: Final = tuple(item.name for item in SendState)
@@ -164,21 +110,57 @@ _WORDS: Final = {
     ("flow_samples", "state"): _STATES,
     ("flight", "kind"): tuple(item.value for item in FlightKind),
 }
-CHECKS: Final[dict[str, tuple[Check, ...]]] = {name: _checks(table) for name, table in TABLES.items()}
-"""All checks of each table; the first that fails names the reason."""
 
 
-def reasons(rows: Any, checks: Sequence[Check], times: Times) -> Any:
-    """Return why each row cannot be used: the key of the first check that it fails; null: it can be.
+def _checks(table: str) -> tuple[Check, ...]:
+    """Return the checks that are the same whenever and wherever a file is read."""
+    columns = TABLES[table].columns
+    found = [Check(column.name, "null") for column in columns if not column.nullable]
+    for name, kind in ((column.name, column.kind) for column in columns):
+        if kind is Kind.TIMESTAMP:
+            found.append(Check(name, "too old", low=OLDEST_US))
+        if kind is Kind.REAL:
+            found.append(Check(name, NO_NUMBER, -MOST_REAL, MOST_REAL))
+        # The upper bits of a connection's identity are a time: it may be large, and nobody adds it up.
+        if kind is Kind.INT and name != "conn_id":
+            found.append(Check(name, "too large", high=MOST_COUNT - 1))
+        if kind in (Kind.INT, Kind.REAL) and name not in SIGNED:
+            found.append(Check(name, "negative", 0, _LAST if kind is Kind.INT else math.inf))
+        if words := _WORDS.get((table, name)):
+            found.append(Check(name, "unknown word", words=words))
+    return tuple(found)
+
+
+_OF_TABLES: Final = {name: _checks(name) for name in TABLES}
+
+
+def checks_of(table: str, hour: Hour | None, number: int, now_us: int) -> tuple[Check, ...]:
+    """Return all checks of a file; the first that fails names the reason.
 
     Args:
-        rows: Arrow table with the columns of `checks`, in the types of the table.
-        checks: which.
-        times: see `Times`.
+        table: that it holds.
+        hour: of the folder that it lies in: format 3 has every row in its hour, older ones go on until rotated, and may
+            be a day off. None: it lies in none of an hour.
+        number: format of its records.
+        now_us: time of the run, microseconds since the epoch.
     """
+    times = [column.name for column in TABLES[table].columns if column.kind is Kind.TIMESTAMP]
+    found = [Check(name, "in the future", high=now_us + DAY_US) for name in times]
+    if hour is not None:
+        begin_us = int(begin_of(hour).timestamp()) * 1_000_000
+        end_us = begin_us + HOUR_US
+        if number < FORMAT:
+            begin_us = begin_us // DAY_US * DAY_US - DAY_US
+            end_us = begin_us + 3 * DAY_US
+        found.append(Check("ts", "not its hour", begin_us, end_us - 1))
+    return (*_OF_TABLES[table], *found)
+
+
+def reasons(rows: Any, checks: Sequence[Check]) -> Any:
+    """Return why each row of an Arrow table cannot be used: the key of the first check that it fails; null: it can."""
     found = pa.nulls(rows.num_rows, pa.string())
     for check in checks:
-        fails = check.fails(rows[check.column], times)
+        fails = check.fails(rows[check.column])
         if pc.any(fails).as_py():
             found = pc.if_else(pc.and_(fails, pc.is_null(found)), check.key, found)
     return found

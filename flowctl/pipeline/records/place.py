@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,9 @@ from flowctl.text.files import write_text
 MOST_TEXT_BYTES: Final = 16 * 1024 * 1024
 """Longest text file that is read here: the longest ban list; anything longer is not one of ours."""
 _STAGING: Final = "_new-"
-"""Begin of the names of folders in the making: Spark passes over names that begin with ``_``. Host and number of the
-process follow, so that what a killed run has left is told from what another one is making."""
+"""Begin of the names of folders in the making: Spark passes over names that begin with ``_``."""
+_FLAT: Final = ("s3", "gcs")
+"""Stores that cannot rename a folder."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -57,9 +57,9 @@ def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
     endpoint = next((settings[name] for name in named if settings.get(name)), "")
     if not endpoint:
         return {}
-    secure = settings.get("spark.hadoop.fs.s3a.connection.ssl.enabled", "true") != "false"
-    scheme, separator, host = endpoint.rpartition("://")
-    found = {"endpoint_override": host.rstrip("/"), "scheme": scheme if separator else ("https" if secure else "http")}
+    plain = settings.get("spark.hadoop.fs.s3a.connection.ssl.enabled") == "false"
+    scheme, _, host = endpoint.rpartition("://")
+    found = {"endpoint_override": host.rstrip("/"), "scheme": scheme or ("http" if plain else "https")}
     region = settings.get("spark.hadoop.fs.s3a.endpoint.region") or settings.get("AWS_REGION")
     return found | ({"region": region} if region else {})
 
@@ -89,17 +89,16 @@ class Storage:
         Raises:
             ConfigError: it is of an unknown kind.
         """
-        local = local_path(address)
-        if local is not None:
+        if (local := local_path(address)) is not None:
             return Storage(fs.LocalFileSystem(), str(local.absolute()), "")
         url = urlparse(address)
+        s3 = url.scheme in ("s3", "s3a", "s3n")
         try:
-            if url.scheme in ("s3", "s3a", "s3n"):
-                options = s3_options(dict(os.environ) | dict(settings or {}))
-                plain = f"{url.netloc}{url.path}"
-                system = fs.S3FileSystem(**options) if options else fs.FileSystem.from_uri(f"s3://{plain}")[0]
-                return Storage(system, plain.rstrip("/"), address.rstrip("/"))
-            system, base = fs.FileSystem.from_uri(address)
+            base = f"{url.netloc}{url.path}"
+            if s3 and (options := s3_options(dict(os.environ) | dict(settings or {}))):
+                system = fs.S3FileSystem(**options)
+            else:
+                system, base = fs.FileSystem.from_uri(f"s3://{base}" if s3 else address)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ConfigError(f"{address} cannot be read: {str(error).splitlines()[0]}") from error
         return Storage(system, base.rstrip("/"), address.rstrip("/"))
@@ -126,11 +125,7 @@ class Storage:
         Raises:
             ConfigError: the place cannot be read.
         """
-        try:
-            return bool(self.system.get_file_info(self.path(name)).type == fs.FileType.Directory)
-        except OSError as error:
-            hint = "run as who may read it, or ask its owner"
-            raise ConfigError(f"{self.address(self.path(name))} cannot be read: {error}", hint=hint) from error
+        return bool(self._info(self.path(name)).type == fs.FileType.Directory)
 
     def walk(self, name: str) -> Iterator[tuple[str, Any]]:
         """Yield all files below a folder: path below it, and what the file system says of it.
@@ -139,14 +134,16 @@ class Storage:
             ConfigError: it cannot be read.
         """
         folder = self.path(name)
-        try:
-            found = self.system.get_file_info(fs.FileSelector(folder, recursive=True))
-        except OSError as error:
-            hint = "run as who may read it, or ask its owner"
-            raise ConfigError(f"{self.address(folder)} cannot be read: {error}", hint=hint) from error
-        for info in found:
+        for info in self._info(fs.FileSelector(folder, recursive=True)):
             if info.type == fs.FileType.File:
                 yield info.path[len(folder) + 1 :], info
+
+    def _info(self, what: Any) -> Any:
+        try:
+            return self.system.get_file_info(what)
+        except OSError as error:
+            hint = "run as who may read it, or ask its owner"
+            raise ConfigError(f"{self.address(self.base)} cannot be read: {error}", hint=hint) from error
 
 
 class Place:
@@ -168,8 +165,7 @@ class Place:
                 raise PermissionError("permission denied")
         except OSError as error:
             reason = str(error).splitlines()[0]
-            hint = "--out names a folder of your own"
-            raise ConfigError(f"cannot write to {folder}: {reason}", hint=hint) from error
+            raise ConfigError(f"cannot write to {folder}: {reason}", hint="--out names a folder of your own") from error
         self.folder = self.path("")
         self._settings = settings
 
@@ -179,7 +175,7 @@ class Place:
 
     def staging(self) -> Place:
         """Return a new folder within this one to make results in."""
-        return Place(self.path(f"{_staging_prefix()}{os.getpid()}-{secrets.token_hex(4)}"), self._settings)
+        return Place(self.path(f"{_STAGING}{secrets.token_hex(4)}"), self._settings)
 
     def exists(self, name: str) -> bool:
         """Return whether there is an output of that name."""
@@ -240,10 +236,10 @@ class Place:
         """
         new, old = staging.storage.path(name), self.storage.path(name)
         aside = f"old-{name.replace('/', '-')}"
-        file = staging._info(name).type == fs.FileType.File
+        file = fs.FileType.File
         try:
             self.storage.system.create_dir(old.rpartition("/")[0], recursive=True)
-            if self.exists(name) and not (file and self._info(name).type == fs.FileType.File):
+            if self.exists(name) and not staging._info(name).type == self._info(name).type == file:
                 self._move(old, staging.storage.path(aside))
             self._move(new, old)
         except OSError as error:
@@ -254,15 +250,14 @@ class Place:
         """Delete the folder with all that is in it; one that is gone already is well."""
         self.delete("")
 
-    def clear_staging(self) -> int:
-        """Delete what runs on this host that were killed have left in the making, and return how many folders."""
-        begin = _staging_prefix()
-        found = self.storage.system.get_file_info(fs.FileSelector(self.storage.base))
-        left = [info.base_name for info in found if info.base_name.startswith(begin)]
-        dead = [name for name in left if not _runs(name[len(begin) :])]
-        for name in dead:
-            self.delete(name)
-        return len(dead)
+    def clear_staging(self) -> None:
+        """Delete what runs that were killed have left in the making.
+
+        Only who has the place for himself may: on this machine the runner's lock sees to it, on a store there is none.
+        """
+        if not self.storage.prefix:
+            for path in Path(self.storage.base).glob(f"{_STAGING}*"):
+                self.delete(path.name)
 
     def _info(self, name: str) -> Any:
         return self.storage.system.get_file_info(self.storage.path(name))
@@ -275,26 +270,3 @@ class Place:
             system.delete_dir(source)
         else:
             system.move(source, target)
-
-
-_FLAT: Final = ("s3", "gcs")
-"""Stores that cannot rename a folder."""
-
-
-def _staging_prefix() -> str:
-    host = re.sub(r"[^A-Za-z0-9.]", "", socket.gethostname()) or "host"
-    return f"{_STAGING}{host}-"
-
-
-def _runs(rest: str) -> bool:
-    """Return whether the process runs whose number `rest` begins with; what is no number is not ours to judge."""
-    number = rest.partition("-")[0]
-    if not number.isascii() or not number.isdigit():
-        return True
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True

@@ -13,7 +13,7 @@ Hour = tuple[str, str]
 """Date and hour of a folder of records, UTC: ``("2026-03-01", "12")``."""
 
 ODD_HOUR: Final[Hour] = ("1970-01-01", "00")
-"""Where files are counted whose place and footer tell no hour: they are put aside there."""
+"""Where files are counted that lie in no folder of an hour."""
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _HINT: Final = "write it like 2026-03-01, 2026-03-01T12:30 or 2026-03-01T12:30:00+02:00; without a zone it is UTC"
@@ -21,10 +21,10 @@ _HINT: Final = "write it like 2026-03-01, 2026-03-01T12:30 or 2026-03-01T12:30:0
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time.
+    """A stretch of time, UTC.
 
     Args:
-        since: its begin, UTC. None: all there is.
+        since: its begin. None: all there is.
         until: its end, exclusive. None: all there is.
     """
 
@@ -45,7 +45,7 @@ def begin_of(hour: Hour) -> dt.datetime:
 
 def hour_of(moment: dt.datetime) -> Hour:
     """Return the hour in which a moment lies; one without a zone is UTC."""
-    utc = (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+    utc = _utc(moment)
     return utc.strftime("%Y-%m-%d"), utc.strftime("%H")
 
 
@@ -65,10 +65,8 @@ def parse_window(
     """
     if since is not None and begin is not None:
         raise ConfigError("--since and --from both say when the window begins", hint="give one of them")
-    first = _moment("--from", begin) if begin is not None else None
-    if since is not None:
-        first = now.astimezone(dt.UTC) - _duration(since)
-    last = _moment("--to", end) if end is not None else None
+    first = _moment("--from", begin) if since is None else _utc(now) - _duration(since)
+    last = _moment("--to", end)
     if first is not None and last is not None and first >= last:
         raise ConfigError(
             f"the window is empty: it begins at {first.isoformat()} and ends at {last.isoformat()}",
@@ -86,9 +84,12 @@ def _duration(text: str) -> dt.timedelta:
     return length
 
 
-def _moment(option: str, text: str) -> dt.datetime:
+def _moment(option: str, text: str | None) -> dt.datetime | None:
     try:
-        moment = dt.datetime.fromisoformat(text.strip())
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
+        return None if text is None else _utc(dt.datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{option}: {text[:60]!r} is no date or time", hint=_HINT) from error
+        raise ConfigError(f"{option}: {str(text)[:60]!r} is no date or time", hint=_HINT) from error
+
+
+def _utc(moment: dt.datetime) -> dt.datetime:
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)

@@ -119,7 +119,7 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
         "copy": 2,
         "newer format": 1,
         "of another table": 1,
-        "truncated or not Parquet": 1,
+        "not Parquet or damaged": 1,
         "empty file": 1,
         "foreign schema": 1,
     }

@@ -16,10 +16,10 @@ from pyarrow.fs import LocalFileSystem
 from record_kit import at, close, event, folder, sample, schema_of, write, write_closes, write_samples
 
 from flowctl.pipeline.records import footers
-from flowctl.pipeline.records.checks import CHECKS, MOST_COUNT
+from flowctl.pipeline.records.checks import MOST_COUNT, checks_of
 from flowctl.pipeline.records.footers import Facts, facts_of
 from flowctl.pipeline.records.read import meeting
-from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, TABLES
+from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, FORMAT, TABLES
 
 HOUR = ("2026-03-01", "12")
 NOW_US = int(at(7200).timestamp() * 1e6)
@@ -47,8 +47,8 @@ def test_facts_when_all_is_well_have_rows_span_and_newest(tmp_path):
 def test_facts_when_statistics_prove_a_column_do_not_read_it(tmp_path, monkeypatch):
     """Of a healthy file only the words are read, since no statistics tell what lies between two of them."""
     read = []
-    checked = footers.checked
-    monkeypatch.setattr(footers, "checked", lambda *args: read.extend(args[3]) or checked(*args))
+    reasons = footers.reasons
+    monkeypatch.setattr(footers, "reasons", lambda *args: read.extend(args[1]) or reasons(*args))
     facts(write(tmp_path, [*good(2), event(1, 7, "limit_hit", axis="bytes")]))
     assert {check.column for check in read} == {"event"}
     read.clear()
@@ -56,21 +56,24 @@ def test_facts_when_statistics_prove_a_column_do_not_read_it(tmp_path, monkeypat
     assert {check.what for check in read} == {"no number"}
 
 
-BAD_FILES = {
-    "truncated or not Parquet": lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    "not Parquet or damaged": lambda path: path.write_bytes(b"PAR1 this is not what it says" + b"\x08\0\0\0PAR1"),
-    "empty file": lambda path: path.write_bytes(b""),
-    "damaged": lambda path: path.write_bytes(path.read_bytes()[400:]),
-    "unreadable file": lambda path: path.unlink(),
-}
+BAD_FILES = [
+    (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not Parquet or damaged"),
+    (lambda path: path.write_bytes(b"PAR1 this is not what it says" + b"\x08\0\0\0PAR1"), "not Parquet or damaged"),
+    (lambda path: path.write_bytes(path.read_bytes()[400:]), "not Parquet or damaged"),
+    (lambda path: path.write_bytes(b"x"), "not Parquet or damaged"),
+    (lambda path: path.write_bytes(b""), "empty file"),
+    (lambda path: path.unlink(), "unreadable file"),
+]
 
 
-@pytest.mark.parametrize("problem", BAD_FILES)
-def test_facts_when_a_file_is_broken_say_how(tmp_path, problem):
-    """Each way of being broken has its words, and nothing is raised."""
+@pytest.mark.parametrize(("spoil", "problem"), BAD_FILES)
+def test_facts_when_a_file_is_broken_say_how(tmp_path, spoil, problem):
+    """Whatever is broken has its words and a detail, and nothing is raised."""
     path = write(tmp_path, good(200))
-    BAD_FILES[problem](path)
-    assert facts(path).problem == problem
+    spoil(path)
+    found = facts(path)
+    assert (found.problem, found.rows is None or found.rows == 200) == (problem, True)
+    assert found.detail
 
 
 def test_facts_when_a_footer_announces_more_than_there_is_are_of_a_broken_file(tmp_path):
@@ -88,7 +91,7 @@ def test_facts_when_pages_are_overwritten_put_the_file_aside(tmp_path):
     end = -int.from_bytes(octets[-8:-4], "little") - 8
     octets[4:end] = b"\xff" * len(octets[4:end])
     path.write_bytes(octets)
-    assert facts(path).problem in {"damaged", "not Parquet or damaged"}
+    assert facts(path).problem == "not Parquet or damaged"
 
 
 def of_schema(**types):
@@ -208,6 +211,12 @@ def test_facts_when_a_row_fails_twice_name_its_first_reason(tmp_path):
     assert sum(found.reasons.values()) == 1
 
 
+def test_facts_when_rows_are_wrong_in_several_ways_count_each(tmp_path):
+    """What one check finds stays found where another one has nothing to look at."""
+    rows = [event(1, 1, "walked"), event(2, 1, "dropped", value=math.nan), event(3, 1, "dropped")]
+    assert facts(write(tmp_path, rows)).reasons == {"event: unknown word": 1, "value: no number": 1}
+
+
 def test_facts_when_values_are_at_the_edge_take_them(tmp_path):
     """Zero is not negative, a value may be below zero, and an hour ends before the next one begins."""
     edge = [
@@ -254,8 +263,9 @@ def test_facts_when_a_file_is_copied_are_of_the_same_identity(tmp_path):
 def test_facts_when_a_table_of_every_kind_is_checked_name_columns_that_there_are():
     """Each check is of a column of its table, and each column that may not be null has one."""
     for name, table in TABLES.items():
-        assert {check.column for check in CHECKS[name]} <= set(table.names)
-        assert {check.column for check in CHECKS[name] if check.what == "null"} == {
+        checks = checks_of(name, HOUR, FORMAT, NOW_US)
+        assert {check.column for check in checks} <= set(table.names)
+        assert {check.column for check in checks if check.what == "null"} == {
             column.name for column in table.columns if not column.nullable
         }
 
@@ -265,28 +275,29 @@ SPANS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integer
 
 @given(SPANS)
 @hypothesis_settings(max_examples=300, deadline=None)
-def test_meeting_when_ranges_meet_finds_exactly_those(drawn):
-    """The sweep finds what comparing every pair of a node finds, where a recorder wrote any of them."""
+def test_meeting_when_ranges_meet_finds_them(drawn):
+    """Looking at neighbours finds what comparing every pair of a node finds, where a recorder wrote any of them."""
     files = [
         Facts(f"f{number}", node=node, first_seq=low, last_seq=low + length, recorded=recorded)
         for number, (node, low, length, recorded) in enumerate(drawn)
     ]
-    expected = {
-        one.path
+    meet = any(
+        one is not other
+        and one.node == other.node
+        and one.first_seq <= other.last_seq
+        and other.first_seq <= one.last_seq
         for one in files
         for other in files
-        if one is not other and one.node == other.node
-        if max(one.first_seq, other.first_seq) <= min(one.last_seq, other.last_seq)
-    }
-    assert meeting(files) == (expected if any(item.recorded for item in files) else set())
+    )
+    assert meeting(files) == (meet and any(item.recorded for item in files))
 
 
-@pytest.mark.parametrize(("span", "found"), [({}, {"x", "y"}), ({"node": "n", "first_seq": 10, "last_seq": 12}, set())])
+@pytest.mark.parametrize(("span", "found"), [({}, True), ({"node": "n", "first_seq": 10, "last_seq": 12}, False)])
 def test_meeting_when_a_file_does_not_tell_looks_at_all(span, found):
     """A file of several nodes, or without ranges, may hold anything; alone it meets none."""
     known = Facts("y", node="n", first_seq=5, last_seq=9, recorded=True)
     assert meeting([Facts("x", **span), known]) == found
-    assert meeting([Facts("x", recorded=True)]) == set()
+    assert not meeting([Facts("x", recorded=True)])
 
 
 def test_facts_when_the_file_is_of_samples_without_a_step_need_none(tmp_path):

@@ -76,7 +76,7 @@ def read(spark, tmp_path_factory):
     old(root, FLOW_EVENTS, [*spans[7:], event(3700, 3, "sample", sent_bytes=70, rtt_us=900, **WATCHES)], 2, hour="13")
     write_closes(root, [close(200, 9)])
     write(root, [event(201, 9, "limit_hit", axis="bytes", count=3)], "b")
-    late = {"state": "OVERLOADED", "drain_bytes_per_s": 500.0, "accepted_bytes_inter": 1_000, "viewer_delay_ms": 900.0}
+    late = {"state": "OVERLOADED", "accepted_bytes_inter": 1_000, "viewer_delay_ms": 900.0}
     rows = [sample(10.5, 1, **late), sample(20, 1, viewer_delay_ms=100.0), sample(21, 1, picture_share=0.5)]
     stalled = sample(22, 1, stalled_ms=800.0, dropped_messages_inter=2)
     old(root, FLOW_SAMPLES, [*rows, stalled, sample(23, 1) | {"step": "KEY_FRAMES"}], 1)
@@ -158,12 +158,6 @@ SAMPLED = {
     "stall_count": 1,
     "stall_ms": 800.0,
     "trouble_ms": 3_000.0,
-    "line_bytes": 500,
-    "line_stream_bytes": 1_000,
-    "unforced_drops": 0,
-    "left_ms": 1_000.0,
-    "left_server_ms": 0.0,
-    "left_bytes": 1_000,
 }
 
 
