@@ -6,13 +6,14 @@ in a pass of their own, by the same checks: there has to be none that fails one.
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
-from flowctl.pipeline.records.checks import CHECKS, MAX_AHEAD_US, MOST_COUNT, MOST_REAL, OLDEST_US, Check
+from flowctl.pipeline.records.checks import Check, checks_of
 from flowctl.pipeline.viewers.blame import BURST, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.pipeline.viewers.sessions import BY_PEER, LEAST_PLAY_S
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.telemetry.schema import CLASS_NAMES, FORMAT
 
 _STATES: Final = {"hard": "HARD_LIMIT", "soft": "SOFT_LIMIT", "overloaded": "OVERLOADED"}
 
@@ -79,10 +80,10 @@ def _fails(check: Check) -> str:
     return {
         "null": f"{name} is null",
         "negative": f"{name} < 0",
-        "too large": f"{name} >= {MOST_COUNT}",
-        "no number": f"not abs({name}) <= {MOST_REAL}",
-        "too old": f"epoch_us({name}) < {OLDEST_US}",
-        "in the future": f"epoch_us({name}) > epoch_us(now()) + {MAX_AHEAD_US}",
+        "too large": f"{name} > {check.high}",
+        "no number": f"not abs({name}) <= {check.high}",
+        "too old": f"epoch_us({name}) < {check.low}",
+        "in the future": f"epoch_us({name}) > {check.high}",
         "not its hour": f"strftime({name}, '%Y-%m-%d %H') <> date || ' ' || hour",
         "unknown word": f"{name} not in ({_words(check.words)})",
     }[check.what]
@@ -95,7 +96,8 @@ def rows_of(events: str, table: str) -> str:
 
 def checks_sql(events: str, table: str) -> str:
     """Return the query for how many rows there are, and how many of them fail a check."""
-    fails = " or ".join(f"coalesce({_fails(check)}, false)" for check in CHECKS[table])
+    checks = (*checks_of(table, None, FORMAT, time.time_ns() // 1_000), Check("ts", "not its hour"))
+    fails = " or ".join(f"coalesce({_fails(check)}, false)" for check in checks)
     return f"select count(*), countif({fails}) from {rows_of(events, table)}"
 
 

@@ -14,38 +14,20 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class Accounts:
-    """What became of the rows of one table.
-
-    Args:
-        table: name of the table.
-        files_in: files found.
-        files_quarantined: of these, put aside whole; `files_by_reason` says why.
-        files_by_reason: files put aside, by reason.
-        files_unknown_rows: files put aside whose number of rows is not known, because they have no footer.
-        rows_in: rows of the files found, by their footers; also of those put aside, where they have a footer.
-        rows_out: rows that went into the job.
-        rows_quarantined: rows put aside, alone or with their whole file; `by_reason` says why.
-        by_reason: rows put aside, by reason; those of whole files as ``file: ...``.
-    """
+    """What became of the rows of one table."""
 
     table: str
     files_in: int = 0
-    files_quarantined: int = 0
-    files_by_reason: dict[str, int] = field(default_factory=dict)
-    files_unknown_rows: int = 0
-    rows_in: int = 0
-    rows_out: int = 0
-    rows_quarantined: int = 0
-    by_reason: dict[str, int] = field(default_factory=dict)
+    files_quarantined: int = 0  # of these, put aside whole
+    files_by_reason: dict[str, int] = field(default_factory=dict)  # the same
+    files_unknown_rows: int = 0  # of these, without a footer, so that nobody knows how many rows they have
+    rows_in: int = 0  # by the footers; also of files that are put aside, where they have one
+    rows_out: int = 0  # that go into the job
+    rows_quarantined: int = 0  # put aside, alone or with their whole file
+    by_reason: dict[str, int] = field(default_factory=dict)  # the same; those of whole files as ``file: ...``
 
     def enter(self, problem: str | None, rows: int | None, bad_rows: Mapping[str, int]) -> None:
-        """Add a file.
-
-        Args:
-            problem: why it is put aside whole. None: it is used.
-            rows: its rows. None: not known.
-            bad_rows: rows of a file that is used that are put aside, by reason.
-        """
+        """Add a file that is put aside for a `problem`, or used but for its `bad_rows`; `rows` None: not known."""
         self.files_in += 1
         self.rows_in += rows or 0
         if problem is not None:

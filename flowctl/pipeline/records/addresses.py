@@ -37,11 +37,7 @@ MOST_NETWORKS: Final = 200
 
 
 def parse_networks(texts: Sequence[str], option: str) -> list[Network]:
-    """Return the networks that `texts` name, an address meaning itself alone.
-
-    Args:
-        texts: like ``192.0.2.0/24``, ``2001:db8::/32`` or ``192.0.2.7``; at most `MOST_NETWORKS`.
-        option: where they were given, for errors.
+    """Return the networks that `texts` name, an address meaning itself alone; `option` is where they were given.
 
     Raises:
         ConfigError: one is no network, or there are too many.
@@ -77,10 +73,7 @@ def with_unit(frame: DataFrame, name: str) -> DataFrame:
 
     An IPv4 address stands for itself, also one that is written as IPv6. An IPv6 address stands for its /64, the
     smallest network that a holder of IPv6 has: a holder of one address of it has 2^64. Another text stays as it is.
-
-    Args:
-        frame: any.
-        name: its column with the address as recorded.
+    `name` is the column with the address as recorded.
     """
     text, six = f.col(name), f.col("_six")
     # In steps: the digits are a long expression, which Spark would compile once per use.
@@ -92,27 +85,20 @@ def with_unit(frame: DataFrame, name: str) -> DataFrame:
 
 
 def unit_digits(who: Column) -> Column:
-    """Return the `digits` of a `unit`: of a /64 those of its first address; null for what is none."""
+    """Return the `digits` of a unit, as of `with_unit`: of a /64 those of its first address; null for what is none."""
     return digits(f.regexp_replace(who, "::/64$", "::"))
 
 
 def subnet(who: Column, hexadecimal: Column) -> Column:
-    """Return the subnet of an address or a `unit`: its /24 of IPv4, its /48 of IPv6, which one holder often has.
+    """Return the /24 of IPv4 or the /48 of IPv6, which one holder often has, of an address or a unit with its digits.
 
-    Args:
-        who: as recorded, or a `unit`. A network that was recorded instead of an address is its own subnet.
-        hexadecimal: its `digits`.
+    A network that was recorded instead of an address is its own subnet.
     """
     return f.coalesce(_network(who, hexadecimal, 24, 48), f.when(who.rlike(_CUT), who))
 
 
 def wide_network(who: Column, hexadecimal: Column) -> Column:
-    """Return the network that a provider has rather than a holder: the /16 of IPv4, the /32 of IPv6; null for none.
-
-    Args:
-        who: an address as recorded.
-        hexadecimal: its `digits`.
-    """
+    """Return the /16 of IPv4 or the /32 of IPv6, which a provider has rather than a holder, of an address."""
     return _network(who, hexadecimal, 16, 32)
 
 
@@ -132,12 +118,7 @@ def _network6(hexadecimal: Column, length: int) -> Column:
 
 
 def lies_in(hexadecimal: Column, networks: Sequence[Network]) -> Column:
-    """Return whether the address lies in one of `networks`; false where it is none, never null.
-
-    Args:
-        hexadecimal: its `digits`.
-        networks: at most `MOST_NETWORKS`.
-    """
+    """Return whether the address of these `digits` lies in one of `networks`; false where it is none, never null."""
     found = [f.lit(False)]
     for network in networks:
         size = network.max_prefixlen // 4

@@ -38,38 +38,23 @@ NO_NUMBER: Final = "no number"
 
 
 class Bounds(NamedTuple):
-    """What a footer says of a column of a file: None is what it does not say.
-
-    Attributes:
-        rows: of the file.
-        nulls: how many are null.
-        low: least value that is not null; a time in microseconds since the epoch.
-        high: largest.
-    """
+    """What a footer says of a column of a file: None is what it does not say."""
 
     rows: int
     nulls: int | None
-    low: Any
+    low: Any  # least value that is not null; a time in microseconds since the epoch
     high: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of one column; null passes all but the first kind.
-
-    Args:
-        column: its name.
-        what: is wrong with a row that fails: ``null``, or in words.
-        low: least value that is allowed; a time in microseconds since the epoch.
-        high: largest.
-        words: what is allowed instead, of a text.
-    """
+    """One check of one column; null passes all but the first kind. Times are in microseconds since the epoch."""
 
     column: str
-    what: str
-    low: Any = -_LAST
-    high: Any = _LAST
-    words: tuple[str, ...] = ()
+    what: str  # is wrong with a row that fails: ``null``, or in words
+    low: Any = -_LAST  # least value that is allowed
+    high: Any = _LAST  # largest
+    words: tuple[str, ...] = ()  # what is allowed instead, of a text
 
     @property
     def key(self) -> str:
@@ -139,8 +124,8 @@ def checks_of(table: str, hour: Hour | None, number: int, now_us: int) -> tuple[
 
     Args:
         table: that it holds.
-        hour: of the folder that it lies in: format 3 has every row in its hour, older ones go on until rotated, and may
-            be a day off. None: it lies in none of an hour.
+        hour: of its folder: format 3 has every row in it, older files go on until rotated, and may be a day off. None:
+            it lies in none.
         number: format of its records.
         now_us: time of the run, microseconds since the epoch.
     """

@@ -35,37 +35,21 @@ _ARROW: Final = {
 
 
 class Facts(NamedTuple):
-    """What is known of a file.
+    """What is known of a file."""
 
-    Attributes:
-        path: of it, as the file system names it.
-        problem: why it is put aside whole. None: it is used.
-        detail: more of it.
-        rows: that it has. None: it has no footer.
-        size_bytes: of it.
-        identity: the same for copies.
-        format: of its records.
-        node: whose they are, where its statistics tell of one only.
-        first_seq: least `seq`; None where they do not tell.
-        last_seq: largest.
-        recorded: whether a recorder wrote it, so that its `seq` is in order.
-        newest_us: time of its newest record.
-        reasons: rows that cannot be used, by reason.
-    """
-
-    path: str
-    problem: str | None = None
-    detail: str | None = None
-    rows: int | None = None
+    path: str  # as the file system names it
+    problem: str | None = None  # why it is put aside whole; None: it is used
+    detail: str | None = None  # more of it
+    rows: int | None = None  # None: it has no footer
     size_bytes: int = 0
-    identity: str = ""
-    format: int = FORMAT
-    node: str | None = None
-    first_seq: int | None = None
+    identity: str = ""  # the same for copies
+    format: int = FORMAT  # of its records
+    node: str | None = None  # whose they are, where its statistics tell of one only
+    first_seq: int | None = None  # least `seq`; None where they do not tell
     last_seq: int | None = None
-    recorded: bool = False
-    newest_us: int | None = None
-    reasons: dict[str, int] = {}  # noqa: RUF012 - never changed
+    recorded: bool = False  # a recorder wrote it, so that its `seq` is in order
+    newest_us: int | None = None  # time of its newest record
+    reasons: dict[str, int] = {}  # noqa: RUF012 - never changed; rows that cannot be used, by reason
 
 
 def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int) -> Facts:

@@ -23,32 +23,18 @@ _HINT: Final = "give the folder that a server wrote with --events; it has folder
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of records.
+    """A file of records."""
 
-    Args:
-        table: in whose folder it lies.
-        hour: that it belongs to.
-        path: its address, as Spark takes it; on this machine its path.
-        size_bytes: of it.
-        mtime_ns: when it was changed, since the epoch; 0 where the store does not tell.
-    """
-
-    table: str
-    hour: Hour
-    path: str
+    table: str  # in whose folder it lies
+    hour: Hour  # that it belongs to
+    path: str  # its address, as Spark takes it; on this machine its path
     size_bytes: int
-    mtime_ns: int
+    mtime_ns: int  # when it was changed, since the epoch; 0 where the store does not tell
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a folder of records.
-
-    Args:
-        root: the folder.
-        storage: on which it lies.
-        files: by hour, table and path.
-    """
+    """The files of a folder of records, by hour, table and path."""
 
     root: str
     storage: Storage

@@ -46,12 +46,9 @@ def local_path(text: str) -> Path | None:
 def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
     """Return where an S3 store is, as pyarrow's `S3FileSystem` takes it; empty: Amazon's, the region asked for.
 
-    pyarrow does not know the settings of Hadoop, and takes no endpoint from the environment. Credentials are never
-    among these: both sides find them in the environment, in ``~/.aws``, or in the role of the machine.
-
-    Args:
-        settings: of Spark (``spark.hadoop.fs.s3a.endpoint`` and ``....region``), and of the environment
-            (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``), which count where Spark's say nothing.
+    pyarrow does not know the settings of Hadoop, and takes no endpoint from the environment: `settings` are of both,
+    and Spark's count first. Credentials are never among these: both sides find them in the environment, in ``~/.aws``,
+    or in the role of the machine.
     """
     named = ("spark.hadoop.fs.s3a.endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     endpoint = next((settings[name] for name in named if settings.get(name)), "")
@@ -66,25 +63,15 @@ def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A folder and the file system that it lies on.
+    """A folder and the file system that it lies on."""
 
-    Args:
-        system: of `pyarrow.fs`.
-        base: the folder, as `system` names it.
-        prefix: its address, as Spark takes it, with which those of all in it begin; empty on this machine.
-    """
-
-    system: Any
-    base: str
-    prefix: str
+    system: Any  # of `pyarrow.fs`
+    base: str  # the folder, as `system` names it
+    prefix: str  # its address, as Spark takes it, with which those of all in it begin; empty on this machine
 
     @staticmethod
     def of(address: str, settings: Mapping[str, str] | None = None) -> Storage:
-        """Return the folder of an address.
-
-        Args:
-            address: a path, or like ``s3a://bucket/folder``.
-            settings: of Spark; see `s3_options`.
+        """Return the folder of an address, a path or like ``s3a://bucket/folder``; `settings`: see `s3_options`.
 
         Raises:
             ConfigError: it is of an unknown kind.
@@ -147,11 +134,7 @@ class Storage:
 
 
 class Place:
-    """A folder for results.
-
-    Args:
-        folder: path or address of it; made if it is missing.
-        settings: of Spark; see `s3_options`.
+    """A folder for results, a path or an address; made if it is missing. `settings` are of Spark, see `s3_options`.
 
     Raises:
         ConfigError: it is a file, or cannot be made or written.
@@ -251,10 +234,7 @@ class Place:
         self.delete("")
 
     def clear_staging(self) -> None:
-        """Delete what runs that were killed have left in the making.
-
-        Only who has the place for himself may: on this machine the runner's lock sees to it, on a store there is none.
-        """
+        """Delete what killed runs have left in the making; only on this machine, where the runner holds a lock."""
         if not self.storage.prefix:
             for path in Path(self.storage.base).glob(f"{_STAGING}*"):
                 self.delete(path.name)

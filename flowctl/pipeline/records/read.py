@@ -67,29 +67,19 @@ class _Good(NamedTuple):
 class Read:
     """The records of some hours: a `flowctl.pipeline.job.Records`.
 
-    Args:
-        spark: session.
-        listing: of the records.
-        now_us: time of the run, microseconds since the epoch.
-        accounts: of each hour and table that has files; complete at once.
-        identities: of the files that are used, path -> identity: what copies of a file have in common. A later run is
-            given those of the hours that it does not read again.
-        quarantine: what is put aside, tables by name; ``<table>`` has rows (`file`, `reason`, `row`), ``<table>_files``
-            files (`path`, `reason`, `detail`, `rows`, `size`); both have `date` and `hour`. Nothing: not in it. Lazy.
-        newest: time of the newest record that can be used.
-        size_bytes: of the usable files.
-        warnings: lines for the person who started the job.
+    `quarantine` has tables by name: ``<table>`` of rows (`file`, `reason`, `row`), ``<table>_files`` of files (`path`,
+    `reason`, `detail`, `rows`, `size`), both with `date` and `hour`; lazy. Of what nothing is put aside is not in it.
     """
 
     spark: SparkSession
     listing: Listing
-    now_us: int
-    accounts: dict[tuple[Hour, str], Accounts] = field(default_factory=dict)
-    identities: dict[str, str] = field(default_factory=dict)
+    now_us: int  # time of the run, since the epoch
+    accounts: dict[tuple[Hour, str], Accounts] = field(default_factory=dict)  # of each hour and table that has files
+    identities: dict[str, str] = field(default_factory=dict)  # of files that are used, by path: what copies share
     quarantine: dict[str, DataFrame] = field(default_factory=dict)
-    newest: dt.datetime | None = None
-    size_bytes: int = 0
-    warnings: list[str] = field(default_factory=list)
+    newest: dt.datetime | None = None  # time of the newest record that can be used
+    size_bytes: int = 0  # of the usable files
+    warnings: list[str] = field(default_factory=list)  # for the person who started the job
     _good: dict[str, list[_Good]] = field(default_factory=dict)
     _frames: dict[str, DataFrame] = field(default_factory=dict)
 
@@ -122,11 +112,7 @@ class Read:
         return old.connections(told, sampled, ended=name == "flow_closes")
 
     def enter(self, looked: Iterable[tuple[File, Facts]], used: Collection[str]) -> None:
-        """Enter what is known of files, by path: of copies the first is used.
-
-        Args:
-            looked: files and their facts.
-            used: identities of files that other hours have used.
+        """Enter files and their facts, by path: of copies the first is used, and none that other hours have `used`.
 
         Raises:
             ConfigError: records are there twice.

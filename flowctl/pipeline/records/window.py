@@ -21,15 +21,10 @@ _HINT: Final = "write it like 2026-03-01, 2026-03-01T12:30 or 2026-03-01T12:30:0
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of time, UTC.
+    """A stretch of time, UTC."""
 
-    Args:
-        since: its begin. None: all there is.
-        until: its end, exclusive. None: all there is.
-    """
-
-    since: dt.datetime | None = None
-    until: dt.datetime | None = None
+    since: dt.datetime | None = None  # None: all there is
+    until: dt.datetime | None = None  # exclusive
 
     def meets(self, hour: Hour) -> bool:
         """Return whether some of that hour lies in the window."""
@@ -52,13 +47,7 @@ def hour_of(moment: dt.datetime) -> Hour:
 def parse_window(
     now: dt.datetime, *, since: str | None = None, begin: str | None = None, end: str | None = None
 ) -> Window:
-    """Return the window that options of the command line name.
-
-    Args:
-        now: time of the run.
-        since: ``--since``, how long before `now` it begins: a number and s, m, h, d or w, like ``2h``.
-        begin: ``--from``, a moment.
-        end: ``--to``, a moment, exclusive.
+    """Return the window that ``--since``, ``--from`` and ``--to`` name.
 
     Raises:
         ConfigError: one cannot be read, two say the same, or the window is empty.

@@ -58,27 +58,15 @@ day: 30 s of processor time without it, 55 s with it. What runs for long is two 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """How to start Spark.
+    """How to start Spark; a ``spark-defaults.conf`` does not change `master`, so a job stays here by default."""
 
-    Args:
-        master: ``local[*]``, ``local[2]``, ``spark://host:port``, ``yarn``, ``k8s://...``. None: what `conf` says
-            as ``spark.master``, else ``local[*]``. A ``spark-defaults.conf`` does not change it: a job started
-            without ``--master`` stays on this machine.
-        app_name: name shown in Spark's own pages.
-        conf: settings of Spark, which win over everything chosen here.
-        driver_memory: heap of the driver's Java, like ``2g``.
-        shuffle_partitions: of joins and aggregations. None: by the size of the data, see `fit`.
-        size_bytes: of the records, as far as known: for little, Java compiles in a hurry, see `SMALL_JAVA_BYTES`.
-        log_file: where Java's output goes. None: a file of its own in the folder for temporary files.
-    """
-
-    master: str | None = None
+    master: str | None = None  # ``local[2]``, ``spark://host:port``, ``yarn`` ...; None: ``spark.master``, ``local[*]``
     app_name: str = "flowctl"
-    conf: Mapping[str, str] = field(default_factory=dict)
-    driver_memory: str = DEFAULT_DRIVER_MEMORY
-    shuffle_partitions: int | None = None
-    size_bytes: int | None = None
-    log_file: Path | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)  # settings of Spark, which win over everything chosen here
+    driver_memory: str = DEFAULT_DRIVER_MEMORY  # heap of Java
+    shuffle_partitions: int | None = None  # of joins and aggregations; None: by the size of the data, see `fit`
+    size_bytes: int | None = None  # of the records, as far as known; for little, Java compiles in a hurry
+    log_file: Path | None = None  # where Java's output goes; None: a file of its own
 
 
 class SparkError(FlowctlError):
@@ -97,13 +85,9 @@ def check_available() -> None:
 
 
 def fitting(size_bytes: int, cores: int) -> dict[str, str]:
-    """Return the settings that fit records of that size.
+    """Return the settings that fit records of that size, as they lie there, where so many cores work at a time.
 
     Little data: one partition, no code generated, nothing planned twice; a query costs what its planning does.
-
-    Args:
-        size_bytes: of the input, as it lies there.
-        cores: that work at a time.
     """
     large = size_bytes >= LARGE_FROM_BYTES
     partitions = min(MAX_PARTITIONS, max(cores, -(-size_bytes // PARTITION_BYTES))) if large else 1
@@ -124,13 +108,7 @@ def fit(spark: SparkSession, size_bytes: int) -> None:
 
 
 def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java | None = None) -> dict[str, str]:
-    """Return every setting of Spark that follows from `options`.
-
-    Args:
-        options: how to start it.
-        log4j: file with the settings of Java's log. None: Spark's own.
-        java: that is to run it; its class archive is used, if there is one. None: not known.
-    """
+    """Return every setting of Spark that follows from `options`, the log's own settings and the Java that is to run."""
     master = options.master or options.conf.get("spark.master", "local[*]")
     chosen = dict(options.conf)
     if options.shuffle_partitions is not None:
@@ -190,9 +168,6 @@ _own: dict[str, Any] = {}
 
 def open_session(options: SessionOptions | None = None) -> SparkSession:
     """Start Spark, or return the session that runs in this process already.
-
-    Args:
-        options: how. None: all defaults.
 
     Raises:
         ConfigError: PySpark or Java is missing, or a setting is wrong.
@@ -288,33 +263,25 @@ def mapped_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (ended := _signal_behind(error)) is not None:
-            raise ended from None
+        behind = error.__context__
+        while isinstance(behind, Exception):
+            behind = behind.__context__
+        if behind is not None and not isinstance(behind, GeneratorExit):
+            raise behind from None
         if not isinstance(error, (PySparkException, Py4JError, Py4JNetworkError)):
             raise
         _own["failed"] = True
-        raise SparkError(one_line(error), hint=_hint(str(error))) from error
-
-
-def _signal_behind(error: BaseException) -> BaseException | None:
-    """Return what ends the process and was on its way when an error came; None: nothing was."""
-    found = error.__context__
-    while isinstance(found, Exception):
-        found = found.__context__
-    return None if isinstance(found, GeneratorExit) else found
+        hint = _GONE_HINT if _GONE.search(str(error)) else f"Spark's own log is {_own.get('log')}"
+        raise SparkError(one_line(error), hint=hint) from error
 
 
 _GONE: Final = re.compile(r"FileNotFoundException|FILE_NOT_EXIST|NoSuchFileException|NoSuchFileError")
 
 
-def _hint(told: str = "") -> str:
-    if _GONE.search(told):
-        return (
-            "a file went away while it was read: the recorder removes its oldest files at events_max "
-            "of disk; copy the folder first, or raise events_max"
-        )
-    log = _own.get("log")
-    return f"Spark's own log is {log}" if log is not None and log.exists() else "Spark's own log has more"
+_GONE_HINT: Final = (
+    "a file went away while it was read: the recorder removes its oldest files at events_max of disk; "
+    "copy the folder first, or raise events_max"
+)
 
 
 _CLASS: Final = re.compile(r"^(?:: )?(?:Caused by: )?(?:[a-z_$][\w$]*\.)+[A-Z][\w$]*(?:Exception|Error)?:\s*")
