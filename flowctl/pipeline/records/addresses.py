@@ -1,4 +1,4 @@
-"""Addresses as expressions of Spark: hexadecimal digits, subnets, whether one lies in a network; all built in.
+"""Addresses as expressions of Spark: hexadecimal digits and subnets; all built in.
 
 The common form is the address in hexadecimal digits, 8 for IPv4 and 32 for IPv6. A network is a prefix of it. What is
 no address, a hash for instance, has no digits (null), and nothing is said of it.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
@@ -94,19 +93,9 @@ def subnet(who: Column, hexadecimal: Column) -> Column:
 
     A network that was recorded instead of an address is its own subnet.
     """
-    return f.coalesce(_network(who, hexadecimal, 24, 48), f.when(who.rlike(_CUT), who))
-
-
-def wide_network(who: Column, hexadecimal: Column) -> Column:
-    """Return the /16 of IPv4 or the /32 of IPv6, which a provider has rather than a holder, of an address."""
-    return _network(who, hexadecimal, 16, 32)
-
-
-def _network(who: Column, hexadecimal: Column, length4: int, length6: int) -> Column:
-    """Return the network of one length of IPv4, a multiple of 8, or another of IPv6; null for what is no address."""
-    rest = ".0" * (4 - length4 // 8) + f"/{length4}"
-    four = f.concat(f.substring_index(who, ".", length4 // 8), f.lit(rest))
-    return f.when(f.length(hexadecimal) == IPV4_DIGITS, four).otherwise(_network6(hexadecimal, length6))
+    four = f.concat(f.substring_index(who, ".", 3), f.lit(".0/24"))
+    found = f.when(f.length(hexadecimal) == IPV4_DIGITS, four).otherwise(_network6(hexadecimal, 48))
+    return f.coalesce(found, f.when(who.rlike(_CUT), who))
 
 
 def _network6(hexadecimal: Column, length: int) -> Column:
@@ -115,14 +104,3 @@ def _network6(hexadecimal: Column, length: int) -> Column:
     groups = [f.regexp_replace(f.substring(hexadecimal, start, 4), "^0{1,3}", "") for start in starts]
     text = f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(:0){1,7}$", ""), f.lit(f"::/{length}"))
     return f.when(hexadecimal.isNotNull(), text)
-
-
-def lies_in(hexadecimal: Column, networks: Sequence[Network]) -> Column:
-    """Return whether the address of these `digits` lies in one of `networks`; false where it is none, never null."""
-    found = [f.lit(False)]
-    for network in networks:
-        size = network.max_prefixlen // 4
-        first, last = (f"{int(end):0{size}x}" for end in (network.network_address, network.broadcast_address))
-        # Digits of the same number of places are in the order of their numbers.
-        found.append((f.length(hexadecimal) == size) & hexadecimal.between(first, last))
-    return f.coalesce(reduce(lambda one, other: one | other, found), f.lit(False))

@@ -200,14 +200,10 @@ class Place:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             write_text(Path(path), text)
             return
-        folder, _, last = path.rpartition("/")
-        temporary = f"{folder}/_{last}.{secrets.token_hex(4)}"
         try:
-            self.storage.system.create_dir(folder, recursive=True)
-            with self.storage.system.open_output_stream(temporary) as stream:
+            self.storage.system.create_dir(path.rpartition("/")[0], recursive=True)
+            with self.storage.system.open_output_stream(path) as stream:  # stores show an object when it is whole
                 stream.write(text.encode())
-            self.delete(name)
-            self.storage.system.move(temporary, path)
         except OSError as error:
             raise FlowctlError(f"cannot write {self.path(name)}: {error}") from error
 
