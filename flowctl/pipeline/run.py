@@ -170,8 +170,7 @@ class _Run:
     tell: Callable[[str], None]
     options: dict[str, Any]
     known: dict[Hour, Known] = field(default_factory=dict)
-    wanted: dict[str, tuple[Part, str]] = field(default_factory=dict)  # and with what it has to be made
-    owners: dict[str, Job] = field(default_factory=dict)  # of wanted parts
+    wanted: dict[str, tuple[Part, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
     errors: dict[str, FlowctlError] = field(default_factory=dict)  # of jobs
     broken: dict[str, FlowctlError] = field(default_factory=dict)  # of parts
     read: set[Hour] = field(default_factory=set)
@@ -219,8 +218,11 @@ class _Run:
         if isinstance(given, Mapping):
             given = replace(job.options(), **given) if given else job.options()
         self.options[job.name] = given
-        self.owners |= dict.fromkeys(parts, job)
-        self.wanted |= {part.name: (part, part.made_with(given)) for part in job.parts if part.name in parts}
+        self.wanted |= {part.name: (part, given) for part in job.parts if part.name in parts}
+
+    def _made_with(self, name: str) -> str:
+        part, options = self.wanted[name]
+        return part.made_with(options)
 
     @contextlib.contextmanager
     def _kept_as(self, name: str, errors: dict[str, FlowctlError]) -> Iterator[None]:
@@ -241,8 +243,8 @@ class _Run:
         before = {hour: self.known.get(hour) or Known() for hour in files}
         came = {hour for hour, there in files.items() if {*map(_digest_of, there)} - before[hour].files.keys()}
         groups: dict[tuple[Hour, ...], list[str]] = {}
-        for name, (_, made_with) in self.wanted.items():
-            other = {hour for hour in files if before[hour].parts.get(name, ("", 0))[0] != made_with}
+        for name in self.wanted:
+            other = {hour for hour in files if before[hour].parts.get(name, ("", 0))[0] != self._made_with(name)}
             if hours := tuple(sorted(came | other)):
                 groups.setdefault(hours, []).append(name)
         for hours, names in groups.items():
@@ -263,12 +265,10 @@ class _Run:
 
     def _write(self, name: str, records: Read) -> None:
         self.tell(name)
-        part, _ = self.wanted[name]
+        part, options = self.wanted[name]
         with self._kept_as(name, self.broken):
-            if not any(map(records.has, part.reads)):
-                return
-            rows = part.make(records, self.options[self.owners[name].name])
-            save(rows, part.columns, self.staging.path(part.folder()), *BY_HOUR)
+            if any(map(records.has, part.reads)):
+                save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
 
     def _remember(self, records: Read, made: Sequence[str], files: Mapping[Hour, Sequence[File]]) -> None:
         """Give the parts of hours their places, and write down what they were made of."""
@@ -285,8 +285,7 @@ class _Run:
             newest = records.newest
             known.newest = newest.isoformat() if newest is not None and hour_of(newest) == hour else ""
             for name in made:
-                part, made_with = self.wanted[name]
-                known.parts[name] = made_with, self._adopt(part.folder(hour))
+                known.parts[name] = self._made_with(name), self._adopt(self.wanted[name][0].folder(hour))
             for name in quarantine:
                 self._adopt(f"{QUARANTINE}/{name}/date={hour[0]}/hour={hour[1]}")
         # What is left of them is a folder without rows, which an answer that looks here first would take for the table.
@@ -356,8 +355,8 @@ class _Run:
         """Return what to say of parts that are not as they are wanted, and cannot be made: their records are gone."""
         lines = []
         for name in names:
-            other = sum(self.known[hour].parts.get(name, [""])[0] != self.wanted[name][1] for hour in hours)
-            if other:
+            made_with = self._made_with(name)
+            if other := sum(self.known[hour].parts.get(name, [""])[0] != made_with for hour in hours):
                 of = f"{other} of {len(hours)} hours"
                 lines.append(f"{name} is missing, or was made with other options, of {of} whose records are gone")
         return lines
