@@ -144,6 +144,8 @@ def open_sessions(records: Records, _: Any = None) -> DataFrame:
     # Which rows these are is found out from their keys alone: most close in the hour, and rows are wide.
     newest = opens.groupBy(*by_hour).agg(f.max("seq").alias("seq"))
     wanted = newest.join(records.table("flow_closes").select(*by_hour), by_hour, "left_anti")
+    if records.spark.conf.get("spark.sql.adaptive.enabled") == "true":  # of many records, see `fit`
+        wanted.persist().count()  # so Spark knows how few they are, and does not sort all rows to find them
     return projected(opens.join(wanted, [*by_hour, "seq"], "left_semi"))
 
 
