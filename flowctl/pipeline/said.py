@@ -18,11 +18,11 @@ ANSWERS: Final = {
     "fleet": "at most {most_viewers} viewers at once",
     "abuse": "{bans} to be banned and {limits} to be limited",
     "whatif": "{choices} choices tried on {viewers} viewers; recommended:\n  {recommended}\n  {why}",
-    "capacity": "a node carries {viewers_per_node} viewers of {bit_rate}, known from: {fitted_to}; "
-    "the crowd takes {nodes} nodes",
+    "capacity": "a node carries {viewers_per_node} viewers of {bit_rate}, by {known_by}; the crowd takes {nodes} nodes",
     "report": "what to do",
 }
 """Name of a job -> its answer, of figures of its summary."""
+_KNOWN_BY: Final = {"reference": "a REFERENCE MACHINE, NOT YOURS", "records": "your records"}
 _REPORT: Final = "report.html"
 
 
@@ -31,7 +31,9 @@ def lines(result: AllResult) -> Iterator[str]:
     for name, note in result.jobs.items():
         said = note.summary
         causes = figures({cause: count for cause, count in said.get("blame", {}).items() if cause != "none"})
-        yield f"{name}: {filled(ANSWERS[name], {**said, 'causes': causes}) if said else note.state.value}"
+        known_by = _KNOWN_BY.get(str(said.get("fitted_to")), said.get("fitted_to"))
+        told = {**said, "causes": causes, "known_by": known_by}
+        yield f"{name}: {filled(ANSWERS[name], told) if said else note.state.value}"
         yield from (f"  {words(item['do'], 600)}" for item in said.get("answers", ()))
         if "truth" in said:
             yield f"  planted: {figures(said['truth'])}"

@@ -55,6 +55,7 @@ class Shown(NamedTuple):
     columns: str
     note: str = ""
     folded: bool = False
+    most: int = 20  # rows
 
 
 TABLES: Final[Mapping[str, Shown]] = {
@@ -85,6 +86,7 @@ TABLES: Final[Mapping[str, Shown]] = {
         "memory_peak_bytes dropped_share assumed_share",
         "Delay and drops are of the recorded time; assumed is what was tried beyond it.",
         folded=True,
+        most=200,
     ),
     "abuse_scores": Shown(
         "Evidence against each",
@@ -108,7 +110,7 @@ TABLES: Final[Mapping[str, Shown]] = {
 
 def cells_of(found: Found, name: str) -> tuple[list[str], list[tuple[str, ...]]] | None:
     """Return heads and rows of a table as text; None: there are no rows."""
-    rows = found.rows(name)
+    rows = found.rows(name)[: TABLES[name].most]
     cells = {column: [_cell(row, column) for row in rows] for column in TABLES[name].columns.split()}
     heads = [column for place, (column, texts) in enumerate(cells.items()) if not place or set(texts) != {"-"}]
     table = list(zip(*(cells[column] for column in heads), strict=True))
@@ -121,8 +123,9 @@ _UNIT: Final = re.compile("/.*|_(ms|s|bytes)$")
 def note_of(found: Found, name: str) -> str:
     """Return what one must know to read a table, and how much of it is not shown."""
     cut = found.tables.get(name, Cut())
-    left = cut.total - len(cut.rows)
-    told = f"The first {len(cut.rows):,} of {cut.total:,} rows; {left:,} are left out here. " if left > 0 else ""
+    shown = min(len(cut.rows), TABLES[name].most)
+    left = cut.total - shown
+    told = f"The first {shown:,} of {cut.total:,} rows; {left:,} are left out here. " if left > 0 else ""
     return f"{told}{TABLES[name].note}".strip()
 
 

@@ -63,7 +63,7 @@ class Top(NamedTuple):
 
 
 TOPS: Final[Mapping[str, Top]] = {
-    "experience": Top("experience", ("viewers", "plays"), by="by"),
+    "experience": Top("experience", ("viewers", "plays"), 100, by="by"),  # all: any of them may be in trouble
     "ingest": Top("experience", ("gap_ms", "reconnects", "key_interval_max_ms")),
     "whatif_choices": Top("whatif", ("recommended", "in_force", "on_front"), 200),
     "abuse_scores": Top("abuse", ("banned", "score"), where="points"),

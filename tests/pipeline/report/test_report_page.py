@@ -199,6 +199,16 @@ def test_attempts_when_refused_before_their_role_was_clear_count_as_those_of_vie
     assert (found.part, found.n) == (30, 120)
 
 
+def test_calls_when_a_network_is_not_among_the_first_of_the_page_name_it(tmp_path):
+    """Each network that results tell of is judged, whether the page has room for its row or not."""
+    networks = [felt("network", f"10.0.{number}.0/24", 100 - number) for number in range(30)]
+    tables = {"sessions": [session(number) for number in range(4000)]}
+    tables["experience"] = [*networks, felt("network", "10.9.9.0/24", 20, 18)]
+    words = Page(render(found_of(tmp_path / "r", tables, {}))).words
+    assert "Call the operator of the network 10.9.9.0/24." in words
+    assert "The first 20 of 31 rows; 11 are left out here." in words
+
+
 def test_pictures_when_viewers_missed_some_are_told_from_all_to_none(tmp_path):
     """Viewers fall into classes by their share of the pictures; of whom it is not known is a class of its own."""
     shares = [1.0, 1.0, 0.96, 0.5, 0.1, None]
