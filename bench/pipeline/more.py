@@ -111,8 +111,8 @@ def watch(folder: Path, trigger: str) -> dict[str, Any]:
 
 
 def address_of(number: int) -> str:
-    """Return the address of attacker `number`."""
-    return f"203.0.113.{number + 1}"
+    """Return the address of attacker `number`: in a subnet of its own, for eight in one are banned as one."""
+    return f"203.0.{number + 1}.113"
 
 
 def write_evidence(events: Path, number: int) -> float:
