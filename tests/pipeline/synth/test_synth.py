@@ -203,7 +203,7 @@ def test_abuse_when_worlds_are_planted_finds_every_abuser_and_bans_nobody_honest
     truth = judged[1].summary["truth"]
     assert truth["alone_banned"] + truth["alone_limited"] == truth["alone"] > 3
     assert truth["honest_banned"] == 0
-    assert truth["honest_beside_abusers"] > 0
+    assert any("beside others" in kind for kind in truth["by_kind"])
     assert truth["honest_addresses"] > 100
 
 
