@@ -44,8 +44,8 @@ def pytest_configure(config):
     use_default_signals()
     adopt_orphans()
     # Java that lives for seconds: its second compiler costs more than it saves (38 % of the processor time of a file of
-    # tests). Programs that tests start inherit it.
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+    # tests). Programs that tests start inherit it. With it alone, the code cache is 48 MB, which Spark fills.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
     # A distribution may have an FFmpeg too old for some tests (HEVC in FLV); that of the dev extra is not.
     with contextlib.suppress(ImportError, RuntimeError):
         import imageio_ffmpeg

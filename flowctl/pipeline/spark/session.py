@@ -153,7 +153,7 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         if local and not re.search(r"-XX:\+Use\w*GC\b", others):
             own += f" -XX:+Use{'Serial' if small else 'Parallel'}GC"
         if local and small and "Tiered" not in others:
-            own += " -XX:TieredStopAtLevel=1"
+            own += " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"  # whose own is 48 MB: too little for Spark
         settings["spark.driver.extraJavaOptions"] = own + ("" if java is None else java_option(java, others))
         settings["spark.executor.extraJavaOptions"] = "-Duser.timezone=UTC"
     if local or "//127.0.0.1" in master or "//localhost" in master:
