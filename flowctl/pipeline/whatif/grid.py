@@ -76,20 +76,15 @@ def default_grid(present: Choice) -> list[Choice]:
     limits = present.limits
     choices = [present]
     for load, age, target_ms in itertools.product(_SCALES, _AGES, (limits.target_delay_ms, 0)):
-        choices.append(_like(present, limits=replace(scaled(limits, load=load, age=age), target_delay_ms=target_ms)))
-    choices += [_like(present, limits=replace(limits, target_delay_ms=target_ms)) for target_ms in _TARGETS_MS]
+        choices.append(replace(present, limits=replace(scaled(limits, load=load, age=age), target_delay_ms=target_ms)))
+    choices += [replace(present, limits=replace(limits, target_delay_ms=target_ms)) for target_ms in _TARGETS_MS]
     for load in (0.5, 1.0, 2.0):
-        choices.append(_like(present, limits=scaled(limits, load=load, hard_times=4)))
-        choices.append(_like(present, limits=scaled(limits, load=load), return_after_s=2.0))
-        choices.append(_like(present, limits=scaled(limits, load=load), soft_too_long_s=20.0))
+        choices.append(replace(present, limits=scaled(limits, load=load, hard_times=4)))
+        choices.append(replace(present, limits=scaled(limits, load=load), return_after_s=2.0))
+        choices.append(replace(present, limits=scaled(limits, load=load), soft_too_long_s=20.0))
     for policy, load in itertools.product(("keep", "drop"), (0.5, 1.0, 2.0)):
-        choices.append(_like(present, limits=scaled(limits, load=load), policy=policy))
+        choices.append(replace(present, limits=scaled(limits, load=load), policy=policy))
     return list(dict.fromkeys(choices))
-
-
-def _like(present: Choice, **changes: Any) -> Choice:
-    fields = {name: getattr(present, name) for name in Choice.__dataclass_fields__}
-    return Choice(**{**fields, **changes})
 
 
 def parse_grid(text: str, where: str, present: Choice) -> list[Choice]:

@@ -15,6 +15,8 @@ viewers there were is exact up to `WhatifOptions.most`; of more it follows from 
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -42,15 +44,15 @@ if TYPE_CHECKING:
 
 CUT_S: Final = 120.0
 """Trouble that is kept of a viewer and hour: as long as the longest patience of usual limits, twice."""
-MOST_TRIED_S: Final = 1_200.0
-"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 50 ms, so all a minute of a core."""
+MOST_TRIED_S: Final = 240.0
+"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 15 ms of a core, so all 4 s."""
 MOST_VIEWERS: Final = 2_000
 """Sampled by default: a share of 1 % is then known to half a percent (two standard deviations)."""
 MOST_MOST: Final = 10_000_000
 FEW_REFUSED: Final = 20
 """From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
-LITTLE_S: Final = 60.0
-"""Seconds around trouble that are tried in this process: as long as Spark takes to start its workers."""
+LITTLE_S: Final = 2 * MOST_TRIED_S
+"""Seconds around trouble that are tried in this process: Spark takes as long to start its workers as half of it."""
 STRETCHES: Final = "whatif_stretches"
 STARTS: Final = "whatif_starts"
 
@@ -109,14 +111,14 @@ class WhatifOptions:
         parse_objective(self.objective)
         if self.source not in {"auto", "flights", "samples"}:
             raise ConfigError(f"source is {self.source!r}, it must be auto, flights or samples")
-        if not 1 <= self.cut_s <= 3_600:
-            raise ConfigError(f"cut_s is {self.cut_s}, it must be 1 to 3600 s")
-        if not 0 <= self.extend_s <= 600:
-            raise ConfigError(f"extend_s is {self.extend_s}, it must be 0 to 600 s")
-        if not 0 < self.player_buffer_s <= 60:
-            raise ConfigError(f"player_buffer_s is {self.player_buffer_s}, it must be above 0 and at most 60 s")
-        if not 0 <= self.most <= MOST_MOST:
-            raise ConfigError(f"most is {self.most}, it must be 0 (all) to {MOST_MOST} viewers")
+        for name, least, most in (
+            ("cut_s", 1, 3_600),
+            ("extend_s", 0, 600),
+            ("player_buffer_s", 0.001, 60),
+            ("most", 0, MOST_MOST),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be {least} to {most}")
 
 
 # -- parts
@@ -288,14 +290,13 @@ def choice_rows(choices: Sequence[Choice], sums: Sums, sampled_share: float) -> 
         totals.setdefault(key, {})[measure] = value
     rows = []
     for number, choice in enumerate(choices):
-        whole: Sums = {}
-        for part in (totals.get(number, {}), totals.get(ALL_CHOICES, {})):
-            for measure, value in part.items():
-                add(whole, 0, measure, value)
-        total = {measure: value for (_, measure), value in whole.items()}
+        own, common = Counter(totals.get(number)), Counter(totals.get(ALL_CHOICES))
+        total = own + common
+        total[PEAK] = max(own[PEAK], common[PEAK])
         delay = {int(name[len(DELAY) :]): us / 1e6 for name, us in total.items() if name.startswith(DELAY)}
-        row = {**_settings(number, choice), **_shares(total), **_quantiles(delay), "sampled_share": sampled_share}
-        rows.append(row)
+        rows.append(
+            {**_settings(number, choice), **_shares(total), **_quantiles(delay), "sampled_share": sampled_share}
+        )
     for row, on_front in zip(rows, mark_front(rows), strict=True):
         row["on_front"] = on_front
     return rows
@@ -318,24 +319,22 @@ def _settings(number: int, choice: Choice) -> dict[str, Any]:
     }
 
 
-def _shares(total: Mapping[str, int]) -> dict[str, Any]:
-    def share(part: str, whole: str) -> float:
-        return total.get(part, 0) / total[whole] if total.get(whole) else 0.0
+def _shares(total: Counter[str]) -> dict[str, Any]:
+    def share(part: str, whole: str, none: float = 0.0) -> float:
+        return total[part] / total[whole] if total[whole] else none
 
-    by_class = {f"dropped_messages_{name}": total.get(f"dropped_messages_{name}", 0) for name in CLASS_NAMES}
-    dropped = sum(by_class.values())
+    by_class = [f"dropped_messages_{name}" for name in CLASS_NAMES]
+    total["dropped_messages"] = sum(total[name] for name in by_class)
+    total["tried_us"] = total["assumed_us"] + total["watched_us"]
     copied = ("viewers", "disconnected", "honest_disconnected", "offered_messages", "sent_bytes", "edges", "returns")
-    assumed, watched = total.get("assumed_us", 0), total.get("watched_us", 0)
     return {
-        **{name: total.get(name, 0) for name in (*copied, PEAK)},
-        **by_class,
-        "dropped_messages": dropped,
+        **{name: total[name] for name in (*copied, PEAK, *by_class, "dropped_messages")},
         "disconnected_share": share("disconnected", "viewers"),
         "honest_disconnected_share": share("honest_disconnected", "honest"),
-        "dropped_share": dropped / total["offered_messages"] if total.get("offered_messages") else 0.0,
-        "key_share": share("key_sent", "key_offered") if total.get("key_offered") else 1.0,
+        "dropped_share": share("dropped_messages", "offered_messages"),
+        "key_share": share("key_sent", "key_offered", none=1.0),
         "stall_share": share("stall_us", "watched_us"),
-        "assumed_share": assumed / (assumed + watched) if assumed else 0.0,
+        "assumed_share": share("assumed_us", "tried_us"),
         "ready_share": share("ready_us", "watched_us"),
         "memory_mean_bytes": share("memory_mean_bytes", "viewers"),
     }
@@ -407,8 +406,6 @@ def _said(
         "viewers": viewers,
         "viewers_refused": refused,
         "choices": len(rows),
-        "evaluations": sums.get((ALL_CHOICES, "inputs"), 0),
-        "senders_called": sums.get((ALL_CHOICES, "shown"), 0),
         "objective": options.objective,
         "honest_share": HONEST_SHARE,
         "viewers_recorded": sample.recorded,
@@ -420,14 +417,16 @@ def _said(
     }
     warnings = []
     if refused < FEW_REFUSED:
+        more = "try more (--most 0 tries all)" if share < 1 else "record more (a larger --flights, or for longer)"
         warnings.append(
             f"whatif: only {refused} of {viewers} viewers were ever refused anything, and what is "
-            "recommended rests on them: record more (a larger share with --flights, or for longer) to rely on it"
+            f"recommended rests on them: {more} to rely on it"
         )
     if share < 1:
+        count = max(round(share * sample.recorded), 1)
         warnings.append(
-            f"whatif: a simple random sample of {round(share * sample.recorded)} of about {sample.recorded} viewers; "
-            "shares are of the sample (--most 0 takes all, for so much longer)"
+            f"whatif: a simple random sample of {count} of about {sample.recorded} viewers; shares of viewers are of "
+            f"the sample, and off by up to {100 / math.sqrt(count):.0f} points (--most 0 takes all, for so much longer)"
         )
     if len(damaged):
         first = damaged.iloc[0]

@@ -22,9 +22,9 @@ delay, peak of the memory, and key frames lost is divided by what is in force, w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Final, NamedTuple
 
 from flowctl.errors import ConfigError
 from flowctl.units import format_size, parse_duration, parse_share, parse_size
@@ -55,32 +55,17 @@ _PART: Final = re.compile(r"([a-z0-9_]+)\s*(?:(<=|>=)\s*(\S+))?$")
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of an objective.
-
-    Args:
-        measure: a key of `MEASURES`.
-        operator: ``<=`` or ``>=``. None: an order.
-        bound: in the unit of the column. None: an order.
-        text: as it was written.
-    """
+class Part(NamedTuple):
+    """One part of an objective: a bound in the unit of the column, or an order, without operator and bound."""
 
     measure: str
     operator: str | None
-    bound: float | None
+    bound: float
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """What was picked, and why.
-
-    Args:
-        row: of the choice.
-        why: one line.
-        kept: whether all bounds are kept.
-    """
+class Pick(NamedTuple):
+    """The row that was picked, why (one line), and whether all bounds are kept."""
 
     row: Row
     why: str
@@ -103,7 +88,7 @@ def parse_objective(text: str) -> list[Part]:
                 f"objective: {piece!r} is not understood",
                 hint=f"write it like disconnects<=1% then delay_p95; words: {', '.join(MEASURES)}, or balanced",
             )
-        bound = None if match[3] is None else _bound(match[1], match[3])
+        bound = 0.0 if match[3] is None else _bound(match[1], match[3])
         parts.append(Part(match[1], match[2], bound, piece))
     return parts
 
@@ -167,18 +152,15 @@ def _order(row: Row, part: Part) -> float:
 
 
 def _excess(row: Row, part: Part) -> float:
-    value, bound = float(row[MEASURES[part.measure]]), part.bound or 0.0
-    over = value - bound if part.operator == "<=" else bound - value
-    return max(over, 0.0) / (abs(bound) or 1.0)
+    over = (float(row[MEASURES[part.measure]]) - part.bound) * (1 if part.operator == "<=" else -1)
+    return max(over, 0.0) / (abs(part.bound) or 1.0)
 
 
 def _balanced(rows: Sequence[Row]) -> Pick:
     """Return the choice with the smallest sum among those that cut the fewest honest viewers."""
     present = next((row for row in rows if row.get("in_force")), None)
-    least = min(_honest(row) for row in rows)
-    bound = least + HONEST_TOLERANCE
-    if present is not None:
-        bound = min(bound, max(_honest(present), least))
+    least = min(map(_honest, rows))
+    bound = min(least + HONEST_TOLERANCE, inf if present is None else _honest(present))
     left = [row for row in rows if _honest(row) <= bound]
     sums = _sums(left, present if present in left else None)
     best = min(left, key=lambda row: (sums[row["choice_id"]], _honest(row), *_last(row)))
@@ -186,11 +168,11 @@ def _balanced(rows: Sequence[Row]) -> Pick:
     if bound > least:
         why += f", or up to {bound - least:.2%} more"
     why += f"; this one has the smallest sum of the rest: {sums[best['choice_id']]:.2f}"
-    if present is None:
-        return Pick(best, why, kept=True)
     if present in left:
-        return Pick(best, f"{why}, in force: {sums[present['choice_id']]:.2f}", kept=True)
-    return Pick(best, f"{why}; in force cuts {_honest(present):.2%}", kept=True)
+        why += f", in force: {sums[present['choice_id']]:.2f}"
+    elif present is not None:
+        why += f"; in force cuts {_honest(present):.2%}"
+    return Pick(best, why, kept=True)
 
 
 def _honest(row: Row) -> float:
@@ -210,19 +192,29 @@ def _sums(rows: Sequence[Row], present: Row | None) -> dict[Any, float]:
     return {row["choice_id"]: round(sum(figure(row, name) / scales[name] for name in _BALANCED), 9) for row in rows}
 
 
+_COSTS: Final = {
+    "disconnected_share": "viewers disconnected",
+    "honest_disconnected_share": "honest viewers disconnected",
+    "dropped_share": "messages dropped",
+    "key_share": "key frames delivered",
+    "stall_share": "time stalled",
+    "delay_p50_ms": "delay p50",
+    "delay_p95_ms": "delay p95",
+    "delay_p99_ms": "delay p99",
+    "memory_peak_bytes": "memory of one viewer, at most",
+    "memory_mean_bytes": "memory, mean",
+}
+
+
 def costs(chosen: Row, present: Row) -> list[str]:
     """Return what a choice costs and brings against the one in force, a line per figure."""
-    lines = []
-    for word, name in (
-        ("viewers disconnected", "disconnected_share"),
-        ("honest viewers disconnected", "honest_disconnected_share"),
-        ("messages dropped", "dropped_share"),
-        ("key frames delivered", "key_share"),
-        ("time stalled", "stall_share"),
-    ):
-        lines.append(f"{word}: {float(present[name]):.2%} -> {float(chosen[name]):.2%}")
-    for word, name in (("delay p50", "delay_p50_ms"), ("delay p95", "delay_p95_ms"), ("delay p99", "delay_p99_ms")):
-        lines.append(f"{word}: {float(present[name]):.0f} ms -> {float(chosen[name]):.0f} ms")
-    for word, name in (("memory of one viewer, at most", "memory_peak_bytes"), ("memory, mean", "memory_mean_bytes")):
-        lines.append(f"{word}: {format_size(float(present[name]))} -> {format_size(float(chosen[name]))}")
-    return lines
+    shown: dict[str, Callable[[float], str]] = {
+        "share": "{:.2%}".format,
+        "ms": "{:.0f} ms".format,
+        "bytes": format_size,
+    }
+    return [
+        f"{word}: {show(float(present[name]))} -> {show(float(chosen[name]))}"
+        for name, word in _COSTS.items()
+        for show in (shown[name.rpartition("_")[2]],)
+    ]

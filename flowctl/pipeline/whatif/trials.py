@@ -6,21 +6,12 @@ in rows (choice, measure, value), so that adding them up in any order, on any cl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.flight.whatif.engine import (
-    RESTART_BYTES,
-    Choice,
-    Outcome,
-    RecordedViewer,
-    Work,
-    evaluate,
-    extended,
-    on_grid,
-)
+from flowctl.flight.whatif.engine import RESTART_BYTES, Choice, Outcome, RecordedViewer, evaluate, extended, on_grid
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -69,70 +60,17 @@ def tally(
     return sums
 
 
-@dataclass(slots=True)
-class _Total:
-    """What one choice did for a viewer."""
-
-    closed: bool = False
-    watched_us: int = 0
-    held_byte_s: float = 0.0
-    sums: dict[str, int] = field(default_factory=dict)
-
-    def add(self, measure: str, value: int) -> None:
-        if value:
-            self.sums[measure] = self.sums.get(measure, 0) + value
-
-    def take(self, outcome: Outcome) -> None:
-        """Add what became of one stretch."""
-        self.closed = outcome.closed is not None
-        self.watched_us += _us(outcome.watched_s)
-        self.held_byte_s += outcome.memory_byte_s
-        self.sums[PEAK] = max(self.sums.get(PEAK, 0), outcome.memory_peak_bytes)
-        self.add("assumed_us", _us(outcome.assumed_s))
-        self.add("offered_messages", sum(outcome.offered_messages))
-        for item, name in enumerate(CLASS_NAMES):
-            self.add(f"dropped_messages_{name}", outcome.dropped_messages[item])
-        self.add("key_offered", outcome.offered_messages[_KEY])
-        self.add("key_sent", outcome.sent_messages[_KEY])
-        self.add("sent_bytes", outcome.sent_bytes)
-        self.add("edges", outcome.edges)
-        self.add("returns", outcome.returns)
-        self.add("ready_us", _us(outcome.time_in_states_s[0]))
-        self.add("stall_us", _us(outcome.stall_s))
-        for bucket, seconds in outcome.delay:
-            self.add(f"{DELAY}{bucket}", _us(seconds))
-
-    def calm(self, row: Mapping[str, Any]) -> None:
-        """Add what was summed up, since nothing was refused in it."""
-        us, counts = int(row["calm_us"]), row["calm_messages"]
-        if not len(counts):
-            return
-        self.watched_us += us
-        self.add("ready_us", us)
-        self.add("offered_messages", int(sum(counts)))
-        self.add("key_offered", int(counts[_KEY]))
-        self.add("key_sent", int(counts[_KEY]))
-        self.add("sent_bytes", int(row["calm_bytes"]))
-        for bucket, part in zip(row["calm_delay"], row["calm_delay_us"], strict=True):
-            self.add(f"{DELAY}{bucket}", int(part))
-
-
-def _us(seconds: float) -> int:
-    return round(seconds * 1_000_000)
-
-
 def viewer_of(row: Mapping[str, Any], extend_s: float) -> RecordedViewer | None:
     """Return a stretch as the engine takes it; None: it was calm.
 
     Raises:
         FlowctlError: its events make none.
     """
-    times = row["at_us"]
-    if not len(times):
+    if not len(row["at_us"]):
         return None
     events = [
         (on_grid(int(at) / 1e6), int(what), int(size))
-        for at, what, size in zip(times, row["what"], row["bytes"], strict=True)
+        for at, what, size in zip(row["at_us"], row["what"], row["bytes"], strict=True)
     ]
     reason = row["close_reason"] if isinstance(row["close_reason"], str) else None  # pandas has NaN for none
     viewer = RecordedViewer(
@@ -149,34 +87,71 @@ def _tried(
     rows: Sequence[Mapping[str, Any]], choices: Sequence[Choice], extend_s: float, buffer_s: float
 ) -> Iterator[tuple[int, str, int]]:
     """Yield the sums of one viewer. Once a choice has closed it, what comes later is nothing to that choice."""
-    work = Work()
     recorded = [viewer_of(row, extend_s) for row in rows]
     refused = any(viewer is not None and viewer.refused for viewer in recorded)
-    totals = [_Total() for _ in (choices if refused else choices[:1])]
-    for row, viewer in zip(rows, recorded, strict=True):
-        left = [number for number, total in enumerate(totals) if not total.closed]
-        for number in left:
-            totals[number].calm(row)
-        if viewer is not None and left:
-            outcomes = evaluate(viewer, [choices[number] for number in left], player_buffer_s=buffer_s, work=work)
-            for number, outcome in zip(left, outcomes, strict=True):
-                totals[number].take(outcome)
-        else:
-            work.inputs += int(sum(row["calm_messages"])) * len(choices)
     honest = not refused or _honest(rows, recorded)
-    yield ALL_CHOICES, "inputs", work.inputs
-    yield ALL_CHOICES, "shown", work.shown
+    totals = [Counter[str]() for _ in (choices if refused else choices[:1])]
+    for row, viewer in zip(rows, recorded, strict=True):
+        left = [number for number, total in enumerate(totals) if not total["disconnected"]]
+        calm = _of_calm(row)
+        for number in left:
+            totals[number].update(calm)
+        if viewer is not None and left:
+            outcomes = evaluate(viewer, [choices[number] for number in left], player_buffer_s=buffer_s)
+            for number, outcome in zip(left, outcomes, strict=True):
+                total = totals[number]
+                peak = max(total[PEAK], outcome.memory_peak_bytes)
+                total.update(_of_outcome(outcome))
+                total[PEAK] = peak
     for number, total in enumerate(totals):
-        choice = number if refused else ALL_CHOICES
-        for measure, value in total.sums.items():
-            yield choice, measure, value
-        yield choice, "viewers", 1
-        yield choice, "watched_us", total.watched_us
-        yield choice, "honest", int(honest)
-        yield choice, "disconnected", int(total.closed)
-        yield choice, "honest_disconnected", int(total.closed and honest)
-        if total.watched_us:
-            yield choice, "memory_mean_bytes", round(total.held_byte_s / (total.watched_us / 1e6))
+        watched_s, closed = total["watched_us"] / 1e6, total["disconnected"]
+        mean_bytes = round(total.pop("held_byte_ms", 0) / 1000 / watched_s) if watched_s else 0
+        total.update(viewers=1, honest=honest, honest_disconnected=closed and honest, memory_mean_bytes=mean_bytes)
+        for measure, value in total.items():
+            yield number if refused else ALL_CHOICES, measure, int(value)
+
+
+def _of_outcome(outcome: Outcome) -> dict[str, int]:
+    """Return the sums of what became of one stretch."""
+    dropped = zip(CLASS_NAMES, outcome.dropped_messages, strict=True)
+    return {
+        "disconnected": int(outcome.closed is not None),
+        "watched_us": _us(outcome.watched_s),
+        "assumed_us": _us(outcome.assumed_s),
+        "ready_us": _us(outcome.time_in_states_s[0]),
+        "stall_us": _us(outcome.stall_s),
+        "held_byte_ms": round(outcome.memory_byte_s * 1000),
+        "offered_messages": sum(outcome.offered_messages),
+        **{f"dropped_messages_{name}": count for name, count in dropped},
+        "key_offered": outcome.offered_messages[_KEY],
+        "key_sent": outcome.sent_messages[_KEY],
+        "sent_bytes": outcome.sent_bytes,
+        "edges": outcome.edges,
+        "returns": outcome.returns,
+        **{f"{DELAY}{bucket}": _us(seconds) for bucket, seconds in outcome.delay},
+    }
+
+
+def _of_calm(row: Mapping[str, Any]) -> dict[str, int]:
+    """Return the same of what was summed up, since nothing was refused in it."""
+    counts, us = row["calm_messages"], int(row["calm_us"])
+    if not len(counts):
+        return {"disconnected": 0}
+    delays = zip(row["calm_delay"], row["calm_delay_us"], strict=True)
+    return {
+        "disconnected": 0,
+        "watched_us": us,
+        "ready_us": us,
+        "offered_messages": int(sum(counts)),
+        "key_offered": int(counts[_KEY]),
+        "key_sent": int(counts[_KEY]),
+        "sent_bytes": int(row["calm_bytes"]),
+        **{f"{DELAY}{bucket}": int(part) for bucket, part in delays},
+    }
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1_000_000)
 
 
 def _honest(rows: Sequence[Mapping[str, Any]], recorded: Sequence[RecordedViewer | None]) -> bool:
