@@ -208,8 +208,8 @@ class Seat:
             behind = tail.sequence - entry.sequence + _RESTARTS
             messages += behind
             size += tail.offset - entry.offset + behind * bounds.limits.overhead_bytes
-        since = sender._core.slow_since  # noqa: SLF001
-        stalled_s = now - sender._progress_at + GRID_S  # noqa: SLF001
+        since = sender._core.slow_since  # noqa: SLF001 - no public call does it
+        stalled_s = now - sender._progress_at + GRID_S  # noqa: SLF001 - no public call does it
         slow_s = 0.0 if since is None else now - since + GRID_S
         reached = (size, messages, load.age_ms, size, messages, load.age_ms, slow_s, stalled_s, stalled_s)
         most_s = waits_s = 0.0
@@ -224,7 +224,7 @@ class Seat:
         """Go on for these choices alone."""
         self.bounds = bounds
         self.sender._core._adopt(bounds.limits)  # noqa: SLF001 - a change of limits would be an input
-        self.sender._settings = bounds.settings  # noqa: SLF001
+        self.sender._settings = bounds.settings  # noqa: SLF001 - no public call does it
 
     # -- the transport
 

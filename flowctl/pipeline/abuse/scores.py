@@ -157,7 +157,7 @@ def address_scores(found: pd.DataFrame, rules: Rules, started: Mapping[str, int]
     who = who.join(_standing(found, rules, started)).fillna({"people": 0, "open": 0, "standing_hours": 0.0})
     who["connections"] += who["open"]
     shared = (who["people"] > 0) | (who["standing_hours"] >= weights.shared_hours)
-    sums = _points(found, who.index[shared], rules).reindex(who.index)
+    sums = _points(found, who.index[shared], rules).reindex(who.index).astype({"evidence": object})  # also of none
     who = who.join(sums).fillna(dict.fromkeys(sums.columns, 0.0) | {"evidence": "{}"})
     hours, threshold = 1 + who["standing_hours"], weights.threshold
     who["score"] = (who["points"] / hours).round(3)
