@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -39,6 +39,7 @@ ASK_S: Final = 10.0
 """How long a worker is waited for: less than callers wait, so that they are told which one did not answer."""
 _COMMANDS: Final = frozenset({"limits", "ban", "unban", "drain"})
 """Changes that a command makes; the others come from files."""
+_DOWN: Final = "being started"
 
 
 class Linked(Protocol):
@@ -57,26 +58,13 @@ class Linked(Protocol):
         """Its link."""
 
 
-@dataclass(frozen=True, slots=True)
-class Down:
-    """A worker that has no link now.
-
-    Args:
-        number: of the worker.
-        state: in a word or two, such as ``starting``.
-    """
-
-    number: int
-    state: str
-
-
 class Operating:
     """Carries operations out on all workers.
 
     Args:
         node: of the links.
         linked: returns the processes with a link; under `lock`.
-        down: returns the workers without one. Any thread.
+        expected: returns the numbers of the workers that there are to be. Any thread.
         lock: of the set of processes: none gets its link while it is held.
         in_force: what was set by command; under `lock`.
         changes: of the whole server.
@@ -88,7 +76,7 @@ class Operating:
         self,
         node: RpcNode,
         linked: Callable[[], Iterable[Linked]],
-        down: Callable[[], Iterable[Down]],
+        expected: Callable[[], Iterable[int]],
         *,
         lock: OwnedLock,
         in_force: InForce,
@@ -98,7 +86,7 @@ class Operating:
     ) -> None:
         self._node: Final = node
         self._linked: Final = linked
-        self._down: Final = down
+        self._expected: Final = expected
         self._lock: Final = lock
         self._in_force: Final = in_force
         self.changes: Final = changes
@@ -257,7 +245,8 @@ class Operating:
         if asked["connection"] is not None:
             return combine(operation.together, asked, answers)
         made = combine(operation.together, asked, answers)
-        down = list(self._down())
+        # Whoever has said nothing has no link, or lost it while it was asked, or got it after that.
+        down = sorted(set(self._expected()).difference(reply.worker for reply in answers))
         server = made["server"]
         server |= {
             "pid": os.getpid(),
@@ -265,14 +254,13 @@ class Operating:
             "change": self.changes.version,
         }
         rows = {row["worker"]: row for row in server["workers"]}
-        for item in down:
-            rows.setdefault(item.number, {"worker": item.number, "state": item.state})
+        rows |= {number: {"worker": number, "state": _DOWN} for number in down}
         for reply in answers:
             if reply.result is None:
                 rows[reply.worker] = {"worker": reply.worker, "state": reply.missing or "failed"}
         server["workers"] = [rows[number] for number in sorted(rows)]
         if down:
-            names = ", ".join(f"worker {item.number} is {item.state}" for item in down)
+            names = ", ".join(f"worker {number} is {_DOWN}" for number in down)
             made["warning"] = "; ".join(filter(None, [made.get("warning"), names]))
         return made
 

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -37,7 +37,7 @@ from flowctl.cluster.workers.counts import REGION, clear
 from flowctl.cluster.workers.folder import make_folder
 from flowctl.cluster.workers.inforce import InForce
 from flowctl.cluster.workers.link import FOR_EVER_S
-from flowctl.cluster.workers.operating import Down, Operating
+from flowctl.cluster.workers.operating import Operating
 from flowctl.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
 from flowctl.cluster.workers.restarts import HUNG_S, START_S, Pulse, Restarts
 from flowctl.cluster.workers.sockets import close_all, worker_sockets
@@ -197,7 +197,7 @@ class Supervisor:
         self.operating: Final = Operating(
             self.node,
             self._linked_locked,
-            self._down,
+            self._expected,
             lock=self._lock,
             in_force=self._in_force,
             changes=Changes(self._report),
@@ -376,12 +376,9 @@ class Supervisor:
         self._lock.assert_owned()
         return [worker for worker in self._workers.values() if worker.conn is not None]
 
-    def _down(self) -> list[Down]:
-        """Return the workers without a link."""
-        if self._ends():
-            return []
-        linked = {worker.number: worker for worker in self.workers() if worker.conn is not None}
-        return [Down(number, "being started") for number in self._restarts if number not in linked]
+    def _expected(self) -> Iterable[int]:
+        """Return the numbers of the workers that there are to be; one that has ended is started again."""
+        return () if self._ends() else self._restarts
 
     def workers(self) -> list[Worker]:
         """Return the processes that there are, by number. Any thread."""

@@ -9,7 +9,6 @@ from live_kit import config
 
 from flowctl.cluster.workers.inforce import InForce
 from flowctl.cluster.workers.operating import (
-    Down,
     Operating,
     bans_of_lines,
     behaving,
@@ -51,14 +50,14 @@ class Crew:
 
     def __init__(self, count):
         self.workers = [Worker(number) for number in range(1, count + 1)]
-        self.down, self.drained = [], []
+        self.expected, self.drained = [], []
         self.lock = OwnedLock()
         self.in_force = InForce()
         self.changes = Changes(lambda where, error: None)
         self.operating = Operating(
             self,
             lambda: self.workers,
-            lambda: self.down,
+            lambda: self.expected,
             lock=self.lock,
             in_force=self.in_force,
             changes=self.changes,
@@ -147,7 +146,7 @@ def test_change_when_a_worker_does_not_answer_is_the_others_with_a_warning(crew)
 
 def test_stats_when_a_worker_is_down_name_it(crew):
     """A worker without a link has a line that says what it does, and so does one that is silent."""
-    crew.down = [Down(3, "being started")]
+    crew.expected = [1, 2, 3]
     crew.workers[1].fault = RpcTimeoutError("too late", code="TIMEOUT")
     found = crew.call("stats")["result"]
     assert [(row["worker"], row["state"]) for row in found["server"]["workers"]] == [
@@ -156,6 +155,16 @@ def test_stats_when_a_worker_is_down_name_it(crew):
         (3, "being started"),
     ]
     assert "worker 3 is being started" in found["warning"]
+
+
+def test_stats_when_a_worker_ends_while_it_is_asked_name_it(crew):
+    """A worker whose link breaks before it has answered has a line too: it is started again."""
+    crew.expected = [1, 2]
+    crew.workers[1].fault = RpcError("gone", code="DISCONNECTED")
+    found = crew.call("stats")["result"]
+    rows = [(row["worker"], row["state"]) for row in found["server"]["workers"]]
+    assert rows == [(1, "serving"), (2, "being started")]
+    assert found["warning"] == "worker 2 is being started"
 
 
 def test_change_of_a_file_when_all_workers_take_it_is_one(crew):
