@@ -45,7 +45,8 @@ _STATES: Final = tuple(state.name for state in SendState)
 _WORSE: Final = tuple(enumerate(STATE_NAMES))[1:]
 _PICTURES: Final = ("key", "inter", "disposable")
 _NEEDED: Final = ("key", "inter", "audio")
-_NO_LOSS: Final = (DropReason.CLOSED.value, DropReason.UNFOLLOWED.value, DropReason.REQUESTED.value)
+_REFUSED: Final = DropReason.REFUSED.value
+_NO_LOSS: Final = (DropReason.CLOSED.value, DropReason.UNFOLLOWED.value, DropReason.REQUESTED.value, _REFUSED)
 _LOSSES: Final = tuple(reason for reason in RECORDED_DROPS if reason not in _NO_LOSS)
 _NAMED: Final = ("peer_ip", "peer_port", "role", "app", "stream")
 _SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -167,6 +168,9 @@ def _of_events() -> dict[str, Column]:
     """Return the columns that events tell, over `_event_sums` and the parsed detail of the close (``told``)."""
     end, opened, last = f.col("end.ts"), f.col("opened_ts"), f.col("last_edge.rank")
     whole, zero = f.col("told.dropped").isNotNull(), f.lit(0.0)
+    # What a viewer has muted is refused by the same reason: sound, or pictures with their key frames, of nobody else.
+    mutes_pictures = _of_reason(_REFUSED, ("key",)) > 0
+    thinned = f.when(~mutes_pictures, _of_reason(_REFUSED, ("inter",))).otherwise(0)
     sent_since = f.when(last > 0, f.col("sent_bytes") - f.col("left_sent"))
     found: dict[str, Column] = {
         **{name: f.col(name) for name in (*KEYS, *_SUMS, "recover_ms", "recover_max_ms", "input_paused_ms")},
@@ -184,7 +188,7 @@ def _of_events() -> dict[str, Column]:
         "startup_ms": f.coalesce("startup_ms", f.greatest(zero, _ms(opened, "began_ts"))),
         "edges_missed": _or_0("told.edges_missed"),
         "dropped_bytes": f.coalesce("close.dropped_bytes", "seen_dropped_bytes", f.lit(0)),
-        "lost_messages": f.when(whole, _added(_of_reason(reason, _NEEDED) for reason in _LOSSES)),
+        "lost_messages": f.when(whole, thinned + _added(_of_reason(reason, _NEEDED) for reason in _LOSSES)),
         "unrecovered_ms": f.coalesce(f.col("told.trouble_s") * 1e3, f.when(last > 0, _ms("left_ts", end))),
         "unrecovered_bytes": f.coalesce("told.trouble_sent_bytes", sent_since),
         "delay_max_ms": f.col("e_delay_max"),
@@ -203,8 +207,7 @@ def _of_events() -> dict[str, Column]:
         dropped = f.when(whole, _added(_of_reason(reason, (name,)) for reason in RECORDED_DROPS))
         found |= {f"accepted_messages_{name}": accepted, f"dropped_messages_{name}": dropped}
         found[f"sent_messages_{name}"] = f.coalesce(f"told.sent.{name}", f.greatest(f.lit(0), accepted - dropped))
-    refused = DropReason.REFUSED.value
-    muted = f.when(_of_reason(refused, ("key",)) > 0, _of_reason(refused, _PICTURES)).otherwise(0)
+    muted = f.when(mutes_pictures, _of_reason(_REFUSED, _PICTURES)).otherwise(0)
     not_missed = _added((muted, *(_of_reason(reason, _PICTURES) for reason in _NO_LOSS[:2])))
     found["pictures_wanted"] = _added(found[f"accepted_messages_{name}"] for name in _PICTURES) - not_missed
     found["pictures_sent"] = _added(found[f"sent_messages_{name}"] for name in _PICTURES)

@@ -45,9 +45,9 @@ def edge(seconds, conn_id, before, after, state_ms, **columns):
     return event(seconds, conn_id, "state_changed", **columns)
 
 
-def viewer(conn_id, begin=0.0):
+def viewer(conn_id, begin=0.0, **told):
     """Events of a viewer that is in trouble twice in its minute; the second half of them is from second 40 on."""
-    detail = json.dumps(DETAIL)
+    detail = json.dumps(DETAIL | told)
     return [
         event(begin, conn_id, "conn_opened", role="unknown", **PEER),
         event(begin + 0.05, conn_id, "handshake_done", value=50.0, role="unknown", **PEER),
@@ -199,3 +199,14 @@ def test_old_samples_when_read_stand_beside_those_of_today(read):
 
 def read_tables():
     return ("flow_closes", "flow_events", "flow_samples")
+
+
+def test_old_close_when_a_viewer_has_muted_something_counts_it_as_no_loss(spark, tmp_path):
+    """Sound that is refused is muted, and pictures are where key frames are among them; other pictures are lost."""
+    refused = {1: {"audio": 20}, 2: {"key": 2, "inter": 8, "disposable": 1, "audio": 20}, 3: {"inter": 8}}
+    told = {conn_id: {"dropped": {"refused by policy": counts}} for conn_id, counts in refused.items()}
+    old(tmp_path, FLOW_EVENTS, [row for conn_id in refused for row in viewer(conn_id, **told[conn_id])], 1)
+    listing = list_records(str(tmp_path))
+    closes = read_hours(spark, listing, listing.hours(), now_us=int(at(7200).timestamp() * 1e6)).table("flow_closes")
+    found = {row.conn_id: (row.lost_messages, row.pictures_wanted) for row in closes.collect()}
+    assert found == {1: (0, 100), 2: (0, 89), 3: (8, 100)}
