@@ -245,7 +245,7 @@ class Operating:
         if asked["connection"] is not None:
             return combine(operation.together, asked, answers)
         made = combine(operation.together, asked, answers)
-        # Whoever has said nothing has no link, or lost it while it was asked, or got it after that.
+        # A worker that has said nothing has no link, or lost it while it was asked, or got it after that.
         down = sorted(set(self._expected()).difference(reply.worker for reply in answers))
         server = made["server"]
         server |= {
