@@ -11,6 +11,7 @@ in its metadata, because Spark cannot write any.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Observation
@@ -21,18 +22,19 @@ from flowctl.pipeline.job import JobNote, JobState
 from flowctl.pipeline.records import addresses
 from flowctl.pipeline.records.place import Place
 from flowctl.pipeline.synth.between import events, samples, server_events
-from flowctl.pipeline.synth.people import Cast, SynthOptions, connections, plan, publishers
+from flowctl.pipeline.synth.people import Cast, SynthOptions, connections, plan
 from flowctl.pipeline.synth.whole import alive, closes, opens
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
 TRUTH_FOLDER: Final = "_truth"
 """Below the data; a name with ``_`` is not data, so no job reads it by accident."""
 MARKER: Final = "_synth.txt"
 """Says that the tables of a folder were made here; written before them, so that half of a set is known as such."""
-_MADE: Final = (FLOW_CLOSES.name, FLOW_OPENS.name, FLOW_EVENTS.name, FLOW_SAMPLES.name)
 
 
 def tables(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, DataFrame]:
@@ -54,37 +56,23 @@ def truth(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, D
         who is none), one row per address with an abuser or somebody who looks bad; ``connections``: node, conn_id,
         world, kind, blame of those in trouble; ``streams``: stream, problem; ``nodes``: node, what, at.
     """
-    frame = connections(spark, options, cast)
-    told = frame.select(
-        f.col("peer_ip").alias("written"), "abuser", f.when(~f.col("plain"), f.col("name")).alias("name")
-    )
-    by_address = (
-        addresses.with_unit(told.distinct(), "written")
-        .groupBy("address")
-        .agg(
-            # Of several the abuser's name.
-            f.coalesce(f.min(f.when(f.col("abuser"), f.col("name"))), f.min("name")).alias("kind"),
-            f.max("abuser").alias("abuser"),
-            f.max(~f.col("abuser")).alias("honest"),
-        )
-        .where(f.col("kind").isNotNull())
-    )
-    blamed = (f.col("blame") != "none") & f.col("startup_us").isNotNull()
-    ended = alive(frame.where(blamed).withColumn("at_us", f.col("duration_us")), options)
-    streams, nodes = [], []
+    frame, col = connections(spark, options, cast), f.col
+    told = frame.select(col("peer_ip").alias("written"), "abuser", f.when(~col("plain"), col("name")).alias("name"))
+    # Of several kinds at an address the abuser's.
+    kind = f.coalesce(f.min(f.when(col("abuser"), col("name"))), f.min("name")).alias("kind")
+    at_address = addresses.with_unit(told.distinct(), "written").groupBy("address")
+    by_address = at_address.agg(kind, f.max("abuser").alias("abuser"), f.max(~col("abuser")).alias("honest"))
+    blamed = frame.where((col("blame") != "none") & col("startup_us").isNotNull())
+    ended = alive(blamed.withColumn("at_us", col("duration_us")), options)
+    worlds, streams = [crowd.world for crowd in cast.crowds], []
     for crowd in cast.crowds:
-        world = crowd.world
-        kinds = publishers(world)
-        streams += [
-            (f"{world.name}-{number}", kinds[number % len(kinds)].name)
-            for number in range(crowd.streams)
-            if not kinds[number % len(kinds)].plain
-        ]
-        happened = "died" if world.dies else "clock" if world.step_s else "hung" if world.name == "hang" else ""
-        nodes += [(world.node, happened, options.middle_us / 1e6, world.step_s)] if happened else []
+        for number in range(crowd.streams):
+            publisher = crowd.world.publishers[number % len(crowd.world.publishers)]
+            streams += [] if publisher.plain else [(f"{crowd.world.name}-{number}", publisher.name)]
+    nodes = [(world.node, world.happens, options.middle_us / 1e6, world.step_s) for world in worlds if world.happens]
     return {
-        "addresses": by_address,
-        "connections": ended.select("node", "conn_id", "world", f.col("name").alias("kind"), "blame"),
+        "addresses": by_address.where(col("kind").isNotNull()),
+        "connections": ended.select("node", "conn_id", "world", col("name").alias("kind"), "blame"),
         "streams": spark.createDataFrame(streams, "stream string, problem string"),
         "nodes": spark.createDataFrame(nodes, "node string, what string, at_s double, step_s double"),
     }
@@ -133,19 +121,15 @@ def _clear(place: Place, *, replace: bool) -> None:
     """
     there = [name for name in TABLES if place.exists(name)]
     marked = place.exists(MARKER) or place.exists(TRUTH_FOLDER)
-    foreign = [
+    files = {name: [path.rpartition("/")[2] for path, _ in place.storage.walk(name)] for name in there}
+    recorded = [
         name
         for name in there
-        if not marked
-        or name not in _MADE
-        or any(
-            path.endswith(".parquet") and not path.rpartition("/")[2].startswith("part-")
-            for path, _ in place.storage.walk(name)
-        )
+        if not marked or any(file.endswith(".parquet") and not file.startswith("part-") for file in files[name])
     ]
-    if foreign:
+    if recorded:
         raise ConfigError(
-            f"{place.folder} has {', '.join(foreign)} that synth did not make",
+            f"{place.folder} has {', '.join(recorded)} that synth did not make",
             hint="name a new folder, like `synthetic`",
         )
     if there and not replace:
@@ -162,31 +146,25 @@ def _write(frame: DataFrame, path: str) -> None:
     frame.write.mode("overwrite").partitionBy("date", "hour").option("parquet.block.size", 32 << 20).parquet(path)
 
 
-class _fast_settings:  # noqa: N801 - used as a function, like contextlib's own
+_SETTINGS: Final = {
+    # Rows come in the order of time: a task has few hours, and keeps a file open for each, so that none is sorted.
+    "spark.sql.maxConcurrentOutputFileWriters": "200",
+    # One method for 32 columns is longer than what Java compiles (8000 bytes); without whole stages each column
+    # is a method of its own. Measured: 3.4 instead of 12 s of processor time for a million events.
+    "spark.sql.codegen.wholeStage": "false",
+    # Interpreted, what several columns share would be computed for each of them.
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+
+
+@contextlib.contextmanager
+def _fast_settings(spark: SparkSession) -> Iterator[None]:
     """Within this context Spark writes folders without sorting rows first, and compiles the projection in parts."""
-
-    _SETTINGS: Final = {
-        # Rows come in the order of time: a task has few hours, and keeps a file open for each.
-        "spark.sql.maxConcurrentOutputFileWriters": "200",
-        # One method for 32 columns is longer than what Java compiles (8000 bytes); without whole stages each column
-        # is a method of its own. Measured: 3.4 instead of 12 s of processor time for a million events.
-        "spark.sql.codegen.wholeStage": "false",
-        # Interpreted, what several columns share would be computed for each of them.
-        "spark.sql.codegen.factoryMode": "FALLBACK",
-    }
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        for name, value in self._SETTINGS.items():
-            self._before[name] = self._spark.conf.get(name, None)
-            self._spark.conf.set(name, value)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                self._spark.conf.unset(name)
-            else:
-                self._spark.conf.set(name, value)
+    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
+    try:
+        for name, value in _SETTINGS.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, earlier in before.items():
+            spark.conf.unset(name) if earlier is None else spark.conf.set(name, earlier)

@@ -9,14 +9,13 @@ Times within a connection are whole microseconds of the monotonic clock (``*_us`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.synth.worlds import BY_NAME, PUBLISHER, WORLDS, Kind, World
+from flowctl.pipeline.synth.worlds import BY_NAME, WORLDS, Kind, World
 from flowctl.telemetry.schema import CONN_NUMBER_BITS
 
 if TYPE_CHECKING:
@@ -42,35 +41,25 @@ _BLOCK: Final = 256 * 254
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthOptions:
-    """What to make.
+    """What to make."""
 
-    Args:
-        events: about how many closes and events, together; at most `MOST_EVENTS`.
-        seed: of everything that is random.
-        days: time in which connections begin. start_s: its begin, seconds since the epoch (UTC).
-        worlds: names of `WORLDS`.
-        nodes: number of ordinary servers; worlds with a node of their own add theirs.
-        samples_s: interval of `flow_samples`, seconds. None: the table is not made; closes tell what ten seconds saw.
-        truth: whether what was planted is written beside.
-        replace: whether what was made in the folder before is replaced. False: it is an error.
-    """
-
-    events: int = 100_000
-    seed: int = 1
-    days: float = 1.0
-    start_s: int = 1_767_225_600
+    events: int = 100_000  # about how many closes and events, together
+    seed: int = 1  # of everything that is random
+    days: float = 1.0  # time in which connections begin
+    start_s: int = 1_767_225_600  # its begin, seconds since the epoch (UTC)
     worlds: tuple[str, ...] = tuple(world.name for world in WORLDS)
-    nodes: int = 4
-    samples_s: float | None = None
-    truth: bool = True
-    replace: bool = False
+    nodes: int = 4  # ordinary servers; worlds with a node of their own add theirs
+    samples_s: float | None = None  # interval of `flow_samples`; None: not made, and closes tell what ten seconds saw
+    truth: bool = True  # whether what was planted is written beside
+    replace: bool = False  # whether what was made in the folder before is replaced, and no error
 
     def __post_init__(self) -> None:
-        _within("--events", self.events, 1, MOST_EVENTS)
-        _within("--days", self.days, 0.01, 366)
-        _within("--nodes", self.nodes, 1, 1000)
-        if self.samples_s is not None:
-            _within("--samples", self.samples_s, 1, 3600)
+        bounds = {"events": (1, MOST_EVENTS), "days": (0.01, 366), "nodes": (1, 1000), "samples_s": (1, 3600)}
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                option = "--" + name.removesuffix("_s")
+                raise ConfigError(f"{option} is {value:g}, allowed is {low:g} to {high:g}")
         unknown = sorted(set(self.worlds) - set(BY_NAME))
         if unknown or not self.worlds:
             raise ConfigError(
@@ -86,11 +75,6 @@ class SynthOptions:
     def middle_us(self) -> int:
         """When clocks are set and servers die: inside of a wave, when publishers and viewers are there."""
         return int(self.start_s + self.days * 86_400 * 0.55) * 1_000_000
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +102,6 @@ class Cast:
     wave_s: float
     clients: int
 
-    @property
-    def kinds(self) -> Iterator[tuple[Crowd, Kind]]:
-        """Each kind of each world, publishers first; its place in this order is its `key`."""
-        for crowd in self.crowds:
-            for kind in (*publishers(crowd.world), *crowd.world.kinds):
-                yield crowd, kind
-
-
-def publishers(world: World) -> tuple[Kind, ...]:
-    """Return the kinds that publish the streams of a world, in turn."""
-    return world.publishers or (PUBLISHER,)
-
 
 def plan(options: SynthOptions) -> Cast:
     """Return how many come, so that about `options.events` rows are the result."""
@@ -139,9 +111,8 @@ def plan(options: SynthOptions) -> Cast:
     waves = max(WAVES, -(-round(sum(wanted)) // MOST_CLIENTS))
     crowds, first, address = [], 0, 0
     for world, visits in zip(worlds, wanted, strict=True):
-        least = len(world.kinds) + len(publishers(world)) + world.placed
-        clients = max(least, round(visits / waves))
-        streams = max(len(publishers(world)), clients // CLIENTS_PER_STREAM)
+        clients = max(len(world.kinds) + len(world.publishers) + world.placed, round(visits / waves))
+        streams = max(len(world.publishers), clients // CLIENTS_PER_STREAM)
         crowds.append(Crowd(world, first, clients, streams, address))
         first += clients
         address += -(-(crowds[-1].units + streams) // _BLOCK) * _BLOCK
@@ -150,8 +121,7 @@ def plan(options: SynthOptions) -> Cast:
 
 def _rows_per_visit(world: World) -> float:
     """Return closes and events of a visit on average, crowds being full."""
-    drawn = [kind for kind in world.kinds if not kind.placed]
-    share = sum(kind.share * kind.rows for kind in drawn) / sum(kind.share for kind in drawn)
+    share = sum(kind.share * kind.rows for kind in world.drawn) / sum(kind.share for kind in world.drawn)
     placed = sum(kind.placed * kind.rows for kind in world.kinds) / world.crowd
     return share * (1 - world.placed / world.crowd) + placed
 
@@ -162,93 +132,90 @@ def chance(options: SynthOptions, salt: str, *columns: str) -> Column:
     return f.pmod(hashed, f.lit(1 << 40)) / f.lit(float(1 << 40))
 
 
-def key_of(options: SynthOptions, cast: Cast) -> Column:
-    """Return the number of the kind of a ``client``, see `Cast.kinds`."""
-    key, first_key, found = f.lit(0), 0, []
-    among = chance(options, "kind", "client")
-    for crowd in cast.crowds:
-        world, inside = crowd.world, f.col("client") - crowd.first
-        publish = len(publishers(world))
-        place = inside - crowd.streams
-        chosen = f.when(inside < crowd.streams, (inside % publish).cast("int") + first_key)
-        position, drawn = 0, []
-        for number, kind in enumerate(world.kinds):
-            here = first_key + publish + number
-            if kind.placed:
-                in_crowd = place % world.crowd
-                chosen = chosen.when((in_crowd >= position) & (in_crowd < position + kind.placed), here)
-                position += kind.placed
-            else:
-                drawn.append((here, kind.share))
-        for number, (here, _) in enumerate(drawn):  # the first are one of each, so that small sets have all
-            chosen = chosen.when(place == position + number, here)
-        upper, total = 0.0, sum(share for _, share in drawn)
-        for here, share in drawn[:-1]:
-            upper += share / total
-            chosen = chosen.when(among < upper, here)
-        found.append((crowd.first + crowd.clients, chosen.otherwise(drawn[-1][0])))
-        first_key += publish + len(world.kinds)
-    for end, chosen in reversed(found):
-        key = f.when(f.col("client") < end, chosen).otherwise(key)
-    return key.cast("int")
-
-
-_TYPES: Final = {"str": "string", "str | None": "string", "float": "double", "int": "int", "bool": "boolean"}
+_TYPES: Final = {"str": "string", "float": "double", "int": "int", "bool": "boolean"}
 """Type of a field of `Kind` -> of Spark."""
 
 
-def kinds_frame(spark: SparkSession, cast: Cast) -> DataFrame:
-    """Return a row per kind of a world: ``key``, the fields of `Kind`, its script, and what it has of its world."""
-    rows = [
+def declared(spark: SparkSession, cast: Cast) -> tuple[DataFrame, DataFrame]:
+    """Return the crowds, with the keys of their kinds; and the kinds by `key`, with their scripts."""
+    members = [kind for crowd in cast.crowds for kind in (*crowd.world.publishers, *crowd.world.kinds)]
+    keys = {kind: key for key, kind in enumerate(dict.fromkeys(members))}
+    crowds = [
         (
-            key, *astuple(kind), list(kind.script), crowd.world.name, crowd.first, crowd.streams, crowd.first_address,
-            crowd.units, crowd.world.crowd, crowd.world.ipv6, crowd.world.node, int(crowd.world.step_s * 1e6),
-            crowd.world.dies, crowd.world.peak,
+            *(world.name, crowd.first, crowd.first + crowd.clients, crowd.streams, crowd.first_address, crowd.units),
+            *(world.crowd, world.ipv6, world.node, int(world.step_s * 1e6), world.dies, world.peak),
+            [keys[kind] for kind in world.publishers],
+            [keys[kind] for kind in world.kinds for _ in range(kind.placed)],
+            [keys[kind] for kind in world.drawn],
+            [keys[kind] for kind in world.drawn for _ in range(round(kind.share * 10))],
         )
-        for key, (crowd, kind) in enumerate(cast.kinds)
-    ]  # fmt: skip
+        for crowd, world in ((crowd, crowd.world) for crowd in cast.crowds)
+    ]
+    of_crowd = (
+        "world string, first bigint, last bigint, streams bigint, first_address bigint, units bigint, "
+        "crowd bigint, ipv6 boolean, own_node string, step_us bigint, dies boolean, peak double, "
+        "publishing array<int>, placed array<int>, one_each array<int>, drawn array<int>"
+    )
     limits = "array<struct<axis: string, value: double, limit: double>>"
     given = ", ".join(f"{item.name} {_TYPES.get(str(item.type), limits)}" for item in fields(Kind))
-    step = "event: string, episode: int, place: int, old: string, new: string, cause: string, axis: string"
-    return spark.createDataFrame(
-        rows,
-        f"key int, {given}, script array<struct<{step}>>, world string, first bigint, streams bigint, "
-        "first_address bigint, units bigint, crowd bigint, ipv6 boolean, own_node string, step_us bigint, "
-        "dies boolean, peak double",
-    )
+    texts = ", ".join(f"{name}: string" for name in ("place", "event", "state_from", "state_to", "cause", "axis"))
+    of_kind = f"key int, {given}, script array<struct<episode: int, {texts}>>"
+    kinds = [(key, *astuple(kind), kind.script) for kind, key in keys.items()]
+    return spark.createDataFrame(crowds, of_crowd), spark.createDataFrame(kinds, of_kind).drop("placed")
 
 
 def connections(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
-    """Return one row per connection: what it is (`kinds_frame`), who and when it was, and where its episodes lie."""
+    """Return one row per connection: what it is (`declared`), who and when it was, and where its episodes lie.
+
+    A connection has `lead_us` and then slices of `slice_us`, each with an episode at its end: `leave_us` in READY, then
+    `over_us` and `soft_us`, whose last part may be `hard_us`.
+    """
     visits = cast.clients * cast.waves
     tasks = max(1 if visits < 20_000 else spark.sparkContext.defaultParallelism, -(-visits // VISITS_PER_TASK))
+    crowds, kinds = declared(spark, cast)
     frame = spark.range(0, visits, 1, tasks).withColumnRenamed("id", "visit")
-    frame = frame.withColumn("client", f.col("visit") % cast.clients).withColumn("key", key_of(options, cast))
-    frame = frame.join(f.broadcast(kinds_frame(spark, cast)), "key").withColumns(_of_visit(options, cast))
-    numbers = f.sequence(f.lit(0), f.col("connections") - 1)
-    frame = frame.withColumn("connection", f.explode(numbers)).withColumns(_of_connection(options, cast))
-    frame = frame.withColumns(_where(options)).withColumns(_lengths())
+    frame = frame.withColumn("client", f.col("visit") % cast.clients)
+    of_crowd = (f.col("client") >= f.col("first")) & (f.col("client") < f.col("last"))
+    frame = frame.join(f.broadcast(crowds), of_crowd).withColumn("inside", f.col("client") - f.col("first"))
+    frame = frame.withColumn("key", _key(options)).join(f.broadcast(kinds), "key")
+    frame = frame.withColumns(_of_visit(options, cast))
+    frame = frame.withColumn("connection", f.explode(f.sequence(f.lit(0), f.col("connections") - 1)))
+    for columns in (_of_connection(options, cast), *_episodes(options)):
+        frame = frame.withColumns(columns)
     starting = (f.col("opened_us") >= options.middle_us) & (f.col("opened_us") < options.middle_us + DOWN_S * 1_000_000)
     return frame.where(~(f.col("dies") & starting))
 
 
+def _key(options: SynthOptions) -> Column:
+    """Return the key of a client's kind: of the first ones by their place, so that small sets have all kinds."""
+    place = f.col("inside") - f.col("streams")
+    in_crowd, after = place % f.col("crowd"), place - f.size("placed")
+
+    def one(keys: str, number: Column) -> Column:
+        return f.get(keys, number.cast("int"))
+
+    return (
+        f.when(place < 0, one("publishing", f.col("inside") % f.size("publishing")))
+        .when(in_crowd < f.size("placed"), one("placed", in_crowd))
+        .when(after < f.size("one_each"), one("one_each", after))
+        .otherwise(one("drawn", chance(options, "kind", "client") * f.size("drawn")))
+    )
+
+
 def _of_visit(options: SynthOptions, cast: Cast) -> dict[str, Column]:
-    inside = f.col("client") - f.col("first")
-    zipf = (f.pow(f.col("streams") + 1.0, chance(options, "stream", "visit")) - 1).cast("bigint")
+    zipf = f.least(f.pow(f.col("streams") + 1.0, chance(options, "stream", "visit")) - 1, f.col("streams") - 1)
     spread = f.format_string("node-%d", (chance(options, "node", "visit") * options.nodes).cast("int") + 1)
     wave = f.floor(f.col("visit") / cast.clients)
     return {
-        "inside": inside,
         # A random power is Zipf's law: the first stream has as many viewers as the next two, and so on.
-        "stream_number": f.when(f.col("role") == "publish", inside).otherwise(f.least(zipf, f.col("streams") - 1)),
+        "stream_number": f.when(f.col("role") == "publish", f.col("inside")).otherwise(
+            f.least(zipf, f.col("streams") - 1)
+        ),
         "node": f.when(f.col("own_node") != "", f.col("own_node")).otherwise(spread),
         "begun_us": (f.lit(options.start_s * 1e6) + wave * (cast.wave_s * 1e6)).cast("bigint"),
         "far": f.pow(f.lit(10.0), chance(options, "rtt", "client") * 1.3),  # 1 to 20 times the shortest way
         "luck": chance(options, "luck", "visit"),
-        "hit": f.when(
-            f.size("limits") > 0,
-            f.get("limits", f.floor(chance(options, "limit", "visit") * f.size("limits")).cast("int")),
-        ),
+        "hit": f.get("limits", f.floor(chance(options, "limit", "visit") * f.size("limits")).cast("int")),
     }
 
 
@@ -269,43 +236,38 @@ def _of_connection(options: SynthOptions, cast: Cast) -> dict[str, Column]:
         "duration_us": f.greatest(f.lit(20_000), (length_s * 1e6).cast("bigint")),
         "peer_ip": _address(options),
         "peer_port": (1024 + chance(options, "port", "visit", "connection") * 60_000).cast("bigint"),
-        "stream": f.concat_ws("-", "world", f.col("stream_number").cast("string")),
+        "stream": f.concat_ws("-", "world", f.col("stream_number").cast("bigint").cast("string")),
     }
 
 
-def _where(options: SynthOptions) -> dict[str, Column]:
-    """Return the identity, when media begins, the rate of the stream, and the length of an episode."""
-    number = f.shiftleft(f.col("visit"), CONNECTION_BITS) + f.col("connection")
-    again = f.col("dies") & (f.col("opened_us") >= options.middle_us)
+def _episodes(options: SynthOptions) -> list[dict[str, Column]]:
+    """Return the identity, when media begins, the rate of the stream, and where states change; in steps."""
+    col = f.col
+    number = f.shiftleft("visit", CONNECTION_BITS) + col("connection")
+    again = col("dies") & (col("opened_us") >= options.middle_us)
     process = f.when(again, options.middle_us // 1_000_000 + DOWN_S).otherwise(options.start_s).cast("bigint")
-    startup = f.when(f.col("role") != "unknown", (f.col("far") * 55_000).cast("bigint"))
-    media = f.when(startup < f.col("duration_us"), startup)
-    body = f.col("duration_us") - f.coalesce(media, f.lit(0))
-    return {
-        "number": number,
-        "conn_id": f.shiftleft(process, CONN_NUMBER_BITS) + number,
-        "startup_us": media,
-        "message_bytes": 1000 + f.pmod(f.xxhash64("stream"), f.lit(12_000)),
-        "slice_us": f.when((f.col("episodes") > 0) & media.isNotNull(), f.floor(body / f.col("episodes"))),
-    }
-
-
-def _lengths() -> dict[str, Column]:
-    """Return where in each slice READY is left, and how long OVERLOADED, SOFT_LIMIT and HARD_LIMIT last."""
-    slice_us = f.coalesce(f.col("slice_us"), f.lit(0))
-    trouble = (slice_us * f.col("trouble")).cast("bigint")
-    soft = (trouble * f.col("soft")).cast("bigint")
-    playing = f.col("startup_us").isNotNull()
-    return {
-        "slice_us": slice_us,
-        "lead_us": f.col("duration_us") - slice_us * f.col("episodes"),
-        "leave_us": slice_us - trouble,
-        "over_us": trouble - soft,
-        "soft_us": soft,
-        "hard_us": f.when(
-            f.col("hard") & playing, f.least(f.lit(HARD_US), f.floor(f.col("duration_us") / 100))
-        ).otherwise(0),
-    }
+    startup = (col("far") * 55_000).cast("bigint")
+    trouble = (col("slice_us") * col("trouble")).cast("bigint")
+    soft = (trouble * col("soft")).cast("bigint")
+    hard = f.when(
+        col("hard") & col("startup_us").isNotNull(), f.least(f.lit(HARD_US), f.floor(col("duration_us") / 100))
+    )
+    return [
+        {
+            "number": number,
+            "conn_id": f.shiftleft(process, CONN_NUMBER_BITS) + number,
+            "startup_us": f.when((col("role") != "unknown") & (startup < col("duration_us")), startup),
+            "message_bytes": 1000 + f.pmod(f.xxhash64("stream"), f.lit(12_000)),
+        },
+        {"slice_us": f.coalesce(f.floor(f.try_divide(col("duration_us") - col("startup_us"), "episodes")), f.lit(0))},
+        {
+            "lead_us": col("duration_us") - col("slice_us") * col("episodes"),
+            "leave_us": col("slice_us") - trouble,
+            "over_us": trouble - soft,
+            "soft_us": soft,
+            "hard_us": f.when(col("hard") & col("startup_us").isNotNull(), hard).otherwise(0),
+        },
+    ]
 
 
 def _address(options: SynthOptions) -> Column:

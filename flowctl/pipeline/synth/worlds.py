@@ -18,88 +18,64 @@ from typing import Final
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import EventName
 
-READY, OVERLOADED, SOFT, HARD = "READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT"
-LEAVES, SOFTENS, DROPS, RETURNS, HARDENS, HITS = range(6)
-"""Where an event lies: READY is left, soft marks are crossed, drops and trouble end, hard marks, a limit is hit."""
-Step = tuple[str, int, int, str | None, str | None, str | None, str | None]
-"""Of a connection's script: event, episode, where, state_from, state_to, cause, axis."""
+READY, OVERLOADED, SOFT = "READY", "OVERLOADED", "SOFT_LIMIT"
+Step = tuple[int, str, str, str | None, str | None, str | None, str | None]
+"""Of a connection's script: episode, place, event, state_from, state_to, cause, axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a client is.
-
-    Args:
-        name: in the truth.
-        share: weight among the kinds of its world that are not `placed`.
-        placed: so many of them are in each crowd, whatever the shares.
-        plain: ordinary, so that the truth has no row of it.
-        abuser: whether it is to be found.
-        blame: whose fault its trouble is; "none": it has none.
-        connections: per visit. gap_s: seconds between them. least_s, most_s: their length; it ends with the wave.
-        role: as in records; "unknown": it never plays. refused: whether it is refused at accept, each time.
-        end: close reason. code: of a protocol error. limits: (name, value, limit), one of which a visit goes over.
-        episodes: of trouble. trouble: their share of the time. soft: share of the trouble in SOFT_LIMIT.
-        loss: share of the pictures that are dropped in trouble. cut: whether the last episode never ends.
-        hard: whether it ends through HARD_LIMIT; of one without episodes that is at once, from READY.
-        deaf: whether nothing at all is taken in trouble. stalls: whether nothing is taken in SOFT_LIMIT.
-        strained: whether its thread had no room when READY was left. burst: times the rate, around each trouble.
-        moves: whether each connection comes from another address: of IPv6 another in its /64.
-        gaps: pauses of a publisher. gap_each_s: their length. key_s: distance of key frames. jitter_ms: of arrival.
-    """
+    """What a client is."""
 
     name: str
-    share: float = 1.0
-    placed: int = 0
-    plain: bool = False
-    abuser: bool = False
-    blame: str = "none"
-    connections: int = 1
-    gap_s: float = 2.0
-    least_s: float = 20.0
+    share: float = 1.0  # weight among the kinds of its world that are not `placed`, in tenths
+    placed: int = 0  # so many of them are in each crowd, whatever the shares
+    plain: bool = False  # ordinary, so that the truth has no row of it
+    abuser: bool = False  # to be found
+    blame: str = "none"  # whose fault its trouble is
+    connections: int = 1  # per visit; a visit ends with the wave
+    gap_s: float = 2.0  # between them
+    least_s: float = 20.0  # length of one
     most_s: float = 1800.0
-    role: str = "play"
-    refused: bool = False
+    moves: bool = False  # each comes from another address: of IPv6 another in its /64
+    role: str = "play"  # as in records; "unknown": it never plays
+    refused: bool = False  # at accept, each time
     end: str = CloseReason.PEER_CLOSED.value
-    code: str | None = None
-    limits: tuple[tuple[str, float, float], ...] = ()
-    episodes: int = 0
-    trouble: float = 0.0
-    soft: float = 0.0
-    loss: float = 0.0
-    cut: bool = False
-    hard: bool = False
-    deaf: bool = False
-    stalls: bool = False
-    strained: bool = False
-    burst: float = 1.0
-    moves: bool = False
-    gaps: int = 0
+    limits: tuple[tuple[str, float, float], ...] = ()  # name, value, limit: a visit goes over one of them
+    episodes: int = 0  # of trouble
+    trouble: float = 0.0  # their share of the time
+    soft: float = 0.0  # share of the trouble in SOFT_LIMIT
+    loss: float = 0.0  # share of the pictures that are dropped in trouble; 1: of everything, nothing is taken
+    cut: bool = False  # the last episode never ends
+    hard: bool = False  # it ends through HARD_LIMIT; without episodes that is at once, from READY
+    stalls: bool = False  # nothing is taken in SOFT_LIMIT
+    strained: bool = False  # its thread had no room when READY was left
+    burst: float = 1.0  # times the rate, around each trouble
+    gaps: int = 0  # pauses of a publisher
     gap_each_s: float = 0.0
-    key_s: float = 2.0
+    key_s: float = 2.0  # distance of its key frames
     jitter_ms: float = 3.0
 
     @property
-    def script(self) -> tuple[Step, ...]:
+    def script(self) -> list[Step]:
         """Its events of one connection, in the order of time."""
+        edge, worst = EventName.STATE_CHANGED.value, SOFT if self.soft else OVERLOADED
+        nothing = (None, None, None, None)
         steps: list[Step] = []
-        edge, state = EventName.STATE_CHANGED.value, READY
         for number in range(self.episodes):
-            steps.append((edge, number, LEAVES, READY, OVERLOADED, "would_block", None))
-            state = OVERLOADED
+            steps.append((number, "leaves", edge, READY, OVERLOADED, "would_block", None))
             if self.soft:
-                steps.append((edge, number, SOFTENS, OVERLOADED, SOFT, "queued", "age"))
-                state = SOFT
+                steps.append((number, "softens", edge, OVERLOADED, SOFT, "queued", "age"))
             if self.loss:
-                steps.append((EventName.DROPPED.value, number, DROPS, None, None, None, None))
+                steps.append((number, "drops", EventName.DROPPED.value, *nothing))
             if not (self.cut and number == self.episodes - 1):
-                steps.append((edge, number, RETURNS, state, READY, "drained", None))
-                state = READY
+                steps.append((number, "returns", edge, worst, READY, "drained", None))
         if self.hard:
-            steps.append((edge, max(0, self.episodes - 1), HARDENS, state, HARD, "queued", "bytes"))
+            state = worst if self.episodes else READY
+            steps.append((max(0, self.episodes - 1), "hardens", edge, state, "HARD_LIMIT", "queued", "bytes"))
         if self.limits:
-            steps.append((EventName.LIMIT_HIT.value, 0, HITS, None, None, None, None))
-        return tuple(steps)
+            steps.append((0, "hits", EventName.LIMIT_HIT.value, *nothing))
+        return steps
 
     @property
     def rows(self) -> int:
@@ -107,37 +83,39 @@ class Kind:
         return self.connections * (1 + len(self.script))
 
 
+PUBLISHER: Final = Kind(name="publisher", plain=True, role="publish", least_s=1e6, most_s=1e6)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Who comes together.
+    """Who comes together."""
 
-    Args:
-        name: as ``--worlds`` takes it; begin of the names of its streams.
-        weight: its part of all rows.
-        kinds: who watches, or worse. publishers: who publishes its streams, in turn.
-        crowd: clients that share an IPv4 address, or are in one /48 of IPv6, each with its /64.
-        ipv6: whether it has IPv6.
-        node: which no other world uses. "": spread over all the ordinary ones.
-        step_s: by how much the clock of the node is set ahead in the middle; below 0 back.
-        dies: whether the server ends in the middle without a word, and starts anew half a minute later.
-        peak: share of the wave in which all come; 1: evenly.
-    """
-
-    name: str
-    weight: float
-    kinds: tuple[Kind, ...]
-    publishers: tuple[Kind, ...] = ()
-    crowd: int = 1
+    name: str  # as ``--worlds`` takes it; begin of the names of its streams
+    weight: float  # its part of all rows
+    kinds: tuple[Kind, ...]  # who watches, or worse
+    publishers: tuple[Kind, ...] = (PUBLISHER,)  # of its streams, in turn
+    crowd: int = 1  # clients that share an IPv4 address, or are in one /48 of IPv6, each with its /64
     ipv6: bool = False
-    node: str = ""
-    step_s: float = 0.0
-    dies: bool = False
-    peak: float = 1.0
+    node: str = ""  # which no other world uses; "": spread over all the ordinary ones
+    step_s: float = 0.0  # by which the clock of the node is set ahead in the middle; below 0 back
+    dies: bool = False  # the server ends in the middle without a word, and starts anew half a minute later
+    peak: float = 1.0  # share of the wave in which all come; 1: evenly
 
     @property
     def placed(self) -> int:
         """How many of each crowd have their kind by place."""
         return sum(kind.placed for kind in self.kinds)
+
+    @property
+    def happens(self) -> str:
+        """What happens to its node in the middle: it died, its clock was set, it hung; or nothing."""
+        hung = any(kind.strained for kind in self.kinds)
+        return "died" if self.dies else "clock" if self.step_s else "hung" if hung else ""
+
+    @property
+    def drawn(self) -> list[Kind]:
+        """The kinds of the others."""
+        return [kind for kind in self.kinds if not kind.placed]
 
 
 def _brief(name: str, **given: object) -> Kind:
@@ -148,7 +126,6 @@ def _brief(name: str, **given: object) -> Kind:
 
 VIEWER: Final = Kind(name="viewer", plain=True)
 MILD: Final = replace(VIEWER, name="hiccup", share=0.2, episodes=1, trouble=0.0005)
-PUBLISHER: Final = Kind(name="publisher", plain=True, role="publish", least_s=1e6, most_s=1e6)
 SLOW: Final = Kind(name="slow_link", episodes=3, trouble=0.8, soft=0.7, loss=0.4, blame="viewer_link")
 STALLS: Final = replace(SLOW, name="stalls", episodes=2, trouble=0.3, soft=0.8, loss=0.3, stalls=True)
 CUT: Final = replace(
@@ -170,7 +147,7 @@ LIAR: Final = _brief(
 FLOOD: Final = replace(LIAR, name="control_flood", limits=(("control_messages_per_second", 201.0, 200.0),))
 DEAF: Final = Kind(
     name="deaf", abuser=True, blame="viewer_link", connections=24, least_s=12.0, most_s=30.0, episodes=1, trouble=0.9,
-    soft=0.8, loss=1.0, deaf=True, stalls=True, cut=True, end="stuck",
+    soft=0.8, loss=1.0, stalls=True, cut=True, end="stuck",
 )  # fmt: skip
 SLOWLORIS: Final = _brief(
     "slowloris", abuser=True, connections=60, end="handshake timeout", least_s=5.0, most_s=5.1, gap_s=1.0
@@ -191,7 +168,7 @@ WORLDS: Final = (
         kinds=(
             VIEWER,
             _brief("health_check", share=0.2, connections=120, least_s=0.02, most_s=0.2, gap_s=4.8),
-            _brief("probe", share=0.1, connections=60, end="protocol error", code="not-rtmp", least_s=0.02, most_s=0.2),
+            _brief("probe", share=0.1, connections=60, end="protocol error", least_s=0.02, most_s=0.2),
             _brief("wrong_key", share=0.1, connections=60, end="auth refused", least_s=0.1, most_s=0.4, gap_s=3.0),
         ),
     ),
