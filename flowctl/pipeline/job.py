@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
+
+from flowctl.pipeline.records.place import literal
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -43,7 +44,6 @@ class Part:
     Args:
         name: of the table and its folder; unique over all jobs.
         columns: name -> type of Spark, in order; the contract. `date` and `hour` come beside, as texts.
-        at: column with the time of a row, by which a window is cut exactly; "": rows are of their whole hour.
         make: (`Records`, options of the job) -> rows, with `columns` and `date` and `hour`. One query, lazy.
         reads: names of the tables of records that it needs; where none of them has a file, the part is empty.
         depends: options -> text; parts that were made with another text are made again. Marks and weights that are in
@@ -54,7 +54,6 @@ class Part:
 
     name: str
     columns: dict[str, str]
-    at: str
     make: Callable[[Records, Any], DataFrame]
     reads: tuple[str, ...]
     depends: Callable[[Any], str] = lambda _: ""
@@ -63,7 +62,7 @@ class Part:
 
     def made_with(self, options: Any) -> str:
         """Return what distinguishes rows of this part from rows that were made in another way."""
-        return digest(repr((self.version, self.at, list(self.columns.items()), self.depends(options))))
+        return digest(repr((self.version, list(self.columns.items()), self.depends(options))))
 
     def folder(self, hour: Hour | None = None) -> str:
         """Return where the part lies in OUT, or that of an hour."""
@@ -78,7 +77,7 @@ class Parts:
     spark: SparkSession
     place: Place  # where all results lie, those of earlier jobs and runs too
     staging: Place  # where its results are made, before they are renamed
-    since: dt.datetime | None  # begin of the window, UTC; None: all there is
+    since: dt.datetime | None  # begin of the window, an hour's, UTC; None: all there is
     until: dt.datetime | None  # its end, exclusive
     newest: dt.datetime | None  # time of the newest record that was used; None: there is none
     small: bool  # the parts are small enough (some MB) for pandas in this process
@@ -94,7 +93,7 @@ class Parts:
         if not hours:
             return self.spark.createDataFrame([], schema)
         reader = self.spark.read.schema(schema).option("basePath", self.place.path(part.folder()))
-        found: DataFrame = self._inside(part, reader.parquet(*(self.place.path(part.folder(hour)) for hour in hours)))
+        found: DataFrame = reader.parquet(*(literal(self.place.path(part.folder(hour))) for hour in hours))
         return found
 
     def pandas(self, name: str) -> pd.DataFrame:
@@ -112,19 +111,12 @@ class Parts:
         rows = dataset.dataset(
             files, schema, "parquet", storage.system, dataset.HivePartitioning(by_hour), partition_base_dir=base
         )
-        return self._inside(part, rows.to_table().to_pandas()).reset_index(drop=True)
-
-    def _inside(self, part: Part, rows: Any) -> Any:
-        """Return the rows that lie in the window, of a table of Spark or of pandas."""
-        for bound, kept in ((self.since, operator.ge), (self.until, operator.lt)):
-            if part.at and bound is not None:
-                rows = rows[kept(rows[part.at], bound)]
-        return rows
+        return rows.to_table().to_pandas()
 
     def result(self, name: str) -> DataFrame:
         """Return a table that this job has written (`write`), or one that an earlier job or run has."""
         place = self.staging if self.staging.exists(name) else self.place
-        return self.spark.read.parquet(place.path(name))
+        return self.spark.read.parquet(literal(place.path(name)))
 
     def write(self, name: str, frame: DataFrame | pd.DataFrame | pa.Table, columns: Mapping[str, str]) -> str:
         """Write a result table (Parquet, zstd) with these columns and types, and return its path."""

@@ -1,11 +1,12 @@
 """The runner: reads the records that are new, makes the parts of their hours, then the answers of all jobs.
 
-Theory of operation. What was read is remembered in ``OUT/record.json``: of each hour its files, and with what its parts
-were made. A run lists the files, finds the hours of which a part is missing or wrong (files came or changed, or it was
-made with other options), reads only those, all in one query per part, and gives the new folders of hours the places of
-the earlier ones. Then the answers are made of the parts of all hours in the window, in a folder of their own; results
-are renamed when all is done, and ``summary.json`` is written last: who finds a summary finds all that it names. A run
-that is killed leaves earlier results whole; the next one makes again what the record does not know.
+Theory of operation. What was read is remembered in ``OUT/record.json``: where the records lie, of each hour its files,
+and with what its parts were made. A run lists the files, finds the hours of which a part is missing or wrong (files
+came or changed, or it was made with other options), reads only those, all in one query per part, and gives the new
+folders of hours the places of the earlier ones. Then the answers are made of the parts of all hours in the window, in a
+folder of their own; results are renamed when all is done, and ``summary.json`` is written last: who finds a summary
+finds all that it names. A run that is killed leaves earlier results whole; the next one makes again what the record
+does not know.
 
 Files that only went away change nothing: a recorder removes its oldest ones, and what was learnt from them stays.
 """
@@ -27,9 +28,9 @@ from typing import TYPE_CHECKING, Any, Final
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
 from flowctl.pipeline.records.listing import File, Listing, list_records
-from flowctl.pipeline.records.place import Place
+from flowctl.pipeline.records.place import Place, resolved
 from flowctl.pipeline.records.read import Read, read_hours
-from flowctl.pipeline.records.window import Hour, Window, begin_of, hour_of
+from flowctl.pipeline.records.window import ODD_HOUR, Hour, Window, begin_of, end_of, hour_of
 from flowctl.pipeline.spark.session import fit, mapped_errors
 from flowctl.printable import foreign
 
@@ -66,7 +67,7 @@ class AllResult:
     accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
     hours: int  # that the answers rest on
     hours_read: int  # of these, in this run
-    window: Mapping[str, str]  # its bounds, "" where it has none
+    window: Mapping[str, str]  # begin of the first of these hours, end of the last; "": there are none
     warnings: Sequence[str]  # of the run as a whole
     errors: Mapping[str, FlowctlError]  # of jobs that failed
 
@@ -111,7 +112,7 @@ def run(
             of one job also what it said of the others.
         jobs: themselves or their names in `JOBS`; those whose parts they use need not be among them.
         options: name of a job -> its options, or a mapping of those that are not as by default.
-        window: None: all there is.
+        window: widened to whole hours. None: all there is.
         tell: told what is being done.
         listing: of `events` in that window, if they are listed already. None: they are listed here.
 
@@ -128,7 +129,13 @@ def run(
         place.clear_staging()
         staging = place.staging()
         try:
-            work = _Run(spark, events, listing, place, staging, window or Window(), tell, dict(options or {}))
+            whole = (window or Window()).whole()
+            work = _Run(spark, events, listing, place, staging, whole, tell, dict(options or {}))
+            if window not in (None, whole):
+                bounds = (
+                    f"{word} {at:%Y-%m-%d %H:%M}" for word, at in (("from", whole.since), ("to", whole.until)) if at
+                )
+                work.warnings.append(f"a window is of whole hours: this one goes {' '.join(bounds)} UTC")
             return work.all(jobs)
         finally:
             staging.remove()
@@ -169,6 +176,7 @@ class _Run:
     window: Window
     tell: Callable[[str], None]
     options: dict[str, Any]
+    source: str = ""  # where the records lie, without links
     known: dict[Hour, Known] = field(default_factory=dict)
     wanted: dict[str, tuple[Part, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
     errors: dict[str, FlowctlError] = field(default_factory=dict)  # of jobs
@@ -183,9 +191,13 @@ class _Run:
         for job in jobs.values():
             for name, merge in job.merge.items():
                 merge(self.place.read_text(name) or "", "", self.options[job.name])
-        remembered = _read_json(self.place, RECORD_FILE).get("hours", {})
-        self.known = {(text[:10], text[11:]): Known(**item) for text, item in remembered.items()}
+        record = _read_json(self.place, RECORD_FILE)
+        self.known = {(text[:10], text[11:]): Known(**item) for text, item in record.get("hours", {}).items()}
         if self.listing is not None:
+            self.source = resolved(self.listing.root)
+            if (other := record.get("events", self.source)) != self.source:
+                hint = f"name another folder with --out; if the records were moved, say so in {RECORD_FILE} there"
+                raise ConfigError(f"{self.place.folder} has the results of other records, {other}", hint=hint)
             self._read(self.listing)
         hours = sorted(hour for hour in self.known if self.window.meets(hour))
         if self.listing is not None and not hours:
@@ -293,7 +305,7 @@ class _Run:
             self.staging.delete(name)
         self.read |= files.keys()
         hours = {" ".join(hour): asdict(known) for hour, known in sorted(self.known.items())}
-        self.place.write_text(RECORD_FILE, json.dumps({"format": FORMAT, "hours": hours}))
+        self.place.write_text(RECORD_FILE, json.dumps({"format": FORMAT, "events": self.source, "hours": hours}))
 
     def _adopt(self, folder: str) -> int:
         """Give a folder of an hour its place, and return its size; 0: it has no row, and there is none."""
@@ -335,8 +347,7 @@ class _Run:
         newest = None
         if hours:
             text = known[hours[-1]].newest
-            newest = dt.datetime.fromisoformat(text) if text else begin_of(hours[-1]) + dt.timedelta(hours=1)
-            newest = min(newest, self.window.until or newest)
+            newest = dt.datetime.fromisoformat(text) if text else end_of(hours[-1])
         return Parts(
             spark=self.spark,
             place=self.place,
@@ -380,14 +391,15 @@ class _Run:
     def _result(self, notes: Mapping[str, JobNote], hours: Sequence[Hour]) -> AllResult:
         outputs = {name: path for note in notes.values() for name, path in note.outputs.items()}
         aside = [f"{QUARANTINE}/{name}" for name in self.place.names(QUARANTINE)]
-        window = {"since": self.window.since, "until": self.window.until}
+        real = [hour for hour in hours if hour != ODD_HOUR]
+        window = {"since": begin_of(real[0]), "until": end_of(real[-1])} if real else {}
         return AllResult(
             jobs=notes,
             outputs=outputs | {name: self.place.path(name) for name in aside},
             accounts=self._accounts(hours),
             hours=len(hours),
             hours_read=len(self.read & set(hours)),
-            window={name: moment.isoformat() if moment else "" for name, moment in window.items()},
+            window={name: window[name].isoformat() if window else "" for name in ("since", "until")},
             warnings=self.warnings,
             errors={name: self.errors[name] for name in notes if name in self.errors},
         )

@@ -81,13 +81,10 @@ def check_apart(events: str, out: str) -> None:
         ConfigError: both folders are the same, or `out` is in a table's folder.
     """
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.records.place import local_path
+    from flowctl.pipeline.records.place import resolved
     from flowctl.telemetry.schema import TABLES
 
-    there, wanted = (
-        text.rstrip("/") if (path := local_path(text)) is None else str(path.absolute().resolve())
-        for text in (events, out)
-    )
+    there, wanted = resolved(events), resolved(out)
     if wanted == there or f"{wanted}/".startswith(tuple(f"{there}/{name}/" for name in TABLES)):
         raise ConfigError(
             f"--out {out} is a folder of the records: results would lie among them",

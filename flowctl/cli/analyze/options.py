@@ -101,9 +101,9 @@ SPARK: Final[Group] = {
     "json": Setting("Write the result as one JSON object."),
 }
 WINDOW: Final[Group] = {
-    "since": Setting("Only records since so long ago, like 2h, 90m or 7d.", "TIME"),
-    "begin": Setting("Only records from this moment on, like 2026-03-01T12:30 (UTC).", "TIME", name="from"),
-    "end": Setting("Only records before this moment.", "TIME", name="to"),
+    "since": Setting("Only records since so long ago, like 2h, 90m or 7d; whole hours, as all windows.", "TIME"),
+    "begin": Setting("Only records from this hour on, like 2026-03-01T12 (UTC).", "TIME", name="from"),
+    "end": Setting("Only records before this moment, to the end of the hour that it lies in.", "TIME", name="to"),
 }
 BANS: Final[Group] = {
     "weights": Setting("TOML; flowctl analyze abuse --print-weights shows the defaults.", "FILE", _weights),

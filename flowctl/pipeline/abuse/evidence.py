@@ -105,7 +105,6 @@ def _make(records: Records, options: Any) -> DataFrame:
 EVIDENCE: Final = Part(
     name="evidence",
     columns=COLUMNS,
-    at="minute",
     make=_make,
     reads=("flow_closes", "flow_opens", "flow_events"),
     depends=lambda options: f"{options.weights.short_s:g} {options.weights.deaf_bytes_per_s:g}",

@@ -70,4 +70,4 @@ def loads(records: Records, _: Any = None) -> DataFrame:
     )
 
 
-LOADS: Final = Part("loads", LOAD_COLUMNS, "", loads, ("flow_samples",), version=2)
+LOADS: Final = Part("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=2)

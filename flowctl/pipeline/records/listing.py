@@ -7,6 +7,7 @@ or ``_`` are not data, in folders and files.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.records.place import Storage
-from flowctl.pipeline.records.window import ODD_HOUR, Hour, Window
+from flowctl.pipeline.records.window import ODD_HOUR, Hour, Window, begin_of
 from flowctl.telemetry.schema import TABLES
 
-_IN_PLACE: Final = re.compile(r"date=(\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01]))/hour=([01]\d|2[0-3])/[^/]+")
+_IN_PLACE: Final = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=([01]\d|2[0-3])/[^/]+")
 _HINT: Final = "give the folder that a server wrote with --events; it has folders flow_closes and flow_events"
 
 
@@ -66,11 +67,19 @@ def list_records(root: str, window: Window | None = None, settings: Mapping[str,
     for table in _tables(storage, root):
         for path, info in storage.walk(table):
             if path.endswith(".parquet") and not any(name.startswith((".", "_")) for name in path.split("/")):
-                place = _IN_PLACE.fullmatch(path)
-                hour = (place[1], place[2]) if place else ODD_HOUR
+                hour = _hour(path)
                 if window is None or window.meets(hour):
                     found.append(File(table, hour, storage.address(info.path), info.size or 0, info.mtime_ns or 0))
     return Listing(root, storage, tuple(sorted(found, key=lambda file: (file.hour, file.table, file.path))))
+
+
+def _hour(path: str) -> Hour:
+    """Return the hour that folders name; `ODD_HOUR` where they do not, or there never was such a day."""
+    if place := _IN_PLACE.fullmatch(path):
+        with contextlib.suppress(ValueError):
+            begin_of((place[1], place[2]))
+            return place[1], place[2]
+    return ODD_HOUR
 
 
 def _tables(storage: Storage, root: str) -> list[str]:

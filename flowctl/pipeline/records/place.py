@@ -43,6 +43,17 @@ def local_path(text: str) -> Path | None:
     return None if _SCHEME.match(text) else Path(text)
 
 
+def resolved(text: str) -> str:
+    """Return the one name of a folder that may have several: without links, or as an address."""
+    path = local_path(text)
+    return text.rstrip("/") if path is None else str(path.absolute().resolve())
+
+
+def literal(address: str) -> str:
+    """Return an address whose name Spark takes letter by letter: to it ``[``, ``{``, ``*`` and ``?`` are patterns."""
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", address)
+
+
 def s3_options(settings: Mapping[str, str]) -> dict[str, str]:
     """Return where an S3 store is, as pyarrow's `S3FileSystem` takes it; empty: Amazon's, the region asked for.
 

@@ -12,7 +12,6 @@ The driver keeps some 1.6 kB of each file while the hours are read, 32 MB for 20
 from __future__ import annotations
 
 import datetime as dt
-import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -32,6 +31,7 @@ from flowctl.pipeline.records import old
 from flowctl.pipeline.records.accounts import Accounts
 from flowctl.pipeline.records.checks import checks_of, reasons
 from flowctl.pipeline.records.footers import Facts, facts_of, pieces
+from flowctl.pipeline.records.place import literal
 from flowctl.pipeline.records.window import ODD_HOUR, Hour
 from flowctl.telemetry.schema import FORMAT, TABLES
 
@@ -86,6 +86,10 @@ class Read:
     def has(self, name: str) -> bool:
         """Return whether there is any usable file of that table: nothing is read."""
         return bool(self._good.get(name)) or (name in _MADE_OF_OLD and bool(self._old("flow_events")))
+
+    def hours(self, name: str) -> list[Hour]:
+        """Return the hours that have a usable file of that table."""
+        return sorted({good.file.hour for good in self._good.get(name, ())})
 
     def table(self, name: str) -> DataFrame:
         """Return a table, all its columns, and `date` and `hour` beside; see `Records.table`."""
@@ -160,7 +164,7 @@ class Read:
         if plain := [good.file for good in goods if not good.facts.reasons]:
             reader = self.spark.read.schema(schema).option("basePath", storage.uri(storage.path(table)))
             reader = reader.option("pathGlobFilter", "*.parquet")
-            frames.append(reader.parquet(*map(_escaped, self._named(table, plain))))
+            frames.append(reader.parquet(*map(literal, self._named(table, plain))))
         if odd:
             frames.append(self._checked(table, odd).filter(f.col("_why").isNull()).drop("_file", "_why"))
         if not frames:
@@ -274,11 +278,6 @@ def _look(read: Read, files: Sequence[File]) -> list[Facts]:
     context = read.spark.sparkContext
     slices = max(context.defaultParallelism, len(rows) // FILES_PER_TASK)
     return list(context.parallelize(rows, slices).map(look).collect())
-
-
-def _escaped(address: str) -> str:
-    """Return an address whose name is taken letter by letter: to Spark ``[``, ``{``, ``*`` and ``?`` are patterns."""
-    return re.sub(r"([\[\]{}*?\\])", r"\\\1", address)
 
 
 def meeting(files: Sequence[Facts]) -> bool:

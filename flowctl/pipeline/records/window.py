@@ -26,16 +26,27 @@ class Window:
     since: dt.datetime | None = None  # None: all there is
     until: dt.datetime | None = None  # exclusive
 
+    def whole(self) -> Window:
+        """Return the window of all hours that it meets: what is kept is kept by hour."""
+        first = self.since and begin_of(hour_of(self.since))
+        last = self.until and begin_of(hour_of(self.until))
+        return Window(first, last if last is None or last == self.until else end_of(hour_of(last)))
+
     def meets(self, hour: Hour) -> bool:
         """Return whether some of that hour lies in the window."""
-        begin = begin_of(hour)
-        later = self.since is None or begin + dt.timedelta(hours=1) > self.since
-        return later and (self.until is None or begin < self.until)
+        later = self.since is None or end_of(hour) > self.since
+        return later and (self.until is None or begin_of(hour) < self.until)
 
 
 def begin_of(hour: Hour) -> dt.datetime:
     """Return when an hour begins."""
     return dt.datetime.fromisoformat(f"{hour[0]}T{hour[1]}:00:00+00:00")
+
+
+def end_of(hour: Hour) -> dt.datetime:
+    """Return when an hour ends; the last one of all ends a microsecond early."""
+    begin = begin_of(hour)
+    return begin + min(dt.timedelta(hours=1), dt.datetime.max.replace(tzinfo=dt.UTC) - begin)
 
 
 def hour_of(moment: dt.datetime) -> Hour:
@@ -47,7 +58,7 @@ def hour_of(moment: dt.datetime) -> Hour:
 def parse_window(
     now: dt.datetime, *, since: str | None = None, begin: str | None = None, end: str | None = None
 ) -> Window:
-    """Return the window that ``--since``, ``--from`` and ``--to`` name.
+    """Return the window that ``--since``, ``--from`` and ``--to`` name, to the letter: see `Window.whole`.
 
     Raises:
         ConfigError: one cannot be read, two say the same, or the window is empty.

@@ -249,9 +249,7 @@ def answer(parts: Parts, _: Any = None) -> Answer:
 JOB: Final = Job(
     name="experience",
     parts=(
-        Part(
-            "felt", PART_COLUMNS, "", lambda records, _: felt(seen_sessions(records), "date", "hour"), ("flow_closes",)
-        ),
+        Part("felt", PART_COLUMNS, lambda records, _: felt(seen_sessions(records), "date", "hour"), ("flow_closes",)),
     ),
     uses=("sessions", "open_sessions"),
     results=("experience", "ingest"),

@@ -4,9 +4,10 @@ Theory of operation. Two aggregations follow each other. The first makes *viewer
 minute, of its samples. The second sums them up by stream, node and minute, so that a quantile of delay is one over
 viewers (each counts once with its mean) and not over samples. A minute lies in one hour, so rows of hours add up.
 
-A viewer that was never sampled has viewer minutes of its session instead, which is spread evenly over the time in which
-it played: right over that time, and blurred within it. `source` says which it was. Joins are plays that began in the
-minute, leaves are viewers whose connection ended in it. Networks are those of `experience`, all of them.
+A viewer that was never sampled, or whose samples are not there in the hour of its end, has viewer minutes of its
+session instead, which is spread evenly over the time in which it played: right over that time, and blurred within it.
+`source` says which it was. Joins are plays that began in the minute, leaves are viewers whose connection ended in it.
+Networks are those of `experience`, all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ KEYS: Final = ("app", "stream", "node", "minute")
 _SUMS: Final = (
     *("viewers_seen", "joins", "leaves", "us", "sampled_us", "known_us", "shown_us"),
     *(f"{name}_us" for name in STATE_NAMES),
-    *("accepted_messages", "dropped_messages", "sent_bytes"),
+    *("accepted_messages", "dropped_messages", "sent_bytes", "missed"),
 )
 _OF_STREAM: Final = {"app": "string", "stream": "string", "node": "string", "minute": "timestamp"}
 PART_COLUMNS: Final[dict[str, str]] = {**_OF_STREAM, **dict.fromkeys(_SUMS, "bigint"), "delays": "binary"}
@@ -82,19 +83,23 @@ def sampled(samples: DataFrame) -> DataFrame:
         *(f.sum(value.cast("bigint")).alias(name) for name, value in sums.items()),
         f.try_divide(*weighed).cast("float").alias("delay_ms"),
     )
-    return summed.withColumns({"viewers_seen": f.lit(1), "joins": f.lit(0), "leaves": f.lit(0)}).drop("conn_id")
+    return summed.withColumns(
+        {"viewers_seen": f.lit(1), **dict.fromkeys(("joins", "leaves", "missed"), f.lit(0))}
+    ).drop("conn_id")
 
 
-def spread(sessions: DataFrame, *more: str) -> DataFrame:
-    """Make the same rows of sessions: comings and goings of all, and the minutes of those that were never sampled.
+def spread(sessions: DataFrame, sampled: Column, *more: str) -> DataFrame:
+    """Make the same rows of sessions: comings and goings of all, and the minutes of those without samples.
 
     Args:
         sessions: see `flowctl.pipeline.viewers.sessions.OPEN_COLUMNS`.
+        sampled: whether samples are there of its last hour; without, it has none, whatever it says.
         more: columns to keep.
     """
     until = f.unix_micros("seen_at")
+    began, never = until - (f.col("play_s") * 1e6).cast("bigint"), zero("samples_count") == 0
     watched = sessions.filter(viewing() & f.col("play_s").isNotNull()).withColumns(
-        {"until": until, "began": until - (f.col("play_s") * 1e6).cast("bigint"), "alone": zero("samples_count") == 0}
+        {"until": until, "began": began, "alone": never | ~sampled, "missed": ~never & ~sampled}
     )
     first, last = (f.floor(f.col(name) / MINUTE_US) for name in ("began", "until"))
     every = f.sequence(first, f.least(last, first + MAX_MINUTES))
@@ -114,6 +119,7 @@ def spread(sessions: DataFrame, *more: str) -> DataFrame:
         "joins": f.col("number") == first,
         "leaves": (f.col("number") == last) & f.col("closed_at").isNotNull(),
         "sampled_us": f.lit(0),
+        "missed": f.col("missed") & (f.col("number") == first),
     }
     return rows.select(
         *KEYS[:3], f.timestamp_micros(begin).alias("minute"), *more,
@@ -124,15 +130,17 @@ def spread(sessions: DataFrame, *more: str) -> DataFrame:
 
 def minutes(records: Records, _: Any = None) -> DataFrame:
     """Make the minutes of some hours: `PART_COLUMNS`."""
-    rows = spread(seen_sessions(records), "date", "hour")
+    hours = [" ".join(hour) for hour in records.hours("flow_samples")]
+    rows = spread(seen_sessions(records), f.concat_ws(" ", "date", "hour").isin(hours), "date", "hour")
     if records.has("flow_samples"):
         rows = rows.unionByName(sampled(records.table("flow_samples")))
     return summed(rows, (*KEYS, "date", "hour"), _SUMS, {"delays": sketch("delay_ms")})
 
 
 def streams(parts: Parts) -> DataFrame:
-    """Return the table ``fleet_streams``: `STREAM_COLUMNS`."""
-    still = summed(spread(still_open(parts)), KEYS, _SUMS, {"delays": sketch("delay_ms")})
+    """Return the table ``fleet_streams``: `STREAM_COLUMNS`, and `missed`, viewers whose samples are not there."""
+    sampled = any(account["table"] == "flow_samples" and account["rows_out"] for account in parts.accounts)
+    still = summed(spread(still_open(parts), f.lit(sampled)), KEYS, _SUMS, {"delays": sketch("delay_ms")})
     kept = parts.table("minutes").select(*PART_COLUMNS).unionByName(still.select(*PART_COLUMNS))
     states = added(f"{name}_us" for name in STATE_NAMES)
     own = {
@@ -145,7 +153,7 @@ def streams(parts: Parts) -> DataFrame:
     }
     own["source"] = f.coalesce(own["source"], f.lit("both"))
     return summed(kept, KEYS, _SUMS, {"delays": f.kll_merge_agg_float("delays")}).select(
-        *(own.get(name, f.col(name)).alias(name) for name in STREAM_COLUMNS)
+        *(own.get(name, f.col(name)).alias(name) for name in (*STREAM_COLUMNS, "missed"))
     )
 
 
@@ -154,15 +162,19 @@ def answer(parts: Parts, _: Any = None) -> Answer:
     networks = experience.by_value(parts).filter(f.col("by") == "network")
     subnets = networks.select(f.col("key").alias("subnet"), *experience.figures().values())
     counts = {"minutes": Observation(), "networks": Observation()}
-    rows = f.count("*").alias("rows")
-    parts.write("fleet_streams", streams(parts).observe(counts["minutes"], rows), STREAM_COLUMNS)
+    rows, missed = f.count("*").alias("rows"), f.sum("missed").alias("missed")
+    parts.write("fleet_streams", streams(parts).observe(counts["minutes"], rows, missed), STREAM_COLUMNS)
     parts.write("fleet_subnets", subnets.observe(counts["networks"], rows), SUBNET_COLUMNS)
-    return Answer(summary={name: told.get["rows"] for name, told in counts.items()})
+    summary = {name: told.get["rows"] for name, told in counts.items()}
+    if not (lost := counts["minutes"].get["missed"]):
+        return Answer(summary=summary)
+    line = f"samples of {lost} viewers are not there: their minutes are their sessions', spread evenly"
+    return Answer(summary=summary, warnings=[line])
 
 
 JOB: Final = Job(
     name="fleet",
-    parts=(Part("minutes", PART_COLUMNS, "minute", minutes, ("flow_closes", "flow_samples")),),
+    parts=(Part("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples")),),
     uses=("sessions", "open_sessions", "felt"),
     results=("fleet_streams", "fleet_subnets"),
     answer=answer,

@@ -144,8 +144,6 @@ def open_sessions(records: Records, _: Any = None) -> DataFrame:
     # Which rows these are is found out from their keys alone: most close in the hour, and rows are wide.
     newest = opens.groupBy(*by_hour).agg(f.max("seq").alias("seq"))
     wanted = newest.join(records.table("flow_closes").select(*by_hour), by_hour, "left_anti")
-    if records.spark.conf.get("spark.sql.adaptive.enabled") == "true":  # of many records, see `fit`
-        wanted.persist().count()  # so Spark knows how few they are, and does not sort all rows to find them
     return projected(opens.join(wanted, [*by_hour, "seq"], "left_semi"))
 
 
@@ -181,8 +179,8 @@ def answer(parts: Parts, _: Any = None) -> Answer:
 JOB: Final = Job(
     name="sessions",
     parts=(
-        Part("sessions", COLUMNS, "closed_at", seen_sessions, ("flow_closes",), result=True),
-        Part("open_sessions", OPEN_COLUMNS, "seen_at", open_sessions, ("flow_opens", "flow_closes")),
+        Part("sessions", COLUMNS, seen_sessions, ("flow_closes",), result=True),
+        Part("open_sessions", OPEN_COLUMNS, open_sessions, ("flow_opens", "flow_closes")),
     ),
     results=("sessions", "sessions_open"),
     answer=answer,

@@ -495,7 +495,6 @@ JOB: Final = Job(
         Part(
             name=STRETCHES,
             columns=STRETCH_COLUMNS,
-            at="at",
             make=_stretches,
             reads=("flight", "flow_samples", "flow_closes", "flow_opens"),
             depends=lambda options: f"{options.source} {options.cut_s:g} {options.most}",
@@ -503,7 +502,6 @@ JOB: Final = Job(
         Part(
             name=STARTS,
             columns={"at": "timestamp", "seq": "bigint", "detail": "string"},
-            at="",
             make=_starts,
             reads=("flow_events",),
         ),

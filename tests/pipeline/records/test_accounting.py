@@ -129,6 +129,19 @@ def test_window_when_it_meets_an_hour_has_some_of_it(since, until, meets):
     assert hour_of(begin_of(("2026-03-01", "12"))) == ("2026-03-01", "12")
 
 
+@pytest.mark.parametrize(
+    ("asked", "whole"),
+    [((None, None), (None, None)), ((0, 3600), (0, 3600)), ((1, 3601), (0, 7200)), ((3599, None), (0, None))],
+)
+def test_window_when_made_whole_is_widened_to_the_hour(asked, whole):
+    """It begins with the hour it begins in, and ends with that it ends in; bounds on the hour stay."""
+    asked, whole = (
+        [None if x is None else begin_of(("2026-03-01", "12")) + dt.timedelta(seconds=x) for x in pair]
+        for pair in (asked, whole)
+    )
+    assert Window(*asked).whole() == Window(*whole)
+
+
 def test_listing_when_files_lie_in_hours_has_them_in_order(tmp_path):
     """Each file is listed with its hour, size and time; the window leaves whole hours out."""
     late = write(tmp_path, [event(3600, 1, "dropped")], "b", hour="13")

@@ -59,7 +59,7 @@ def answered(parts, options):
     return Answer(summary=rows | {"newest": parts.newest.isoformat()}, warnings=["this is a toy"])
 
 
-SEEN = Part("seen", COLUMNS, "ts", made, ("flow_events",), depends=lambda options: options.mark)
+SEEN = Part("seen", COLUMNS, made, ("flow_events",), depends=lambda options: options.mark)
 JOB = Job(name="seen", parts=(SEEN,), results=("sums", "small", "note.txt"), answer=answered, options=Options)
 USER = Job(
     name="user",
@@ -129,7 +129,7 @@ def test_run_when_a_part_is_a_result_has_it_where_the_report_looks(go, tmp_path)
     def counted(parts, _):
         return Answer(summary={"rows": sum(map(len, Tables(parts.staging.folder, parts.place.folder).batches("kept")))})
 
-    kept = Part("kept", COLUMNS, "ts", made, ("flow_events",), result=True)
+    kept = Part("kept", COLUMNS, made, ("flow_events",), result=True)
     events_of(tmp_path / "events", 1, 2)
     result = go(Job(name="kept", parts=(kept,), results=("kept",), answer=counted, options=Options))
     assert result.jobs["kept"].summary == {"rows": 2}
@@ -158,18 +158,22 @@ def test_run_when_files_come_one_by_one_gives_what_one_run_gives(go, tmp_path, s
     assert rows[0] == rows[1]
 
 
-def test_run_when_a_window_is_given_cuts_it_exactly_and_forgets_nothing(go, tmp_path):
-    """The begin is in it and the end is not; hours outside are not read, and stay remembered where they were."""
+def test_run_when_a_window_is_given_takes_its_whole_hours_and_forgets_nothing(go, tmp_path):
+    """An hour of which some is in it counts whole, which is said; others are not read, and stay remembered."""
     for begin in (0, 3600, 7200):
         events_of(tmp_path / "events", begin, begin + 1800, begin + 3599)
     window = Window(at(1800), at(3600 + 1800))
     result = go(window=window)
-    assert (result.jobs["seen"].summary["returned"], result.hours, result.hours_read) == (3, 2, 2)
-    assert result.window == {"since": at(1800).isoformat(), "until": at(5400).isoformat()}
+    assert (result.jobs["seen"].summary["returned"], result.hours, result.hours_read) == (6, 2, 2)
+    assert result.window == {"since": at(0).isoformat(), "until": at(7200).isoformat()}
+    assert result.warnings == [
+        "a window is of whole hours: this one goes from 2026-03-01 12:00 to 2026-03-01 14:00 UTC"
+    ]
     result = go()
     assert (result.jobs["seen"].summary["returned"], result.hours, result.hours_read) == (9, 3, 1)
     result = go(window=Window(at(7200), None))
-    assert (result.jobs["seen"].summary["returned"], result.hours_read) == (3, 0)
+    assert (result.jobs["seen"].summary["returned"], result.hours_read, result.warnings) == (3, 0, [])
+    assert result.window == {"since": at(7200).isoformat(), "until": at(10_800).isoformat()}
     with pytest.raises(ConfigError, match="no records in the window"):
         go(window=Window(at(0) + dt.timedelta(days=2), None))
 
@@ -280,6 +284,29 @@ def test_run_when_another_is_at_work_says_so(go, tmp_path):
         with pytest.raises(ConfigError, match="another run is at work"):
             go()
     assert go().failed == []
+
+
+def test_run_when_the_records_are_others_refuses_them(go, spark, tmp_path):
+    """What is remembered of one server does not mix with the records of another; a link to the same is the same."""
+    events_of(tmp_path / "events", 1)
+    events_of(tmp_path / "others", 3601)
+    go()
+    with pytest.raises(ConfigError, match=f"other records, {tmp_path}/events") as caught:
+        run(spark, str(tmp_path / "others"), str(tmp_path / "out"), [JOB])
+    assert "--out" in caught.value.hint
+    (tmp_path / "link").symlink_to(tmp_path / "events")
+    assert run(spark, f"file://{tmp_path}/link/", str(tmp_path / "out"), [JOB]).hours_read == 0
+
+
+def test_run_when_folders_have_odd_names_takes_them_letter_by_letter(spark, tmp_path):
+    """Names that Spark would take for patterns are found again; days that never were cost no run."""
+    odd = tmp_path / "a[1] {b,c} *"
+    events_of(odd / "events", 1)
+    for day in ("2026-02-30", "9999-12-31"):
+        write(odd / "events", [event(1, 1, "returned")], day, date=day, hour="23")
+    result = run(spark, str(odd / "events"), str(odd / "out"), [JOB], window=Window(at(0), None))
+    assert (result.failed, result.jobs["seen"].summary["returned"]) == ([], 1)
+    assert run(spark, str(odd / "events"), str(odd / "out"), [JOB]).failed == []
 
 
 def test_run_when_the_folders_cannot_be_used_says_so(go, tmp_path):

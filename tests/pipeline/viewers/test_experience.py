@@ -189,12 +189,28 @@ def test_peaks_in_a_window_count_who_was_there_at_its_begin(spark):
     """Who came before the window is there when it begins, and no peak lies before it."""
     from flowctl.pipeline.viewers import experience, sessions
 
-    early = [close(3000 + number, number, duration_s=2500.0, startup_ms=0.0) for number in range(1, 4)]
+    early = [close(4000 + number, number, duration_s=2500.0, startup_ms=0.0) for number in range(1, 4)]
     crowd = [close(1000, number, duration_s=30.0, startup_ms=0.0) for number in range(10, 20)]
-    parts = HeldParts(Held(spark, {"flow_closes": early + crowd}), sessions.JOB, experience.JOB, since=at(2000))
+    parts = HeldParts(Held(spark, {"flow_closes": early + crowd}), sessions.JOB, experience.JOB, since=at(3600))
     experience.JOB.answer(parts, None)
     (row,) = (row for row in parts.rows("experience") if row["by"] == "all")
-    assert (row["peak_viewers"], row["peak_at"]) == (3, 2000.0)
+    assert (row["peak_viewers"], row["peak_at"]) == (3, 3600.0)
+
+
+def test_sessions_when_a_window_ends_before_their_close_are_open(spark):
+    """Who watches over the end of a window is in it, as open; in one without an end it has closed."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    media = {"startup_ms": 0.0, "asked_ms": 0.0}
+    rows = {
+        "flow_opens": [close(second, 1, duration_s=float(second), reason=None, **media) for second in (1800, 3590)],
+        "flow_closes": [close(5000, 1, duration_s=5000.0, **media)],
+    }
+    for until, state, play_s in ((at(3600), (0, 1), 3590.0), (None, (1, 0), 5000.0)):
+        parts = HeldParts(Held(spark, rows), sessions.JOB, experience.JOB, until=until)
+        summary = sessions.JOB.answer(parts, None).summary
+        assert (summary["sessions"] - summary["open"], summary["open"]) == state
+        assert experience.JOB.answer(parts, None).summary["play_hours"] == pytest.approx(play_s / 3600, rel=1e-3)
 
 
 def test_ingest_tells_in_a_word_what_is_worst(spark):

@@ -88,3 +88,26 @@ def test_subnets_are_all_networks_with_the_figures_of_viewers(told):
     assert networks["192.0.2.0/24"]["start_failures"] + networks["192.0.2.0/24"]["exits_before_start"] == 1
     assert summary == {"minutes": len(told[0]), "networks": len(networks)}
     assert NOON.minute == 0
+
+
+def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
+    """Who was sampled, and still is there, is spread like others where no samples are read; that is said."""
+    from flowctl.pipeline.viewers import experience, fleet, sessions
+
+    media = {"startup_ms": 0.0, "asked_ms": 0.0, "samples_count": 60}
+    rows = {
+        "flow_closes": [close(60, 1, duration_s=60.0, **media), close(3660, 2, duration_s=60.0, **media)],
+        "flow_opens": [close(7260, 3, duration_s=60.0, reason=None, **media)],
+    }
+    parts = HeldParts(Held(spark, rows), sessions.JOB, experience.JOB, fleet.JOB)
+    (line,) = fleet.JOB.answer(parts, None).warnings
+    assert "samples of 3 viewers are not there" in line
+    found = {row["minute"]: row["viewers"] for row in parts.rows("fleet_streams") if row["viewers"]}
+    assert found == {0: 1.0, 3600: 1.0, 7200: 1.0}
+
+    samples = [dict.fromkeys(_samples()) | sample(0, 1) | {"ts": at(second)} for second in range(1, 31)]
+    parts = HeldParts(Held(spark, rows | {"flow_samples": samples}), sessions.JOB, experience.JOB, fleet.JOB)
+    (line,) = fleet.JOB.answer(parts, None).warnings
+    assert "samples of 1 viewers" in line
+    found = {row["minute"]: row["viewers"] for row in parts.rows("fleet_streams") if row["viewers"]}
+    assert found == {0: 0.5, 3600: 1.0}

@@ -76,6 +76,10 @@ class Held:
         frame = self.spark.createDataFrame([tuple(row[item] for item in table.names) for row in rows], table.spark_ddl)
         return frame.withColumns({"date": f.date_format("ts", "yyyy-MM-dd"), "hour": f.date_format("ts", "HH")})
 
+    def hours(self, name: str) -> list[tuple[str, str]]:
+        """Return the hours that have rows of a table."""
+        return sorted({(f"{row['ts']:%Y-%m-%d}", f"{row['ts']:%H}") for row in self.rows.get(name, [])})
+
     def has(self, name: str) -> bool:
         """Return whether there are any rows of a table."""
         return bool(self.rows.get(name))
@@ -84,10 +88,13 @@ class Held:
 class HeldParts:
     """Parts and results of held records (`flowctl.pipeline.job.Parts`), without files."""
 
-    def __init__(self, records: Held, *jobs: Any, since: dt.datetime | None = None) -> None:
-        self.spark, self.out, self.since, self.until, self.small = records.spark, "", since, None, False
+    def __init__(
+        self, records: Held, *jobs: Any, since: dt.datetime | None = None, until: dt.datetime | None = None
+    ) -> None:
+        self.spark, self.out, self.since, self.until, self.small = records.spark, "", since, until, False
         rows = [row["ts"] for table in records.rows.values() for row in table]
         self.newest = max(rows, default=None)
+        self.accounts = [{"table": name, "rows_out": len(rows)} for name, rows in records.rows.items()]
         self.results: dict[str, Any] = {}
         self._parts = {part.name: (part, part.make(records, None)) for job in jobs for part in job.parts}
 
@@ -96,8 +103,10 @@ class HeldParts:
         from pyspark.sql import functions as f
 
         part, frame = self._parts[name]
-        if part.at and self.since is not None:
-            frame = frame.filter(f.col(part.at) >= f.lit(self.since))
+        if self.since is not None:
+            frame = frame.filter(f.concat_ws(" ", "date", "hour") >= f"{self.since:%Y-%m-%d %H}")
+        if self.until is not None:
+            frame = frame.filter(f.concat_ws(" ", "date", "hour") < f"{self.until:%Y-%m-%d %H}")
         return frame.select(*part.columns)
 
     def write(self, name: str, frame: Any, columns: Any) -> str:
