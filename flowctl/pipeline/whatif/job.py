@@ -3,9 +3,9 @@
 Theory of operation. Of each hour a bounded sample of viewers is kept, with what can matter of each
 (`flowctl.pipeline.whatif.stretches`); nothing of the grid is in it, so another grid or objective reads no record again.
 The answer takes the sample of the whole window, leaves out attackers, and runs the server's own Sender over it for
-every choice of the grid (`flowctl.pipeline.whatif.trials`): on Spark's workers, or in this process where there is
-little to do. Summed up by choice that is ``whatif_choices``, with the Pareto front and the one recommendation that the
-objective asks for, which is also written as OUT/limits.toml for ``flowctl serve live --limits``.
+every choice of the grid (`flowctl.pipeline.whatif.trials`). Summed up by choice that is ``whatif_choices``, with the
+Pareto front and the one recommendation that the objective asks for, which is also written as OUT/limits.toml for
+``flowctl serve live --limits``.
 
 Shares are those of the sample; counts are of it as well, and ``sampled_share`` says how much of all it is. How many
 viewers there were is exact up to `WhatifOptions.most`; of more it follows from how small the smallest hashes are
@@ -44,15 +44,13 @@ if TYPE_CHECKING:
 
 CUT_S: Final = 120.0
 """Trouble that is kept of a viewer and hour: as long as the longest patience of usual limits, twice."""
-MOST_TRIED_S: Final = 240.0
-"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 15 ms of a core, so all 4 s."""
+MOST_TRIED_S: Final = 480.0
+"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 25 ms of a core, so all 12 s."""
 MOST_VIEWERS: Final = 2_000
 """Sampled by default: a share of 1 % is then known to half a percent (two standard deviations)."""
 MOST_MOST: Final = 10_000_000
 FEW_REFUSED: Final = 20
 """From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
-LITTLE_S: Final = 2 * MOST_TRIED_S
-"""Seconds around trouble that are tried in this process: Spark takes as long to start its workers as half of it."""
 STRETCHES: Final = "whatif_stretches"
 STARTS: Final = "whatif_starts"
 
@@ -143,14 +141,12 @@ class Sample:
 
     Args:
         heads: their stretches without events.
-        rows: the same with all columns, in this process; None: it is a job for Spark's workers.
         recorded: how many viewers there were.
         share: of them, how many are in the sample.
         attackers: how many of the sample were left out as such.
     """
 
     heads: pd.DataFrame
-    rows: pd.DataFrame | None
     recorded: int
     share: float
     attackers: int
@@ -180,8 +176,7 @@ def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
         heads = _affordable(heads)
     honest = _without_attackers(parts, heads)
     count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
-    little = honest["ended_us"].sum() <= LITTLE_S * 1e6
-    return Sample(honest, rows if little else None, recorded, min(count / max(recorded, 1), 1.0), count - left)
+    return Sample(honest, recorded, min(count / max(recorded, 1), 1.0), count - left)
 
 
 def _affordable(heads: pd.DataFrame) -> pd.DataFrame:
@@ -229,10 +224,6 @@ def tried(parts: Parts, sample: Sample, choices: Sequence[Choice], options: What
     """Return what each choice does for the viewers of the sample."""
     heads = sample.heads[sample.heads["reason"].isna()]
     extend_s, buffer_s = options.extend_s, options.player_buffer_s
-    if sample.rows is not None:
-        rows = sample.rows[sample.rows["reason"].isna()].merge(heads[["node", "conn_id"]].drop_duplicates())
-        rows = rows.sort_values(["node", "conn_id", "at"])
-        return tally(_by_viewer(rows.to_dict("records")), choices, extend_s, buffer_s)
     if heads.empty:
         return {}
     table = parts.table(STRETCHES).where(f.col("reason").isNull() & (f.col("source") == heads["source"].iloc[0]))

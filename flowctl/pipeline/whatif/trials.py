@@ -1,7 +1,7 @@
 """From stretches of viewers to sums by choice: each choice of a grid is tried on each of them (pure).
 
-The same function runs in this process where there is little to do, and on Spark's workers else. Sums are whole numbers
-in rows (choice, measure, value), so that adding them up in any order, on any cluster, gives the same.
+Spark's workers do it. Sums are whole numbers in rows (choice, measure, value), so that adding them up in any order, on
+any cluster, gives the same.
 """
 
 from __future__ import annotations

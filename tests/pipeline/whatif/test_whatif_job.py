@@ -79,9 +79,8 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
     assert audiences in text
     assert any(audiences in line for line in warnings)
     assert any("only 2 of 4 viewers were ever refused" in line for line in warnings)
-    # Where there is much to do Spark's workers do it, and find the same.
+    # Where parts are large Spark takes the sample, and finds the same.
     monkeypatch.setattr("flowctl.pipeline.run.SMALL_BYTES", -1)
-    monkeypatch.setattr("flowctl.pipeline.whatif.job.LITTLE_S", -1.0)
     assert job(spark, tmp_path, options, "large")[2] == rows
 
 
@@ -101,10 +100,10 @@ def test_run_when_viewers_attack_leaves_them_out(spark, tmp_path):
 def test_sample_when_trouble_is_long_is_of_fewer_viewers():
     """What is tried is bounded in seconds: viewers with the smallest hashes, each with all of its stretches."""
     picked = [9, -5, 4, -5, 7]
-    ended_us = [1e6, 140e6, 100e6, 80e6, 1e6]
+    ended_us = [1e6, 280e6, 200e6, 160e6, 1e6]
     columns = {"picked": picked, "node": "n", "conn_id": picked, "at": range(5), "ended_us": ended_us}
     assert list(_affordable(pd.DataFrame(columns))["picked"]) == [-5, -5, 4]
-    alone = pd.DataFrame({**columns, "ended_us": [1e6, 260e6, 100e6, 80e6, 1e6]})
+    alone = pd.DataFrame({**columns, "ended_us": [1e6, 520e6, 200e6, 160e6, 1e6]})
     assert list(_affordable(alone)["picked"]) == [-5, -5]
 
 
