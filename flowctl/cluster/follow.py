@@ -303,6 +303,7 @@ class Follow:
         self._why = "not begun"
         self._told = ""  # why connections end that bring nothing, as the log said it last
         self._link: _Link | None = None
+        self._before: _Link | None = None  # to the source before, whose last pictures may be under way
         self._number = 0  # of the present try: what belongs to an earlier one is not for us any more
         self._begun = False  # the sink has the stream
         self._refused = False  # the sink does not want what this connection brings
@@ -318,7 +319,7 @@ class Follow:
         self._post(self._try)
 
     def move(self, source: Source) -> None:
-        """Go on from another source, at once."""
+        """Go on from another source; the one before is heard until this one brings something."""
         self._post(self._move, source)
 
     def park(self, why: str, *, keep: bool) -> None:
@@ -396,7 +397,6 @@ class Follow:
         self._link = link
         self._connections += 1
         self._refused = False
-        self._seam.reconnected()
         self._set(FollowState.WAITING, "connected, nothing has come yet")
 
     def _failed(self, number: int, why: str) -> None:
@@ -444,6 +444,8 @@ class Follow:
             self._parked = False
             return
         self._source, self._tries, self._flaps, self._parked = source, 0, 0, False
+        if self._state is FollowState.RUNNING:
+            self._before, self._link = self._link, None
         self._drop_link("another source")
         self._hold()
         self._try()
@@ -490,16 +492,21 @@ class Follow:
         if link is not None:
             link.connection.close(CloseReason.FINISHED, why)
 
+    def _drop_before(self, why: str) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.connection.close(CloseReason.FINISHED, why)
+
     # -- the stream; the connection's thread
 
     def received(self, link: _Link, message: Message, now: float) -> None:
         """Take one message of the link."""
-        if link is not self._link or self._refused:
+        if link not in (self._link, self._before) or self._refused:
             return
         type_id, timestamp, payload = message.type_id, message.timestamp, message.payload
         if type_id not in _MEDIA and payload.startswith(_FOREIGN):
             return
-        if self._state is not FollowState.RUNNING:
+        if link is self._link and self._state is not FollowState.RUNNING:
             self._runs()
         joined = self._seam.take(type_id, timestamp, payload, now)
         if joined.pieces:
@@ -509,6 +516,8 @@ class Follow:
         self._tries, self._told = 0, ""
         self._runs_since = self._group.now()
         self._cancel("hold")
+        self._drop_before("another source")
+        self._seam.reconnected()
         self._set(FollowState.RUNNING, "")
 
     def _pass_on(self, joint: Joint, pieces: tuple[tuple[int, int, bytes], ...], now: float) -> None:
@@ -540,8 +549,11 @@ class Follow:
                 return
             self._set(FollowState.WAITING, f"the source ended the stream: {reason}")
             self._end_stream(reason)
+        elif link is self._before:
+            self._drop_before(reason)
 
     def _end_stream(self, why: str) -> None:
+        self._drop_before(why)
         begun, self._begun = self._begun, False
         self._seam.forget()
         if begun:

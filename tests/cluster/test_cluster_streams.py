@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from follow_kit import (
     HEADERS,
+    LIMIT_S,
     Client,
     close_clients,
     numbers,
@@ -246,6 +247,31 @@ def test_viewers_when_the_desk_tells_of_the_end_before_the_link_get_the_last_pic
     source.flush()
     until(lambda: viewer.has(StreamEnded))
     assert numbers(viewer.media) == list(range(30))
+
+
+@pytest.mark.parametrize("told", [[3], [0, 3]])
+def test_viewers_when_a_publisher_begins_elsewhere_get_the_last_pictures_of_the_one_before(workers, told):
+    """The worker of the publisher before is heard until the next one brings something, and no longer."""
+    workers.streams[2]._following._hold_s = LIMIT_S
+    source = publisher(workers.address(1))
+    source.put(*HEADERS, *pictures(0, 5))
+    viewer = playing(workers.address(2))
+    until(lambda: numbers(viewer.media)[-1:] == [4])
+    streams = workers.streams.pop(2)  # the desk tells it no more
+    for value in told:
+        streams.told({"tell": Told.WHERE.value, "name": "live/room", "value": value, "keep": False})
+    until(lambda: streams.statistics()["live/room"].source == "worker 3")
+    source.put(*pictures(5, 30))
+    until(lambda: numbers(viewer.media) == list(range(30)))
+    source.session.close_stream()
+    source.flush()
+    until(lambda: workers.desk.directory.published() == {})
+    workers.add(3)
+    again = publisher(workers.address(3))
+    again.put(*HEADERS, *pictures(50, 55))
+    until(lambda: numbers(viewer.media)[30:] == [50, 51, 52, 53, 54])
+    until(lambda: workers.streams[1]._links.count == 0)
+    assert not viewer.has(StreamEnded)
 
 
 def test_publish_when_the_desk_does_not_answer_is_refused_in_time(workers, monkeypatch):
