@@ -60,9 +60,8 @@ def plan_of(viewers: int, carries: int, headroom: float, shares: Sequence[float]
         shares: of the recorded viewers, by stream; together at most 1. What is missing to 1 is not followed.
 
     Returns:
-        viewers, carries_viewers; origins, edges (0: the origins carry all); streams, streams_followed, edge_viewers,
-        origin_viewers (edges among them); edge_load and origin_load, with one dead too (`_one_down`): of what a node
-        carries. None: there are no edges.
+        How many of what (edges 0: the origins carry all, loads of edges are None then); `origin_viewers`: edges among
+        them; loads: of what a node carries, with one dead too (`_one_down`).
     """
     edges, followed, edge_viewers, origins = 0, list[float](), 0, LEAST_ORIGINS
     # Where two origins carry all, one of them dead, there are no edges.
@@ -73,11 +72,7 @@ def plan_of(viewers: int, carries: int, headroom: float, shares: Sequence[float]
         edges = nodes_for(edge_viewers, carries - len(followed), headroom)
         origins = max(origins, nodes_for(viewers - edge_viewers + edges * len(followed), carries, headroom))
     origin_viewers = viewers - edge_viewers + edges * len(followed)
-
-    def load(on: float, nodes: int, read: int = 0) -> float | None:
-        return round((on / nodes + read) / carries, 4) if nodes > 0 else None
-
-    return {
+    plan: Plan = {
         "viewers": viewers,
         "carries_viewers": carries,
         "origins": origins,
@@ -86,11 +81,14 @@ def plan_of(viewers: int, carries: int, headroom: float, shares: Sequence[float]
         "streams_followed": len(followed),
         "edge_viewers": edge_viewers,
         "origin_viewers": origin_viewers,
-        "edge_load": load(edge_viewers, edges, len(followed)),
-        "edge_load_one_down": load(edge_viewers, edges - 1, len(followed)),
-        "origin_load": load(origin_viewers, origins),
-        "origin_load_one_down": load(origin_viewers, origins - 1),
     }
+    for kind, served, nodes, read in (
+        ("edge", edge_viewers, edges, len(followed)),
+        ("origin", origin_viewers, origins, 0),
+    ):
+        for down, left in (("", nodes), ("_one_down", nodes - 1)):
+            plan[f"{kind}_load{down}"] = round((served / left + read) / carries, 4) if left > 0 else None
+    return plan
 
 
 def measured(loads: pd.DataFrame) -> list[Measurement]:
@@ -142,15 +140,9 @@ def streams_table(loads: pd.DataFrame) -> pd.DataFrame:
 def fleet_of(
     loads: pd.DataFrame, nodes: pd.DataFrame, streams: pd.DataFrame, best: Carries, viewers: int, headroom: float
 ) -> Plan:
-    """Return the answer for `viewers` in words, the plan, what is there and what was seen.
+    """Return the answer in words, the plan for `viewers` on nodes of `best`, what is there and what was seen.
 
-    Args:
-        loads: rows of the part, some of viewers.
-        nodes: see `nodes_table`.
-        streams: see `streams_table`.
-        best: what nodes of the plan carry.
-        viewers: wanted.
-        headroom: share of each node that is kept free.
+    `loads` are rows of the part, some of viewers; `nodes` and `streams` the tables made of them.
     """
     whole = loads[loads["kind"] == "fleet"].sort_values(["peak_ms", "date", "hour"])
     busiest = loads[loads["kind"] == "stream"].merge(whole[["date", "hour"]].tail(1))  # the hour of the peak
@@ -171,14 +163,10 @@ def fleet_of(
 
 def present_of(nodes: pd.DataFrame, viewers: int) -> dict[str, Any]:
     """Return what the recorded nodes carry together, and how many of `viewers` are too many when the largest dies."""
-    carry = sorted(nodes["carries_viewers"].fillna(0).astype(int))
-    one_down = sum(carry[:-1])
-    return {
-        "nodes": len(carry),
-        "carry_viewers": sum(carry),
-        "carry_viewers_one_down": one_down,
-        "short_viewers": max(0, viewers - one_down),
-    }
+    carry = nodes["carries_viewers"].fillna(0).astype(int)
+    found = {"nodes": len(carry), "carry_viewers": int(carry.sum())}
+    left = found["carry_viewers_one_down"] = int(carry.sum() - carry.max())
+    return found | {"short_viewers": max(0, viewers - left)}
 
 
 def words_of(plan: Plan | None, seen: Plan, present: Plan) -> Iterator[str]:

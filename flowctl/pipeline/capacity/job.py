@@ -41,13 +41,9 @@ SPREAD: Final = 0.4**2 / 24
 """Variance of what a viewer costs, of its mean: evenly less likely up to a fifth more or less; assumed."""
 AT_95: Final = NormalDist().inv_cdf(0.95)
 _BOUNDS: Final = {
-    "viewers": (1, 1e8),
-    "bit_rate": (1_000, 1e9),
-    "slow_share": (0, 1),
-    "busy": (0.01, 1),
-    "memory_bytes": (1, 1e15),
-    "headroom": (0, 0.9),
-}
+    "viewers": (1, 1e8), "bit_rate": (1_000, 1e9), "slow_share": (0, 1),
+    "busy": (0.01, 1), "memory_bytes": (1, 1e15), "headroom": (0, 0.9),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,22 +64,6 @@ class CapacityOptions:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(f"{name} is {value}, it must be {least:g} to {most:g}")
-
-
-def basis_of(points: list[Measurement], options: CapacityOptions) -> tuple[str, list[Measurement], str]:
-    """Return what to fit to: what was told, else the records where they carry it, else the reference machine.
-
-    Returns:
-        ``measurements``, ``records`` or ``reference``; the crowds; why the records could not carry the answer, empty
-        where they were not asked or could.
-
-    Raises:
-        ConfigError: the file of measurements is wrong.
-    """
-    if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
-        return "measurements", parse_measurements(options.measurements, options.measurements_name), ""
-    weak = why_weak(points)
-    return ("reference", reference(), weak) if weak else ("records", points, "")
 
 
 def carried(model: NodeModel, options: CapacityOptions, error: float = 0.0) -> tuple[int, bool]:
@@ -113,59 +93,62 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
     Raises:
         ConfigError: the measurements tell nothing, or memory is asked for but was not measured.
     """
-    source, used, weak = basis_of(points, options)
+    source, used, weak = "records", points, ""
+    if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
+        source, used = "measurements", parse_measurements(options.measurements, options.measurements_name)
+    elif weak := why_weak(points):
+        source, used = "reference", reference()
     model, rate = fit(used), options.bit_rate or 0.0
-    if options.memory_bytes is not None and model.memory is None:
+    memory, held_out, off = model.memory, held_out_error(used), min(2 * model.residual, 0.9)
+    if options.memory_bytes is not None and memory is None:
         raise ConfigError(
             "a node's memory is to be kept, but what a viewer takes of it was not measured",
             hint="give --measurements of crowds of several sizes with memory (python bench capacity), or no --memory",
         )
     viewers, at_least = carried(model, options)
-    memory, held_out, off = model.memory, held_out_error(used), min(2 * model.residual, 0.9)
-    summary: dict[str, Any] = {
+    found = {
         "viewers_per_node": viewers or None,
         "at_least": at_least,
         "viewers_per_node_low": carried(model, options, off)[0],
         "viewers_per_node_high": carried(model, options, -off)[0],
-        "memory_bytes_per_node": None if memory is None or not viewers else round(memory.of(viewers, rate)),
+        "memory_bytes_per_node": round(memory.of(viewers, rate)) if memory and viewers else None,
         "nodes": math.ceil(options.viewers / viewers) if viewers else None,
         "cpu_us_per_viewer_s": round(model.cpu.one(rate), 1),
-        "memory_bytes_per_viewer": None if memory is None else round(memory.one(rate)),
+        "memory_bytes_per_viewer": round(memory.one(rate)) if memory else None,
         "bit_rate": rate,
-        "slow_share": options.slow_share,
         "fitted_to": source,
         "measured_crowds": model.points,
         "largest_measured_viewers": model.largest,
         "largest_recorded_viewers": max((point.viewers for point in points), default=None),
         "residual_share": round(model.residual, 4),
-        "error_share": None if held_out is None else round(held_out[0], 4),
+        "error_share": round(held_out[0], 4) if held_out else None,
     }
-    rates = sorted(point.bit_rate for point in used)
-    return {"answer": " ".join(_words(summary, options, weak, (rates[0], rates[-1]))), **summary}
+    rates = [point.bit_rate for point in used]
+    return {"answer": " ".join(_words(found, options, weak, (min(rates), max(rates)))), **found}
 
 
 def _words(found: Mapping[str, Any], options: CapacityOptions, weak: str, rates: tuple[float, float]) -> Iterator[str]:
     """Yield the sentences of the answer: on what it rests first where that is not the user's own machine."""
-    viewers, memory = found["viewers_per_node"], found["memory_bytes_per_node"]
-    rate = format_bit_rate(found["bit_rate"])
+    viewers, memory, at_least = found["viewers_per_node"], found["memory_bytes_per_node"], found["at_least"]
+    rate, low, high = (format_bit_rate(value) for value in (found["bit_rate"], *rates))
     asked = f"viewers of {rate} at {options.busy:.0%} of a thread"
     if found["fitted_to"] == "reference":
         yield f"REFERENCE MACHINE, NOT YOURS ({MACHINE})."
     if viewers is None:
         yield f"A node carries no {asked} as was asked for."
+    elif at_least:
+        yield f"A node carries AT LEAST {viewers} {asked}: NOT KNOWN BEYOND, that is {MOST_REACH} times the largest"
+        yield "measured crowd."
     else:
-        if found["at_least"]:
-            yield f"A node carries AT LEAST {viewers} {asked}: NOT KNOWN BEYOND, that is {MOST_REACH} times the largest"
-            yield "measured crowd."
-        else:
-            between = f"{found['viewers_per_node_low']} to {found['viewers_per_node_high']} by the residual of the fit"
-            yield f"A node carries {viewers} {asked}, {between}."
-        yield "Memory not measured;" if memory is None else f"{format_size(memory)} of memory;"
-        yield f"{options.viewers} viewers need {'at most ' if found['at_least'] else ''}{found['nodes']} nodes."
+        yield f"A node carries {viewers} {asked}, {found['viewers_per_node_low']} to {found['viewers_per_node_high']}"
+        yield "by the residual of the fit."
+    if viewers:
+        yield f"{format_size(memory)} of memory;" if memory else "Memory not measured;"
+        yield f"{options.viewers} viewers need {'at most ' if at_least else ''}{found['nodes']} nodes."
     yield f"Fitted to {found['measured_crowds']} crowds of up to {found['largest_measured_viewers']} viewers, residual"
     yield f"{found['residual_share']:.1%}."
     if not rates[0] / 2 <= found["bit_rate"] <= rates[1] * 2:
-        yield f"NO CROWD NEAR {rate} was measured: {format_bit_rate(rates[0])} to {format_bit_rate(rates[1])} were."
+        yield f"NO CROWD NEAR {rate} was measured: {low} to {high} were."
     if found["error_share"] is not None:
         yield f"The largest of them, predicted from the smaller ones, was missed by {found['error_share']:+.1%}."
     if weak:
@@ -179,11 +162,14 @@ def answer(parts: Parts, options: CapacityOptions) -> Answer:
     whole = loads[loads["kind"] == "fleet"][["ms", "accepted", "trouble_ms"]].sum()
     rate, slow = 2.5e6, 0.05
     if whole["ms"]:
-        rate, slow = max(whole["accepted"] * 8000 / whole["ms"], 1000.0), whole["trouble_ms"] / whole["ms"]
+        rate, slow = (
+            max(float(whole["accepted"] * 8000 / whole["ms"]), 1000.0),
+            float(whole["trouble_ms"] / whole["ms"]),
+        )
     options = replace(
         options,
-        bit_rate=float(rate) if options.bit_rate is None else options.bit_rate,
-        slow_share=float(slow) if options.slow_share is None else options.slow_share,
+        bit_rate=rate if options.bit_rate is None else options.bit_rate,
+        slow_share=slow if options.slow_share is None else options.slow_share,
     )
     summary = estimate(fleet.measured(loads), options)
     of_all = (summary["viewers_per_node"], summary["fitted_to"], summary["at_least"])

@@ -13,7 +13,6 @@ never a figure. Crowds of a few viewers on a thread that idles say nothing, beca
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,13 +65,13 @@ class Measurement:
     slow_share: float = 0.0  # share of viewers that did not keep up
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            optional = name in ("memory_bytes", "idle_memory_bytes", "p99_ms")
-            if name != "slow_share" and not (optional if value is None else value > 0):
-                allowed = "more than 0, or null: not measured" if optional else "more than 0"
-                raise ConfigError(f"{name} of a measurement is {value}, it must be {allowed}")
         if not 0 <= self.slow_share <= 1:
             raise ConfigError(f"slow_share of a measurement is {self.slow_share}, it must be 0 to 1")
+        for item in fields(self)[:-1]:
+            value, optional = getattr(self, item.name), item.default is None
+            if not (optional if value is None else 0 < value < math.inf):
+                allowed = "more than 0, or null: not measured" if optional else "more than 0"
+                raise ConfigError(f"{item.name} of a measurement is {value}, it must be {allowed}")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON takes them."""
@@ -83,20 +82,20 @@ class Measurement:
         """Whether the machine had no room for this crowd."""
         return self.p99_ms is not None and self.p99_ms > SATURATED_MS
 
+    @property
+    def served(self) -> float:
+        """The healthy viewers that would have cost as much."""
+        return self.viewers * (1 + self.slow_share * SLOW_MORE)
+
 
 def reference() -> list[Measurement]:
     """Return the figures of the reference machine: for a node that nobody measured."""
+    idle = IDLE_MEMORY_BYTES
     return [
-        Measurement(
-            viewers=viewers,
-            bit_rate=bit_rate,
-            cpu_us_per_s=us * viewers,
-            memory_bytes=IDLE_MEMORY_BYTES + each_bytes * viewers,
-            idle_memory_bytes=IDLE_MEMORY_BYTES,
-            p99_ms=p99_ms,
-        )
-        for viewers, bit_rate, us, p99_ms, each_bytes in FIGURES
-    ]
+        Measurement(viewers=n, bit_rate=rate, cpu_us_per_s=us * n, memory_bytes=idle + each * n,
+                    idle_memory_bytes=idle, p99_ms=p99_ms)
+        for n, rate, us, p99_ms, each in FIGURES
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class NodeModel:
 
     def error(self, point: Measurement) -> float:
         """Return by what share the predicted processor time is above (or, less than 0, below) the measured."""
-        return self.cpu.of(point.viewers * (1 + point.slow_share * SLOW_MORE), point.bit_rate) / point.cpu_us_per_s - 1
+        return self.cpu.of(point.served, point.bit_rate) / point.cpu_us_per_s - 1
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
@@ -138,8 +137,7 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
     """
     table, wanted = np.asarray(rows, float), np.asarray(values, float)
     scales = np.sqrt((table**2).sum(axis=0))
-    chosen = np.flatnonzero(scales)
-    factors = np.zeros(len(scales))
+    chosen, factors = np.flatnonzero(scales), np.zeros(len(scales))
     while chosen.size:
         found = np.linalg.lstsq(table[:, chosen] / scales[chosen], wanted, rcond=None)[0]
         if found.min() >= 0:
@@ -156,11 +154,11 @@ def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> 
         points: (viewers, bit rate, value), values above 0. From one size of crowd `idle` is 0.
         byte: taken where bit rates are less than twice apart: closer ones tell noise, and no byte.
     """
-    several = max(viewers for viewers, _, _ in points) > 1.1 * min(viewers for viewers, _, _ in points)
-    rates = [rate for viewers, rate, _ in points if viewers]
-    apart = max(rates) >= 2 * min(rates)
-    rows = [(several / value, n / value, apart * n * rate / 8 / value) for n, rate, value in points]
-    line = Line(*least_squares(rows, [1 - (not apart) * n * rate / 8 * byte / value for n, rate, value in points]))
+    viewers, rates, values = np.asarray(points, float).T
+    several, apart = viewers.max() > 1.1 * viewers.min(), rates.max() >= 2 * rates[viewers > 0].min()
+    octets = viewers * rates / 8
+    rows = np.column_stack([np.full(len(points), several), viewers, octets * apart]) / values[:, None]
+    line = Line(*least_squares(rows.tolist(), (1 - (not apart) * octets * byte / values).tolist()))
     return line if apart else replace(line, byte=byte)
 
 
@@ -176,23 +174,19 @@ def fit(points: Sequence[Measurement]) -> NodeModel:
             "there are 0 measurements without saturation",
             hint=f"crowds with a p99 above {SATURATED_MS:g} ms do not count: measure smaller ones",
         )
-    served = [point.viewers * (1 + point.slow_share * SLOW_MORE) for point in points]
-    cpu = line_of([(n, at.bit_rate, at.cpu_us_per_s) for n, at in zip(served, points, strict=True)], BYTE_US)
+    cpu = line_of([(at.served, at.bit_rate, at.cpu_us_per_s) for at in points], BYTE_US)
     if cpu.each < LEAST_VIEWER_US:
         raise ConfigError(
             f"the measurements do not tell what a viewer costs: {cpu.each:.1f} us, less than its system calls alone",
             hint="processor time has to grow with the crowd: measure larger crowds, or crowds further apart",
         )
-    model = NodeModel(cpu, _memory(points), len(points), max(point.viewers for point in points))
+    known = [(at.viewers, at.bit_rate, at.memory_bytes) for at in points if at.memory_bytes]
+    known += [(0, 0.0, at.idle_memory_bytes) for at in points if at.idle_memory_bytes]
+    memory = line_of(known) if len({viewers for viewers, _, _ in known}) > 1 else None
+    if memory and not (memory.each or memory.byte):
+        memory = None  # no viewer costs nothing: that is noise
+    model = NodeModel(cpu, memory, len(points), max(point.viewers for point in points))
     return replace(model, residual=math.sqrt(sum(model.error(point) ** 2 for point in points) / len(points)))
-
-
-def _memory(points: Sequence[Measurement]) -> Line | None:
-    known = [(point.viewers, point.bit_rate, point.memory_bytes) for point in points if point.memory_bytes]
-    known += [(0, 0.0, point.idle_memory_bytes) for point in points if point.idle_memory_bytes]
-    sizes = {viewers for viewers, _, _ in known}
-    line = line_of(known) if len(sizes) > 1 else Line(0.0, 0.0, 0.0)
-    return line if line.each or line.byte else None  # no viewer costs nothing: that is noise
 
 
 def why_weak(points: Sequence[Measurement]) -> str:
@@ -218,10 +212,10 @@ def held_out_error(points: Sequence[Measurement]) -> tuple[float, Measurement] |
     """
     points = [point for point in points if not point.saturated]
     largest = max(points, key=lambda point: (point.viewers, point.bit_rate))
-    rest = [point for point in points if point.viewers < largest.viewers]
-    with contextlib.suppress(ConfigError):
-        return fit(rest).error(largest), largest
-    return None
+    try:
+        return fit([point for point in points if point.viewers < largest.viewers]).error(largest), largest
+    except ConfigError:
+        return None
 
 
 def parse_measurements(text: str, where: str) -> list[Measurement]:
@@ -243,7 +237,7 @@ def parse_measurements(text: str, where: str) -> list[Measurement]:
             rest = rest[end:].lstrip()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}", hint=error.hint) from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         hint = "give what python bench capacity left, or what flowctl load --json --server-pid PID wrote"
         raise ConfigError(f"{where}: no measurements: {error!r}", hint=hint) from error
     if not points:
@@ -252,28 +246,22 @@ def parse_measurements(text: str, where: str) -> list[Measurement]:
 
 
 def _points_of(value: Any) -> Iterator[Measurement]:
+    if isinstance(value, Mapping) and "rows" in value:
+        value = value["rows"]
     if isinstance(value, list):
         for item in value:
             yield from _points_of(item)
-    elif "rows" in value:
-        yield from _points_of(value["rows"])
-    elif "viewers" in value and not isinstance(value["viewers"], Mapping):
-        yield Measurement(**{item.name: value[item.name] for item in fields(Measurement) if item.name in value})
+    elif isinstance(value["viewers"], Mapping):  # a load run
+        viewers, healthy, run = value["viewers"]["connections"], value["profiles"]["healthy"], value["run"]
+        if run["cpu_us_per_viewer_s"] is None:
+            raise ConfigError("the load run does not know the server's processor time", hint="give it --server-pid PID")
+        yield Measurement(
+            viewers=viewers,
+            bit_rate=healthy["kbit_s"] * 1000,
+            cpu_us_per_s=run["cpu_us_per_viewer_s"] * viewers,
+            memory_bytes=int(run["rss_kb"] * 1024) if run["rss_kb"] else None,
+            p99_ms=healthy["p99_ms"],
+            slow_share=1 - healthy["connections"] / viewers,
+        )
     else:
-        yield _of_load(value)
-
-
-def _of_load(values: Mapping[str, Any]) -> Measurement:
-    """Return the point that a load run is; it must have been given the server's process."""
-    viewers, healthy = values["viewers"]["connections"], values["profiles"]["healthy"]
-    cost, rss_kb = values["run"]["cpu_us_per_viewer_s"], values["run"]["rss_kb"]
-    if cost is None:
-        raise ConfigError("the load run does not know the server's processor time", hint="give it --server-pid PID")
-    return Measurement(
-        viewers=viewers,
-        bit_rate=healthy["kbit_s"] * 1000,
-        cpu_us_per_s=cost * viewers,
-        memory_bytes=int(rss_kb * 1024) if rss_kb else None,
-        p99_ms=healthy["p99_ms"],
-        slow_share=1 - healthy["connections"] / viewers,
-    )
+        yield Measurement(**{item.name: value[item.name] for item in fields(Measurement) if item.name in value})

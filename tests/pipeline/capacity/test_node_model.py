@@ -207,3 +207,24 @@ def test_least_squares_when_values_follow_the_columns_reproduces_them(factors, c
     assert min(found) >= 0
     for xs, value in zip(rows, values, strict=True):
         assert sum(a * b for a, b in zip(xs, found, strict=True)) == pytest.approx(value, abs=1e-3 * max(values) + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("connections", 0), ("kbit_s", float("nan")), ("kbit_s", float("inf")), ("p99_ms", "late")]
+)
+def test_parse_when_a_load_run_has_no_number_says_where(name, value):
+    """A crowd of nobody, and what is no finite number, are errors with the file's name, and no traceback."""
+    run = {
+        "viewers": {"connections": 100},
+        "run": {"cpu_us_per_viewer_s": 300.0, "rss_kb": None},
+        "profiles": {"healthy": {"connections": 90, "kbit_s": 2500.0, "p99_ms": 50.0}},
+    }
+    (run["viewers"] if name == "connections" else run["profiles"]["healthy"])[name] = value
+    with pytest.raises(ConfigError, match=r"^file\.json: "):
+        parse_measurements(json.dumps(run), "file.json")
+
+
+def test_parse_when_lists_lie_too_deep_says_where():
+    """A file that is lists in lists without end is no file of measurements."""
+    with pytest.raises(ConfigError, match=r"^file\.json: "):
+        parse_measurements("[" * 100_000, "file.json")
