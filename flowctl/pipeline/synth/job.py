@@ -11,7 +11,7 @@ in its metadata, because Spark cannot write any.
 
 from __future__ import annotations
 
-import contextlib
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Observation
@@ -27,8 +27,6 @@ from flowctl.pipeline.synth.whole import alive, closes, opens
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import DataFrame, SparkSession
 
 TRUTH_FOLDER: Final = "_truth"
@@ -64,18 +62,32 @@ def truth(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, D
     by_address = at_address.agg(kind, f.max("abuser").alias("abuser"), f.max(~col("abuser")).alias("honest"))
     blamed = frame.where((col("blame") != "none") & col("startup_us").isNotNull())
     ended = alive(blamed.withColumn("at_us", col("duration_us")), options)
-    worlds, streams = [crowd.world for crowd in cast.crowds], []
-    for crowd in cast.crowds:
-        for number in range(crowd.streams):
-            publisher = crowd.world.publishers[number % len(crowd.world.publishers)]
-            streams += [] if publisher.plain else [(f"{crowd.world.name}-{number}", publisher.name)]
-    nodes = [(world.node, world.happens, options.middle_us / 1e6, world.step_s) for world in worlds if world.happens]
+    worlds = [(crowd.world, crowd.streams) for crowd in cast.crowds]
+    streams = [
+        (f"{world.name}-{number}", publisher.name)
+        for world, count in worlds
+        for number, publisher in zip(range(count), cycle(world.publishers), strict=False)
+        if not publisher.plain
+    ]
+    nodes = [(world.node, world.happens, options.middle_us / 1e6, world.step_s) for world, _ in worlds if world.happens]
     return {
         "addresses": by_address.where(col("kind").isNotNull()),
         "connections": ended.select("node", "conn_id", "world", col("name").alias("kind"), "blame"),
         "streams": spark.createDataFrame(streams, "stream string, problem string"),
         "nodes": spark.createDataFrame(nodes, "node string, what string, at_s double, step_s double"),
     }
+
+
+_SETTINGS: Final = {
+    # Rows come in the order of time: a task has few hours, and keeps a file open for each, so that none is sorted.
+    "spark.sql.maxConcurrentOutputFileWriters": "200",
+    # One method for 32 columns is longer than what Java compiles (8000 bytes); without whole stages each column
+    # is a method of its own. Measured: 3.4 instead of 12 s of processor time for a million events.
+    "spark.sql.codegen.wholeStage": "false",
+    # Interpreted, what several columns share would be computed for each of them.
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+"""They stay; jobs in the same session choose theirs (`session.fit`)."""
 
 
 def run(spark: SparkSession, out: str, options: SynthOptions | None = None) -> JobNote:
@@ -98,15 +110,18 @@ def run(spark: SparkSession, out: str, options: SynthOptions | None = None) -> J
     _clear(place, replace=options.replace)
     summary: dict[str, Any] = {"clients": cast.clients, "worlds": [crowd.world.name for crowd in cast.crowds]}
     outputs = {}
-    with _fast_settings(spark):
-        for name, frame in tables(spark, options, cast).items():
-            outputs[name] = place.path(name)
-            told = Observation()
-            _write(frame.observe(told, f.count("*").alias("rows")), outputs[name])
-            summary[name] = told.get["rows"]
-        for name, frame in truth(spark, options, cast).items() if options.truth else ():
-            path = outputs[f"truth of {name}"] = place.path(f"{TRUTH_FOLDER}/{name}.parquet")
-            frame.coalesce(1).write.mode("overwrite").parquet(path)
+    for name, value in _SETTINGS.items():
+        spark.conf.set(name, value)
+    for name, frame in tables(spark, options, cast).items():
+        outputs[name], told = place.path(name), Observation()
+        rows = frame.observe(told, f.count("*").alias("rows"))
+        # Small row groups: a task has a writer open for each of its hours, and each holds a row group in memory.
+        writer = rows.write.partitionBy("date", "hour").option("parquet.block.size", 32 << 20)
+        writer.mode("overwrite").parquet(outputs[name])
+        summary[name] = told.get["rows"]
+    for name, frame in truth(spark, options, cast).items() if options.truth else ():
+        path = outputs[f"truth of {name}"] = place.path(f"{TRUTH_FOLDER}/{name}.parquet")
+        frame.coalesce(1).write.mode("overwrite").parquet(path)
     return JobNote("synth", JobState.DONE, summary=summary, outputs=outputs)
 
 
@@ -121,50 +136,17 @@ def _clear(place: Place, *, replace: bool) -> None:
     """
     there = [name for name in TABLES if place.exists(name)]
     marked = place.exists(MARKER) or place.exists(TRUTH_FOLDER)
-    files = {name: [path.rpartition("/")[2] for path, _ in place.storage.walk(name)] for name in there}
-    recorded = [
-        name
-        for name in there
-        if not marked or any(file.endswith(".parquet") and not file.startswith("part-") for file in files[name])
-    ]
-    if recorded:
-        raise ConfigError(
-            f"{place.folder} has {', '.join(recorded)} that synth did not make",
-            hint="name a new folder, like `synthetic`",
-        )
+
+    def made(name: str) -> bool:
+        files = (path.rpartition("/")[2] for path, _ in place.storage.walk(name))
+        return marked and all(file.startswith("part-") for file in files if file.endswith(".parquet"))
+
+    if recorded := [name for name in there if not made(name)]:
+        message = f"{place.folder} has {', '.join(recorded)} that synth did not make"
+        raise ConfigError(message, hint="name a new folder, like `synthetic`")
     if there and not replace:
-        raise ConfigError(
-            f"{place.folder} has data of an earlier run", hint="name a new folder, or give --replace to make it anew"
-        )
+        message = f"{place.folder} has data of an earlier run"
+        raise ConfigError(message, hint="name a new folder, or give --replace to make it anew")
     place.write_text(MARKER, "Made by flowctl analyze synth.\n")
     for name in (*there, TRUTH_FOLDER):  # samples or truth of other data must not stay beside these
         place.delete(name)
-
-
-def _write(frame: DataFrame, path: str) -> None:
-    # Small row groups: a task has a writer open for each of its hours, and each holds a row group in memory.
-    frame.write.mode("overwrite").partitionBy("date", "hour").option("parquet.block.size", 32 << 20).parquet(path)
-
-
-_SETTINGS: Final = {
-    # Rows come in the order of time: a task has few hours, and keeps a file open for each, so that none is sorted.
-    "spark.sql.maxConcurrentOutputFileWriters": "200",
-    # One method for 32 columns is longer than what Java compiles (8000 bytes); without whole stages each column
-    # is a method of its own. Measured: 3.4 instead of 12 s of processor time for a million events.
-    "spark.sql.codegen.wholeStage": "false",
-    # Interpreted, what several columns share would be computed for each of them.
-    "spark.sql.codegen.factoryMode": "FALLBACK",
-}
-
-
-@contextlib.contextmanager
-def _fast_settings(spark: SparkSession) -> Iterator[None]:
-    """Within this context Spark writes folders without sorting rows first, and compiles the projection in parts."""
-    before = {name: spark.conf.get(name, None) for name in _SETTINGS}
-    try:
-        for name, value in _SETTINGS.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, earlier in before.items():
-            spark.conf.unset(name) if earlier is None else spark.conf.set(name, earlier)

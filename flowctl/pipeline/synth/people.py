@@ -249,9 +249,7 @@ def _episodes(options: SynthOptions) -> list[dict[str, Column]]:
     startup = (col("far") * 55_000).cast("bigint")
     trouble = (col("slice_us") * col("trouble")).cast("bigint")
     soft = (trouble * col("soft")).cast("bigint")
-    hard = f.when(
-        col("hard") & col("startup_us").isNotNull(), f.least(f.lit(HARD_US), f.floor(col("duration_us") / 100))
-    )
+    hard = f.least(f.lit(HARD_US), f.floor(col("duration_us") / 100))
     return [
         {
             "number": number,

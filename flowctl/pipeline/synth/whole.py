@@ -256,28 +256,23 @@ def _sampled(options: SynthOptions) -> dict[str, Any]:
     col = f.col
     whole, over, soft = col("at_us"), col("now_over"), col("now_soft") + col("now_hard")
     plays = (col("role") == "play") & col("startup_us").isNotNull()
-    times = (whole - over - soft, over, soft)
+    delays = [(delay_ms(state), time) for state, time in enumerate((whole - over - soft, over, soft))]
     stalled = f.when(col("stalls"), col("now_soft")).otherwise(0)
     stream = octets("now", "accepted") * (over + soft) / f.greatest(f.lit(1), col("now_whole"))
     lined = f.when(over + soft > 0, stream)
 
-    def late(state: int) -> Column:
-        return delay_ms(state) > TARGET_MS
-
-    def delay(of: Column) -> Column:
+    def nearest(of: Column) -> Column:
         """Return the delay of that time, the least first."""
-        return f.when(of <= times[0], delay_ms(0)).when(of <= times[0] + over, delay_ms(1)).otherwise(delay_ms(2))
+        first, second, third = (delay for delay, _ in delays)
+        return f.when(of <= whole - over - soft, first).when(of <= whole - soft, second).otherwise(third)
 
     found = {
         "sampled_ms": whole / 1000,
-        **{f"delay_p{share}_ms": delay(whole * (share / 100)) for share in (50, 95, 99)},
-        "delay_max_ms": delay(whole),
-        "delay_mean_ms": sum((delay_ms(state) * time for state, time in enumerate(times)), f.lit(0)) / whole,
+        **{f"delay_p{share}_ms": nearest(whole * (share / 100)) for share in (50, 95, 99)},
+        "delay_max_ms": nearest(whole),
+        "delay_mean_ms": sum((delay * time for delay, time in delays), f.lit(0)) / whole,
         "target_delay_ms": f.lit(TARGET_MS),
-        "late_ms": sum(
-            (f.when(delay_ms(state) > TARGET_MS, time / 1000).otherwise(0) for state, time in enumerate(times)),
-            f.lit(0),
-        ),
+        "late_ms": sum((f.when(delay > TARGET_MS, time).otherwise(0) for delay, time in delays), f.lit(0)) / 1000,
         "stall_count": f.coalesce(f.ceil(f.try_divide(stalled, col("soft_us"))), f.lit(0)),
         "stall_ms": stalled / 1000,
         "trouble_ms": (over + soft) / 1000,

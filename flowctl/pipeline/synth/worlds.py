@@ -13,6 +13,7 @@ have, and the honest look bad: health checks, phones in tunnels, zapping, links 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from flowctl.reasons import CloseReason
@@ -59,23 +60,22 @@ class Kind:
     @property
     def script(self) -> list[Step]:
         """Its events of one connection, in the order of time."""
-        edge, worst = EventName.STATE_CHANGED.value, SOFT if self.soft else OVERLOADED
-        nothing = (None, None, None, None)
-        steps: list[Step] = []
+        edge, nothing = EventName.STATE_CHANGED.value, (None, None, None, None)
+        worst = READY if not self.episodes else SOFT if self.soft else OVERLOADED
+        last = max(0, self.episodes - 1)
+        steps: list[tuple[object, Step]] = []
         for number in range(self.episodes):
-            steps.append((number, "leaves", edge, READY, OVERLOADED, "would_block", None))
-            if self.soft:
-                steps.append((number, "softens", edge, OVERLOADED, SOFT, "queued", "age"))
-            if self.loss:
-                steps.append((number, "drops", EventName.DROPPED.value, *nothing))
-            if not (self.cut and number == self.episodes - 1):
-                steps.append((number, "returns", edge, worst, READY, "drained", None))
-        if self.hard:
-            state = worst if self.episodes else READY
-            steps.append((max(0, self.episodes - 1), "hardens", edge, state, "HARD_LIMIT", "queued", "bytes"))
-        if self.limits:
-            steps.append((0, "hits", EventName.LIMIT_HIT.value, *nothing))
-        return steps
+            steps += [
+                (True, (number, "leaves", edge, READY, OVERLOADED, "would_block", None)),
+                (self.soft, (number, "softens", edge, OVERLOADED, SOFT, "queued", "age")),
+                (self.loss, (number, "drops", EventName.DROPPED.value, *nothing)),
+                (not (self.cut and number == last), (number, "returns", edge, worst, READY, "drained", None)),
+            ]
+        steps += [
+            (self.hard, (last, "hardens", edge, worst, "HARD_LIMIT", "queued", "bytes")),
+            (self.limits, (0, "hits", EventName.LIMIT_HIT.value, *nothing)),
+        ]
+        return [step for happens, step in steps if happens]
 
     @property
     def rows(self) -> int:
@@ -118,10 +118,10 @@ class World:
         return [kind for kind in self.kinds if not kind.placed]
 
 
-def _brief(name: str, **given: object) -> Kind:
-    """Return a kind that connects and never plays."""
-    settings: dict[str, object] = {"least_s": 0.3, "most_s": 3.0, "role": "unknown"}
-    return Kind(name=name, **(settings | given))  # type: ignore[arg-type]  # keywords of a dataclass
+_brief = partial(Kind, least_s=0.3, most_s=3.0, role="unknown")
+"""One that connects and never plays."""
+_broken = partial(replace, PUBLISHER, plain=False)
+"""One whose publisher is at fault."""
 
 
 VIEWER: Final = Kind(name="viewer", plain=True)
@@ -142,7 +142,7 @@ LIES: Final = (
     ("chunk_streams", 65.0, 64.0),
 )
 LIAR: Final = _brief(
-    "limit_liar", abuser=True, connections=8, limits=LIES, end="limit hit", least_s=0.5, most_s=2.0, gap_s=30.0
+    name="limit_liar", abuser=True, connections=8, limits=LIES, end="limit hit", least_s=0.5, most_s=2.0, gap_s=30.0
 )
 FLOOD: Final = replace(LIAR, name="control_flood", limits=(("control_messages_per_second", 201.0, 200.0),))
 DEAF: Final = Kind(
@@ -150,9 +150,9 @@ DEAF: Final = Kind(
     soft=0.8, loss=1.0, stalls=True, cut=True, end="stuck",
 )  # fmt: skip
 SLOWLORIS: Final = _brief(
-    "slowloris", abuser=True, connections=60, end="handshake timeout", least_s=5.0, most_s=5.1, gap_s=1.0
+    name="slowloris", abuser=True, connections=60, end="handshake timeout", least_s=5.0, most_s=5.1, gap_s=1.0
 )
-STORM: Final = _brief("reconnect_storm", abuser=True, connections=120, gap_s=0.5)
+STORM: Final = _brief(name="reconnect_storm", abuser=True, connections=120, gap_s=0.5)
 
 WORLDS: Final = (
     World(name="ordinary", weight=0.45, kinds=(VIEWER, MILD)),
@@ -162,69 +162,38 @@ WORLDS: Final = (
     World(name="subnets", weight=0.03, crowd=200, ipv6=True, kinds=(replace(FLOOD, placed=1, moves=True), VIEWER)),
     World(name="proxy", weight=0.04, crowd=500, kinds=(replace(DEAF, placed=1), VIEWER, replace(SLOW, share=0.1))),
     World(name="neighbours", weight=0.03, crowd=8, kinds=(replace(FLOOD, placed=1), VIEWER)),
-    World(
-        name="health",
-        weight=0.02,
-        kinds=(
-            VIEWER,
-            _brief("health_check", share=0.2, connections=120, least_s=0.02, most_s=0.2, gap_s=4.8),
-            _brief("probe", share=0.1, connections=60, end="protocol error", least_s=0.02, most_s=0.2),
-            _brief("wrong_key", share=0.1, connections=60, end="auth refused", least_s=0.1, most_s=0.4, gap_s=3.0),
-        ),
-    ),
-    World(
-        name="commuters",
-        weight=0.05,
-        crowd=100,
-        kinds=(
-            replace(TUNNEL, end="peer reset"),
-            replace(TUNNEL, name="tunnel_stuck", end="stuck", share=0.3, connections=2),
-            replace(VIEWER, moves=True, connections=3, most_s=600.0),
-            _brief("half_open", share=0.1, moves=True, end="handshake timeout", least_s=5.0, most_s=5.1),
-            _brief("office_back", share=0.1, refused=True, connections=10, gap_s=0.2,
-                   limits=(("connections_per_address", 65.0, 64.0),)),
-        ),
-    ),
-    World(
-        name="zapping",
-        weight=0.04,
-        kinds=(Kind(name="zapper", connections=12, gap_s=0.2, least_s=1.5, most_s=8.0), VIEWER),
-    ),
-    World(
-        name="hang",
-        weight=0.02,
-        node="node-hangs",
-        kinds=(
-            VIEWER,
-            replace(STALLS, name="hung", share=3.0, least_s=200.0, stalls=False, strained=True, blame="server_loop"),
-        ),
-    ),
-    World(
-        name="burst",
-        weight=0.02,
-        publishers=(replace(PUBLISHER, name="bursting_publisher", plain=False, jitter_ms=400.0, burst=8.0),),
-        kinds=(
-            Kind(name="flooded", episodes=3, trouble=0.08, soft=0.5, loss=0.3, burst=8.0, blame="publisher_burst",
-                 least_s=300.0),
-        ),
-    ),
-    World(
-        name="ingest",
-        weight=0.02,
-        publishers=(
-            replace(PUBLISHER, name="gaps", plain=False, gaps=6, gap_each_s=4.0),
-            replace(PUBLISHER, name="odd_keys", plain=False, key_s=14.0),
-            replace(PUBLISHER, name="jittery", plain=False, jitter_ms=180.0),
-            PUBLISHER,
-        ),
-        kinds=(VIEWER,),
-    ),
-    World(
-        name="tight",
-        weight=0.02,
-        kinds=(VIEWER, Kind(name="limits_too_small", share=0.5, most_s=600.0, hard=True, end="hard limit",
-                            blame="policy")),
-    ),
+    World(name="health", weight=0.02, kinds=(
+        VIEWER,
+        _brief(name="health_check", share=0.2, connections=120, least_s=0.02, most_s=0.2, gap_s=4.8),
+        _brief(name="probe", share=0.1, connections=60, end="protocol error", least_s=0.02, most_s=0.2),
+        _brief(name="wrong_key", share=0.1, connections=60, end="auth refused", least_s=0.1, most_s=0.4, gap_s=3.0),
+    )),
+    World(name="commuters", weight=0.05, crowd=100, kinds=(
+        replace(TUNNEL, end="peer reset"),
+        replace(TUNNEL, name="tunnel_stuck", end="stuck", share=0.3, connections=2),
+        replace(VIEWER, moves=True, connections=3, most_s=600.0),
+        _brief(name="half_open", share=0.1, moves=True, end="handshake timeout", least_s=5.0, most_s=5.1),
+        _brief(name="office_back", share=0.1, refused=True, connections=10, gap_s=0.2,
+               limits=(("connections_per_address", 65.0, 64.0),)),
+    )),
+    World(name="zapping", weight=0.04, kinds=(
+        Kind(name="zapper", connections=12, gap_s=0.2, least_s=1.5, most_s=8.0), VIEWER,
+    )),
+    World(name="hang", weight=0.02, node="node-hangs", kinds=(
+        VIEWER,
+        replace(STALLS, name="hung", share=3.0, least_s=200.0, stalls=False, strained=True, blame="server_loop"),
+    )),
+    World(name="burst", weight=0.02, kinds=(
+        Kind(name="flooded", episodes=3, trouble=0.08, soft=0.5, loss=0.3, burst=8.0, least_s=300.0,
+             blame="publisher_burst"),
+    ), publishers=(_broken(name="bursting_publisher", jitter_ms=400.0, burst=8.0),)),
+    World(name="ingest", weight=0.02, kinds=(VIEWER,), publishers=(
+        _broken(name="gaps", gaps=6, gap_each_s=4.0), _broken(name="odd_keys", key_s=14.0),
+        _broken(name="jittery", jitter_ms=180.0), PUBLISHER,
+    )),
+    World(name="tight", weight=0.02, kinds=(
+        VIEWER, Kind(name="limits_too_small", share=0.5, most_s=600.0, hard=True, end="hard limit", blame="policy"),
+    )),
     World(name="clock_ahead", weight=0.01, node="node-ahead", step_s=900.0, kinds=(VIEWER, SLOW)),
     World(name="clock_back", weight=0.01, node="node-back", step_s=-1800.0, kinds=(VIEWER, SLOW)),
     World(name="death", weight=0.02, node="node-dies", dies=True, kinds=(VIEWER, SLOW)),
