@@ -41,7 +41,8 @@ def session(number=0, text="", **values):
         "first_frame_ms": 40.0 + number % 50,
         "start_failure": None,
         "exit_before_start": False,
-        "sent_bytes": 10_000_000,
+        "pictures_wanted": 15_000,
+        "sampled_ms": 600e3,
         "picture_share": 0.7 if troubled else 1.0,
         "line_of_stream": 0.8 if troubled else None,
         "bit_rate": 2.5e6,
@@ -64,8 +65,9 @@ def felt(by, key, viewers, troubled=0, **values):
     """A row of `experience`."""
     row = {"by": by, "key": key, "keys": 1, "viewers": viewers, "plays": viewers, "attempts": viewers}
     row |= {"start_failures": 0, "exits_before_start": 0, "troubled": troubled, "peak_viewers": viewers}
-    row |= {"first_frame_p50_ms": 40.0, "delay_p95_ms": 90.0, "picture_share": 0.97, "stall_ratio": 0.01}
-    return row | {"bit_rate": 2.5e6, "play_hours": 12.5} | values
+    row |= {"first_frame_p50_ms": 64.0, "first_frame_p95_ms": 87.0, "delay_p50_ms": 20.0, "delay_p95_ms": 90.0}
+    row |= {"picture_share": 0.97, "stall_ratio": 0.01, "late_share": 0.03, "frames_per_s": 25.0, "cut_slow": 0}
+    return row | {"bit_rate": 2.5e6, "play_hours": 12.5, "sent_bytes": 10**7} | values
 
 
 def choice(number, **values):

@@ -85,7 +85,7 @@ def recorded(found: Found) -> str:
     return joined(
         f"Recorded: {plural(viewers, 'viewer')} in {span(totals.get('span_s'))}.",
         few if 0 < viewers < FEW else "",
-        f"Figures over them are of a random sample, {percent(drawn)}." if drawn < 1 else "",
+        f"Curves and errors are of a random sample, {percent(drawn)}." if drawn < 1 else "",
     )
 
 
@@ -150,15 +150,16 @@ def bans(found: Found) -> Advice:
         none = f"Keep nobody out: of {many} with evidence against them none has enough."
         return Advice("bans", "fine", none, "", recorded(found))
     rows = found.rows("bans")
-    actions = Counter(str(row.get("action") or "ban") for row in rows)
-    parts = f" ({actions['ban']} banned, {actions['limit']} limited: others behave there)" if actions["limit"] else ""
+    kinds = [f"{figure(row.get('count'))} {row.get('kind')}" for row in found.rows("ban_kinds")]
+    parts = f" ({', '.join(kinds)})" if kinds else ""
     named = [f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in rows[:MOST_NAMED]]
     more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
     tried = [whole(row.get("connections")) for row in found.rows("abuse_scores") if row.get("banned")]
     few = sum(made < FEW for made in tried)
+    each = "Each of them" if total == len(rows) else f"Each of the first {len(tried)}"
     sure = joined(
         recorded(found),
-        f"Each of them made {plural(min(tried), 'connection')} or more." if tried else "",
+        f"{each} made {plural(min(tried), 'connection')} or more." if tried else "",
         f"Little evidence: {few} of them made fewer than {FEW}." if few else "",
         "Who else is behind an address and was not recorded is not known.",
     )
@@ -230,8 +231,15 @@ def calls(found: Found) -> list[Advice]:
     """Return who is to be called: a network, a publisher, or who looks after a node; or that nobody is."""
     if found.totals is None:
         return [Advice("calls", "unknown", found.why_not("sessions"))]
-    none = Advice("calls", "fine", "Call nobody: no network, publisher or node stands out.", "", recorded(found))
-    return [*_networks(found, found.totals), *_publishers(found), *_threads(found)] or [none]
+    told: list[Advice] = []
+    for items in map(list, (_networks(found, found.totals), _publishers(found), _threads(found))):
+        told += items[:MOST_NAMED]
+        if more := items[MOST_NAMED:]:
+            about = more[0].about
+            told.append(Advice(about, "act", f"And {plural(len(more), f'more {about}')}: see the tables."))
+    nobody = Advice("calls", "fine", "Call nobody: no network, publisher or node stands out.", "", recorded(found))
+    unknown = Advice("calls", "unknown", found.why_not("experience"))
+    return told or [nobody if recorded(found) else unknown]
 
 
 def _networks(found: Found, totals: Row) -> Iterator[Advice]:
@@ -242,7 +250,7 @@ def _networks(found: Found, totals: Row) -> Iterator[Advice]:
         part, of = whole(row.get("troubled")), max(whole(row.get("plays")), whole(row.get("troubled")))
         if row.get("key") and part >= LEAST_TROUBLED and viewers > of:
             told.append((apart(part, of, max(troubled - part, 0), viewers - of), part, of, words(row.get("key"))))
-    for errors, part, of, name in sorted(told, reverse=True)[:MOST_NAMED]:
+    for errors, part, of, name in sorted(told, reverse=True):
         if errors >= SURE:
             others = share(troubled - part, viewers - of)
             why = f"{share(part, of)} of its viewers were in trouble; of all others {others}."
@@ -252,12 +260,12 @@ def _networks(found: Found, totals: Row) -> Iterator[Advice]:
 
 
 def _publishers(found: Found) -> Iterator[Advice]:
-    """Yield the streams that come to us badly, each with the worst of its publications."""
+    """Yield the streams that come to us badly, the worst first, each with the worst of its publications."""
     worst: dict[str, Row] = {}
     for row in found.rows("ingest"):
         if row.get("health") not in (None, "steady"):
             worst.setdefault(words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part))), row)
-    for name, row in list(worst.items())[:MOST_NAMED]:
+    for name, row in worst.items():
         gaps, back = whole(row.get("gap_count")), whole(row.get("reconnects"))
         seen = [
             f"no media for {ms(row.get('gap_ms'))} in {plural(gaps, 'gap')}" if gaps else "",
@@ -276,7 +284,7 @@ def _threads(found: Found) -> Iterator[Advice]:
     nodes: dict[str, Counter[str]] = {}
     for row in found.rows("nodes"):
         nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += whole(row.get("count"))
-    for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"])[:MOST_NAMED]:
+    for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"]):
         part, troubled = blames["server_loop"], blames.total() - blames["none"]
         if part >= LEAST_TROUBLED and part * 2 >= troubled:
             do = f"Look at the thread of node {words(node, 48)}: give it more processor, or fewer viewers."

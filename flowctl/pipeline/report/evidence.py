@@ -29,7 +29,7 @@ WORDS: Final = {
     "allowed": "on the allow list",
     "no_address": "no address to ban",
     "shared": "limited: others behave there",
-    "limit": "limited",
+    "limit": "limited: mild evidence only",
     "watch": "no: not enough yet",
     "ok": "no",
 }

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 Row = Mapping[str, Any]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the figures over viewers in a summary, counted up when one changes its meaning: such runs cannot be compared."""
 STATES: Final = ("ready", "overloaded", "soft", "hard")
 """As in the names of columns, from good to bad."""
@@ -25,7 +25,8 @@ class Known(NamedTuple):
     Args:
         words: what it is called.
         better: whether more of it is better (1), worse (-1) or neither (0).
-        of: of a share: the total that it is a part of; else the column of the sessions.
+        of: of a share: the total that it is a part of; of a quantile: the column of the sessions; of a ratio of sums:
+            the column of the sessions that each viewer weighs by.
         at: of a quantile: which.
     """
 
@@ -38,25 +39,24 @@ class Known(NamedTuple):
 SHARES: Final[Mapping[str, Known]] = {
     "start_failures": Known("attempts that failed to start", -1, "attempts"),
     "exits_before_start": Known("left before the first frame", -1, "attempts"),
-    "troubled": Known("viewers in trouble", -1, "viewers"),
-    "cut_slow": Known("disconnected for being slow", -1, "viewers"),
-    "stalled": Known("viewers with a stall", -1, "viewers"),
+    "troubled": Known("viewers in trouble", -1, "plays"),
+    "cut_slow": Known("disconnected for being slow", -1, "plays"),
 }
 QUANTILES: Final[Mapping[str, Known]] = {
     "first_frame_p50_ms": Known("first frame (median)", -1, "first_frame_ms", 0.5),
     "first_frame_p95_ms": Known("first frame (p95)", -1, "first_frame_ms", 0.95),
     "delay_p50_ms": Known("delay (median of medians)", -1, "delay_p50_ms", 0.5),
-    "delay_p95_ms": Known("delay (p95 of p95)", -1, "delay_p95_ms", 0.95),
+    "delay_p95_ms": Known("delay (p95 of medians)", -1, "delay_p50_ms", 0.95),
 }
-MEANS: Final[Mapping[str, Known]] = {
-    "stall_ratio": Known("time stalled", -1, "stall_ratio"),
-    "picture_share": Known("pictures delivered", 1, "picture_share"),
-    "late_share": Known("time beyond the target delay", -1, "late_share"),
-    "bit_rate": Known("bit rate", 0, "bit_rate"),
-    "frames_per_s": Known("frames per second", 0, "frames_per_s"),
+RATIOS: Final[Mapping[str, Known]] = {
+    "stall_ratio": Known("time stalled", -1, "play_s"),
+    "picture_share": Known("pictures delivered", 1, "pictures_wanted"),
+    "late_share": Known("time beyond the target delay", -1, "sampled_ms"),
+    "bit_rate": Known("bit rate", 0, "play_s"),
+    "frames_per_s": Known("frames per second", 0, "play_s"),
 }
-MEASURES: Final[Mapping[str, Known]] = {**SHARES, **QUANTILES, **MEANS}
-"""Name of a figure over viewers -> what it is. The report tells them with errors, and two runs are compared by them."""
+MEASURES: Final[Mapping[str, Known]] = {**SHARES, **QUANTILES, **RATIOS}
+"""Figures over viewers: name in the row of all of `experience` -> what it is. The page and compare tell them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Measure:
 
     Args:
         n: viewers of whom it is known.
-        value: mean, share or quantile.
+        value: ratio, share or quantile.
         error: its standard error, viewers taken as independent. None: unknown.
         part: of a share: how many of the `n`. None: it is no share.
     """
@@ -93,7 +93,8 @@ class Found:
         made_at: when, UTC.
         window: what was asked for, in words; "": all there is.
         jobs: name -> what became of it, as in ``summary.json``.
-        totals: over all sessions: connections, viewers, troubled, play_s, sent_bytes, span_s. None: no sessions.
+        totals: connections, span_s and drawn_share of all sessions; viewers (given media), troubled, play_s, sent_bytes
+            of the row of all of `experience`. None: no sessions.
         measures: name (see `MEASURES`) -> figure over viewers.
         curves: name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that).
         tables: name (see `flowctl.pipeline.report.evidence`) -> its first rows.

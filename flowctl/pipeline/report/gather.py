@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -22,10 +23,11 @@ import pyarrow.dataset as ds
 
 from flowctl.charts.words import number
 from flowctl.pipeline.records.place import Place
-from flowctl.pipeline.report.found import MEANS, MEASURES, SHARES, STATES, Cut, Found, Measure, Row, json_of
+from flowctl.pipeline.report.found import MEASURES, RATIOS, SHARES, STATES, Cut, Found, Measure, Row, json_of
+from flowctl.pipeline.viewers.ingest import HEALTH
 from flowctl.printable import foreign
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import VIEWING, Role
+from flowctl.telemetry.schema import VIEWING
 
 MOST_ROWS: Final = 20
 """Rows of a table on the page: what a person reads. The whole table lies beside as Parquet."""
@@ -42,7 +44,6 @@ _POINTS: Final = [point / 200 for point in range(201)]
 """Shares of the viewers for which a curve tells their delay."""
 LEAST_ERROR: Final = 0.01
 """Of a quantile, as a share of it: where many viewers have the very same figure its rank has no error."""
-_UNKNOWN: Final = Role.UNKNOWN.value
 _BATCH_ROWS: Final = 16_384
 _BATCHES: Final = 16
 _MOST: Final = 1e15
@@ -64,7 +65,7 @@ class Top(NamedTuple):
 
 TOPS: Final[Mapping[str, Top]] = {
     "experience": Top("experience", ("viewers", "plays"), 100, by="by"),  # all: any of them may be in trouble
-    "ingest": Top("experience", ("gap_ms", "reconnects", "key_interval_max_ms")),
+    "ingest": Top("experience", ("health", "gap_ms", "reconnects", "key_interval_max_ms", "jitter_ms"), 1000),
     "whatif_choices": Top("whatif", ("recommended", "in_force", "on_front"), 200),
     "abuse_scores": Top("abuse", ("banned", "score"), where="points"),
     "capacity_nodes": Top("capacity", ("load_peak",)),
@@ -122,7 +123,13 @@ class Tables:
 def first(rows: pd.DataFrame, order: Sequence[str], most: int = MOST_ROWS) -> pd.DataFrame:
     """Return the first rows; ties are broken by names, so that the same tables give the same page."""
     keys = [name for name in dict.fromkeys((*order, *_TIES)) if name in rows]
-    return (rows.sort_values(keys, ascending=[name not in order for name in keys]) if keys else rows).head(most)
+    ascending = [name not in order for name in keys]
+    return (rows.sort_values(keys, ascending=ascending, key=_ranked) if keys else rows).head(most)
+
+
+def _ranked(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return what a column is sorted by: the health of publishers by how bad it is, anything else by itself."""
+    return column.map({word: -place for place, word in enumerate(HEALTH)}) if column.name == "health" else column
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
@@ -150,19 +157,28 @@ def gather(
     for name, top in TOPS.items():
         cuts |= read(top.job, name, functools.partial(tables.top, name, top)) or {}
     if (bans := read("abuse", "bans.jsonl", lambda: tables.text("bans.jsonl"))) is not None:
-        cuts["bans"] = _bans(bans)
-    viewers = read("sessions", "sessions", lambda: _viewers(tables)) or {}
+        cuts |= _bans(bans)
+    viewers = read("sessions", "sessions", lambda: _viewers(tables, cuts.get("all", Cut()).rows)) or {}
     fields = viewers | (read("fleet", "fleet_streams", lambda: _over_time(tables)) or {})
     books = _books(jobs, accounts, missing)
     fields["tables"] = cuts | fields.get("tables", {}) | {name: Cut(rows, len(rows)) for name, rows in books.items()}
     return Found(events=events, made_at=datetime.now(UTC), window=window, jobs=jobs, missing=missing, **fields)
 
 
-def _bans(text: str) -> Cut:
-    """Return the first lines of a ban list, the highest scores first; what is no JSON object counts as left out."""
+def _bans(text: str) -> dict[str, Cut]:
+    """Return the first lines of a ban list, the highest scores first, and how many there are of each kind."""
     lines = [line for line in text.splitlines() if line.strip()]
     rows = sorted(filter(None, map(json_of, lines)), key=lambda row: -(number(row.get("score")) or 0.0))
-    return Cut(rows[:MOST_ROWS], len(lines))
+    kinds = Counter(_kind(row) for row in rows)
+    counted = [{"kind": kind, "count": count} for kind, count in sorted(kinds.items())]
+    return {"bans": Cut(rows[:MOST_ROWS], len(lines)), "ban_kinds": Cut(counted, len(counted))}
+
+
+def _kind(ban: Row) -> str:
+    if ban.get("action") != "limit":
+        return "banned"
+    shared = str(ban.get("reason")).startswith("shared")
+    return "limited: others behave there" if shared else "limited: mild evidence only"
 
 
 def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[str, str]) -> dict[str, Sequence[Row]]:
@@ -183,17 +199,21 @@ def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[st
 _CURVES: Final = ["delay_p50_ms", "delay_p95_ms", "delay_p99_ms"]
 _TIMES: Final = ["opened_at", "closed_at", "seen_at"]
 _NUMBERS: Final = [
-    *("duration_s", "play_s", "asked_ms", "trouble_ms", "sent_bytes", "line_of_stream", "first_frame_ms"),
-    *(*MEANS, *_CURVES),
+    *("duration_s", "play_s", "trouble_ms", "line_of_stream", "first_frame_ms", "pictures_wanted", "sampled_ms"),
+    *(*RATIOS, *_CURVES),
 ]
 _COLUMNS: Final = (
     *("node", "conn_id", "peer_ip", "role", "app", "stream", "agent", "close_reason", "closed_by", "worst_state"),
-    *("blame", "start_failure", "exit_before_start", *_TIMES, *_NUMBERS),
+    *("blame", *_TIMES, *_NUMBERS),
 )
 
 
-def _viewers(tables: Tables) -> dict[str, Any]:
-    """Return what sessions, closed and open, came to: fields of `Found`; {}: there are none."""
+def _viewers(tables: Tables, whole: Sequence[Row]) -> dict[str, Any]:
+    """Return what sessions, closed and open, came to: fields of `Found`; {}: there are none.
+
+    Figures over all of them are those of `experience` (`whole`: its row of all, if there is one); sessions tell how
+    sure these are, and how viewers differ.
+    """
     frame, drawn = tables.sample({"sessions": "closed_at", "sessions_open": ""}, _COLUMNS)
     if frame.empty:
         return {}
@@ -204,22 +224,8 @@ def _viewers(tables: Tables) -> dict[str, Any]:
     frame["blame"] = frame["blame"].fillna("none")
     frame["node"] = frame["node"].fillna("-")
     viewers = frame[frame["role"].isin(VIEWING)]
-    # What was refused before its role was clear asked as a viewer; publishers have told theirs.
-    asked = frame[frame["asked_ms"].notna() & frame["role"].fillna(_UNKNOWN).isin([*VIEWING, _UNKNOWN])]
     troubled = viewers[viewers["blame"] != "none"]
     stayed = viewers[viewers["duration_s"] >= LEAST_STAY_S]
-    counts = {
-        "connections": len(frame),
-        "viewers": len(viewers),
-        "troubled": len(troubled),
-        "cut_slow": viewers["cut_slow"].sum(),
-        "stalled": (viewers["stall_ratio"] > 0).sum(),
-        "attempts": len(asked),
-        "start_failures": asked["start_failure"].notna().sum(),
-        "exits_before_start": (asked["exit_before_start"] == True).sum(),  # noqa: E712 - null is neither
-        "play_s": viewers["play_s"].fillna(viewers["duration_s"]).sum(),
-        "sent_bytes": frame["sent_bytes"].sum(),
-    }
     shares = stayed["picture_share"]
     pictures = pd.cut(shares, PICTURES, right=False, labels=_PICTURE_WORDS[-2::-1]).astype(object).fillna("not known")
     ends = frame[["close_reason", "closed_by"]].fillna({"close_reason": "still open", "closed_by": "open"})
@@ -232,32 +238,40 @@ def _viewers(tables: Tables) -> dict[str, Any]:
     told = {name: (tally / drawn).round().reset_index(name="count") for name, tally in tallies.items()}
     cuts = {name: Cut(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
     cuts["worst"] = Cut(rows_of(first(troubled, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(troubled))
-    totals = {name: round(float(value) / drawn) for name, value in counts.items()}
     span_s = (times.max().max() - times["opened_at"].min()).total_seconds()
+    totals = {"connections": round(len(frame) / drawn), "span_s": span_s, "drawn_share": drawn}
+    for row in whole:
+        totals |= {"viewers": row.get("plays"), "play_s": (number(row.get("play_hours")) or 0.0) * 3600}
+        totals |= {name: row.get(name) for name in ("troubled", "sent_bytes")}
     curves = {name: stayed[name].dropna().quantile(_POINTS) for name in _CURVES if stayed[name].any()}
     return {
-        "totals": totals | {"span_s": span_s, "drawn_share": drawn},
-        "measures": _measures(counts, {**viewers[["first_frame_ms"]], **stayed[[*MEANS, *_CURVES]]}),
+        "totals": totals,
+        "measures": {name: one for row in whole for name in MEASURES if (one := _measure(name, row, viewers, stayed))},
         "curves": {name: [(value, share) for share, value in curve.items()] for name, curve in curves.items()},
         "tables": cuts,
     }
 
 
-def _measures(counts: Mapping[str, Any], columns: Mapping[str, pd.Series[float]]) -> dict[str, Measure]:
-    """Return the figures over viewers. The error of a quantile is half of what a standard error of the rank makes."""
-    found = {}
-    for name, known in MEASURES.items():
-        if name in SHARES:
-            n, part = int(counts[known.of]), int(counts[name])
-            share = part / max(n, 1)
-            found[name] = Measure(n, share, math.sqrt(share * (1 - share) / max(n, 1)), part)
-            continue
-        values = columns[known.of].dropna()
-        off = math.sqrt(known.at * (1 - known.at) / max(len(values), 1))
-        low, value, high = values.quantile([max(known.at - off, 0), known.at, min(known.at + off, 1)])
-        mean, error = (value, max((high - low) / 2, value * LEAST_ERROR)) if known.at else (values.mean(), values.sem())
-        found[name] = Measure(len(values), float(mean), number(error))
-    return {name: one for name, one in found.items() if one.n}
+def _measure(name: str, whole: Row, viewers: pd.DataFrame, stayed: pd.DataFrame) -> Measure | None:
+    """Return a figure over viewers; None: there is none.
+
+    The error of a quantile is half of what a standard error of the rank makes, that of a ratio of sums follows from how
+    far each viewer is from it.
+    """
+    known, value = MEASURES[name], number(whole.get(name))
+    if name in SHARES:
+        n, part = int(number(whole.get(known.of)) or 0), int(value or 0)
+        share = min(part / max(n, 1), 1.0)
+        return Measure(n, share, math.sqrt(share * (1 - share) / n), min(part, n)) if n else None
+    if name in RATIOS:
+        rows = viewers[[name, known.of]].dropna()
+        weight, rows_off = rows[known.of], rows[name] - (value or 0.0)
+        error = math.sqrt((weight * rows_off).pow(2).sum()) / max(weight.sum(), 1e-9)
+        return None if value is None else Measure(len(rows), value, error)
+    values = stayed[known.of].dropna()
+    off = math.sqrt(known.at * (1 - known.at) / max(len(values), 1))
+    low, high = values.quantile([max(known.at - off, 0), min(known.at + off, 1)])
+    return None if value is None else Measure(len(values), value, number(max((high - low) / 2, value * LEAST_ERROR)))
 
 
 # ------------------------------------------------------------------------------------------------ over time

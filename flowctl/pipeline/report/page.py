@@ -76,7 +76,7 @@ def _do(found: Found) -> str:
 
 
 _TILES: Final = (
-    *("start_failures", "stalled", "troubled", "cut_slow", "first_frame_p50_ms", "picture_share", "delay_p95_ms"),
+    *("start_failures", "stall_ratio", "troubled", "cut_slow", "first_frame_p50_ms", "picture_share", "delay_p95_ms"),
 )
 
 
@@ -84,7 +84,7 @@ def _felt(found: Found) -> str:
     totals, known = found.totals or {}, found.measures
     figured = [(MEASURES[name].words, measured(name, asdict(known[name]))) for name in _TILES if name in known]
     first = [("viewers", figure(totals.get("viewers"))), ("watched, all together", span(totals.get("play_s")))]
-    return tiles([*first, *figured, ("sent", size(totals.get("sent_bytes")))]) if totals else ""
+    return tiles([*first, *figured, ("sent", size(totals.get("sent_bytes")))]) if "viewers" in totals else ""
 
 
 def _capacity(found: Found) -> str:

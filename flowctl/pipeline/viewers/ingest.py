@@ -1,8 +1,9 @@
 """``ingest``: how well publishers brought their streams: gaps, distance of key frames, jitter, rates, comings back.
 
-One row per publishing connection, those that are still open among them. `health` says in a word what is worst: the
-first of `HEALTH` that holds. A publisher has come back if a connection that published the same stream on the same node
-had ended less than `BACK_S` before.
+One row per connection that began to publish, those that are still open among them; one that was refused (a wrong key, a
+name that is taken) never did. `health` says in a word what is worst: the first of `HEALTH` that holds, null where
+records do not tell what came in. A publisher has come back if a connection that published the same stream on the same
+node had ended less than `BACK_S` before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.viewers.blame import share, zero
+from flowctl.pipeline.viewers.blame import share
 from flowctl.pipeline.viewers.sessions import OPEN_COLUMNS, still_open
 from flowctl.telemetry.schema import Role
 
@@ -45,20 +46,19 @@ COLUMNS: Final[dict[str, str]] = {
     "health": "string",
 }
 """Contract of ``ingest``. Grain: one publishing connection."""
-
-
 HEALTH: Final = ("no media", "gaps", "came back", "key frames far apart", "jitter", "steady")
+"""From worst to best."""
 
 
 def _health() -> Column:
     """Return the first word of `HEALTH` that holds."""
     holds = (
-        zero("ingest_bytes") == 0,
+        f.col("ingest_bytes") == 0,
         (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
         f.col("reconnects") > 0,
         f.col("key_interval_max_ms") > KEY_MAX_MS,
         f.col("jitter_ms") > JITTER_MS,
-        f.lit(True),
+        f.col("ingest_bytes").isNotNull(),
     )
     return f.coalesce(*(f.when(true, f.lit(word)) for word, true in zip(HEALTH, holds, strict=True)))
 
@@ -66,7 +66,8 @@ def _health() -> Column:
 def ingest(parts: Parts) -> DataFrame:
     """Return the table ``ingest``: `COLUMNS`."""
     closed = parts.table("sessions").withColumn("seen_at", f.col("closed_at")).select(*OPEN_COLUMNS)
-    rows = closed.unionByName(still_open(parts).select(*OPEN_COLUMNS)).filter(f.col("role") == Role.PUBLISH.value)
+    rows = closed.unionByName(still_open(parts).select(*OPEN_COLUMNS))
+    rows = rows.filter((f.col("role") == Role.PUBLISH.value) & f.col("startup_ms").isNotNull())
     of_stream = Window.partitionBy("node", "app", "stream").orderBy("opened_at", "conn_id")
     away_s = (f.unix_micros("opened_at") - f.unix_micros(f.lag("seen_at").over(of_stream))) / 1e6
     rows = rows.withColumn("away_s", f.when(away_s < BACK_S, f.greatest(f.lit(0.0), away_s)))

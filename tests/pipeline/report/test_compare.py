@@ -70,7 +70,8 @@ def test_runs_when_the_second_is_better_say_what_and_how_sure(tmp_path):
     """Trouble that went away is told as better, by figure and by network; what stayed is told as no difference."""
     before = run_in(tmp_path / "a")
     content = [session(number, **{**session(1), "conn_id": number}) for number in range(400)]
-    tables = tables_of() | {"sessions": content, "experience": [felt("network", "127.0.0.0/24", 133, 0)]}
+    felt_now = [felt("all", "all", 400, picture_share=1.0), felt("network", "127.0.0.0/24", 133, 0)]
+    tables = tables_of() | {"sessions": content, "experience": felt_now}
     found = compare.compare(before, run_in(tmp_path / "b", tables=tables))
     verdicts = {change.what: change.verdict for change in found.changes}
     assert verdicts["viewers in trouble"] == verdicts["pictures delivered"] == "better"

@@ -71,13 +71,14 @@ def test_limits_when_there_is_no_table_say_why(jobs, said):
 
 
 def test_bans_when_there_are_some_names_them_with_their_evidence():
-    """Whom, for what, how many connections that is about, and that the limited ones share an address."""
+    """Whom, for what, how many connections that is about, how many of each kind, and why those are limited."""
     scores = [{"cidr": "10.0.0.1/32", "banned": True, "connections": 12}]
     listed = [
         {"cidr": "10.0.0.1/32", "action": "ban", "evidence": {"flood": 30, "odd": 1}},
         {"cidr": "10.0.0.2/32", "action": "limit", "evidence": '{"reconnects": 8}'},
     ]
-    said = answers.bans(found(abuse_scores=scores, bans=listed))
+    kinds = [{"kind": "banned", "count": 1}, {"kind": "limited: others behave there", "count": 1}]
+    said = answers.bans(found(abuse_scores=scores, bans=listed, ban_kinds=kinds))
     assert said.do == "Keep out 2 addresses and subnets (1 banned, 1 limited: others behave there): see bans.jsonl."
     assert said.why == "10.0.0.1/32: flood 30, odd 1; 10.0.0.2/32: reconnects 8."
     assert "Each of them made 12 connections or more. Little evidence: 1 of them made fewer than 20." in said.sure
@@ -152,6 +153,22 @@ def test_calls_when_a_publisher_comes_in_badly_say_what_is_wrong():
     (said,) = answers.calls(found(ingest=rows))
     assert (said.about, said.do) == ("publisher", "Call the publisher of live/s1.")
     assert said.why == "Gaps: no media for 9.0 s in 3 gaps; key frames up to 2.1 s apart."
+
+
+def test_calls_when_publishers_are_many_name_the_first_and_count_the_others():
+    """Five are named, and it is said how many more there are; a stream counts once."""
+    rows = [publication(stream=f"s{number % 7}", health="jitter") for number in range(21)]
+    said = [item.do for item in answers.calls(found(ingest=rows))]
+    assert said == [
+        *(f"Call the publisher of live/s{number}." for number in range(5)),
+        "And 2 more publishers: see the tables.",
+    ]
+
+
+def test_calls_when_what_viewers_felt_is_not_known_say_so():
+    """Without the figures of viewers nobody can say that nobody is to be called."""
+    (said,) = answers.calls(replace(found(notes(experience={})), totals={"connections": 3}))
+    assert (said.kind, said.do[:41]) == ("unknown", "Not known: the job experience was not run")
 
 
 def test_calls_when_a_thread_had_no_room_name_its_node():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
@@ -9,7 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_kit import Page
-from report_kit import JOBS, NASTY, choice, empty, felt, found_of, lay, minute, notes, session, tables_of, texts_of
+from report_kit import (
+    JOBS,
+    NASTY,
+    choice,
+    empty,
+    felt,
+    found_of,
+    lay,
+    minute,
+    notes,
+    publication,
+    session,
+    tables_of,
+    texts_of,
+)
 
 from flowctl.charts.page import STYLE
 from flowctl.pipeline.report import evidence, gather, page
@@ -126,7 +141,10 @@ def test_page_when_nothing_was_run_says_so_for_each_question():
 
 def test_page_when_viewers_are_few_has_no_percentages_of_them(tmp_path):
     """Of seven viewers one in trouble is "1 of 7", in the answers, the tiles and the tables."""
-    tables = {"sessions": [session(number) for number in range(7)], "experience": [felt("stream", "live/s0", 7, 1)]}
+    tables = {
+        "sessions": [session(number) for number in range(7)],
+        "experience": [felt(by, "live/s0", 7, 1) for by in ("all", "stream")],
+    }
     words = Page(render(found_of(tmp_path / "r", tables, {}))).words
     assert "1 of 7" in words
     assert "That is few" in words
@@ -165,45 +183,80 @@ def test_page_when_figures_are_absurd_is_still_a_page(tmp_path, huge):
 def test_figures_when_sessions_lie_in_several_files_are_those_of_all(tmp_path, monkeypatch):
     """Figures over many batches are what one batch gives, to the last count."""
     rows = [session(number, delay_p95_ms=float(number + 1)) for number in range(400)]
-    whole = found_of(tmp_path / "one", {"sessions": rows}, {})
+    felt_by_all = {"experience": [felt("all", "all", 400, 40)]}
+    whole = found_of(tmp_path / "one", {"sessions": rows} | felt_by_all, {})
     monkeypatch.setattr(gather, "_BATCH_ROWS", 9)
     parts = found_of(
         tmp_path / "many",
-        {"sessions": rows[:300], "sessions_open": [row | {"closed_at": None} for row in rows[300:]]},
+        {"sessions": rows[:300], "sessions_open": [row | {"closed_at": None} for row in rows[300:]]} | felt_by_all,
         {},
     )
     assert parts.totals == whole.totals
     assert {name: found.n for name, found in parts.measures.items()} == dict.fromkeys(whole.measures, 400)
-    assert parts.measures["delay_p95_ms"].value == pytest.approx(380, abs=0.5)
-    assert parts.measures["picture_share"].value == pytest.approx(0.97)
+    assert {name: found.error for name, found in parts.measures.items()} == pytest.approx(
+        {name: found.error for name, found in whole.measures.items()}
+    )
     assert [row["conn_id"] for row in parts.rows("worst")] == [row["conn_id"] for row in whole.rows("worst")]
 
 
 def test_figures_when_sessions_are_very_many_are_of_a_random_sample(tmp_path, monkeypatch):
-    """Counts are those of all, means and shares near them, and the page says that they are of a sample."""
+    """Figures are those of all, counts of sessions near them, and the page says what is of a sample."""
     monkeypatch.setattr(gather, "MOST_SAMPLED", 1000)
     monkeypatch.setattr(gather, "_BATCH_ROWS", 50)
-    found = found_of(tmp_path / "r", {"sessions": [session(number) for number in range(3000)]}, {})
+    tables = {"sessions": [session(number) for number in range(3000)], "experience": [felt("all", "all", 3000, 300)]}
+    found = found_of(tmp_path / "r", tables, {})
     assert found.totals["drawn_share"] == 0.25
-    assert 500 < found.measures["troubled"].n < 1000
-    assert found.totals["viewers"] == pytest.approx(3000, rel=0.1)
-    assert found.measures["troubled"].value == pytest.approx(0.1, abs=0.04)
-    assert "Figures over them are of a random sample, 25 %." in Page(render(found)).words
+    assert 500 < found.measures["picture_share"].n < 1000
+    assert found.totals["connections"] == pytest.approx(3000, rel=0.1)
+    assert (found.totals["viewers"], found.measures["troubled"].value) == (3000, 0.1)
+    assert "Curves and errors are of a random sample, 25 %." in Page(render(found)).words
 
 
-def test_attempts_when_refused_before_their_role_was_clear_count_as_those_of_viewers(tmp_path):
-    """Who asked to play and was given nothing has no role; who published has told it."""
-    refused = [session(n, role=None, start_failure="no such stream", first_frame_ms=None) for n in range(30)]
-    rows = [*(session(number) for number in range(90)), *refused, session(1, role="publish")]
-    found = found_of(tmp_path / "r", {"sessions": rows}, {}).measures["start_failures"]
-    assert (found.part, found.n) == (30, 120)
+def test_tiles_when_some_waited_or_left_soon_say_what_the_table_of_all_says(tmp_path):
+    """Time watched, pictures, delay and counts are those of `experience`; those who got no media are no viewers."""
+    waiting = [session(n, play_s=None, first_frame_ms=None, picture_share=None, duration_s=36e3) for n in range(30)]
+    rows = [*(session(number) for number in range(90)), *waiting]
+    row = felt("all", "all", 90, 9, attempts=120, start_failures=30, play_hours=14.975, picture_share=0.83)
+    found = found_of(tmp_path / "r", {"sessions": rows, "experience": [row]}, {})
+    words = Page(render(found)).words
+    for said in ("Recorded: 90 viewers", "watched, all together15.0 h", "attempts that failed to start25 %"):
+        assert said in words
+    for said in ("viewers in trouble10 %", "pictures delivered83 %", "delay (p95 of medians)90 ms"):
+        assert said in words
+
+
+def test_errors_of_ratios_when_viewers_weigh_differently_are_those_of_sums(tmp_path):
+    """Who watched long weighs more: the error of a quotient of sums, by what each viewer is off (linearized)."""
+    rows = [session(1, pictures_wanted=wanted, picture_share=share) for wanted, share in ((1000, 0.5), (3000, 0.9))]
+    tables = {"sessions": rows, "experience": [felt("all", "all", 2, picture_share=0.8)]}
+    found = found_of(tmp_path / "r", tables, {}).measures["picture_share"]
+    assert (found.n, found.value, found.error) == (2, 0.8, pytest.approx(((1000 * 0.3) ** 2 * 2) ** 0.5 / 4000))
+
+
+def test_bans_when_more_than_the_page_lists_are_all_counted(tmp_path):
+    """Of each kind as many as the list has, with the reason that the scores have for a limit."""
+    kinds = [("ban", "limit_hit.amf_depth", 21), ("limit", "shared: flood", 2), ("limit", "limited: deaf_close", 1)]
+    lines = [{"cidr": "10.0.0.1/32", "action": act, "reason": why} for act, why, count in kinds for _ in range(count)]
+    texts = {"bans.jsonl": "\n".join(map(json.dumps, lines))}
+    words = Page(render(found_of(tmp_path / "r", None, texts))).words
+    assert "(21 banned, 1 limited: mild evidence only, 2 limited: others behave there)" in words
+
+
+def test_publishers_when_many_are_bad_are_listed_the_worst_first(tmp_path):
+    """One without media comes before one with gaps, and one that came back a hundred times hides no other."""
+    rows = [publication(stream="back", health="came back", reconnects=number) for number in range(100)]
+    rows += [publication(stream=name, health=name) for name in ("steady", "jitter", "no media", "gaps")]
+    tables = {"sessions": [session(1)], "ingest": [*rows, publication(stream="old", health=None)]}
+    found = found_of(tmp_path / "r", tables, {})
+    called = re.findall(r"Call the publisher of live/(no media|[a-z]+)", Page(render(found)).words)
+    assert called == ["no media", "gaps", "back", "jitter"]
 
 
 def test_calls_when_a_network_is_not_among_the_first_of_the_page_name_it(tmp_path):
     """Each network that results tell of is judged, whether the page has room for its row or not."""
     networks = [felt("network", f"10.0.{number}.0/24", 100 - number) for number in range(30)]
     tables = {"sessions": [session(number) for number in range(4000)]}
-    tables["experience"] = [*networks, felt("network", "10.9.9.0/24", 20, 18)]
+    tables["experience"] = [felt("all", "all", 4000, 400), *networks, felt("network", "10.9.9.0/24", 20, 18)]
     words = Page(render(found_of(tmp_path / "r", tables, {}))).words
     assert "Call the operator of the network 10.9.9.0/24." in words
     assert "The first 20 of 31 rows; 11 are left out here." in words
