@@ -76,7 +76,7 @@ def _shares() -> list[str]:
 
 def _fails(check: Check) -> str:
     """Return whether a row fails a check, of a value that is not null."""
-    name = check.column
+    name = f'"{check.column}"'  # `limit` is a word of SQL
     return {
         "null": f"{name} is null",
         "negative": f"{name} < 0",

@@ -268,3 +268,18 @@ def test_trend_when_there_are_too_few_samples_refuses():
     """A line through three points proves nothing."""
     with pytest.raises(ValueError, match="3 samples"):
         trend([0.0, 1.0, 2.0, 3.0, 4.0], [1.0] * 5, share=0.1, least=0.1)
+
+
+@pytest.mark.parametrize("name", ["flow_closes", "flow_events", "flow_samples"])
+def test_checks_when_put_in_sql_count_rows_as_the_job_does(tmp_path, name):
+    """DuckDB takes the checks of each table, whatever its columns are called."""
+    duckdb = pytest.importorskip("duckdb")
+    from pipeline.sql import checks_sql
+    from record_kit import close, event, sample, write
+
+    from flowctl.telemetry.schema import TABLES
+
+    row = {"flow_closes": close, "flow_samples": sample}.get(name, lambda *args: event(*args, "limit_hit"))
+    rows = [row(1, 1), row(2, 1) | {"node": None}]
+    write(tmp_path, rows, table=TABLES[name])
+    assert duckdb.sql("set timezone='UTC'; " + checks_sql(str(tmp_path), name)).fetchall() == [(2, 1)]
