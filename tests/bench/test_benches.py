@@ -274,10 +274,10 @@ def test_trend_when_there_are_too_few_samples_refuses():
 def test_checks_when_put_in_sql_count_rows_as_the_job_does(tmp_path, name):
     """DuckDB takes the checks of each table, whatever its columns are called."""
     duckdb = pytest.importorskip("duckdb")
-    from pipeline.sql import checks_sql
     from record_kit import close, event, sample, write
 
     from flowctl.telemetry.schema import TABLES
+    from pipeline.sql import checks_sql
 
     row = {"flow_closes": close, "flow_samples": sample}.get(name, lambda *args: event(*args, "limit_hit"))
     rows = [row(1, 1), row(2, 1) | {"node": None}]

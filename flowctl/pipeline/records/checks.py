@@ -27,12 +27,16 @@ DAY_US: Final = 86_400_000_000
 HOUR_US: Final = DAY_US // 24
 SIGNED: Final = frozenset({"value", "limit", "seq"})
 """Columns that mean what their event says, so that below zero is not wrong by itself; seq only orders."""
-MOST_COUNT: Final = 1 << 60
-"""A count, a size or a `seq` is below: an exabyte, or a time in microseconds of 36,000 years. Sums of larger ones would
-overflow, which ends a job."""
-MOST_REAL: Final = 1e15
-"""A figure is at most so large: 30,000 years in ms. A larger one, infinity and NaN end a job where it counts in whole
-numbers, and make every sum worthless elsewhere."""
+MOST_COUNT: Final = 1 << 48
+"""A count or a size is below: of octets, what a connection of 1 Gbit/s carries in 26 days."""
+MOST_REAL: Final = 1e12
+"""A figure is at most so large: 30 years in ms, a terabyte. Infinity and NaN make every sum worthless."""
+MOST_S: Final = 1e9
+"""The same in seconds. Jobs add up counts and microseconds in 64 bits, and a sum that overflows ends them: thousands of
+rows at these marks fit."""
+MOST: Final = {"duration_s": MOST_S, "picture_share": 10.0, "thread_busy": 10.0, "seq": 1 << 60}
+"""Of columns with a mark of their own. Shares are up to 1, but for rounding; `seq`, microseconds since 1970, is not
+added up."""
 _LAST: Final = (1 << 63) - 1
 NO_NUMBER: Final = "no number"
 
@@ -105,10 +109,11 @@ def _checks(table: str) -> tuple[Check, ...]:
         if kind is Kind.TIMESTAMP:
             found.append(Check(name, "too old", low=OLDEST_US))
         if kind is Kind.REAL:
-            found.append(Check(name, NO_NUMBER, -MOST_REAL, MOST_REAL))
+            most = MOST.get(name, MOST_REAL)
+            found.append(Check(name, NO_NUMBER, -most, most))
         # The upper bits of a connection's identity are a time: it may be large, and nobody adds it up.
         if kind is Kind.INT and name != "conn_id":
-            found.append(Check(name, "too large", high=MOST_COUNT - 1))
+            found.append(Check(name, "too large", high=int(MOST.get(name, MOST_COUNT)) - 1))
         if kind in (Kind.INT, Kind.REAL) and name not in SIGNED:
             found.append(Check(name, "negative", 0, _LAST if kind is Kind.INT else math.inf))
         if words := _WORDS.get((table, name)):

@@ -28,6 +28,8 @@ _FITTING: Final = {
     Kind.FLAG: ("bool",),
 }
 """Types of a file that are read as the type of the table, by Spark too, without losing anything."""
+CODECS: Final = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "LZ4", "ZSTD"})
+"""That Spark reads by itself."""
 _ARROW: Final = {
     kind: pa.timestamp("us", tz="UTC") if kind is Kind.TIMESTAMP else pa.type_for_alias(name)
     for kind, name in ARROW_TYPES.items()
@@ -85,7 +87,7 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
     metadata = {key.decode("utf-8", "replace"): value for key, value in (footer.metadata or {}).items()}
     uid = metadata.get(f"{METADATA_PREFIX}uid", b"").decode("utf-8", "replace")
     begin = facts.size_bytes - footer.serialized_size - 8
-    columns, end = _bounds(footer, table)
+    columns, end, codecs = _bounds(footer, table)
     nothing = Bounds(0, 0, None, None)
     seq, node, ts = (columns.get(name, nothing) for name in ("seq", "node", "ts"))
     # The uid is not enough: tools that split a file keep its metadata in each part.
@@ -100,6 +102,8 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
     problem, detail = _problem(file.schema_arrow, table, metadata.get(f"{METADATA_PREFIX}table"))
     if not 0 < number <= FORMAT:
         problem, detail = "newer format", f"format {said!r}, this flowctl reads up to {FORMAT}"
+    if problem is None and not codecs <= CODECS:
+        problem, detail = "unknown codec", f"it is compressed by {', '.join(sorted(codecs - CODECS))}"
     if problem is None and end > begin:
         problem, detail = "not Parquet or damaged", "a part of it is missing: its footer speaks of more than is there"
     facts = facts._replace(
@@ -117,16 +121,18 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
     return facts, columns
 
 
-def _bounds(footer: Any, table: str) -> tuple[dict[str, Bounds], int]:
-    """Return what a footer says of each column, and where the last of what it speaks of ends."""
+def _bounds(footer: Any, table: str) -> tuple[dict[str, Bounds], int, set[str]]:
+    """Return what a footer says of each column, where the last of what it speaks of ends, and how that is packed."""
     times = {column.name for column in TABLES[table].columns if column.kind is Kind.TIMESTAMP}
     found: dict[str, Bounds] = {}
     end = 0
+    codecs = set()
     groups = [group for number in range(footer.num_row_groups) if (group := footer.row_group(number)).num_rows]
     for index, name in enumerate(footer.schema.names):
         nulls: int | None = 0
         spans: list[tuple[Any, Any]] = []
         for chunk in (group.column(index) for group in groups if index < group.num_columns):
+            codecs.add(chunk.compression)
             end = max(end, (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size)
             said = chunk.statistics if name in TABLES[table].names else None
             none = said.null_count if said is not None and said.has_null_count else None
@@ -143,7 +149,7 @@ def _bounds(footer: Any, table: str) -> tuple[dict[str, Bounds], int]:
         known = spans and all(low is not None for low, _ in spans)
         low, high = (min(low for low, _ in spans), max(high for _, high in spans)) if known else (None, None)
         found[name] = Bounds(footer.num_rows, nulls, low, high)
-    return found, end
+    return found, end, codecs
 
 
 def _problem(schema: Any, table: str, named: bytes | None) -> tuple[str | None, str | None]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 from flowctl.flow.state import SendState
+from flowctl.pipeline.records.checks import MOST_COUNT, MOST_REAL, MOST_S
 from flowctl.reasons import RECORDED_DROPS, DropReason
 from flowctl.telemetry.schema import (
     CLASS_NAMES,
@@ -66,8 +67,9 @@ def events(old: DataFrame) -> DataFrame:
     Args:
         old: rows of `flow_events` of formats 1 and 2, with `date` and `hour`.
     """
-    count = f.get_json_object(_of(_is(EventName.CONN_REFUSED), "detail"), "$.count").cast("bigint")
-    frame = old.filter(f.col("event").isin(*sorted(RECORDED))).withColumn("count", f.coalesce("count", count))
+    count = f.get_json_object(_of(_is(EventName.CONN_REFUSED), "detail"), "$.count").try_cast("bigint")
+    count = f.coalesce("count", _within(count, MOST_COUNT))
+    frame = old.filter(f.col("event").isin(*sorted(RECORDED))).withColumn("count", count)
     return frame.select(*FLOW_EVENTS.names, "date", "hour")
 
 
@@ -112,8 +114,23 @@ def _sum_ms(value: Column | str) -> Column:
     return f.sum(f.round((f.col(value) if isinstance(value, str) else value) * 1e3).cast("bigint")) / 1e3
 
 
+def _not_negative(value: Column) -> Column:
+    """Return the value, or 0 if it is less; null stays null, which `greatest` would make a figure of."""
+    return f.when(value < 0, 0).otherwise(value)
+
+
 def _ms(begin: Column | str, end: Column | str) -> Column:
-    return (f.unix_micros(end) - f.unix_micros(begin)) / 1e3
+    """Return what lies between two moments, 0 where the clock was set back meanwhile."""
+    return _not_negative((f.unix_micros(end) - f.unix_micros(begin)) / 1e3)
+
+
+def _within(value: Column, most: float) -> Column:
+    """Return a number out of a `detail`, which nothing has checked; null where it cannot be right."""
+    return f.when(value.between(0, most), value)
+
+
+def _told(name: str, most: float = MOST_COUNT) -> Column:
+    return _within(f.col(f"told.{name}"), most)
 
 
 def _delays(prefix: str) -> list[Column]:
@@ -134,7 +151,8 @@ def _event_sums(told: DataFrame) -> DataFrame:
     rank = f.when(close, 3).when(began | f.col("stream").isNotNull(), 2).otherwise(1)
     sums = {
         "last_seq": f.max("seq"),
-        "opened_ts": f.coalesce(f.min(_of(_is(EventName.CONN_OPENED), "ts")), f.min("ts")),
+        "opened_ts": f.min(_of(_is(EventName.CONN_OPENED), "ts")),
+        "first_ts": f.min("ts"),
         "end": f.max_by(f.struct("ts", "date", "hour"), f.struct(close, "ts", "seq")),
         "named": f.max_by(f.struct(*_NAMED), f.when(naming, f.struct(rank, "seq"))),
         "close": f.max_by(f.struct("reason", "detail", "dropped_bytes", "axis"), _of(close, "seq")),
@@ -166,8 +184,11 @@ def _event_sums(told: DataFrame) -> DataFrame:
 
 def _of_events() -> dict[str, Column]:
     """Return the columns that events tell, over `_event_sums` and the parsed detail of the close (``told``)."""
-    end, opened, last = f.col("end.ts"), f.col("opened_ts"), f.col("last_edge.rank")
-    whole, zero = f.col("told.dropped").isNotNull(), f.lit(0.0)
+    end, last, lasted_s = f.col("end.ts"), f.col("last_edge.rank"), _told("connected_s", MOST_S)
+    whole = f.col("told.dropped").isNotNull()
+    # Of one that was opened in an hour that is not read, its close tells when.
+    opened = f.coalesce("opened_ts", f.timestamp_micros(f.unix_micros(end) - (lasted_s * 1e6).cast("bigint")))
+    there_ms = _ms(f.coalesce(opened, "first_ts"), end)
     # What a viewer has muted is refused by the same reason: sound, or pictures with their key frames, of nobody else.
     mutes_pictures = _of_reason(_REFUSED, ("key",)) > 0
     thinned = f.when(~mutes_pictures, _of_reason(_REFUSED, ("inter",))).otherwise(0)
@@ -178,35 +199,35 @@ def _of_events() -> dict[str, Column]:
         "ts": end,
         "seq": f.col("last_seq"),
         "agent": f.col("told.agent"),
-        "opened_at": opened,
+        "opened_at": f.coalesce(opened, "first_ts"),
         # Of the monotonic clock, where it is told: that on the wall can be set back meanwhile.
-        "duration_s": f.coalesce("told.connected_s", f.greatest(zero, _ms(opened, end) / 1e3)),
+        "duration_s": f.coalesce(lasted_s, there_ms / 1e3),
         "reason": f.col("close.reason"),
         "code": f.col("told.code"),
         "limit_name": f.coalesce("told.limit", "close.axis"),
-        "asked_ms": f.greatest(zero, _ms(opened, "asked_ts")),
-        "startup_ms": f.coalesce("startup_ms", f.greatest(zero, _ms(opened, "began_ts"))),
-        "edges_missed": _or_0("told.edges_missed"),
+        "asked_ms": _ms(opened, "asked_ts"),
+        "startup_ms": f.coalesce("startup_ms", _ms(opened, "began_ts")),
+        "edges_missed": _or_0(_told("edges_missed")),
         "dropped_bytes": f.coalesce("close.dropped_bytes", "seen_dropped_bytes", f.lit(0)),
         "lost_messages": f.when(whole, thinned + _added(_of_reason(reason, _NEEDED) for reason in _LOSSES)),
-        "unrecovered_ms": f.coalesce(f.col("told.trouble_s") * 1e3, f.when(last > 0, _ms("left_ts", end))),
-        "unrecovered_bytes": f.coalesce("told.trouble_sent_bytes", sent_since),
+        "unrecovered_ms": f.coalesce(_told("trouble_s", MOST_S) * 1e3, f.when(last > 0, _ms("left_ts", end))),
+        "unrecovered_bytes": f.coalesce(_told("trouble_sent_bytes"), sent_since),
         "delay_max_ms": f.col("e_delay_max"),
         **{f"delay_{name}_ms": f.get("e_delays", f.lit(index)) for index, name in enumerate(_SHARES)},
         **{
             f"dropped_by_{item.name.lower()}": f.when(whole, _of_reason(item.value, CLASS_NAMES)) for item in DropReason
         },
     }
-    rest_ms = f.greatest(zero, _ms(f.coalesce("last_edge.ts", opened), end))
+    rest_ms = f.coalesce(_ms("last_edge.ts", end), there_ms)
     for number, name in enumerate(STATE_NAMES):
         seen = _or_0(f"seen_{name}_ms") + f.when(_or_0(last) == number, rest_ms).otherwise(0.0)
-        said = _or_0(f"told.states_ms.{_STATES[number]}")
+        said = _or_0(_told(f"states_ms.{_STATES[number]}", MOST_REAL))
         found[f"time_{name}_ms"] = f.when(f.col("told.states_ms").isNotNull(), said).otherwise(seen)
     for name in CLASS_NAMES:
-        accepted = f.when(f.col("told.accepted").isNotNull(), _or_0(f"told.accepted.{name}"))
+        accepted = f.when(f.col("told.accepted").isNotNull(), _or_0(_told(f"accepted.{name}")))
         dropped = f.when(whole, _added(_of_reason(reason, (name,)) for reason in RECORDED_DROPS))
         found |= {f"accepted_messages_{name}": accepted, f"dropped_messages_{name}": dropped}
-        found[f"sent_messages_{name}"] = f.coalesce(f"told.sent.{name}", f.greatest(f.lit(0), accepted - dropped))
+        found[f"sent_messages_{name}"] = f.coalesce(_told(f"sent.{name}"), _not_negative(accepted - dropped))
     muted = f.when(mutes_pictures, _of_reason(_REFUSED, _PICTURES)).otherwise(0)
     not_missed = _added((muted, *(_of_reason(reason, _PICTURES) for reason in _NO_LOSS[:2])))
     found["pictures_wanted"] = _added(found[f"accepted_messages_{name}"] for name in _PICTURES) - not_missed
@@ -215,7 +236,7 @@ def _of_events() -> dict[str, Column]:
 
 
 def _of_reason(reason: str, names: Iterable[str]) -> Column:
-    return _added(_or_0(f"told.dropped.`{reason}`.{name}") for name in names)
+    return _added(_or_0(_told(f"dropped.`{reason}`.{name}")) for name in names)
 
 
 def _sample_sums(samples: DataFrame) -> DataFrame:

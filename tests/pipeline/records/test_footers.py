@@ -16,7 +16,7 @@ from pyarrow.fs import LocalFileSystem
 from record_kit import at, close, event, folder, sample, schema_of, write, write_closes, write_samples
 
 from flowctl.pipeline.records import footers
-from flowctl.pipeline.records.checks import MOST_COUNT, checks_of
+from flowctl.pipeline.records.checks import MOST, MOST_COUNT, MOST_S, checks_of
 from flowctl.pipeline.records.footers import Facts, facts_of
 from flowctl.pipeline.records.read import meeting
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, FORMAT, TABLES
@@ -115,6 +115,14 @@ def test_facts_when_a_whole_file_does_not_fit_say_why_and_count_its_rows(tmp_pat
     assert (found.problem, found.rows) == (problem, 3)
 
 
+def test_facts_when_spark_lacks_the_codec_put_the_file_aside(tmp_path):
+    """What Arrow can unpack and Spark cannot would end the run: the footer names it."""
+    path = write(tmp_path, good(3))
+    pq.write_table(pq.read_table(path, partitioning=None), path, compression="brotli")
+    found = facts(path)
+    assert (found.problem, found.detail, found.rows) == ("unknown codec", "it is compressed by BROTLI", 3)
+
+
 @pytest.mark.parametrize("said", ["0", "x", "-1", "99999999999999999999"])
 def test_facts_when_the_format_is_no_number_that_is_known_do_not_guess(tmp_path, said):
     """A format of nothing, letters or a huge number is put aside as one of the future."""
@@ -157,12 +165,12 @@ BAD_EVENTS = {
     "ts: not its hour": {"ts": at(3600)},
     "queued_bytes: negative": {"queued_bytes": -1},
     "queued_bytes: too large": {"queued_bytes": MOST_COUNT},
-    "seq: too large": {"seq": MOST_COUNT},
+    "seq: too large": {"seq": MOST["seq"]},
     "conn_id: negative": {"conn_id": -1},
     "state_ms: negative": {"state_ms": -0.5},
     "value: no number": {"value": math.nan},
     "limit: no number": {"limit": -math.inf},
-    "queued_age_ms: no number": {"queued_age_ms": 1e16},
+    "queued_age_ms: no number": {"queued_age_ms": 1.1e12},
     "event: unknown word": {"event": "went for a walk"},
     "role: unknown word": {"role": "conductor"},
     "state_to: unknown word": {"state_to": "TIRED"},
@@ -171,6 +179,7 @@ BAD_CLOSES = {
     "opened_at: null": {"opened_at": None},
     "opened_at: too old": {"opened_at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC)},
     "duration_s: negative": {"duration_s": -1.0},
+    "duration_s: no number": {"duration_s": 1.1 * MOST_S},
     "duration_s: null": {"duration_s": None},
     "time_ready_ms: no number": {"time_ready_ms": math.nan},
     "delay_p99_ms: no number": {"delay_p99_ms": math.inf},
@@ -182,6 +191,7 @@ BAD_SAMPLES = {
     "state: unknown word": {"state": "ready"},
     "accepted_bytes_key: negative": {"accepted_bytes_key": -5},
     "viewer_delay_ms: no number": {"viewer_delay_ms": math.nan},
+    "picture_share: no number": {"picture_share": 11.0},
 }
 BAD_ROWS = [
     *((FLOW_EVENTS, event(9, 7, "dropped"), reason, columns) for reason, columns in BAD_EVENTS.items()),
@@ -221,7 +231,7 @@ def test_facts_when_values_are_at_the_edge_take_them(tmp_path):
     """Zero is not negative, a value may be below zero, and an hour ends before the next one begins."""
     edge = [
         event(0, 0, "dropped", queued_bytes=0, value=-3.0),
-        event(3600 - 1e-6, 7, "returned", queued_bytes=MOST_COUNT - 1, limit=1e15),
+        event(3600 - 1e-6, 7, "returned", queued_bytes=MOST_COUNT - 1, limit=1e12),
     ]
     assert facts(write(tmp_path, edge)).reasons == {}
 

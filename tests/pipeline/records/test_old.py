@@ -210,3 +210,46 @@ def test_old_close_when_a_viewer_has_muted_something_counts_it_as_no_loss(spark,
     closes = read_hours(spark, listing, listing.hours(), now_us=int(at(7200).timestamp() * 1e6)).table("flow_closes")
     found = {row.conn_id: (row.lost_messages, row.pictures_wanted) for row in closes.collect()}
     assert found == {1: (0, 100), 2: (0, 89), 3: (8, 100)}
+
+
+def alone(spark, root, rows):
+    """Read events of an old format that lie in one hour, and return the closes of them."""
+    old(root, FLOW_EVENTS, rows, 2)
+    listing = list_records(str(root))
+    read = read_hours(spark, listing, listing.hours(), now_us=int(at(7200).timestamp() * 1e6))
+    return read.table("flow_events").collect(), read.table("flow_closes").orderBy("conn_id").collect()
+
+
+def test_old_close_when_it_never_asked_says_nothing_of_a_play(spark, tmp_path):
+    """What events do not tell is null: a health check has no time of a request, nor of a first frame."""
+    ended = event(60, 1, "conn_closed", reason="peer closed", detail='{"connected_s": 60}', **PEER)
+    _, (row,) = alone(spark, tmp_path, [event(0, 1, "conn_opened", **PEER), ended])
+    names = ("asked_ms", "startup_ms", "sent_messages_inter", "pictures_sent", "pictures_wanted", "accepted_bytes")
+    assert [row[name] for name in names] == [None] * 6
+    assert (row.duration_s, row.opened_at) == (60.0, at(0).replace(tzinfo=None))
+
+
+def test_old_close_when_it_was_opened_in_an_hour_before_tells_when(spark, tmp_path):
+    """Of its last hour alone, its close tells the whole time; when it began to play is not known, and not 0."""
+    _, (row,) = alone(spark, tmp_path, viewer(1, begin=3600 - 30)[7:8] + viewer(1, begin=-30)[-1:])
+    assert (row.duration_s, row.opened_at) == (60.5, at(-30.5).replace(tzinfo=None))
+    assert (row.asked_ms, row.startup_ms, row.time_ready_ms) == (None, None, 52_000.0)
+
+
+ODD = [
+    *('{"connected_s": NaN}', '{"connected_s": "NaN"}', '{"connected_s": 1e300}', '{"connected_s": -3}', "[[[", "null"),
+    *('{"connected_s": null, "agent": 5}', '{"connected_s": "soon", "dropped": {"queued at close": {"inter": 1e300}}}'),
+]
+
+
+def test_old_close_when_its_detail_is_odd_goes_by_its_events(spark, tmp_path):
+    """Nothing has checked what stands in a detail: a number that cannot be right is none, and ends no job."""
+    rows = []
+    for conn_id, text in enumerate(ODD, 1):
+        rows += [event(0, conn_id, "conn_opened", **PEER), event(9, conn_id, "conn_closed", detail=text, **PEER)]
+    most = '{"accepted": {"key": -1, "inter": 9223372036854775807}, "dropped": {"queued at close": {"key": true}}}'
+    rows += [event(9, 99, "conn_closed", detail=most), event(9, 0, "conn_refused", detail='{"count": "many"}')]
+    events, closes = alone(spark, tmp_path, rows)
+    assert [row.duration_s for row in closes] == [9.0] * len(ODD) + [0.0]
+    assert (closes[-1].accepted_messages_inter, closes[-1].accepted_messages_key) == (0, 0)
+    assert [row["count"] for row in events] == [None]

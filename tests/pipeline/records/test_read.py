@@ -162,6 +162,17 @@ def test_read_hours_when_there_are_many_files_names_their_folders(spark, tmp_pat
     assert sorted((row.conn_id, row.hour) for row in rows) == [(1, "12")] * 4 + [(2, "13"), (3, "14")]
 
 
+def test_read_hours_when_a_name_differs_in_case_alone_is_of_another_column(spark, tmp_path):
+    """A column that is spelt otherwise is one that is not known, beside ours or in its place."""
+    schema = schema_of(TABLES["flow_events"])
+    beside = schema.append(pa.field("Axis", pa.string()))
+    write(tmp_path, [event(1, 1, "limit_hit", axis="bytes", Axis="x")], "a", schema=beside)
+    place = schema.set(schema.get_field_index("axis"), pa.field("AXIS", pa.int64()))
+    write(tmp_path, [event(2, 1, "limit_hit", AXIS=-5)], "b", schema=place)
+    rows = read_all(spark, tmp_path).table("flow_events").orderBy("ts").collect()
+    assert [row.axis for row in rows] == ["bytes", None]
+
+
 def test_read_hours_when_types_are_narrower_gives_the_same_values(spark, tmp_path):
     """Spark reads narrower numbers, other units and missing columns as the types of the table."""
     types = {
