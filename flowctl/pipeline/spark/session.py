@@ -43,6 +43,10 @@ appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 KEPT_LOGS: Final = 10
 """Folders of Java's logs that a user keeps among the temporary files: of failed runs, and of those at work."""
+_MASTER: Final = re.compile(
+    r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+", re.DOTALL
+)
+"""Where Spark runs, see "Master URLs" in its documentation."""
 _CHOSEN: Final = "spark.flowctl.chosen"
 """Setting that says which others somebody chose, so that `fit` leaves them alone."""
 PARTITION_BYTES: Final = 12 << 20
@@ -108,8 +112,17 @@ def fit(spark: SparkSession, size_bytes: int) -> None:
 
 
 def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java | None = None) -> dict[str, str]:
-    """Return every setting of Spark that follows from `options`, the log's own settings and the Java that is to run."""
+    """Return every setting of Spark that follows from `options`, the log's own settings and the Java that is to run.
+
+    Raises:
+        ConfigError: `master` is none.
+    """
     master = options.master or options.conf.get("spark.master", "local[*]")
+    if not _MASTER.fullmatch(master):
+        raise ConfigError(
+            f"--master is {master!r}, which is no place where Spark runs",
+            hint="allowed are local[N], spark://HOST:PORT, yarn and k8s://URL",
+        )
     chosen = dict(options.conf)
     if options.shuffle_partitions is not None:
         chosen = {"spark.sql.shuffle.partitions": str(options.shuffle_partitions)} | chosen
@@ -118,6 +131,8 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         "spark.master": master,
         "spark.driver.memory": options.driver_memory,
         "spark.sql.session.timeZone": "UTC",
+        # Columns are named exactly: a file may have another `Stream` beside `stream`.
+        "spark.sql.caseSensitive": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # 96 bit times, an old default, have no statistics in the footers.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -224,12 +239,23 @@ def _forget() -> None:
 
 
 def log_folder(temporary: Path) -> Path:
-    """Make a folder for Java's log, and remove the oldest of this user's beyond `KEPT_LOGS`."""
+    """Make a folder for Java's log, and remove the oldest of this user's beyond `KEPT_LOGS` that no process writes."""
     begin = f"flowctl-spark-{os.getuid()}-"
-    made = Path(tempfile.mkdtemp(prefix=begin, dir=temporary))
-    for old in sorted(temporary.glob(f"{begin}*"), key=os.path.getmtime)[:-KEPT_LOGS]:
-        shutil.rmtree(old, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=begin, suffix=f".{os.getpid()}", dir=temporary))
+    with contextlib.suppress(OSError):  # another run removes them as well
+        for old in sorted(temporary.glob(f"{begin}*"), key=os.path.getmtime)[:-KEPT_LOGS]:
+            if not _is_ours(old.suffix[1:]):
+                shutil.rmtree(old, ignore_errors=True)
     return made
+
+
+def _is_ours(number: str) -> bool:
+    """Return whether a process of this user has this number."""
+    try:
+        os.kill(int(number), 0)
+    except (ValueError, OverflowError, OSError):
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -74,6 +74,22 @@ def test_settings_when_given_win_and_others_are_ours():
     assert "spark.driver.host" not in settings_of(SessionOptions(master="spark://cluster.example:7077"))
 
 
+@pytest.mark.parametrize("master", ["nonsense://x", "local[0]", "local[", "spark://host", "", " yarn"])
+def test_master_when_it_is_none_is_refused_before_java_is_asked(master):
+    """A place where Spark cannot run is wrong use, with what is allowed."""
+    with pytest.raises(ConfigError, match="--master is") as caught:
+        settings_of(SessionOptions(conf={"spark.master": master}))
+    assert "local[N]" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*,3]", "local-cluster[2,1,1024]", "spark://a:1,b:2", "k8s://https://h"]
+)
+def test_master_when_spark_has_it_is_taken(master):
+    """Every form that Spark documents is taken."""
+    assert settings_of(SessionOptions(master=master))["spark.master"] == master
+
+
 @pytest.mark.parametrize(
     ("conf", "memory"), [(["spark.x"], "1g"), (["x=1"], "1g"), ([], "much"), ([], "0g"), ([], "2")]
 )

@@ -14,15 +14,17 @@ from flowctl.pipeline.records.place import s3_options
 from flowctl.pipeline.spark.session import KEPT_LOGS, SparkError, log_folder, mapped_errors
 
 
-def test_logs_when_a_run_begins_are_the_newest_ten(tmp_path):
-    """A run has a folder of its own; older ones go beyond the tenth, others' never."""
-    folders = [log_folder(tmp_path) for _ in range(KEPT_LOGS)]
-    for number, folder in enumerate(folders):
+def test_logs_when_a_run_begins_are_the_newest_ten(tmp_path, monkeypatch):
+    """A run has a folder of its own; older ones go beyond the tenth, others' and those of runs at work never."""
+    at_work = log_folder(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+    folders = [log_folder(tmp_path) for _ in range(KEPT_LOGS - 1)]
+    for number, folder in enumerate([at_work, *folders]):
         (folder / "spark.log").write_text("x", "utf-8")
         os.utime(folder, (number, number))
     (tmp_path / "other").mkdir()
-    new = log_folder(tmp_path)
-    assert {*tmp_path.iterdir()} == {*folders[1:], new, tmp_path / "other"}
+    new = [log_folder(tmp_path), log_folder(tmp_path)]
+    assert {*tmp_path.iterdir()} == {at_work, *folders[1:], *new, tmp_path / "other"}
 
 
 def test_error_when_a_file_went_away_says_who_removes_files():
