@@ -8,7 +8,9 @@ folder of their own; results are renamed when all is done, and ``summary.json`` 
 finds all that it names. A run that is killed leaves earlier results whole; the next one makes again what the record
 does not know.
 
-Files that only went away change nothing: a recorder removes its oldest ones, and what was learnt from them stays.
+Files that only went away change nothing: a recorder removes its oldest ones, and what was learnt from them stays. Where
+new ones come to such an hour, it is not made again: their parts are put beside its own, in files named for what they
+were made of. Such files that the record does not know are of a killed run, and go before others are put there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -52,6 +54,10 @@ RECORD_FILE: Final = "record.json"
 FORMAT: Final = 2
 """Of both files; counted up when a key goes or changes its meaning."""
 QUARANTINE: Final = "quarantine"
+_ADDED: Final = "added-"
+"""Begin of the names of files that were put beside those of a part."""
+_NAME: Final = 16
+"""Digits of the digest of a file that stand for its name; its size follows."""
 PARTS_AT_A_TIME: Final = 2
 """While one is planned, which one core does, another can be computed."""
 SMALL_BYTES: Final = 32 << 20
@@ -91,6 +97,11 @@ class Known:
     parts: dict[str, tuple[str, int]] = field(default_factory=dict)  # with what it was made, "": files came; octets
     accounts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by table
     newest: str = ""  # time of the newest record, ISO 8601; "": not known
+    added: list[str] = field(default_factory=list)  # names of what was put beside the parts
+
+    def gone(self, files: Iterable[str]) -> set[str]:
+        """Return the names of files of which none of these, by their digests, has the name."""
+        return {name[:_NAME] for name in self.files} - {name[:_NAME] for name in files}
 
 
 def run(
@@ -254,19 +265,44 @@ class _Run:
             files.setdefault(file.hour, []).append(file)
         before = {hour: self.known.get(hour) or Known() for hour in files}
         came = {hour for hour, there in files.items() if {*map(_digest_of, there)} - before[hour].files.keys()}
+        kept = {hour for hour, there in files.items() if before[hour].gone(map(_digest_of, there))}
+        for hour in sorted(came & kept):
+            self._add(listing, hour, files[hour])
         groups: dict[tuple[Hour, ...], list[str]] = {}
         for name in self.wanted:
             other = {hour for hour in files if before[hour].parts.get(name, ("", 0))[0] != self._made_with(name)}
-            if hours := tuple(sorted(came | other)):
+            stay = {hour for hour in kept if name in before[hour].parts}
+            if hours := tuple(sorted((came | other) - stay)):
                 groups.setdefault(hours, []).append(name)
         for hours, names in groups.items():
-            self.tell(f"records of {len(hours)} hours")
-            used = {item for hour in self.known.keys() - set(hours) for item in self.known[hour].files.values()}
-            records = read_hours(self.spark, listing, hours, used=used - {""})
-            fit(self.spark, records.size_bytes)
-            self.warnings += records.warnings
-            self._make(records, names)
-            self._remember(records, [name for name in names if name not in self.broken], {x: files[x] for x in hours})
+            self._read_hours(listing, names, {hour: files[hour] for hour in hours})
+
+    def _add(self, listing: Listing, hour: Hour, there: Sequence[File]) -> None:
+        """Put what new files of an hour tell beside what is known of it: others of its files are there no more."""
+        known = self.known[hour]
+        names = {name[:_NAME] for name in known.files}
+        new = [file for file in there if _digest_of(file)[:_NAME] not in names]
+        changed = sum(_digest_of(file) not in known.files for file in there) - len(new)
+        self.warnings.append(
+            f"{' '.join(hour)}: {len(known.gone(map(_digest_of, there)))} of its files are there no more, and what was "
+            f"learnt of them stays; {len(new)} new ones are added, {changed} that were changed are not read again"
+        )
+        if new:
+            self._read_hours(listing, [name for name in self.wanted if name in known.parts], {hour: new}, add=True)
+
+    def _read_hours(
+        self, listing: Listing, names: Sequence[str], files: Mapping[Hour, Sequence[File]], *, add: bool = False
+    ) -> None:
+        """Make parts of these files of hours: all that they have, or to be added."""
+        self.tell(f"records of {len(files)} hours")
+        others = self.known.keys() - (set() if add else files.keys())
+        used = {item for hour in others for item in self.known[hour].files.values()}
+        left = {*listing.of(files)} - {file for there in files.values() for file in there}
+        records = read_hours(self.spark, listing, files, used=used - {""}, but=left)
+        fit(self.spark, records.size_bytes)
+        self.warnings += records.warnings
+        self._make(records, names)
+        self._remember(records, [name for name in names if name not in self.broken], files, add=add)
 
     def _make(self, records: Read, names: Sequence[str]) -> None:
         """Write what is put aside, and parts, in one query each, to the staging folder."""
@@ -282,24 +318,37 @@ class _Run:
             if any(map(records.has, part.reads)):
                 save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
 
-    def _remember(self, records: Read, made: Sequence[str], files: Mapping[Hour, Sequence[File]]) -> None:
+    def _remember(self, records: Read, made: Sequence[str], files: Mapping[Hour, Sequence[File]], *, add: bool) -> None:
         """Give the parts of hours their places, and write down what they were made of."""
         quarantine = {*self.place.names(QUARANTINE), *self.staging.names(QUARANTINE)}
         for hour, there in files.items():
             known = self.known.setdefault(hour, Known())
             now = {_digest_of(file): records.identities.get(file.path, "") for file in there}
-            if gone := len(known.files.keys() - now.keys()):
-                self.warnings.append(f"{' '.join(hour)}: it is read again, and {gone} of its files are there no more")
-            if now.keys() - known.files.keys():
-                known.parts = {name: ("", size) for name, (_, size) in known.parts.items()}
-            known.files = now
-            known.accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
-            newest = records.newest
-            known.newest = newest.isoformat() if newest is not None and hour_of(newest) == hour else ""
+            gone, came = known.gone(now), now.keys() - known.files.keys()
+            if gone and not add:
+                line = f"{', '.join(made)} made without {len(gone)} of its files, which are there no more"
+                self.warnings.append(f"{' '.join(hour)}: {line}")
+            if came:
+                known.parts = {
+                    name: (made_with if add and name in made else "", size)
+                    for name, (made_with, size) in known.parts.items()
+                }
+            known.files = known.files | now if gone else now
+            accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
+            if add:
+                known.accounts |= {table: _sum(known.accounts.get(table, {}), item) for table, item in accounts.items()}
+            elif not gone:
+                known.accounts = accounts
+            newest = records.newest.isoformat() if records.newest and hour_of(records.newest) == hour else ""
+            known.newest = max(known.newest, newest) if gone else newest
+            batch = digest(" ".join(sorted(now))) if add else ""
             for name in made:
-                known.parts[name] = self._made_with(name), self._adopt(self.wanted[name][0].folder(hour))
-            for name in quarantine:
-                self._adopt(f"{QUARANTINE}/{name}/date={hour[0]}/hour={hour[1]}")
+                made_with = known.parts[name][0] if add else self._made_with(name)
+                known.parts[name] = made_with, self._adopt(self.wanted[name][0].folder(hour), batch, known.added)
+            if add or not gone:
+                for name in quarantine:
+                    self._adopt(f"{QUARANTINE}/{name}/date={hour[0]}/hour={hour[1]}", batch, known.added)
+            known.added += [batch] if add else []
         # What is left of them is a folder without rows, which an answer that looks here first would take for the table.
         for name in (QUARANTINE, *(self.wanted[name][0].folder() for name in made)):
             self.staging.delete(name)
@@ -307,13 +356,28 @@ class _Run:
         hours = {" ".join(hour): asdict(known) for hour, known in sorted(self.known.items())}
         self.place.write_text(RECORD_FILE, json.dumps({"format": FORMAT, "events": self.source, "hours": hours}))
 
-    def _adopt(self, folder: str) -> int:
-        """Give a folder of an hour its place, and return its size; 0: it has no row, and there is none."""
-        if not self.staging.exists(folder):
+    def _adopt(self, folder: str, batch: str, added: Sequence[str]) -> int:
+        """Give a folder of an hour its place, and return its size; 0: it has no row, and there is none.
+
+        Args:
+            folder: as it is called in the staging folder and in its place.
+            batch: name of what is put beside the files that are there. Empty: it takes their place.
+            added: names of what was put there before; what else was put there is of a killed run.
+        """
+        storage = self.place.storage
+        if batch:
+            for name in self.place.names(folder):
+                if name.startswith(_ADDED) and name.split("-")[1] not in added:
+                    self.place.delete(f"{folder}/{name}")
+            for number, name in enumerate(self.staging.names(folder)):
+                storage.system.create_dir(storage.path(folder), recursive=True)
+                target = storage.path(f"{folder}/{_ADDED}{batch}-{number:05}.zstd.parquet")
+                storage.system.move(self.staging.storage.path(f"{folder}/{name}"), target)
+        elif self.staging.exists(folder):
+            self.place.adopt(self.staging, folder)
+        else:
             self.place.delete(folder)
             return 0
-        self.place.adopt(self.staging, folder)
-        storage = self.place.storage
         files = [storage.path(f"{folder}/{name}") for name in self.place.names(folder)]
         return sum(info.size or 0 for info in storage.system.get_file_info(files))
 
@@ -446,7 +510,8 @@ def _read_json(place: Place, name: str) -> dict[str, Any]:
 
 
 def _digest_of(file: File) -> str:
-    return digest(f"{file.table} {file.path.rpartition('/')[2]} {file.size_bytes}")
+    name = file.path.rpartition("/")[2]
+    return f"{digest(f'{file.table} {name}')} {file.size_bytes}"
 
 
 def _told(error: Exception) -> FlowctlError:

@@ -236,6 +236,7 @@ def read_hours(
     *,
     now_us: int | None = None,
     used: Collection[str] = (),
+    but: Collection[File] = (),
 ) -> Read:
     """Read the records of some hours.
 
@@ -245,13 +246,14 @@ def read_hours(
         hours: which to read.
         now_us: time of the run, microseconds since the epoch. None: now.
         used: identities of files that other hours of earlier runs have used: copies of them are left out.
+        but: files to leave out.
 
     Raises:
         ConfigError: records are there twice, in files that are no copies of each other, or there are files, none of
             them can be used, and none was in earlier runs.
     """
     read = Read(spark, listing, time.time_ns() // 1_000 if now_us is None else now_us)
-    files = listing.of(hours)
+    files = [file for file in listing.of(hours) if file not in but]
     read.enter(zip(files, _look(read, files), strict=True), used)
     if files and not read.identities and not used:
         counts = sum((Counter(account.files_by_reason) for account in read.accounts.values()), Counter[str]())

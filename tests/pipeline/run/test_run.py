@@ -240,6 +240,37 @@ def test_run_when_a_text_has_other_writers_merges_it(go, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
 
 
+def test_run_when_files_come_to_an_hour_that_has_lost_some_keeps_what_was_learnt(go, tmp_path):
+    """New files are added, once, whatever a killed run has left; with that, rows and accounts are of all files."""
+    record, first = tmp_path / "out/record.json", events_of(tmp_path / "events", 1, 2)
+    events_of(tmp_path / "events", 3, name="b", event_name="dropped")
+    go()
+    first.unlink()
+    old = record.read_text()
+    for number in range(2):  # as if the run were killed before it wrote the record, and another file came
+        record.write_text(old)
+        events_of(tmp_path / "events", 10 + number, name=f"late{number}", event_name="limit_hit")
+        result = go()
+        told = {"returned": 2, "dropped": 1, "limit_hit": number + 1, "newest": at(10 + number).isoformat()}
+        assert (result.failed, result.hours_read, result.jobs["seen"].summary) == ([], 1, told)
+        assert [item["rows_in"] for item in result.accounts] == [number + 4]
+        assert (
+            f"1 of its files are there no more, and what was learnt of them stays; {number + 1} new"
+            in result.warnings[0]
+        )
+    result = go()
+    assert (result.hours_read, result.warnings, result.jobs["seen"].summary) == (0, [], told)
+    events_of(tmp_path / "events", 20, name="later", event_name="limit_hit")
+    assert go().jobs["seen"].summary["limit_hit"] == 3
+    result = go(options={"mark": "other"})  # what was learnt with other options stays, and is told
+    assert (result.hours_read, result.jobs["seen"].summary["limit_hit"]) == (0, 3)
+    assert "1 of 1 hours" in result.jobs["seen"].warnings[0]
+    events_of(tmp_path / "events", 3, 4, 5, name="b", event_name="dropped")  # rewritten: it would count twice
+    result = go()
+    assert (result.hours_read, result.jobs["seen"].summary["dropped"]) == (0, 1)
+    assert "1 that were changed are not read again" in result.warnings[0]
+
+
 KILLED = """
 import os, sys, signal
 sys.path[:0] = {path!r}
@@ -247,7 +278,7 @@ import test_run
 from flowctl.pipeline import run as runner
 from flowctl.pipeline.spark.session import SessionOptions, session
 
-def die(*_):
+def die(*_, **__):
     print("dying", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
