@@ -26,21 +26,17 @@ Carries = tuple[int | None, str, bool]
 """Viewers that a node carries, from what that is known, and whether it may be more."""
 
 NODE_COLUMNS: Final[dict[str, str]] = {
-    "node": "string",
-    "carries_viewers": "bigint",
-    "carries_from": "string",
-    "carries_at_least": "boolean",
+    "node": "string", "carries_viewers": "bigint", "carries_from": "string", "carries_at_least": "boolean",
     **dict.fromkeys(("viewers_peak", "load_peak", "viewers_mean", "recorded_s", "bit_rate", "busy_peak"), "double"),
     "trouble_share": "double",
-}
+}  # fmt: skip
 """Contract of ``capacity_nodes``. Grain: one node. `load_peak`: `viewers_peak` of `carries_viewers`. `bit_rate`: of one
 viewer. `recorded_s`: of windows with viewers."""
 STREAM_COLUMNS: Final[dict[str, str]] = {
     **dict.fromkeys(("app", "stream", "node"), "string"),
     **dict.fromkeys(("viewers_peak", "viewers_mean", "watched_s", "bit_rate"), "double"),
-    "worth_following": "boolean",
-    "saved_bit_rate": "double",
-}
+    "worth_following": "boolean", "saved_bit_rate": "double",
+}  # fmt: skip
 """Contract of ``capacity_streams``. Grain: one stream at one node. `viewers_mean`: while anybody watched. Worth
 following: on average more viewers than a follower costs. `saved_bit_rate`: what an origin sends less then."""
 
@@ -73,19 +69,11 @@ def plan_of(viewers: int, carries: int, headroom: float, shares: Sequence[float]
         origins = max(origins, nodes_for(viewers - edge_viewers + edges * len(followed), carries, headroom))
     origin_viewers = viewers - edge_viewers + edges * len(followed)
     plan: Plan = {
-        "viewers": viewers,
-        "carries_viewers": carries,
-        "origins": origins,
-        "edges": edges,
-        "streams": len(shares),
-        "streams_followed": len(followed),
-        "edge_viewers": edge_viewers,
-        "origin_viewers": origin_viewers,
-    }
-    for kind, served, nodes, read in (
-        ("edge", edge_viewers, edges, len(followed)),
-        ("origin", origin_viewers, origins, 0),
-    ):
+        "viewers": viewers, "carries_viewers": carries, "origins": origins, "edges": edges, "streams": len(shares),
+        "streams_followed": len(followed), "edge_viewers": edge_viewers, "origin_viewers": origin_viewers,
+    }  # fmt: skip
+    kinds = ("edge", edge_viewers, edges, len(followed)), ("origin", origin_viewers, origins, 0)
+    for kind, served, nodes, read in kinds:
         for down, left in (("", nodes), ("_one_down", nodes - 1)):
             plan[f"{kind}_load{down}"] = round((served / left + read) / carries, 4) if left > 0 else None
     return plan

@@ -18,19 +18,9 @@ from statistics import NormalDist
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity import fleet
+from flowctl.pipeline.capacity import fleet, node
 from flowctl.pipeline.capacity.loads import LOADS
-from flowctl.pipeline.capacity.node import (
-    MACHINE,
-    SLOW_MORE,
-    Measurement,
-    NodeModel,
-    fit,
-    held_out_error,
-    parse_measurements,
-    reference,
-    why_weak,
-)
+from flowctl.pipeline.capacity.node import Measurement, NodeModel, fit, why_weak
 from flowctl.pipeline.job import Answer, Job, Parts
 from flowctl.units import format_bit_rate, format_size
 
@@ -73,8 +63,8 @@ def carried(model: NodeModel, options: CapacityOptions, error: float = 0.0) -> t
     `n` viewers 95 % of the nodes need less than ``n * mean + AT_95 * sqrt(n * variance)``, and this is solved for `n`.
     """
     rate, slow, reach = options.bit_rate or 0.0, options.slow_share or 0.0, MOST_REACH * model.largest
-    mean = 1 + slow * SLOW_MORE
-    variance = (1 + SPREAD) * (1 - slow + slow * (1 + SLOW_MORE) ** 2) - mean**2
+    mean = 1 + slow * node.SLOW_MORE
+    variance = (1 + SPREAD) * (1 - slow + slow * (1 + node.SLOW_MORE) ** 2) - mean**2
     room = max(0.0, options.busy * 1e6 / (1 + error) - model.cpu.idle) / model.cpu.one(rate)
     half = AT_95 * math.sqrt(variance) / (2 * mean)
     most = (math.sqrt(half**2 + room / mean) - half) ** 2
@@ -95,11 +85,11 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
     """
     source, used, weak = "records", points, ""
     if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
-        source, used = "measurements", parse_measurements(options.measurements, options.measurements_name)
+        source, used = "measurements", node.parse_measurements(options.measurements, options.measurements_name)
     elif weak := why_weak(points):
-        source, used = "reference", reference()
+        source, used = "reference", node.reference()
     model, rate = fit(used), options.bit_rate or 0.0
-    memory, held_out, off = model.memory, held_out_error(used), min(2 * model.residual, 0.9)
+    memory, held_out, off = model.memory, node.held_out_error(used), min(2 * model.residual, 0.9)
     if options.memory_bytes is not None and memory is None:
         raise ConfigError(
             "a node's memory is to be kept, but what a viewer takes of it was not measured",
@@ -133,7 +123,7 @@ def _words(found: Mapping[str, Any], options: CapacityOptions, weak: str, rates:
     rate, low, high = (format_bit_rate(value) for value in (found["bit_rate"], *rates))
     asked = f"viewers of {rate} at {options.busy:.0%} of a thread"
     if found["fitted_to"] == "reference":
-        yield f"REFERENCE MACHINE, NOT YOURS ({MACHINE})."
+        yield f"REFERENCE MACHINE, NOT YOURS ({node.MACHINE})."
     if viewers is None:
         yield f"A node carries no {asked} as was asked for."
     elif at_least:

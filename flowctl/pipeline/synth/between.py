@@ -49,18 +49,16 @@ def events(frame: DataFrame, options: SynthOptions) -> DataFrame:
         }
     )
     frame = clocks(alive(frame, options), "at_us", "now")
-    in_ready = col("leave_us") + f.when(step["episode"] == 0, col("lead_us")).otherwise(0)
-    in_soft = f.when(
-        col("soft_us") > 0, col("soft_us") - f.when(step["place"] == "hardens", col("hard_us")).otherwise(0)
-    )
-    in_trouble = f.coalesce(in_soft, col("over_us"))
-    at_once = f.when(col("episodes") == 0, col("at_us")).otherwise(in_trouble)
     at = partial(at_place, step)
+    in_ready = col("leave_us") + f.when(step["episode"] == 0, col("lead_us")).otherwise(0)
+    in_trouble = f.when(col("soft_us") > 0, col("soft_us")).otherwise(col("over_us"))
+    to_hard = f.when(col("soft_us") > 0, col("soft_us") - col("hard_us")).otherwise(col("over_us"))
+    to_hard = f.when(col("episodes") == 0, col("at_us")).otherwise(to_hard)
     share = f.greatest(f.lit(1), col("now_episodes") + 1)  # of what was dropped so far, the last episode's
     columns = identity(options) | {
         "event": f.when(col("refused"), EventName.CONN_REFUSED.value).otherwise(step["event"]),
         **{name: step[name] for name in ("state_from", "state_to", "cause")},
-        "state_ms": at(leaves=in_ready, softens=col("over_us"), returns=in_trouble, hardens=at_once) / 1000,
+        "state_ms": at(leaves=in_ready, softens=col("over_us"), returns=in_trouble, hardens=to_hard) / 1000,
         "axis": f.coalesce(at(hits=col("hit.axis")), step["axis"]),
         "value": at(
             hits=col("hit.value"),
@@ -84,10 +82,10 @@ def events(frame: DataFrame, options: SynthOptions) -> DataFrame:
 def server_events(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
     """Return what servers say of themselves: their start, and the start after they died."""
     limits = {"messages": None, "bytes": f"{HARD_BYTES >> 1} {HARD_BYTES}", "age": "2s 8s"}
-    starts = [(f"node-{number + 1}", options.start_s - 60) for number in range(options.nodes)]
-    for world in (crowd.world for crowd in cast.crowds if crowd.world.node):
-        starts += [(world.node, options.start_s - 60)]
-        starts += [(world.node, options.middle_us // 1_000_000 + DOWN_S)] if world.dies else []
+    worlds = [crowd.world for crowd in cast.crowds]
+    nodes = [f"node-{number + 1}" for number in range(options.nodes)] + [world.node for world in worlds if world.node]
+    starts = [(node, options.start_s - 60) for node in nodes]
+    starts += [(world.node, options.middle_us // 1_000_000 + DOWN_S) for world in worlds if world.dies]
     rows = [(node, at_s, -1 - number) for number, (node, at_s) in enumerate(starts)]
     columns = {
         "ts": f.timestamp_seconds("at_s"),

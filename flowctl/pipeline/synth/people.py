@@ -60,11 +60,9 @@ class SynthOptions:
             if value is not None and not low <= value <= high:
                 option = "--" + name.removesuffix("_s")
                 raise ConfigError(f"{option} is {value:g}, allowed is {low:g} to {high:g}")
-        unknown = sorted(set(self.worlds) - set(BY_NAME))
+        unknown = ", ".join(sorted(set(self.worlds) - set(BY_NAME)))
         if unknown or not self.worlds:
-            raise ConfigError(
-                f"--worlds: there is no {', '.join(unknown) or 'world'}", hint=f"of: {', '.join(BY_NAME)}"
-            )
+            raise ConfigError(f"--worlds: there is no {unknown or 'world'}", hint=f"of: {', '.join(BY_NAME)}")
 
     @property
     def interval_us(self) -> int:
@@ -203,14 +201,12 @@ def _key(options: SynthOptions) -> Column:
 
 
 def _of_visit(options: SynthOptions, cast: Cast) -> dict[str, Column]:
+    # A random power is Zipf's law: the first stream has as many viewers as the next two, and so on.
     zipf = f.least(f.pow(f.col("streams") + 1.0, chance(options, "stream", "visit")) - 1, f.col("streams") - 1)
     spread = f.format_string("node-%d", (chance(options, "node", "visit") * options.nodes).cast("int") + 1)
     wave = f.floor(f.col("visit") / cast.clients)
     return {
-        # A random power is Zipf's law: the first stream has as many viewers as the next two, and so on.
-        "stream_number": f.when(f.col("role") == "publish", f.col("inside")).otherwise(
-            f.least(zipf, f.col("streams") - 1)
-        ),
+        "stream_number": f.when(f.col("role") == "publish", f.col("inside")).otherwise(zipf),
         "node": f.when(f.col("own_node") != "", f.col("own_node")).otherwise(spread),
         "begun_us": (f.lit(options.start_s * 1e6) + wave * (cast.wave_s * 1e6)).cast("bigint"),
         "far": f.pow(f.lit(10.0), chance(options, "rtt", "client") * 1.3),  # 1 to 20 times the shortest way
@@ -270,20 +266,15 @@ def _episodes(options: SynthOptions) -> list[dict[str, Column]]:
 
 def _address(options: SynthOptions) -> Column:
     """Return the address of a connection: of 240.0.0.0/4, which belongs to nobody, or of 2001:db8::/32."""
-    viewer = f.greatest(f.lit(0), f.col("inside") - f.col("streams"))
-    unit = f.floor(viewer / f.col("crowd"))
-    moved = f.floor(chance(options, "address", "visit", "connection") * f.col("units"))
-    publishes = f.col("role") == "publish"
-    place = f.when(publishes, f.col("units") + f.col("inside")).otherwise(f.when(f.col("moves"), moved).otherwise(unit))
-    number = f.col("first_address") + place
-    host = f.when(f.col("moves"), 1 + f.col("connection") + 256 * f.pmod("visit", f.lit(255))).otherwise(1)
-    network = f.lower(f.hex(1 + unit % 65_535))
-    inside = f.lower(f.hex(1 + viewer % f.col("crowd")))
-    six = f.concat(f.lit("2001:db8:"), network, f.lit(":"), inside, f.lit("::"), f.lower(f.hex(host)))
-    return f.when(f.col("ipv6") & ~publishes, six).otherwise(_dotted(number))
-
-
-def _dotted(number: Column) -> Column:
-    low, middle = number % 254 + 1, f.floor(number / 254)
-    parts = (240 + f.floor(middle / 65_536) % 15, f.floor(middle / 256) % 256, middle % 256, low)
-    return f.concat_ws(".", *(part.cast("bigint").cast("string") for part in parts))
+    col, publishes = f.col, f.col("role") == "publish"
+    viewer = f.greatest(f.lit(0), col("inside") - col("streams"))
+    unit, inside = f.floor(viewer / col("crowd")), viewer % col("crowd")
+    moved = f.floor(chance(options, "address", "visit", "connection") * col("units"))
+    place = f.when(publishes, col("units") + col("inside")).when(col("moves"), moved).otherwise(unit)
+    host = f.when(col("moves"), 1 + col("connection") + 256 * f.pmod("visit", f.lit(255))).otherwise(1)
+    hexed = (f.hex(part) for part in (1 + unit % 65_535, 1 + inside, host))
+    six = f.lower(f.format_string("2001:db8:%s:%s::%s", *hexed))
+    low, middle = (col("first_address") + place) % 254 + 1, f.floor((col("first_address") + place) / 254)
+    bytes_ = (240 + f.floor(middle / 65_536) % 15, f.floor(middle / 256) % 256, middle % 256, low)
+    four = f.concat_ws(".", *(byte.cast("bigint").cast("string") for byte in bytes_))
+    return f.when(col("ipv6") & ~publishes, six).otherwise(four)
