@@ -14,7 +14,7 @@ What is said of an address, `verdict`:
 - ``shared``: it would be enough, but others behave there: new connections are limited, and nobody is kept out.
 - ``limit``: enough, but only with evidence that never bans (`weights.MILD`): the same.
 - ``subnet_ban``: as ban, covered by that of its whole subnet, where nearly all are abusive and nobody honest was seen.
-- ``allowed``, ``no_address``: it would be one of these, but it is on the allow list, or no address was recorded.
+- ``allowed``, ``no_address``: it would be one of these, but it is on the allow list, or not an address of a peer.
 - ``watch``: half of it; ``ok``: less.
 """
 
@@ -73,6 +73,7 @@ SLOW: Final = ("deaf_close", NEVER_READ)
 """Evidence that bans, and is about being slow, which is what limits are for."""
 _OFTEN: Final = 0.05
 """Of a shared address's connections: phones that are lost as they connect are fewer."""
+_BROADCAST: Final = ipaddress.ip_address("255.255.255.255")
 _SUBNET_LENGTHS: Final = {4: 24, 6: 48}
 _SILENT_S: Final = OPENS_EVERY_S + 60
 """A connection that is open has a row each `OPENS_EVERY_S`, in a file some seconds later; without, it has gone."""
@@ -305,7 +306,8 @@ def _kinds(found: pd.DataFrame, weights: Weights) -> list[str]:
 def _place(address: str) -> tuple[Network | None, str | None]:
     """Return what a ban of an address would name, and its subnet; (None, None) of what is no address.
 
-    A network that was recorded in place of an address (``events_addresses=truncated``) is its own subnet.
+    What no peer can have is no address to ban: the unspecified one (of IPv6 its /64, where loopback is), groups, and
+    broadcast. A network that was recorded in place of an address (``events_addresses=truncated``) is its own subnet.
     """
     try:
         unit = ipaddress.ip_network(address)
@@ -313,7 +315,9 @@ def _place(address: str) -> tuple[Network | None, str | None]:
         return None, None
     length, single = _SUBNET_LENGTHS[unit.version], unit.version == 4 and "/" not in address
     if single or (unit.prefixlen == 64 and address.endswith("::/64")):
-        return unit, str(unit.supernet(new_prefix=length))
+        first = unit.network_address
+        nobody = first.is_unspecified or first.is_multicast or first == _BROADCAST
+        return None if nobody else unit, str(unit.supernet(new_prefix=length))
     return None, address if unit.prefixlen == length else None
 
 

@@ -169,6 +169,11 @@ WORLD = {
     "a name": ("no_address", "somebody", attack),
     "no address": ("no_address", "300.1.1.1", attack),
     "an octal address": ("no_address", "1.2.3.04", attack),
+    "no address of a peer": ("no_address", "0.0.0.0", attack),
+    "a group": ("no_address", "224.0.0.1", attack),
+    "a group of IPv6": ("no_address", "ff02::/64", lambda _: attack("ff02::1")),
+    "everybody": ("no_address", "255.255.255.255", attack),
+    "the /64 of loopback": ("no_address", "0::/64", lambda _: attack("::") + attack("::1")),
 }
 """Planted by hand: who it is -> verdict, address as scored, records."""
 
