@@ -28,7 +28,7 @@ from flowctl.errors import ConfigError, FlowctlError
 from flowctl.text.files import write_text
 
 MOST_TEXT_BYTES: Final = 16 * 1024 * 1024
-"""Longest text file that is read here: the longest ban list; anything longer is not one of ours."""
+"""Longest text file that is read here: the longest ban list."""
 _STAGING: Final = "_new-"
 """Begin of the names of folders in the making: Spark passes over names that begin with ``_``."""
 _FLAT: Final = ("s3", "gcs")
@@ -193,10 +193,17 @@ class Place:
             self.storage.system.delete_file(path)
 
     def read_text(self, name: str) -> str | None:
-        """Return a text file; None: there is none, or it is too long to be one of ours."""
+        """Return a text file; None: there is none.
+
+        Raises:
+            ConfigError: it is too long to be one of ours.
+        """
         info = self._info(name)
-        if info.type != fs.FileType.File or info.size > MOST_TEXT_BYTES:
+        if info.type != fs.FileType.File:
             return None
+        if info.size > MOST_TEXT_BYTES:
+            told = f"{self.path(name)} has {info.size} bytes, {MOST_TEXT_BYTES} are allowed, so it is left as it is"
+            raise ConfigError(told, hint="move it away, or shorten it")
         with self.storage.system.open_input_stream(info.path) as stream:
             return bytes(stream.read()).decode("utf-8", errors="replace")
 

@@ -11,7 +11,7 @@ from abuse_records import at
 from flowctl.errors import ConfigError
 from flowctl.pipeline.abuse.job import AbuseOptions
 from flowctl.pipeline.abuse.watch import SOURCE, WatchOptions, merge_into
-from flowctl.pipeline.records.place import Place
+from flowctl.pipeline.records.place import MOST_TEXT_BYTES, Place
 from flowctl.server.bans import Ban, BanList, render
 
 NOW_S = time.time()
@@ -83,6 +83,16 @@ def test_list_when_it_cannot_be_read_names_it_and_leaves_it(tmp_path):
         add(tmp_path, ban())
     assert "--replace-bans" in caught.value.hint
     assert (tmp_path / "bans.jsonl").read_text() == "{broken\n"
+
+
+def test_list_when_it_is_too_long_leaves_it(tmp_path):
+    """A list that no server takes is refused, and not taken as empty."""
+    line = Ban(cidr="203.0.113.1/32", expires=None).line() + "\n"
+    text = line * (MOST_TEXT_BYTES // len(line) + 1)
+    (tmp_path / "bans.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=r"bans\.jsonl has \d+ bytes"):
+        add(tmp_path, ban())
+    assert (tmp_path / "bans.jsonl").read_text() == text
 
 
 def test_list_when_an_address_is_allowed_does_not_keep_a_ban_of_it(tmp_path):

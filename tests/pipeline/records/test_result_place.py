@@ -73,15 +73,16 @@ def test_place_when_it_cannot_be_made_names_the_folder(tmp_path):
         Place(str(tmp_path / "file" / "out"))
 
 
-def test_place_when_a_text_is_missing_or_huge_reads_none(tmp_path):
-    """What is not there, and what is too long to be one of ours, is None; wrong octets are replaced."""
+def test_place_when_a_text_is_missing_or_huge_says_so(tmp_path):
+    """What is not there is None, what is too long is refused by its name; wrong octets are replaced."""
     place = Place(str(tmp_path))
     assert place.read_text("bans.jsonl") is None
     (tmp_path / "odd").write_bytes(b"a\xffb")
     assert place.read_text("odd") == "a\ufffdb"
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(MOST_TEXT_BYTES + 1)
-    assert place.read_text("huge") is None
+    with pytest.raises(ConfigError, match=r"huge has \d+ bytes, \d+ are allowed"):
+        place.read_text("huge")
 
 
 @pytest.mark.parametrize(
