@@ -69,9 +69,21 @@ def started(
 
     options = options_of(values, name, size_bytes)
     check_available()
+    _silence()
     with terminable(), Progress("starting Java") as progress, session(options) as spark:
         progress.watch(spark, name)
         yield spark, progress
+
+
+def _silence() -> None:
+    """Have py4j and PySpark write no stack traces: a signal may end Java first, and what fails is told in one line."""
+    import logging
+
+    from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
+
+    logging.getLogger().addHandler(logging.NullHandler())
+    for server in (AccumulatorTCPServer, AccumulatorUnixServer):
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
 
 
 def check_apart(events: str, out: str) -> None:

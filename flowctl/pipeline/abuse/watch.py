@@ -255,7 +255,7 @@ def run(
         events: folder that servers write to, anywhere Spark can read.
         out: folder of the results, on this machine, where the server watches ``bans.jsonl``.
         options: how. None: all defaults.
-        stop: set to end in order. None: only an exception ends it.
+        stop: set to end in order, also where the same signal has ended Java. None: only an exception ends it.
         tell: given a line about each batch.
 
     Raises:
@@ -272,17 +272,21 @@ def run(
         raise ConfigError(f"{events} has no {names}", hint="flowctl serve live --events DIR writes them")
     query = watch.start()
     try:
-        while query.isActive and not stop.wait(_POLL_S):
+        try:
+            while query.isActive and not stop.wait(_POLL_S):
+                watch.note_progress(query)
+            if not stop.is_set():
+                query.awaitTermination()
+        finally:
+            query.stop()
             watch.note_progress(query)
-        if not stop.is_set():
-            query.awaitTermination()
     except Exception as error:
+        # Who ends a service sends the signal to all its processes: Java is gone, and its batch comes again.
+        if stop.is_set():
+            return watch.result()
         if isinstance(watch.failure, FlowctlError):
             raise watch.failure from error
         if watch.failure is not None:
             raise SparkError(one_line(watch.failure), hint="start it again: it goes on where it was") from error
         raise  # mapped by the session, as for every job
-    finally:
-        query.stop()
-        watch.note_progress(query)
     return watch.result()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -180,24 +182,34 @@ def test_watch_when_records_come_bans_within_a_trigger_and_ends_in_order(spark, 
         assert job.result(PATIENCE_S).summary["bans"] == 2
 
 
-def test_watch_when_killed_in_the_middle_and_restarted_loses_and_repeats_nothing(look, tmp_path):
-    """Killed with SIGKILL between files, it goes on: the bans are those of one look."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_watch_when_ended_in_the_middle_and_restarted_loses_and_repeats_nothing(look, tmp_path, number):
+    """Ended between files with all its processes, as services are, it goes on: the bans are those of one look.
+
+    SIGTERM ends it in order, whichever of Python and Java dies first.
+    """
     events, out, now = tmp_path / "events", tmp_path / "out", time.time()
-    for number in range(4):
-        rows = hits(f"192.0.2.{number}", "amf_depth", 1, now) + hits("198.51.100.1", "unpublished_bytes", 3, now)
-        rows += hits(f"198.51.100.{2 + number // 2}", "chunk_size_max_bytes", 1, now)
-        write(events, rows, f"node-1-1-{number}")
+    for n in range(4):
+        rows = hits(f"192.0.2.{n}", "amf_depth", 1, now) + hits("198.51.100.1", "unpublished_bytes", 3, now)
+        rows += hits(f"198.51.100.{2 + n // 2}", "chunk_size_max_bytes", 1, now)
+        write(events, rows, f"node-1-1-{n}")
     command = [sys.executable, "-m", "flowctl", "analyze", "watch", str(events), "--out", str(out), "--max-files", "2"]
     command += ["--trigger", "100ms", "--master", "local[2]", "--driver-memory", "512m"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     try:
         wait_for(lambda: banned(out) or process.poll() is not None, "ban")
-        assert process.poll() is None, process.stderr.read().decode()[-2000:]
+        os.killpg(process.pid, number)
+        told, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
+    if number == signal.SIGTERM:
+        assert process.returncode == 0, errors
+        assert json.loads(told)["summary"]["bans"]
+        assert not re.search("Traceback|error:", errors), errors
+    else:
+        assert process.returncode == -number, errors
     look()
     expected = {f"192.0.2.{n}/32": "ban" for n in range(4)} | {f"198.51.100.{n}/32": "ban" for n in (2, 3)}
     assert banned(out) == expected | {"198.51.100.1/32": "limit"}
