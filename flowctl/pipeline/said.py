@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from flowctl.pipeline.run import AllResult
 
 ANSWERS: Final = {
-    "sessions": "{sessions} connections closed, {open} open; {in_trouble} in trouble, by cause: {causes}",
+    "sessions": "{sessions} connections, {open} of them open; {in_trouble} in trouble, by cause: {causes}",
     "experience": "{viewers} viewers, {peak_viewers} at once; {start_failures} of {attempts} attempts failed "
     "to start; first frame {first_frame_p50_ms}, delay p95 {delay_p95_ms}, {picture_share} of the pictures",
-    "fleet": "at most {most_viewers} viewers at once",
+    "fleet": "{minutes} minutes of streams on nodes, {networks} networks",
     "abuse": "{bans} to be banned and {limits} to be limited",
     "whatif": "{choices} choices tried on {viewers} viewers; recommended:\n  {recommended}\n  {why}",
     "capacity": "a node carries {viewers_per_node} viewers of {bit_rate}, by {known_by}; the crowd takes {nodes} nodes",

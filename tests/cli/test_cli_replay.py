@@ -162,7 +162,7 @@ def test_replay_when_a_flight_is_of_format_1_tries_other_limits_on_it(tmp_path):
     status, output, errors = run("replay", str(tmp_path), "--limits", "1MiB,900")
     assert (status, errors) == (0, "")
     assert "not replayed: it is of format 1" in output
-    assert "  choice: 1.0 MiB,900" in output
+    assert "  choice: 1.0 MiB, 900" in output
     status, output, _ = run("replay", str(tmp_path), "--all", "--json", "--limits", "1MiB,900")
     found = json.loads(output)
     assert (status, found["not_replayed"], "identical" in found) == (0, "not replayed: it is of format 1", False)

@@ -110,7 +110,7 @@ class Choice:
 
 
 def marks_text(limits: Limits, level: int) -> str:
-    """Return one level of marks as `Limits.parse` reads it: ``bytes,messages,age``; 0 for a mark that is off.
+    """Return one level of marks as `Limits.parse` reads it: ``bytes, messages, age``; 0 for a mark that is off.
 
     Args:
         limits: the limits.
@@ -119,7 +119,7 @@ def marks_text(limits: Limits, level: int) -> str:
     size, messages, age = (
         (axis.low or 0, axis.soft, axis.hard or 0)[level] for axis in (limits.size, limits.messages, limits.age_ms)
     )
-    return f"{format_size(size) if size else 0},{messages},{format_duration(age / 1000) if age else 0}"
+    return f"{format_size(size) if size else 0}, {messages}, {format_duration(age / 1000) if age else 0}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,7 +44,7 @@ LEAST_DAYS: Final = 3
 MOST_NAMED: Final = 5
 CHANGES: Final = {
     "p95 of the delay": "delay_p95_ms",
-    "p99": "delay_p99_ms",
+    "p99 of it": "delay_p99_ms",
     "dropped": "dropped_share",
     "memory of one viewer, at most": "memory_peak_bytes",
 }
@@ -244,7 +244,7 @@ def calls(found: Found) -> list[Advice]:
 
 def _networks(found: Found, totals: Row) -> Iterator[Advice]:
     """Yield the networks whose viewers are more often in trouble than all others, the clearest first."""
-    troubled, viewers = whole(totals.get("troubled")), whole(totals.get("viewers"))
+    troubled, viewers = whole(totals.get("troubled")), whole(totals.get("plays"))
     told = []
     for row in found.rows("network"):
         part, of = whole(row.get("troubled")), max(whole(row.get("plays")), whole(row.get("troubled")))
@@ -267,14 +267,16 @@ def _publishers(found: Found) -> Iterator[Advice]:
             worst.setdefault(words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part))), row)
     for name, row in worst.items():
         gaps, back = whole(row.get("gap_count")), whole(row.get("reconnects"))
-        seen = [
-            f"no media for {ms(row.get('gap_ms'))} in {plural(gaps, 'gap')}" if gaps else "",
-            f"key frames up to {ms(row.get('key_interval_max_ms'))} apart",
-            f"jitter {ms(row.get('jitter_ms'))}",
-            f"came back {plural(back, 'time')}" if back else "",
-        ]
-        told = "; ".join(text for text in seen if text and "-" not in text.split())
-        why = f"{words(row.get('health'), 40).capitalize()}{': ' if told else ''}{told}."
+        seen = {
+            "no media": "no media" if row.get("health") == "no media" else "",
+            "gaps": f"no media for {ms(row.get('gap_ms'))} in {plural(gaps, 'gap')}" if gaps else "",
+            "came back": f"came back {plural(back, 'time')}" if back else "",
+            "key frames far apart": f"key frames up to {ms(row.get('key_interval_max_ms'))} apart",
+            "jitter": f"jitter {ms(row.get('jitter_ms'))}",
+        }
+        order = sorted(seen, key=lambda name: name != row.get("health"))  # the worst first
+        told = "; ".join(seen[name] for name in order if seen[name] and "-" not in seen[name].split())
+        why = f"{told[:1].upper()}{told[1:]}."
         sure = f"Measured where it comes in, over {span(row.get('duration_s'))} of one connection."
         yield Advice("publisher", "act", f"Call the publisher of {name}.", why, sure)
 

@@ -114,7 +114,8 @@ def cells_of(found: Found, name: str) -> tuple[list[str], list[tuple[str, ...]]]
     cells = {column: [_cell(row, column) for row in rows] for column in TABLES[name].columns.split()}
     heads = [column for place, (column, texts) in enumerate(cells.items()) if not place or set(texts) != {"-"}]
     table = list(zip(*(cells[column] for column in heads), strict=True))
-    return ([_UNIT.sub("", column).replace("_", " ") for column in heads], table) if rows else None
+    words = [_UNIT.sub("", column.replace("per_s", "per_second")).replace("_", " ") for column in heads]
+    return (words, table) if rows else None
 
 
 _UNIT: Final = re.compile("/.*|_(ms|s|bytes)$")
@@ -125,7 +126,7 @@ def note_of(found: Found, name: str) -> str:
     cut = found.tables.get(name, Cut())
     shown = min(len(cut.rows), TABLES[name].most)
     left = cut.total - shown
-    told = f"The first {shown:,} of {cut.total:,} rows; {left:,} are left out here. " if left > 0 else ""
+    told = f"The first {shown:,} of {cut.total:,} rows. " if left > 0 else ""
     return f"{told}{TABLES[name].note}".strip()
 
 

@@ -93,8 +93,8 @@ class Found:
         made_at: when, UTC.
         window: what was asked for, in words; "": all there is.
         jobs: name -> what became of it, as in ``summary.json``.
-        totals: connections, span_s and drawn_share of all sessions; viewers (given media), troubled, play_s, sent_bytes
-            of the row of all of `experience`. None: no sessions.
+        totals: connections, span_s and drawn_share of all sessions; viewers, plays, troubled, play_s and sent_bytes of
+            the row of all of `experience`. None: no sessions.
         measures: name (see `MEASURES`) -> figure over viewers.
         curves: name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that).
         tables: name (see `flowctl.pipeline.report.evidence`) -> its first rows.

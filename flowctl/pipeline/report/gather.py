@@ -241,8 +241,8 @@ def _viewers(tables: Tables, whole: Sequence[Row]) -> dict[str, Any]:
     span_s = (times.max().max() - times["opened_at"].min()).total_seconds()
     totals = {"connections": round(len(frame) / drawn), "span_s": span_s, "drawn_share": drawn}
     for row in whole:
-        totals |= {"viewers": row.get("plays"), "play_s": (number(row.get("play_hours")) or 0.0) * 3600}
-        totals |= {name: row.get(name) for name in ("troubled", "sent_bytes")}
+        totals |= {"play_s": (number(row.get("play_hours")) or 0.0) * 3600}
+        totals |= {name: row.get(name) for name in ("viewers", "plays", "troubled", "sent_bytes")}
     curves = {name: stayed[name].dropna().quantile(_POINTS) for name in _CURVES if stayed[name].any()}
     return {
         "totals": totals,

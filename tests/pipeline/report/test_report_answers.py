@@ -14,7 +14,7 @@ from flowctl.pipeline.report.found import Cut, Found
 
 def found(jobs=None, totals=None, peaks=None, **tables):
     """A report that found these tables; counts of viewers are what it takes."""
-    whole = {"viewers": 400.0, "troubled": 40.0, "span_s": 600.0} | (totals or {})
+    whole = {"viewers": 400.0, "plays": 400.0, "troubled": 40.0, "span_s": 600.0} | (totals or {})
     cuts = {name: Cut(rows, len(rows)) for name, rows in tables.items()}
     return Found(
         events="e", made_at=BEGAN, jobs=notes() if jobs is None else jobs, totals=whole, tables=cuts, peaks=peaks or {}
@@ -152,7 +152,7 @@ def test_calls_when_a_publisher_comes_in_badly_say_what_is_wrong():
     rows = [publication(), publication(stream="s1", health="gaps", gap_count=3, gap_ms=9000.0, jitter_ms=None)]
     (said,) = answers.calls(found(ingest=rows))
     assert (said.about, said.do) == ("publisher", "Call the publisher of live/s1.")
-    assert said.why == "Gaps: no media for 9.0 s in 3 gaps; key frames up to 2.1 s apart."
+    assert said.why == "No media for 9.0 s in 3 gaps; key frames up to 2.1 s apart."
 
 
 def test_calls_when_publishers_are_many_name_the_first_and_count_the_others():

@@ -147,7 +147,7 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp
     status, shown, errors = analyze("all", tmp_path / "ev", "--out", tmp_path / "out", *skipped)
     assert (status, len(listed)) == (0, 1), errors
     lines = shown.splitlines()
-    assert lines[0] == "sessions: 2 connections closed, 0 open; 0 in trouble, by cause: -"
+    assert lines[0] == "sessions: 2 connections, 0 of them open; 0 in trouble, by cause: -"
     assert lines[1].startswith("capacity: a node carries ")
     assert lines[2:4] == [
         "report: what to do",
