@@ -31,7 +31,7 @@ _OF_GROUP: Final = 0.75
 
 _OF_HARD: Final = 0.8
 """Of what the hard marks hold: a rate is that of some seconds, and while a picture is on its way more comes."""
-CROWDED: Final = 0.9
+_CROWDED: Final = 0.9
 """Of a hard mark: between what is waited for and the end."""
 
 AHEAD_S: Final = 0.2
@@ -82,7 +82,7 @@ def crowded(limits: Limits, load: Load) -> bool:
     soft mark is one on which nothing is to be thinned.
     """
     pairs = ((load.size_bytes, limits.size), (load.messages, limits.messages))
-    return any(axis.soft and value >= CROWDED * (axis.hard or OFF_MARK) for value, axis in pairs)
+    return any(axis.soft and value >= _CROWDED * (axis.hard or OFF_MARK) for value, axis in pairs)
 
 
 def ahead_bytes(rate: float) -> int:

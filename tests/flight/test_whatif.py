@@ -27,7 +27,6 @@ from flowctl.flight.whatif.engine import (
 from flowctl.flow.counts import NO_COUNTS
 from flowctl.flow.limits import HardPolicy, Limits
 from flowctl.flow.state import MessageClass
-from flowctl.pipeline.whatif.grid import default_grid
 from flowctl.reasons import CloseReason
 from flowctl.sending.settings import SenderSettings
 
@@ -94,23 +93,6 @@ def test_evaluate_when_choices_are_served_together_gives_what_each_input_shown_o
     alone = [evaluate(viewer, [choice], together=False)[0] for choice in SMALL]
     for choice, left, right in zip(SMALL, together, alone, strict=True):
         assert right == left, str(choice)
-
-
-@given(
-    viewer=recordings(),
-    size=st.sampled_from([2000, 8000, 30_000]),
-    messages=st.sampled_from([0, 6, 20]),
-    age_ms=st.sampled_from([0, 300, 1500, 4000]),
-)
-@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-def test_evaluate_when_choices_share_a_sender_gives_what_each_alone_gives(viewer, size, messages, age_ms):
-    """A whole grid: choices go on as one until something in which they differ is near, and no outcome changes."""
-    assume(not (viewer.given and next((what for _, what, _ in viewer.events if what < 0), TAKEN) == REFUSED))
-    marks = [f"{size},{messages},{age_ms}ms", f"{size * 2},{messages * 3},{age_ms * 2}ms"]
-    grid = default_grid(Choice(limits=Limits.parse(*marks), soft_too_long_s=6.0, stuck_s=8.0, return_after_s=0.0))
-    together = evaluate(viewer, grid)
-    for choice, outcome in zip(grid, together, strict=True):
-        assert evaluate(viewer, [choice]) == [outcome], str(choice)
 
 
 @given(viewer=recordings())

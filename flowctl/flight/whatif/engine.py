@@ -3,9 +3,8 @@
 A *recorded viewer* is a list of what happened to it in order: messages that were published for it, and writes, each
 with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits with a target delay, a drop policy,
 and times. `evaluate` runs all choices over one viewer at once and returns an `Outcome` for each. Every choice has a
-real `Sender` with a real `LogCursor` and policy, of its own from where it differs from others; only the socket, the
-clock and the fan-out are stood in for (`flowctl.flight.whatif.run`), so the answer is what the server would do, not a
-model of it.
+real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
+(`flowctl.flight.whatif.run`), so the answer is what the server would do, not a model of it.
 
 The link is known only from what the kernel took, so this is what is assumed (`LinkModel` does the arithmetic):
 

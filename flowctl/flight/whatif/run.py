@@ -5,8 +5,6 @@ See `flowctl.flight.whatif.engine` for what it is for.
 Theory of operation. Each message is appended to one `StreamLog`, once; each choice has a `Sender` that follows it, like
 fifty viewers of one stream. What costs is calling Senders, so they are called only where something can happen:
 
-- Choices of a kind (`kind_of`) are one *seat* with one Sender until something comes close in which they differ: a mark,
-  a time, or how long anything may be waited for. Then the seat is copied, and each goes on with its own choices.
 - Choices that have taken everything and refuse nothing are *members*: they stand at one `Place`, and a write that is
   taken whole moves all of them with one assignment, as a cohort of the fan-out is (`flowctl.fanout.fanout`).
 - The first refusal makes all of them leave. From then on a choice is served by itself, when the link has room for it;
@@ -20,16 +18,12 @@ property test compares.
 
 from __future__ import annotations
 
-import enum
 import errno
 import heapq
-import io
-import pickle
 from collections.abc import Sequence
 from math import ceil, inf
 from typing import Final, NoReturn
 
-from flowctl.flight.whatif.bounds import Bounds, kind_of, marks_of
 from flowctl.flight.whatif.types import (
     GRID_S,
     LEAST_KERNEL_BYTES,
@@ -44,12 +38,9 @@ from flowctl.flight.whatif.types import (
     Work,
     bucket_of,
 )
-from flowctl.flow.ledger import Ledger
-from flowctl.flow.limits import OFF_MARK, Limits
-from flowctl.flow.state import CLASS_COUNT, Load, MessageClass
-from flowctl.flow.timing import most_wait_s, target_s
-from flowctl.loop.locks import OwnedLock
-from flowctl.outgoing.streamlog import Entry, Gop, Place, StreamLog
+from flowctl.flow.limits import OFF_MARK
+from flowctl.flow.state import CLASS_COUNT, MessageClass
+from flowctl.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
 from flowctl.sending.settings import SenderSettings
@@ -58,8 +49,6 @@ _FLUSH_S: Final = 0.04
 """Flush interval of the live server: how often who is not blocked is offered a write between recorded ones."""
 _CLASSES: Final = tuple(MessageClass)
 _KEY: Final = int(MessageClass.KEY)
-_RESTARTS: Final = 8
-"""Messages in front of a key frame after a loss, with room to spare."""
 _PLENTY: Final = 1 << 60
 """Room of a link of which no end is known."""
 
@@ -144,7 +133,7 @@ class LinkModel:
 
 
 class Seat:
-    """Choices that have done the same so far: the host and the transport of their Sender.
+    """One choice: the host and the transport of its Sender.
 
     Attributes:
         room: bytes that the link takes at the present write.
@@ -154,8 +143,8 @@ class Seat:
     """
 
     __slots__ = (
-        "bounds",
         "bucket",
+        "choice",
         "closed_at",
         "due",
         "entered",
@@ -173,10 +162,10 @@ class Seat:
         "watch_sequence",
     )
 
-    def __init__(self, run: Run, index: int, bounds: Bounds) -> None:
+    def __init__(self, run: Run, index: int, choice: Choice) -> None:
         self.run = run
         self.index = index
-        self.bounds = bounds
+        self.choice = choice
         self.room = self.bucket = 0
         self.due = inf
         self.closed_at: float | None = None
@@ -191,40 +180,14 @@ class Seat:
         self.sender = Sender(
             self,
             self,
-            limits=bounds.limits,
-            policy=POLICIES[next(iter(bounds.choices.values())).policy],
-            settings=bounds.settings,
+            limits=choice.limits,
+            policy=POLICIES[choice.policy],
+            settings=SenderSettings(
+                stuck_s=choice.stuck_s,
+                soft_too_long_s=choice.soft_too_long_s,
+                return_after_s=choice.return_after_s,
+            ),
         )
-
-    # -- parting
-
-    def may_part(self, load: Load) -> tuple[tuple[float, ...], float, float] | None:
-        """Return what may be reached before the next write is over, if choices differ in it. None: in nothing."""
-        bounds, run, sender = self.bounds, self.run, self.sender
-        size, messages, now = load.size_bytes, load.messages, run.now
-        cursor = sender._outbox.cursor  # noqa: SLF001 - no public call tells
-        if cursor is not None and cursor.refuses:  # a key frame may come through, and what follows it
-            tail, entry = run.log.tail, cursor.entry
-            behind = tail.sequence - entry.sequence + _RESTARTS
-            messages += behind
-            size += tail.offset - entry.offset + behind * bounds.limits.overhead_bytes
-        since = sender._core.slow_since  # noqa: SLF001 - no public call does it
-        stalled_s = now - sender._progress_at + GRID_S  # noqa: SLF001 - no public call does it
-        slow_s = 0.0 if since is None else now - since + GRID_S
-        reached = (size, messages, load.age_ms, size, messages, load.age_ms, slow_s, stalled_s, stalled_s)
-        most_s = waits_s = 0.0
-        if bounds.waits and bounds.hards_differ:
-            waits_s = bounds.waits * target_s(bounds.limits.target_delay_ms, run.log.gop_duration_s)
-            most_s = most_wait_s(bounds.limits, run.log.rates.bytes_per_s, run.log.rates.messages_per_s)
-        if most_s < waits_s or any(value >= mark for value, mark in zip(reached, bounds.guard, strict=True)):
-            return reached, most_s, waits_s
-        return None
-
-    def take_bounds(self, bounds: Bounds) -> None:
-        """Go on for these choices alone."""
-        self.bounds = bounds
-        self.sender._core._adopt(bounds.limits)  # noqa: SLF001 - a change of limits would be an input
-        self.sender._settings = bounds.settings  # noqa: SLF001 - no public call does it
 
     # -- the transport
 
@@ -293,41 +256,6 @@ class Seat:
         return False
 
 
-class _Cloner(pickle.Pickler):
-    """Copies a seat with all that changes; the log and what never changes are shared."""
-
-    def __init__(self, file: io.BytesIO, shared: list[object]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.shared = shared
-
-    def persistent_id(self, obj: object) -> int | None:
-        """Return the number of what is shared."""
-        if not isinstance(obj, _SHARED):
-            return None
-        self.shared.append(obj)
-        return len(self.shared) - 1
-
-
-class _Loader(pickle.Unpickler):
-    """The other half."""
-
-    def __init__(self, file: io.BytesIO, shared: list[object]) -> None:
-        super().__init__(file)
-        self.shared = shared
-
-    def persistent_load(self, pid: int) -> object:
-        """Return what is shared."""
-        return self.shared[pid]
-
-
-def _clone(seat: Seat) -> Seat:
-    file, shared = io.BytesIO(), list[object]()
-    _Cloner(file, shared).dump(seat)
-    file.seek(0)
-    clone: Seat = _Loader(file, shared).load()
-    return clone
-
-
 _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 
@@ -358,12 +286,7 @@ class Run:
         self._offset = self._sequence = OFF_MARK  # of the log, before which nobody is to be looked at
         self._key_sequence = -1
         self._wrote_at = self.now
-        kinds: dict[object, dict[int, Choice]] = {}
-        for number, choice in enumerate(choices):
-            joins = viewer.given and marks_of(choice.limits, 0)  # by its low mark of age a joiner is judged
-            kind: object = (kind_of(choice, viewer.longest_gop_s), joins) if together else number
-            kinds.setdefault(kind, {})[number] = choice
-        self._seats = [Seat(self, index, Bounds(same)) for index, same in enumerate(kinds.values())]
+        self._seats = [Seat(self, index, choice) for index, choice in enumerate(choices)]
 
     # -- what a Sender needs of its fan-out
 
@@ -398,8 +321,7 @@ class Run:
         first = self._join(events)
         work, append = self._work, self.log.append
         assumed_from = self._viewer.assumed_from
-        recorded: dict[int, Outcome] | None = None
-        work.inputs += (len(events) - first) * sum(len(seat.bounds.choices) for seat in self._seats)
+        recorded: list[Outcome] | None = None
         for number in range(first, len(events)):
             at, what, size = events[number]
             if assumed_from is not None and recorded is None and at > assumed_from:
@@ -408,6 +330,7 @@ class Run:
                 self._fire(at)
             self.now = at
             if what >= 0:
+                work.inputs += len(self._members) + len(self._alone)
                 append(bytes(size), _CLASSES[what], at, restart=self._restart if what == _KEY else ())
                 if self._alone:
                     self._grew()
@@ -420,17 +343,12 @@ class Run:
         self.now = max(self.now, self._viewer.ended_at)
         for seat in self._seats:
             self._settle_gauge(seat)
-        whole = self._by_choice([self._outcome(seat, seat.gauge) for seat in self._seats])
-        if recorded is not None:
-            assumed_s = self.now - (assumed_from or 0.0)
-            whole = {number: _of_recorded(recorded[number], outcome, assumed_s) for number, outcome in whole.items()}
-        return [whole[number] for number in sorted(whole)]
+        whole = [self._outcome(seat, seat.gauge) for seat in self._seats]
+        if recorded is None:
+            return whole
+        return [_of_recorded(*pair, self.now - (assumed_from or 0.0)) for pair in zip(recorded, whole, strict=True)]
 
-    def _by_choice(self, outcomes: Sequence[Outcome]) -> dict[int, Outcome]:
-        pairs = zip(self._seats, outcomes, strict=True)
-        return {number: outcome for seat, outcome in pairs for number in seat.bounds.choices}
-
-    def _recorded(self, until: float) -> dict[int, Outcome]:
+    def _recorded(self, until: float) -> list[Outcome]:
         """Return what has become of all choices by the end of what was recorded; changes nothing."""
         if self.timers:
             self._fire(until)
@@ -443,27 +361,7 @@ class Run:
             elif seat.closed_at is None:  # what waits has waited since the last write, and that was recorded too
                 gauge.note(seat.sender.load().age_ms / 1000, until - seat.noted_at, self._player_buffer_s)
             found.append(self._outcome(seat, gauge))
-        return self._by_choice(found)
-
-    def _parted(self, seat: Seat, load: Load | None = None) -> list[Seat]:
-        """Return the seats that go on for one: as many as its choices may do different things now."""
-        told = seat.may_part(load or seat.sender.load()) if len(seat.bounds.choices) > 1 else None
-        if told is None or seat.closed_at is not None:
-            return [seat]
-        rates = self.log.rates
-        parts = seat.bounds.parts(*told, (rates.bytes_per_s, rates.messages_per_s))
-        if len(parts) == 1:
-            return [seat]
-        seats = [seat, *(_clone(seat) for _ in parts[1:])]
-        for one, bounds in zip(seats, parts, strict=True):
-            one.take_bounds(bounds)
-            if one is not seat:
-                one.index = len(self._seats)
-                self._seats.append(one)
-                self._alone[one.index] = one
-                if one.due < inf:
-                    heapq.heappush(self.timers, (one.due, one.index))
-        return seats
+        return found
 
     def _join(self, events: Sequence[Event]) -> int:
         """Let all follow the log, with what joining gave; return the number of the first event that is left."""
@@ -478,7 +376,7 @@ class Run:
         for seat in self._seats:
             self._alone[seat.index] = seat
             seat.sender.follow(self, start=start)
-        self._work.inputs += taken * sum(len(seat.bounds.choices) for seat in self._seats)
+        self._work.inputs += taken * len(self._seats)
         self._key_sequence = self.log.gop.key_sequence
         return taken
 
@@ -490,8 +388,6 @@ class Run:
             seat = self._seats[index]
             if seat.due == due and seat.closed_at is None:
                 self.now = due
-                if index in self._alone:
-                    self._parted(seat)  # the others' timers have the same time
                 seat.due = inf
                 seat.sender.tick()
 
@@ -519,8 +415,7 @@ class Run:
         self._work.shown += len(seats)
         for seat in seats:
             if seat.sender.blocked and seat.closed_at is None:
-                for one in self._parted(seat):
-                    one.watch_offset, one.watch_sequence = one.sender.log_grew()
+                seat.watch_offset, seat.watch_sequence = seat.sender.log_grew()
         self._find_next()
 
     def _find_next(self) -> None:
@@ -549,6 +444,7 @@ class Run:
         self._common.note(age_s, now - self._wrote_at, self._player_buffer_s)
         self._place.entry = tail
         self._wrote_at = now
+        self._work.inputs += len(self._members)
 
     def _write(self, size: int, *, blocked: bool) -> None:
         """A write at which choices may fare differently."""
@@ -559,6 +455,7 @@ class Run:
             age_s = 0.0 if entry is tail else self.now - entry.enqueued_at
             self._common.note(age_s, self.now - self._wrote_at, self._player_buffer_s)
             self._place.entry = tail
+            self._work.inputs += len(self._members)
         elif self._members:
             self._refuse_members()
         self._serve_all(link.taken, link.extra)
@@ -587,8 +484,8 @@ class Run:
     def _serve_all(self, taken: int, extra: int) -> None:
         """Offer a recorded write to everybody who is alone."""
         for seat in list(self._alone.values()):
-            for one in self._parted(seat, self._measure(seat)):
-                self._serve(one, taken, extra)
+            self._measure(seat)
+            self._serve(seat, taken, extra)
         self._wrote_at = self.now
         self._served()
 
@@ -596,23 +493,22 @@ class Run:
         """Offer a write to those who are not blocked while the recorded viewer is, as rounds of the fan-out do."""
         for seat in list(self._alone.values()):
             if not seat.sender.blocked and self.now - seat.noted_at >= _FLUSH_S:
-                for one in self._parted(seat, self._measure(seat)):
-                    self._serve(one, 0, 0)
+                self._measure(seat)
+                self._serve(seat, 0, 0)
         self._served()
 
     def _served(self) -> None:
         self.hungry = any(not seat.sender.blocked for seat in self._alone.values())
         self._find_next()
 
-    def _measure(self, seat: Seat) -> Load:
-        """Note delay and memory as they are right before a write; return the load."""
+    def _measure(self, seat: Seat) -> None:
+        """Note delay and memory as they are right before a write."""
         load, passed_s = seat.sender.load(), self.now - seat.noted_at
         seat.noted_at = self.now
         seat.gauge.note(load.age_ms / 1000, passed_s, self._player_buffer_s)
         if seat.sender.blocked:
             seat.memory_peak = max(seat.memory_peak, load.size_bytes)
             seat.memory_byte_s += load.size_bytes * passed_s
-        return load
 
     def _serve(self, seat: Seat, taken: int, extra: int) -> None:
         """Let one choice write what the link has room for."""
@@ -624,6 +520,7 @@ class Run:
                 seat.bucket = filled
                 return
             sender.writable()
+        self._work.inputs += 1
         self._work.shown += 1
         result = sender.flush()
         while result is FlushResult.MORE or (result is FlushResult.BLOCKED and seat.room > 0):
@@ -743,20 +640,3 @@ def untroubled(viewer: RecordedViewer, player_buffer_s: float, work: Work, choic
         delay=tuple(sorted(gauge.delay.items())),
         returns=0,
     )
-
-
-_SHARED: Final = (
-    Run,
-    StreamLog,
-    Entry,
-    Gop,
-    Bounds,
-    Ledger,
-    Limits,
-    SenderSettings,
-    OwnedLock,
-    bytes,
-    memoryview,
-    enum.Enum,
-)
-"""What seats have in common: it never changes, or is nobody's own, or nobody looks at it."""

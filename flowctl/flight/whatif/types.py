@@ -164,12 +164,6 @@ class RecordedViewer:
         """Whether the kernel ever refused it anything; if not, no choice differs from another."""
         return any(event[1] == REFUSED for event in self.events)
 
-    @property
-    def longest_gop_s(self) -> float:
-        """The longest time between two key frames, in seconds; 0 where there are not two."""
-        keys = [at for at, what, _ in self.events if what == MessageClass.KEY]
-        return max((after - before for before, after in itertools.pairwise(keys)), default=0.0)
-
 
 def on_grid(seconds: float) -> float:
     """Return `seconds` rounded to the grid of exact times."""

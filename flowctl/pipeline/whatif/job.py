@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 CUT_S: Final = 120.0
 """Trouble that is kept of a viewer and hour: as long as the longest patience of usual limits, twice."""
 MOST_TRIED_S: Final = 480.0
-"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 25 ms of a core, so all 12 s."""
+"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 40 ms of a core, so all 20 s."""
 MOST_VIEWERS: Final = 2_000
 """Sampled by default: a share of 1 % is then known to half a percent (two standard deviations)."""
 MOST_MOST: Final = 10_000_000
