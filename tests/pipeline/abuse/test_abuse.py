@@ -180,7 +180,7 @@ WORLD = {
 
 ODD = [
     closed("192.0.2.53", "peer closed", NOW_S, duration_s=-5.0),
-    event("192.0.2.53", "conn_refused", NOW_S, reason="new_per_address_and_s", count=10**18),
+    event("192.0.2.53", "conn_refused", NOW_S, reason="new_per_address_and_s", count=10**14),
     event(None, "limit_hit", NOW_S, axis="amf_depth"),
     event("", "limit_hit", NOW_S, axis="amf_depth"),
     event("192.0.2.54", "limit_hit", NOW_S),
