@@ -31,7 +31,7 @@ from flowctl.pipeline.abuse.evidence import with_evidence
 from flowctl.pipeline.abuse.job import BANS_FILE, JOB, AbuseOptions, merge_lists
 from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import JobNote, JobState
-from flowctl.pipeline.records.place import Place, Storage
+from flowctl.pipeline.records.place import Place, Storage, literal
 from flowctl.pipeline.records.window import Window
 from flowctl.pipeline.run import locked
 from flowctl.pipeline.run import run as run_jobs
@@ -175,7 +175,7 @@ class Watch:
             "maxFilesPerTrigger": str(options.most_files),
         }.items():
             reader = reader.option(name, value)
-        raw = reader.parquet(f"{self._events}/{{{','.join(table.name for table in _TABLES)}}}")
+        raw = reader.parquet(f"{literal(self._events)}/{{{','.join(table.name for table in _TABLES)}}}")
         writer = windowed(raw, options).writeStream.outputMode("update").option("checkpointLocation", self.checkpoint)
         often = f"{options.trigger_s} seconds"
         writer = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime=often)

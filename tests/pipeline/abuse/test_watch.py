@@ -61,7 +61,7 @@ def look(spark, tmp_path):
         values = WatchOptions(**{"once": True} | options)
         told: list[str] = []
         note = watching.run(
-            spark.newSession(), str(tmp_path / "events"), str(tmp_path / "out"), values, tell=told.append
+            spark.newSession(), str(tmp_path / "events [1]"), str(tmp_path / "out"), values, tell=told.append
         )
         return note.summary, "\n".join(told)
 
@@ -72,9 +72,9 @@ def test_watch_when_all_records_are_there_bans_whom_abuse_bans(spark, look, tmp_
     """On the same records the stream and the job come to the same list: every planted one, IPv6 and hashes too."""
     now = time.time()
     rows = [row for _, _, make in WORLD.values() for row in make_now(make, now)]
-    write(tmp_path / "events", rows)
+    write(tmp_path / "events [1]", rows)
     options = AbuseOptions(now_s=now)
-    run_jobs(spark, str(tmp_path / "events"), str(tmp_path / "job"), [JOB], {"abuse": options})
+    run_jobs(spark, str(tmp_path / "events [1]"), str(tmp_path / "job"), [JOB], {"abuse": options})
     look()
     expected = banned(tmp_path / "job")
     assert len(expected) >= 20
@@ -96,7 +96,7 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
 
     Late evidence counts within the watermark and not beyond. Each look goes on where the one before ended.
     """
-    events, out, now = tmp_path / "events", tmp_path / "out", time.time()
+    events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
     assert 5 < Weights().of("limit_hit.chunk_size_max_bytes") < Weights().threshold
     half = hits("192.0.2.1", "chunk_size_max_bytes", 1, now)
     [first] = write(events, half, "node-1-1-1")
@@ -140,7 +140,7 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
 
 def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path, monkeypatch):
     """Ended before the list was written, or after it but before Spark knew: the batch is run again, and counts once."""
-    events, out, now = tmp_path / "events", tmp_path / "out", time.time()
+    events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
     write(events, hits("192.0.2.1", "amf_depth", 1, now) + hits("192.0.2.2", "chunk_size_max_bytes", 1, now))
 
     def broken(place, bans, judge, *, written, anew=False):
@@ -163,7 +163,7 @@ def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path
 
 def test_watch_when_records_come_bans_within_a_trigger_and_ends_in_order(spark, tmp_path):
     """Started before there is any record, it bans in the first batch with the evidence."""
-    events, out, stop, told = tmp_path / "events", tmp_path / "out", threading.Event(), []
+    events, out, stop, told = tmp_path / "events [1]", tmp_path / "out", threading.Event(), []
     events.mkdir()
     options = WatchOptions(trigger_s=0.5)
     with ThreadPoolExecutor(1) as pool:
@@ -188,7 +188,7 @@ def test_watch_when_ended_in_the_middle_and_restarted_loses_and_repeats_nothing(
 
     SIGTERM ends it in order, whichever of Python and Java dies first.
     """
-    events, out, now = tmp_path / "events", tmp_path / "out", time.time()
+    events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
     for n in range(4):
         rows = hits(f"192.0.2.{n}", "amf_depth", 1, now) + hits("198.51.100.1", "unpublished_bytes", 3, now)
         rows += hits(f"198.51.100.{2 + n // 2}", "chunk_size_max_bytes", 1, now)
@@ -217,7 +217,7 @@ def test_watch_when_ended_in_the_middle_and_restarted_loses_and_repeats_nothing(
 
 def test_watch_when_there_is_nothing_to_read_says_so(look, tmp_path):
     """With --once a folder without records is an error with a hint."""
-    (tmp_path / "events").mkdir()
+    (tmp_path / "events [1]").mkdir()
     with pytest.raises(ConfigError, match="has no flow_closes") as caught:
         look()
     assert "--events" in caught.value.hint
