@@ -1010,9 +1010,9 @@ class Connection:
         return f"{why}; input slowed, it took {self.work.work_s:.3g} s of the thread's time"
 
     def delay_ms(self) -> float:
-        """Return how far behind the peer is: our queue and the kernel's over the rate at which it takes. Any thread.
+        """Return how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel.
 
-        The rate comes from earlier samples, a fifth of a second apart or more; see `flowctl.flow.meters`.
+        See `flowctl.flow.meters`. Any thread.
         """
         return self.sender.sample_delay(unacknowledged_bytes(self._sock))
 

@@ -7,6 +7,8 @@ them sees their records wherever its own go; nothing here is set up before `conf
 
 Masking is the last step before rendering, so nothing can get around it: values of keys that are named like a secret
 are replaced, addresses in any text lose their credentials and secret query values, and both in nested values as well.
+Names of streams and what peers call themselves are judged by the rule of the records (`flowctl.printable`): a plain
+name stays readable, of one that carries a secret a hash is written, which is the same in all lines of the process.
 The same step cuts what is long and writes control characters as text, so that nothing can act on the terminal of
 the person who reads, or forge a line. It takes time in proportion to the text.
 
@@ -17,9 +19,11 @@ Lines are written on a thread of their own, and those about one address are limi
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import re
+import secrets
 import sys
 import time
 from collections.abc import Mapping
@@ -32,7 +36,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from flowctl.addresses import address_key
 from flowctl.errors import ConfigError
-from flowctl.printable import printable
+from flowctl.printable import carries_secret, decoded, printable, without_secret
 from flowctl.rtmp.url import REDACTED, redact_query, redact_url
 from flowctl.text.logwriter import LineLimiter, LineWriter
 
@@ -45,6 +49,7 @@ _SECRET_WORDS: Final = frozenset(
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # Between the words that are looked at: what stands in no address, and in no query.
 _SPLIT_AT = re.compile(r"[\s\"'<>]")
+_MARKS: Final = ("=", "://", "%")
 _MAX_DEPTH: Final = 6
 """Nested values deeper than this are shown as text: a log line is no place for a document."""
 _MAX_VALUES: Final = 256
@@ -54,6 +59,10 @@ _MAX_CHARS: Final = 4096
 _MAX_TRACEBACK_CHARS: Final = 32 * 1024
 _MAX_KEY_CHARS: Final = 128
 _TRACEBACKS: Final = frozenset({"exception", "stack"})
+_NAMES: Final = frozenset({"stream", "app"})
+"""Fields with the name of a stream or application, which a peer chose; what a peer calls itself is in ``agent``."""
+_HASH_KEY: Final = secrets.token_bytes(32)
+"""Without it nobody can find a name by trying. Records have a key of their own, which a file may give."""
 _FLUSH_DEADLINE_S: Final = 2.0
 """At the end of the process: longer than a busy terminal needs, short enough to wait for when a server stops."""
 
@@ -72,7 +81,7 @@ def redact_text(text: str) -> str:
 
     The time is in proportion to the length.
     """
-    if "=" not in text and "://" not in text:
+    if not any(mark in text for mark in _MARKS):
         return text
     pieces: list[str] = []
     begin = 0
@@ -84,6 +93,11 @@ def redact_text(text: str) -> str:
 
 
 def _redact_word(word: str) -> str:
+    shown = _redact_plain(word)
+    return shown if "%" not in shown or _redact_plain(plain := decoded(shown)) == plain else _hashed(word)
+
+
+def _redact_plain(word: str) -> str:
     if "=" not in word and "://" not in word:
         return word
     if "://" in word:
@@ -111,6 +125,20 @@ def _clean(text: str) -> str:
     return printable(redact_text(_cut(text, _MAX_CHARS)))
 
 
+def _hashed(text: str) -> str:
+    """Return what stands in a log for a text that carries a secret: as in a record, with another key."""
+    raw = text.encode("utf-8", "surrogatepass")
+    return "h:" + hashlib.blake2b(raw, digest_size=8, key=_HASH_KEY).hexdigest()
+
+
+def _name(path: str) -> str:
+    """Return the name of a stream or application, or what stands for it; the application stays if it is a plain one."""
+    if not carries_secret(path):
+        return path
+    app, slash, _ = path.partition("/")
+    return f"{app}/{_hashed(path)}" if slash and not carries_secret(app) else _hashed(path)
+
+
 class _Mask:
     """Masks one line; counts its values."""
 
@@ -130,6 +158,11 @@ class _Mask:
             # Indented, so that no line of a message in it can pass for a line of the log.
             text = printable(redact_text(_cut(value, _MAX_TRACEBACK_CHARS)), lines=True)
             return "\n".join(f"    {line}" for line in text.split("\n"))
+        if isinstance(value, str):
+            if key in _NAMES:
+                value = _name(value)
+            elif key == "agent":
+                value = without_secret(value, _MAX_CHARS, _hashed)
         return self._value(value, depth)
 
     def _value(self, value: Any, depth: int) -> Any:

@@ -1,16 +1,22 @@
-r"""Text of others made safe for a terminal (pure).
+r"""Text of others made safe for a terminal, and what of it carries a secret (pure).
 
 What a peer, a file or a command line brings may hold characters that a terminal acts on instead of showing them:
 escape sequences, which move the cursor, rename the window or answer as if typed; marks that turn the direction of
 writing, so that a line reads as another one; separators that begin a new line, and so forge one; surrogates by
 themselves, which no encoding takes. Such characters are written as ``\uXXXX``, which JSON reads as the character
 again. Letters of all scripts stay as they are, and so do blanks of any width and the joiners that emoji need.
+
+A name or what a peer calls itself may hold a query, credentials or a token: records and logs ask the same functions
+(`carries_secret`, `without_secret`), and write a keyed hash of what does.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote
 
 _UNFIT_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of Unicode that a terminal acts on: control and format characters (marks of direction are such), halves
@@ -18,6 +24,45 @@ of surrogate pairs, separators of lines and paragraphs. Blanks of any kind are f
 know yet: its tables are older than the emoji of the users' telephones."""
 _JOINERS: Final = frozenset({"\u200c", "\u200d", *map(chr, range(0xE0020, 0xE0080))})
 """Format characters that are part of words and emoji: the zero width (non-)joiners, and the tags of flags."""
+
+_SECRET_SIGNS: Final = re.compile("[?=&@;]|://")
+"""A name with one of these carries a query, credentials or an address."""
+_AGENT_ENDS: Final = re.compile(r"\?|://|\b(?:bearer|basic)\s", re.IGNORECASE)
+"""Where what a peer calls itself ends: an address may have a key in its path. ``;`` is in the names of browsers."""
+_AGENT_SIGNS: Final = re.compile("[?=@]|://")
+_MOST_DECODED: Final = 4
+"""Rounds of percent-decoding; what still changes then is no name that anybody gave. Each is linear in the length."""
+
+
+def carries_secret(name: str) -> bool:
+    """Return whether a name carries a query, credentials or an address, as it is or percent-encoded."""
+    return _tells(name, _SECRET_SIGNS)
+
+
+def without_secret(text: str, most: int, hashed: Callable[[str], str]) -> str:
+    """Return what a peer calls itself, printable and without what is behind ``?``, ``://``, ``Bearer`` or ``Basic``.
+
+    Args:
+        text: as it came.
+        most: characters left of it.
+        hashed: gives what stands for a text that carries a secret all the same.
+    """
+    shown = _AGENT_ENDS.split(text, 1)[0][:most]
+    return hashed(text) if _tells(shown, _AGENT_SIGNS) else printable(shown)[:most]
+
+
+def decoded(text: str) -> str:
+    """Return a text percent-decoded, also if that was encoded; what still changes after some rounds becomes ``?``."""
+    for _ in range(_MOST_DECODED):
+        if "%" not in text or (plain := unquote(text)) == text:
+            return text
+        text = plain
+    return "?"
+
+
+def _tells(text: str, signs: re.Pattern[str]) -> bool:
+    """Return whether a text has one of these signs, as it is or percent-decoded."""
+    return signs.search(text) is not None or ("%" in text and signs.search(decoded(text)) is not None)
 
 
 def printable(text: str, *, lines: bool = False) -> str:

@@ -49,6 +49,7 @@ from flowctl.flow.counts import NO_FIGURES, total
 from flowctl.flow.forecast import Forecast
 from flowctl.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.flow.limits import NO_LIMITS, OFF_MARK, Limits
+from flowctl.flow.meters import Trail
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
 from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.flow.timing import ENDLESS, Timing, crowded
@@ -512,7 +513,7 @@ class Sender:
                 close_reason=self._close_reason,
                 picture_share=self._picture_share_locked(),
                 waited_s=slow.drain.waited_s,
-                delay_ms=slow.delay_ms,
+                delay_ms=slow.behind_ms,
                 drain_bytes_per_s=slow.drain.rate,
                 forecast=self._forecast_locked(now),
                 returns=slow.returns,
@@ -564,12 +565,14 @@ class Sender:
             self._refuse_reentry("account")
         with self._lock:
             outbox, slow, member = self._outbox, self._slow, self.stands is _COHORT
-            load, stalled_s = EMPTY_LOAD, 0.0
+            load, stalled_s, delay_ms = EMPTY_LOAD, 0.0, 0.0
             if rows:
                 now = self._host.now()
                 load = outbox.load(now, self._core.limits.overhead_bytes)  # first: it moves past what is refused
                 if self._core.would_block:
                     stalled_s = self._stalled_s_locked(now)
+            if slow is not None:
+                delay_ms = self._behind_locked(slow)
             cursor = outbox.cursor
             entry = None if cursor is None else cursor.entry
             bytes_sent = outbox.bytes_sent
@@ -587,7 +590,7 @@ class Sender:
             return Account(
                 self._core.state,
                 1.0 if slow is None else self._picture_share_locked(),
-                0.0 if slow is None else slow.delay_ms,
+                delay_ms,
                 self._lagging and not member,
                 cursor is not None and not member and cursor.joining_to is not None,
                 self._ledger is not None,
@@ -617,7 +620,8 @@ class Sender:
             kernel_bytes: what the kernel has taken and the peer has not acknowledged. None: ask the host.
 
         Returns:
-            The delay in ms: what waits here and in the kernel over the rate at which the peer takes.
+            How old the oldest is that it has not taken, in ms; of a member of a cohort that keeps up, what its kernel
+            holds over the rate of the stream.
         """
         self._refuse_reentry("sample_delay")
         try:
@@ -633,7 +637,7 @@ class Sender:
                 if slow.by_delay and not self._foreign_locked() and self._close_reason is None:
                     self._look_locked(now)
                     self._arm_locked(now)
-                return slow.delay_ms
+                return slow.behind_ms
         finally:
             if self._after:
                 self._run_after()
@@ -1116,11 +1120,12 @@ class Sender:
         """
         settings, outbox, slow = self._settings, self._outbox, self._slow
         budget, with_log = settings.turn_bytes, self.stands is not _COHORT
+        trail = slow.trail if slow is not None and with_log else None  # with a cohort, places are not all in the outbox
         if slow is None or not self._lags_locked():
-            return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log)
-        timing = self._timing_locked(slow, now)
+            return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log, trail=trail)
+        timing, budget = self._timing_locked(slow, now), slow.budget_bytes(budget)
         written, blocked, failure = outbox.write(
-            self._transport, settings.turn_messages, slow.budget_bytes(budget), with_log=with_log, timing=timing
+            self._transport, settings.turn_messages, budget, with_log=with_log, timing=timing, trail=trail
         )
         # Without a rate too: a cut goes on through sound that a line carries with ease, so that nothing waits.
         if outbox.cursor is not None and (entry := slow.note_late(now, outbox.cursor.late)) is not None:
@@ -1166,7 +1171,7 @@ class Sender:
         self._progress_locked(now)
         slow = self._slow
         if slow is not None:
-            slow.waited = False
+            slow.waited, slow.behind_ms = False, 0.0
             if now < self._held_until_locked(slow):
                 self._settle_locked(core.sent(self._counted_locked(now), now), now)
                 self._arm_locked(now)
@@ -1256,8 +1261,17 @@ class Sender:
     def _slow_locked(self) -> SlowPeer:
         """Return what is known of a slow peer; there is something from now on."""
         if self._slow is None:
-            self._slow = SlowPeer(self._settings)
+            self._slow = SlowPeer(self._settings, self._trail_locked())
         return self._slow
+
+    def _trail_locked(self) -> Trail:
+        """Return the trail of what was written before anybody noted it: it came at the rate of the log."""
+        cursor, now, written = self._outbox.cursor, self._host.now(), self._bytes_sent_locked()
+        began_at = now - sum(self._core.time_in_states(now)) if cursor is None else cursor.joined_at
+        rate = 0.0 if cursor is None else cursor.log.rates.bytes_per_s
+        trail = Trail(written - rate * (now - began_at) if rate else 0, began_at)
+        trail.note(written, now)
+        return trail
 
     def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
         """Take a sample of a peer in trouble and do what follows from it."""
@@ -1283,9 +1297,18 @@ class Sender:
             self._slow = None
 
     def _measure_locked(self, slow: SlowPeer, now: float, kernel_bytes: int) -> None:
-        queued_bytes = self._queued_bytes_locked(now)
-        slow.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes)
+        load = self._load_locked(now)
+        queued_bytes = load.size_bytes - load.messages * self._core.limits.overhead_bytes
+        slow.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes, load.age_ms)
         self._note_pictures_locked(slow, now)
+
+    def _behind_locked(self, slow: SlowPeer) -> float:
+        """Return how old the oldest is that the peer has not taken, in ms; once ended, as last sampled."""
+        if self._close_reason is not None:
+            return slow.behind_ms
+        now = self._host.now()
+        behind_ms = slow.behind(now, self._bytes_sent_locked(), self._host.kernel_bytes())
+        return self._load_locked(now).age_ms if behind_ms is None else behind_ms
 
     def _queued_bytes_locked(self, now: float) -> int:
         """Return what waits here for the peer, without the overhead that limits count."""
@@ -1301,7 +1324,7 @@ class Sender:
             return delay_ms
         slow = self._slow_locked()
         self._measure_locked(slow, now, kernel_bytes)
-        return slow.delay_ms
+        return slow.behind_ms
 
     def _return_after_stall_locked(self, now: float) -> None:
         """Skip what became old while the kernel took nothing, if that was for long; it takes something again."""
@@ -1354,7 +1377,8 @@ class Sender:
         if slow is None:
             return []
         needed = cursor.log.rates.bytes_per_s if cursor is not None and self._core.would_block else None
-        remarks = slow.remarks(self._queued_bytes_locked(now), self._picture_share_locked(), needed)
+        behind_ms = self._behind_locked(slow)
+        remarks = slow.remarks(self._queued_bytes_locked(now), self._picture_share_locked(), needed, behind_ms)
         forecast = self._forecast_locked(now)
         if forecast is not None:
             remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")

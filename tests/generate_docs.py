@@ -453,9 +453,7 @@ GENERATED = {
     "pipeline-fleet": lambda: pipeline_columns(
         "viewers.fleet", fleet_streams="STREAM_COLUMNS", fleet_subnets="SUBNET_COLUMNS"
     ),
-    "pipeline-capacity": lambda: pipeline_columns(
-        "capacity.fleet", capacity_nodes="NODE_COLUMNS", capacity_streams="STREAM_COLUMNS"
-    ),
+    "pipeline-capacity": lambda: pipeline_columns("capacity.job", capacity_nodes="NODE_COLUMNS"),
     "pipeline-whatif": lambda: pipeline_columns("whatif.job", whatif_choices="CHOICE_COLUMNS"),
     "group-states": lambda: from_table(pollgroup._TABLE, frozenset()),
     "standings": standings,

@@ -126,6 +126,26 @@ def joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
+def sentences(facts: Mapping[str, Any], text: str) -> str:
+    """Return the lines of a text with facts in them (``{name}``), those that lack one left out.
+
+    Args:
+        facts: texts as they are to be read, and figures, written by the unit of their name (`told`); one that is empty,
+            0, None or False is lacking.
+        text: lines of sentences that stand or fall together. ``{name?}`` is a fact that a line takes and does not tell.
+    """
+
+    def fact(found: re.Match[str]) -> str:
+        value = facts[found[1]]
+        return "" if found[0].endswith("?}") else value if isinstance(value, str) else told(found[1], value)
+
+    lines = [line for line in text.strip().splitlines() if all(facts.get(name) for name in _FACT.findall(line))]
+    return " ".join(_FACT.sub(fact, line) for line in lines)
+
+
+_FACT: Final = re.compile(r"\{(\w+)\??\}")
+
+
 def apart(part: float, of: float, other_part: float, other_of: float) -> float:
     """Return by how many standard errors two shares differ, for few as well (Agresti and Caffo, 2000).
 

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
+from flowctl.addresses import meanings
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow.limits import Limits, parse_target_delay, target_marks, write_marks
 from flowctl.server.bans import Ban, BanAction, parse_utc, utc_text
@@ -56,11 +57,7 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 def lies_in(address: str, network: Any) -> bool:
     """Return whether the address of a peer is in a network."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    return (getattr(found, "ipv4_mapped", None) or found) in network
+    return any(item in network for item in meanings(address))
 
 
 def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:

@@ -129,8 +129,9 @@ def _viewers(server: LiveServer, pattern: str, which: str) -> list[tuple[str, Vi
             continue
         account = viewer.connection.sender.account(rows=False)
         if which == "all" or is_slow(account):
-            delay_ms = account.delay_ms if account.lagging else 0.0
-            ranked.append((-account.state, account.picture_share, -delay_ms, viewer.connection.number, name, viewer))
+            ranked.append(
+                (-account.state, account.picture_share, -account.delay_ms, viewer.connection.number, name, viewer)
+            )
     return [(name, viewer) for *_, name, viewer in sorted(ranked, key=lambda item: item[:4])]
 
 

@@ -147,7 +147,7 @@ def _in_short(connection: Connection, account: Account) -> Json:
         "connection": connection.number,
         "state": account.state.name,
         "pictures": account.picture_share,
-        "delay_ms": account.delay_ms if account.lagging else 0.0,
+        "delay_ms": account.delay_ms,
         "queued_bytes": account.load.size_bytes,
         "dropped": sum(account.dropped[:CLASS_COUNT]),
         "sent_bytes": account.bytes_sent,

@@ -1,10 +1,12 @@
 """How fast a peer takes what it is given, how far behind it is, and what share of the pictures it gets (pure).
 
-Three figures, from samples that the caller takes. The *drain rate* is what was acknowledged over the last second in
+Figures from samples that the caller takes. The *drain rate* is what was acknowledged over the last second in
 which something waited: at other times the rate is that of the stream and says nothing about the peer. A rate that
 nothing has confirmed for 250 ms is no evidence any more; otherwise little would be sent because the rate was low,
 nothing would wait because little was sent, and the low rate would never be corrected. The *delay* is everything that
-waits, here and in the kernel, over the rate. The *picture share* is that of the last 20 s.
+waits, here and in the kernel, over the rate: a forecast, by which limits and policies go. How far *behind* the peer is,
+which is told to people, is the age of the oldest byte that it has not taken: a `Trail` remembers since when what was
+written had waited. The *picture share* is that of the last 20 s.
 
 What the kernel holds (SIOCOUTQ) ends where the peer's kernel begins: what lies unread in its receive buffer, up to
 megabytes of it, is acknowledged. A protocol whose application acknowledges (RTMP) tells of that too.
@@ -16,6 +18,8 @@ to 35 ms whatever the reader did, while acknowledged bytes over time said 71 kB/
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from typing import Final
 
 LEAST_SAMPLE_S: Final = 0.2
@@ -46,6 +50,9 @@ _FADING: Final = 0.8
 """What is left of an unusually long time or large step with each report that follows."""
 _SHORT: Final = 0.02
 """Of what it has read, an application may count so much less: without the headers of chunks."""
+
+_MARKS: Final = 64
+"""Of a trail: those of half a second at 25 pictures a second, less often what is older."""
 
 _SHARE_S: Final = 20.0
 """A share of the pictures is of so long: several groups of pictures."""
@@ -236,6 +243,58 @@ class DelayMeter:
         if not waiting:
             return 0.0
         return (waiting / self._rate + self._stopped_s if self._rate else self._stopped_s) * 1000
+
+
+class Trail:
+    """Since when what was written to one peer had waited, by its place among all bytes that were written to it.
+
+    Between two marks time runs with the bytes: so it is where a cohort writes a log, which marks nothing.
+
+    Args:
+        place: a place, in bytes; below 0 where it is reckoned.
+        since: since when that had waited, in seconds.
+    """
+
+    __slots__ = ("_places", "_since")
+
+    def __init__(self, place: float, since: float) -> None:
+        self._places = array("d", (place,))  # never falling
+        self._since = array("d", (since,))
+
+    def note(self, place: int, since: float) -> None:
+        """What is, or was, next at `place` has waited since then; nothing is noted before the last mark."""
+        places, times = self._places, self._since
+        if place < places[-1] or (place == places[-1] and since == times[-1]):
+            return
+        if len(places) >= _MARKS:
+            del places[1::2], times[1::2]
+        places.append(place)
+        times.append(since)
+
+    def forget(self, place: int) -> None:
+        """Let go of the marks before `place`, but for the last of them: what was there is taken."""
+        passed = bisect_right(self._places, place) - 1
+        if passed > 0:
+            del self._places[:passed], self._since[:passed]
+
+    def since(self, place: int, written_bytes: int, now: float) -> float:
+        """Return since when what is at `place` had waited before it was written, in seconds.
+
+        Args:
+            place: less than `written_bytes`.
+            written_bytes: what was written in all, which is marked unless a cohort wrote it.
+            now: time in seconds.
+        """
+        places, times = self._places, self._since
+        after = bisect_right(places, place)
+        if not after:
+            return times[0]
+        began, since = places[after - 1], times[after - 1]
+        if after < len(places):
+            end, until = places[after], times[after]
+        else:
+            end, until = float(written_bytes), now
+        return since + (until - since) * (place - began) / (end - began) if end > began else since
 
 
 class PictureMeter:

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from flowctl.addresses import meanings
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.units import format_duration
@@ -324,11 +325,10 @@ class Penalties:
 
 def networks_of(address: str) -> tuple[str, str] | None:
     """Return what counts as one address, and its network, as ban lists write them. None: it is no address."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
+    found = meanings(address)
+    if not found:
         return None
-    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    parsed = found[-1]
     own, wide = (32, 24) if parsed.version == 4 else (64, 48)
     return str(ipaddress.ip_network((parsed, own), strict=False)), str(
         ipaddress.ip_network((parsed, wide), strict=False)

@@ -661,7 +661,7 @@ class Hub:
             statistics = sender.statistics()
             missing += account.picture_share < 1
             least_share = min(least_share, account.picture_share)
-            worst_ms = max(worst_ms, account.delay_ms if account.lagging else 0.0)
+            worst_ms = max(worst_ms, account.delay_ms)
             dropped += statistics.dropped_messages
             returns += statistics.returns
         return HubSummary(

@@ -506,7 +506,7 @@ class LiveServer(Server):
 
         Raises:
             LocalProtocolError: it is not banned.
-            ConfigError, BusyError, OSError: the ban file names it and cannot be written to; nothing has changed.
+            FlowctlError, OSError: the ban file names it and cannot be read or written; nothing has changed.
         """
 
         def change() -> list[Ban]:

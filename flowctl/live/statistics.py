@@ -26,7 +26,7 @@ class ViewerStatistics:
         input_pauses: how often its input was paused, by reason.
         connected_s: seconds since it connected.
         totals: what it was sent and spared since it began to play this stream.
-        viewer_delay_ms: how far behind it is: our queue and the kernel's, over the rate at which it takes.
+        viewer_delay_ms: how far behind it is: the age of the oldest that it has not taken, here or in the kernel.
         work_s: time that its input has taken of its thread, in seconds.
         protocol: over which it plays: ``rtmp``, ``http-flv`` or ``ws-flv``.
     """

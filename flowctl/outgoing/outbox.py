@@ -14,6 +14,7 @@ from typing import Final
 
 from flowctl.flow.counts import NO_FIGURES, Books, Counts, Figures, Tally, add_by_reason, as_counts
 from flowctl.flow.limits import Limits
+from flowctl.flow.meters import Trail
 from flowctl.flow.policy import Room, Thin
 from flowctl.flow.state import Load, MessageClass
 from flowctl.flow.timing import Timing
@@ -108,7 +109,14 @@ class Outbox:
             self._inflight = _InFlight((message_class, wire, now), written, own=True)
 
     def write(
-        self, transport: Transport, most: int, budget_bytes: int, *, with_log: bool, timing: Timing | None = None
+        self,
+        transport: Transport,
+        most: int,
+        budget_bytes: int,
+        *,
+        with_log: bool,
+        timing: Timing | None = None,
+        trail: Trail | None = None,
     ) -> tuple[int, bool, OSError | None]:
         """Write until the turn's budget is used, everything is taken, or the kernel is full.
 
@@ -118,6 +126,7 @@ class Outbox:
             budget_bytes: size of all but the last message.
             with_log: whether what is queued in the followed log is to be written.
             timing: by which of that is left out what would be late. None: nothing is.
+            trail: where to note since when what is written has waited. None: nowhere.
 
         Returns:
             (bytes taken by the kernel, whether a write met EAGAIN, the error that ended the connection or None).
@@ -139,8 +148,12 @@ class Outbox:
             return 0, False, None
         written, blocked, failure = gather_write(transport, buffers)
         if written:
+            if trail is not None:
+                trail.note(self.bytes_sent, items[0][2] if self._inflight is None else self._inflight.since)
             self.bytes_sent += written
             self._consume(items, len(own), written)
+            if trail is not None and (self._inflight is not None or items):
+                trail.note(self.bytes_sent, items[-1][2] if self._inflight is None else self._inflight.since)
         return written, blocked, failure
 
     def consume_followed(self, written: int) -> None:

@@ -74,7 +74,7 @@ class Part:
 class Parts:
     """What an answer is made of."""
 
-    spark: SparkSession
+    session: Callable[[], SparkSession]  # starts Spark where it does not run yet
     place: Place  # where all results lie, those of earlier jobs and runs too
     staging: Place  # where its results are made, before they are renamed
     since: dt.datetime | None  # begin of the window, an hour's, UTC; None: all there is
@@ -85,6 +85,11 @@ class Parts:
     accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
     notes: Mapping[str, JobNote]  # what became of the jobs of this run so far
     hours: Mapping[str, tuple[Part, Sequence[Hour]]]  # parts by name, and the hours in which they have rows
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session."""
+        return self.session()
 
     def table(self, name: str) -> DataFrame:
         """Return the rows of a part in the window, of any job that runs in this run or ran before; may be empty."""
@@ -163,7 +168,13 @@ def _ddl(columns: Mapping[str, str]) -> str:
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:
-    """Return columns as a schema of pyarrow."""
+    """Return columns as a schema of pyarrow; of plain types without Spark's parser, which is Java."""
+    import pyarrow as pa
+
+    plain = {"string": "string", "bigint": "int64", "int": "int32", "double": "float64", "boolean": "bool_"}
+    known = {kind: getattr(pa, name)() for kind, name in plain.items()} | {"timestamp": pa.timestamp("us", "UTC")}
+    if known.keys() >= {*columns.values()}:
+        return pa.schema([(name, known[kind]) for name, kind in columns.items()])
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -194,9 +205,10 @@ class Job:
         results: names of all tables and files that its answer writes; one that it does not write is deleted.
         answer: (parts, options) -> answer.
         options: makes the default options.
-        merge: name of a result that others write too (a ban list) -> (text that is there, text that was made, options)
-            -> text. Called with both when results are renamed, where no other writer comes in between; and before all
-            work with "" as what was made, so that a text that cannot be read (`ConfigError`) is told at once.
+        merge: name of a result that others write too (a ban list) -> (text that is there, text that was made, options,
+            what is told warnings) -> text. Called with both when results are renamed, where no other writer comes in
+            between; and before all work with "" as what was made, so that a text that cannot be read (`ConfigError`) is
+            told at once.
     """
 
     name: str
@@ -205,7 +217,7 @@ class Job:
     results: tuple[str, ...]
     answer: Callable[[Parts, Any], Answer]
     options: Callable[[], Any] = lambda: None
-    merge: Mapping[str, Callable[[str, str, Any], str]] = field(default_factory=dict)
+    merge: Mapping[str, Callable[[str, str, Any, Callable[[str], None]], str]] = field(default_factory=dict)
 
 
 class JobState(enum.StrEnum):
@@ -227,6 +239,7 @@ class JobNote:
     summary: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)  # name of a result -> path
     warnings: tuple[str, ...] = ()  # for the person who started it
+    made_of: str = ""  # digest of what its answer follows from, and of the results as they were written; "": not kept
 
     def as_dict(self) -> dict[str, Any]:
         """Return all but its name as plain values for JSON."""

@@ -1,16 +1,23 @@
 """The runner: reads the records that are new, makes the parts of their hours, then the answers of all jobs.
 
-Theory of operation. What was read is remembered in ``OUT/record.json``: where the records lie, of each hour its files,
-and with what its parts were made. A run lists the files, finds the hours of which a part is missing or wrong (files
-came or changed, or it was made with other options), reads only those, all in one query per part, and gives the new
-folders of hours the places of the earlier ones. Then the answers are made of the parts of all hours in the window, in a
-folder of their own; results are renamed when all is done, and ``summary.json`` is written last: who finds a summary
-finds all that it names. A run that is killed leaves earlier results whole; the next one makes again what the record
-does not know.
+Theory of operation. What was read is remembered in ``OUT/record.json``: where the records lie, and of each part of each
+hour with what it was made and which records it was made of, as spans of `seq` (`flowctl.pipeline.records.seen`). A run
+lists the files, looks at those of hours whose files are not as they were, or of which a part is missing or was made
+with other options, and reads only what parts need, all in one query per part. Then the answers are made of the parts
+of all hours in the window, in a folder of their own; results are renamed when all is done, and ``summary.json`` is
+written last: who finds a summary finds all that it names.
 
-Files that only went away change nothing: a recorder removes its oldest ones, and what was learnt from them stays. Where
-new ones come to such an hour, it is not made again: their parts are put beside its own, in files named for what they
-were made of. Such files that the record does not know are of a killed run, and go before others are put there.
+Parts are made in a folder of their own, too. First the record is written, which says what it is made of now and where
+each of these parts has to go (`settle`); then they go there. A run that is killed before has changed nothing; one that
+is killed after is ended by the next.
+
+An answer is kept where all that it follows from is the same as when it was made (what is known of the hours, options,
+window, flowctl itself) and its results lie there as they were written. Always made are answers of jobs whose
+results others write too (`Job.merge`), which go by the clock, and of those that read no parts, which tell of the
+others. Spark is started when the first step needs it, so a run with nothing new goes without.
+
+Records that are there no more change nothing: a recorder removes its oldest files, and what was learnt from them stays.
+Where new ones come to such an hour, it is not made again: their parts are put beside its own.
 """
 
 from __future__ import annotations
@@ -18,23 +25,41 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import fcntl
+import functools
 import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
+from flowctl.pipeline.record import (
+    ALL,
+    RECORD_FILE,
+    RECORD_FORMAT,
+    Known,
+    Made,
+    Plan,
+    content_of,
+    plans_of,
+    read_json,
+    read_record,
+    settle,
+)
+from flowctl.pipeline.records.footers import Facts
 from flowctl.pipeline.records.listing import File, Listing, list_records
-from flowctl.pipeline.records.place import Place, resolved
-from flowctl.pipeline.records.read import Read, read_hours
-from flowctl.pipeline.records.window import ODD_HOUR, Hour, Window, begin_of, end_of, hour_of
+from flowctl.pipeline.records.place import Place, local_path, resolved
+from flowctl.pipeline.records.read import Read, check_any, judged, look
+from flowctl.pipeline.records.seen import Content, holds, joined
+from flowctl.pipeline.records.window import Hour, Window, begin_of, end_of
 from flowctl.pipeline.spark.session import fit, mapped_errors
 from flowctl.printable import foreign
+from flowctl.text.files import sync
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,14 +75,9 @@ JOBS: Final = {
 }
 """Name of a job -> the module with its `JOB`, in the order in which their answers are made."""
 SUMMARY_FILE: Final = "summary.json"
-RECORD_FILE: Final = "record.json"
 FORMAT: Final = 2
-"""Of both files; counted up when a key goes or changes its meaning."""
+"""Of the summary; counted up when a key goes or changes its meaning."""
 QUARANTINE: Final = "quarantine"
-_ADDED: Final = "added-"
-"""Begin of the names of files that were put beside those of a part."""
-_NAME: Final = 16
-"""Digits of the digest of a file that stand for its name; its size follows."""
 PARTS_AT_A_TIME: Final = 2
 """While one is planned, which one core does, another can be computed."""
 SMALL_BYTES: Final = 32 << 20
@@ -89,23 +109,8 @@ class AllResult:
         return {"format": FORMAT, "passed": not self.failed, "failed": self.failed, **found, "jobs": jobs}
 
 
-@dataclass(slots=True)
-class Known:
-    """What is remembered of an hour."""
-
-    files: dict[str, str] = field(default_factory=dict)  # digest of each -> its identity, "" where it was put aside
-    parts: dict[str, tuple[str, int]] = field(default_factory=dict)  # with what it was made, "": files came; octets
-    accounts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by table
-    newest: str = ""  # time of the newest record, ISO 8601; "": not known
-    added: list[str] = field(default_factory=list)  # names of what was put beside the parts
-
-    def gone(self, files: Iterable[str]) -> set[str]:
-        """Return the names of files of which none of these, by their digests, has the name."""
-        return {name[:_NAME] for name in self.files} - {name[:_NAME] for name in files}
-
-
 def run(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     events: str | None,
     out: str,
     jobs: Sequence[Job | str],
@@ -117,7 +122,7 @@ def run(
     """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised.
 
     Args:
-        spark: session; all jobs share it.
+        spark: session, which all jobs share; or what starts it, called once, where it is needed.
         events: folder of the records. None: there are none, for a job that goes without.
         out: folder of the results; made if it is missing. ``summary.json`` in it says what is returned, and after a run
             of one job also what it said of the others.
@@ -131,42 +136,60 @@ def run(
         ConfigError: `out` cannot be written, another run is at work in it, or there are no records.
         FlowctlError: the results cannot be moved to `out`.
     """
-    settings = dict(spark.sparkContext.getConf().getAll())
+    opened: list[SparkSession] = []
+
+    def session() -> SparkSession:
+        if not opened:
+            opened.append(spark() if callable(spark) else spark)
+        return opened[0]
+
+    settings = {}
+    if not callable(spark) or local_path(out) is None:
+        settings = dict(session().sparkContext.getConf().getAll())
     if listing is None and events is not None and list(jobs) != ["report"]:
         # Before a folder is made for results of nothing.
         listing = list_records(events, window, settings)
     place = Place(out, settings)
-    with locked(place, "_lock", os.O_RDWR | os.O_CREAT, fcntl.LOCK_NB):
+    with locked(place):
+        record, known = read_record(place)
+        settle(place, record.get("pending", {}))
         place.clear_staging()
         staging = place.staging()
+        whole = (window or Window()).whole()
+        work = _Run(session, events, listing, place, staging, whole, tell, dict(options or {}), known)
         try:
-            whole = (window or Window()).whole()
-            work = _Run(spark, events, listing, place, staging, whole, tell, dict(options or {}))
             if window not in (None, whole):
                 bounds = (
                     f"{word} {at:%Y-%m-%d %H:%M}" for word, at in (("from", whole.since), ("to", whole.until)) if at
                 )
                 work.warnings.append(f"a window is of whole hours: this one goes {' '.join(bounds)} UTC")
-            return work.all(jobs)
+            return work.all(jobs, record.get("events"))
         finally:
-            staging.remove()
-            spark.catalog.clearCache()  # a path that is written anew would be taken for what it was
+            if work.settled:
+                staging.remove()
+            for found in opened:
+                found.catalog.clearCache()  # a path that is written anew would be taken for what it was
 
 
 @contextlib.contextmanager
-def locked(place: Place, name: str, flags: int, wait: int = 0) -> Iterator[None]:
-    """Within this context nothing else on this machine has that file or folder locked; on a store there is no lock.
+def locked(place: Place) -> Iterator[None]:
+    """Within this context no other run on this machine is at work in a folder of results; on a store there is no lock.
 
     Raises:
-        ConfigError: something has, and `wait` says that it is not waited for.
+        ConfigError: one is, or it cannot be locked.
     """
     if place.storage.prefix:
         yield
         return
-    number = os.open(place.path(name), flags, 0o666)
+    path = place.path("_lock")
+    try:  # a link would have a file made wherever it leads
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        told = f"cannot lock {path}: {error.strerror}"
+        raise ConfigError(told, hint="if it is a link, or another user's, take it away") from error
     try:
         try:
-            fcntl.flock(number, fcntl.LOCK_EX | wait)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             hint = "wait until it has ended, or name another folder with --out"
             raise ConfigError(f"another run is at work in {place.folder}", hint=hint) from error
@@ -179,7 +202,7 @@ def locked(place: Place, name: str, flags: int, wait: int = 0) -> Iterator[None]
 class _Run:
     """One run; the steps in the order in which they are done."""
 
-    spark: SparkSession
+    session: Callable[[], SparkSession]
     events: str | None
     listing: Listing | None
     place: Place
@@ -187,37 +210,47 @@ class _Run:
     window: Window
     tell: Callable[[str], None]
     options: dict[str, Any]
+    known: dict[Hour, Known]
     source: str = ""  # where the records lie, without links
-    known: dict[Hour, Known] = field(default_factory=dict)
+    settled: bool = True  # all that the record names has its place
     wanted: dict[str, tuple[Part, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
     errors: dict[str, FlowctlError] = field(default_factory=dict)  # of jobs
     broken: dict[str, FlowctlError] = field(default_factory=dict)  # of parts
     read: set[Hour] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
+    _others: dict[Hour, Content] = field(default_factory=dict)  # see `_elsewhere`
 
-    def all(self, asked: Sequence[Job | str]) -> AllResult:
-        """Do everything; see `run`."""
+    def all(self, asked: Sequence[Job | str], source: str | None) -> AllResult:
+        """Do everything, see `run`; `source`: where the records lay so far."""
         names = [item if isinstance(item, str) else item.name for item in asked]
-        jobs = self._load(dict(zip(names, asked, strict=True)))
-        for job in jobs.values():
-            for name, merge in job.merge.items():
-                merge(self.place.read_text(name) or "", "", self.options[job.name])
-        record = _read_json(self.place, RECORD_FILE)
-        self.known = {(text[:10], text[11:]): Known(**item) for text, item in record.get("hours", {}).items()}
         if self.listing is not None:
             self.source = resolved(self.listing.root)
-            if (other := record.get("events", self.source)) != self.source:
+            if source not in (None, self.source):
                 hint = f"name another folder with --out; if the records were moved, say so in {RECORD_FILE} there"
-                raise ConfigError(f"{self.place.folder} has the results of other records, {other}", hint=hint)
+                raise ConfigError(f"{self.place.folder} has the results of other records, {source}", hint=hint)
+            if self._stale(self.listing, {ALL: ""}):
+                with ThreadPoolExecutor(1) as pool:  # pandas and more, while Java starts
+                    pool.submit(lambda: [job_of(name) for name in names if name in JOBS])
+                    self.session()
+        jobs = self._load(dict(zip(names, asked, strict=True)))
+        folders = {part.folder().partition("/")[0] for part, _ in self.wanted.values()}
+        self.place.check_ours({QUARANTINE, *folders, *(name for job in jobs.values() for name in job.results)})
+        for job in jobs.values():
+            for name, merge in job.merge.items():
+                merge(self.place.read_text(name) or "", "", self.options[job.name], lambda _: None)
+        if self.listing is not None:
             self._read(self.listing)
         hours = sorted(hour for hour in self.known if self.window.meets(hour))
         if self.listing is not None and not hours:
             where = " in the window" if self.window != Window() else ""
             raise ConfigError(f"{self.events} has no records{where}", hint="is it the folder of --events of a server?")
-        earlier = _read_json(self.place, SUMMARY_FILE).get("jobs", {}) if len(names) == 1 else {}
-        notes = {name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in earlier.items()}
+        jobs_then = read_json(self.place, SUMMARY_FILE, FORMAT).get("jobs", {})
+        earlier = {
+            name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()
+        }
+        notes = dict(earlier) if len(names) == 1 else {}
         for name in names:
-            notes[name] = self._answer(name, jobs.get(name), hours, notes)
+            notes[name] = self._answer(name, jobs.get(name), hours, notes, earlier.get(name))
         result = self._result({name: notes[name] for name in names}, hours)
         summary = result.as_dict() | {"jobs": {name: note.as_dict() for name, note in notes.items()}}
         self.place.write_text(SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
@@ -258,130 +291,163 @@ class _Run:
             if told is not error:
                 told.__cause__ = error  # for --debug
 
+    def _stale(self, listing: Listing, wanted: Mapping[str, str]) -> dict[Hour, list[str]]:
+        """Return hours with parts that are not as they are wanted, or whose files were others when they were made.
+
+        Args:
+            listing: of the records.
+            wanted: name of a part -> with what it is to be made.
+        """
+        found = {}
+        for hour, listed in _listed(listing).items():
+            parts = self.known[hour].parts if hour in self.known else {}
+            made = {name: (parts[name].made_with, parts[name].listed) for name in wanted.keys() & parts.keys()}
+            if names := [name for name, made_with in wanted.items() if made.get(name) != (made_with, listed)]:
+                found[hour] = names
+        return found
+
     def _read(self, listing: Listing) -> None:
         """Make parts of the hours that are new or have changed."""
-        files: dict[Hour, list[File]] = {}
-        for file in listing.files:
-            files.setdefault(file.hour, []).append(file)
-        before = {hour: self.known.get(hour) or Known() for hour in files}
-        came = {hour for hour, there in files.items() if {*map(_digest_of, there)} - before[hour].files.keys()}
-        kept = {hour for hour, there in files.items() if before[hour].gone(map(_digest_of, there))}
-        for hour in sorted(came & kept):
-            self._add(listing, hour, files[hour])
-        groups: dict[tuple[Hour, ...], list[str]] = {}
-        for name in self.wanted:
-            other = {hour for hour in files if before[hour].parts.get(name, ("", 0))[0] != self._made_with(name)}
-            stay = {hour for hour in kept if name in before[hour].parts}
-            if hours := tuple(sorted((came | other) - stay)):
-                groups.setdefault(hours, []).append(name)
-        for hours, names in groups.items():
-            self._read_hours(listing, names, {hour: files[hour] for hour in hours})
+        wanted = {ALL: ""} | {name: self._made_with(name) for name in self.wanted}
+        if not (stale := self._stale(listing, wanted)):
+            return
+        self.tell(f"records of {len(stale)} hours")
+        records = Read(self.session, listing, time.time_ns() // 1_000)
+        looked = judged(look(records, listing.of(stale)), self._used)
+        if not self.known:
+            check_any(listing, looked)
+        there: dict[Hour, list[tuple[File, Facts]]] = {}
+        for file, facts in looked:
+            there.setdefault(file.hour, []).append((file, facts))
+        listed = _listed(listing)
+        plans: dict[str, dict[Hour, Plan]] = {}
+        for hour, names in stale.items():
+            of_hour = {name: wanted[name] for name in names}
+            known = self.known.get(hour) or Known()
+            found, told = plans_of(known, listing, of_hour, there[hour], listed[hour])
+            self.warnings += [f"{' '.join(hour)}: {line}" for line in told]
+            for name, plan in found.items():
+                plans.setdefault(name, {})[hour] = plan
+        groups: dict[Any, list[str]] = {}  # parts that are made of the same files
+        for name, by_hour in plans.items():
+            groups.setdefault(tuple((hour, plan.add, *plan.beside()) for hour, plan in by_hour.items()), []).append(
+                name
+            )
+        for names in groups.values():
+            records = Read(self.session, listing, records.now_us)
+            # That of accounts has the files too that are put aside.
+            first = plans[ALL if ALL in names else names[0]]
+            records.enter((x.file, x.facts) for plan in first.values() for x in plan.found)
+            fit(self.session(), records.size_bytes)
+            self.warnings += records.warnings
+            self._make(records, names)
+            self._remember(records, [name for name in names if name not in self.broken], plans)
+        if not groups:
+            self._write_record({})
 
-    def _add(self, listing: Listing, hour: Hour, there: Sequence[File]) -> None:
-        """Put what new files of an hour tell beside what is known of it: others of its files are there no more."""
-        known = self.known[hour]
-        names = {name[:_NAME] for name in known.files}
-        new = [file for file in there if _digest_of(file)[:_NAME] not in names]
-        changed = sum(_digest_of(file) not in known.files for file in there) - len(new)
-        self.warnings.append(
-            f"{' '.join(hour)}: {len(known.gone(map(_digest_of, there)))} of its files are there no more, and what was "
-            f"learnt of them stays; {len(new)} new ones are added, {changed} that were changed are not read again"
-        )
-        if new:
-            self._read_hours(listing, [name for name in self.wanted if name in known.parts], {hour: new}, add=True)
+    def _used(self, file: File, facts: Facts) -> bool:
+        """Return whether all records of a file are known of other hours."""
+        return bool(facts.rows) and holds(self._elsewhere(file.hour), content_of(file, facts))
 
-    def _read_hours(
-        self, listing: Listing, names: Sequence[str], files: Mapping[Hour, Sequence[File]], *, add: bool = False
-    ) -> None:
-        """Make parts of these files of hours: all that they have, or to be added."""
-        self.tell(f"records of {len(files)} hours")
-        others = self.known.keys() - (set() if add else files.keys())
-        used = {item for hour in others for item in self.known[hour].files.values()}
-        left = {*listing.of(files)} - {file for there in files.values() for file in there}
-        records = read_hours(self.spark, listing, files, used=used - {""}, but=left)
-        fit(self.spark, records.size_bytes)
-        self.warnings += records.warnings
-        self._make(records, names)
-        self._remember(records, [name for name in names if name not in self.broken], files, add=add)
+    def _elsewhere(self, hour: Hour) -> Content:
+        """Return what is known of all other hours."""
+        if hour not in self._others:
+            self._others[hour] = joined(known.content(ALL) for other, known in self.known.items() if other != hour)
+        return self._others[hour]
 
     def _make(self, records: Read, names: Sequence[str]) -> None:
         """Write what is put aside, and parts, in one query each, to the staging folder."""
-        for name, frame in records.quarantine.items():
+        for name, frame in records.quarantine.items() if ALL in names else ():
             frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
-        with ThreadPoolExecutor(PARTS_AT_A_TIME) as pool:
-            list(pool.map(lambda name: self._write(name, records), names))
+        pool = ThreadPoolExecutor(PARTS_AT_A_TIME)
+        try:
+            list(pool.map(lambda name: self._write(name, records), [name for name in names if name != ALL]))
+        except BaseException:  # a signal: what runs would be waited for
+            with contextlib.suppress(Exception):
+                self.session().sparkContext.cancelAllJobs()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, name: str, records: Read) -> None:
-        self.tell(name)
         part, options = self.wanted[name]
         with self._kept_as(name, self.broken):
             if any(map(records.has, part.reads)):
                 save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
 
-    def _remember(self, records: Read, made: Sequence[str], files: Mapping[Hour, Sequence[File]], *, add: bool) -> None:
-        """Give the parts of hours their places, and write down what they were made of."""
+    def _remember(self, records: Read, made: Sequence[str], plans: Mapping[str, Mapping[Hour, Plan]]) -> None:
+        """Write down what was read, and only then give parts their places: a run that is killed between is ended."""
+        pending: dict[str, list[str]] = {"whole": [], "more": [], "gone": []}
         quarantine = {*self.place.names(QUARANTINE), *self.staging.names(QUARANTINE)}
-        for hour, there in files.items():
-            known = self.known.setdefault(hour, Known())
-            now = {_digest_of(file): records.identities.get(file.path, "") for file in there}
-            gone, came = known.gone(now), now.keys() - known.files.keys()
-            if gone and not add:
-                line = f"{', '.join(made)} made without {len(gone)} of its files, which are there no more"
-                self.warnings.append(f"{' '.join(hour)}: {line}")
-            if came:
-                known.parts = {
-                    name: (made_with if add and name in made else "", size)
-                    for name, (made_with, size) in known.parts.items()
-                }
-            known.files = known.files | now if gone else now
-            accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
-            if add:
-                known.accounts |= {table: _sum(known.accounts.get(table, {}), item) for table, item in accounts.items()}
-            elif not gone:
-                known.accounts = accounts
-            newest = records.newest.isoformat() if records.newest and hour_of(records.newest) == hour else ""
-            known.newest = max(known.newest, newest) if gone else newest
-            batch = digest(" ".join(sorted(now))) if add else ""
-            for name in made:
-                made_with = known.parts[name][0] if add else self._made_with(name)
-                known.parts[name] = made_with, self._adopt(self.wanted[name][0].folder(hour), batch, known.added)
-            if add or not gone:
-                for name in quarantine:
-                    self._adopt(f"{QUARANTINE}/{name}/date={hour[0]}/hour={hour[1]}", batch, known.added)
-            known.added += [batch] if add else []
+        for name in made:
+            for hour, plan in plans[name].items():
+                known = self.known.setdefault(hour, Known())
+                key = digest(json.dumps(plan.content, sort_keys=True))
+                beside = key if plan.add else ""
+                if name == ALL:
+                    self._account(records, hour, known, add=plan.add)
+                    folders = [f"{QUARANTINE}/{table}/date={hour[0]}/hour={hour[1]}" for table in sorted(quarantine)]
+                else:
+                    folders = [self.wanted[name][0].folder(hour)]
+                size_bytes = sum(self._stage(folder, beside, pending) for folder in folders)
+                size_bytes += known.size_bytes(name) if plan.add else 0
+                known.enter(name, Made(plan.made_with, size_bytes, key, plan.listed), plan.content)
+                self.read |= {hour}
+        self._write_record(pending | {"staging": self.staging.folder.rpartition("/")[2]})
         # What is left of them is a folder without rows, which an answer that looks here first would take for the table.
-        for name in (QUARANTINE, *(self.wanted[name][0].folder() for name in made)):
+        for name in (QUARANTINE, *(self.wanted[name][0].folder() for name in made if name != ALL)):
             self.staging.delete(name)
-        self.read |= files.keys()
-        hours = {" ".join(hour): asdict(known) for hour, known in sorted(self.known.items())}
-        self.place.write_text(RECORD_FILE, json.dumps({"format": FORMAT, "events": self.source, "hours": hours}))
 
-    def _adopt(self, folder: str, batch: str, added: Sequence[str]) -> int:
-        """Give a folder of an hour its place, and return its size; 0: it has no row, and there is none.
+    def _account(self, records: Read, hour: Hour, known: Known, *, add: bool) -> None:
+        """Enter the accounts and the newest record of an hour."""
+        accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
+        newest = records.newest[hour].isoformat() if hour in records.newest else ""
+        if add:
+            accounts = known.accounts | {
+                table: _sum(known.accounts.get(table, {}), item) for table, item in accounts.items()
+            }
+        known.accounts, known.newest = accounts, max(known.newest, newest) if add else newest
+
+    def _stage(self, folder: str, beside: str, pending: Mapping[str, list[str]]) -> int:
+        """Note what is to be done with the folder of an hour, and return how large its new files are.
 
         Args:
             folder: as it is called in the staging folder and in its place.
-            batch: name of what is put beside the files that are there. Empty: it takes their place.
-            added: names of what was put there before; what else was put there is of a killed run.
+            beside: part of the names that its files get beside those that are there. Empty: they take their place.
+            pending: see `settle`.
         """
-        storage = self.place.storage
-        if batch:
-            for name in self.place.names(folder):
-                if name.startswith(_ADDED) and name.split("-")[1] not in added:
-                    self.place.delete(f"{folder}/{name}")
-            for number, name in enumerate(self.staging.names(folder)):
-                storage.system.create_dir(storage.path(folder), recursive=True)
-                target = storage.path(f"{folder}/{_ADDED}{batch}-{number:05}.zstd.parquet")
-                storage.system.move(self.staging.storage.path(f"{folder}/{name}"), target)
-        elif self.staging.exists(folder):
-            self.place.adopt(self.staging, folder)
-        else:
-            self.place.delete(folder)
-            return 0
-        files = [storage.path(f"{folder}/{name}") for name in self.place.names(folder)]
-        return sum(info.size or 0 for info in storage.system.get_file_info(files))
+        storage = self.staging.storage
+        files = [storage.path(f"{folder}/{name}") for name in self.staging.names(folder)]
+        sizes = [info.size or 0 for info in storage.system.get_file_info(files)]
+        if not storage.prefix:
+            for file in files:
+                sync(Path(file))
+        if beside:
+            for number, file in enumerate(files):
+                name = f"{folder}/added-{beside}-{number:05}.zstd.parquet"
+                storage.system.move(file, storage.path(name))
+                pending["more"].append(name)
+        elif files:
+            pending["whole"].append(folder)
+        elif self.place.exists(folder):
+            pending["gone"].append(folder)
+        return sum(sizes)
 
-    def _answer(self, name: str, job: Job | None, hours: Sequence[Hour], notes: Mapping[str, JobNote]) -> JobNote:
+    def _write_record(self, pending: Mapping[str, Any]) -> None:
+        hours = {" ".join(hour): asdict(known) for hour, known in sorted(self.known.items())}
+        record = {"format": RECORD_FORMAT, "events": self.source, "pending": pending, "hours": hours}
+        self.settled = False
+        try:
+            self.place.write_text(RECORD_FILE, json.dumps(record))
+        except FlowctlError:
+            self.settled = True  # the earlier one counts, of which nothing was touched
+            raise
+        settle(self.place, pending)
+        self.settled = True
+
+    def _answer(
+        self, name: str, job: Job | None, hours: Sequence[Hour], notes: Mapping[str, JobNote], earlier: JobNote | None
+    ) -> JobNote:
         """Make a job's answer and give its results their places; whatever goes wrong with it is its result."""
         self.tell(name)
         begun = time.monotonic()
@@ -392,9 +458,13 @@ class _Run:
         note = JobNote(name, JobState.DONE)
         if job is not None and name not in self.errors:
             with self._kept_as(name, self.errors):
+                if earlier is not None and earlier.made_of and earlier.made_of == self._made_of(job, needed, hours):
+                    return replace(earlier, outputs=self._outputs(job), took_s=0.0)
                 answer = job.answer(self._parts(needed, hours, notes), self.options[name])
                 warnings = (*self._missing(needed, hours), *answer.warnings)
-                note = replace(note, summary=answer.summary, outputs=self._adopt_results(job), warnings=warnings)
+                self._adopt_results(job)
+                made_of, outputs = self._made_of(job, needed, hours), self._outputs(job)
+                note = JobNote(name, note.state, "", "", None, answer.summary, outputs, warnings, made_of)
         note = replace(note, took_s=round(time.monotonic() - begun, 3))
         if name not in self.errors:
             return note
@@ -403,22 +473,40 @@ class _Run:
         error = self.errors[name]
         return JobNote(name, JobState.FAILED, str(error), error.hint or "", note.took_s)
 
+    def _made_of(self, job: Job, needed: Sequence[str], hours: Sequence[Hour]) -> str:
+        """Return what tells an answer and its results, as they lie there, from any other; "": it is not to be kept."""
+        if job.merge or not needed or not _code():
+            return ""
+        known = [
+            [
+                item.newest,
+                item.accounts,
+                [astuple(made)[:3] for made in map(item.parts.get, needed) if made],
+            ]
+            for item in map(self.known.__getitem__, hours)
+        ]
+        wanted = [self._made_with(name) for name in needed]
+        there = [self.place.state(name) for name in job.results]
+        options = repr((self.window, self.options[job.name]))
+        return digest(json.dumps((_code(), options, wanted, [*map(list, hours)], known, there)))
+
     def _parts(self, names: Sequence[str], hours: Sequence[Hour], notes: Mapping[str, JobNote]) -> Parts:
         known = {hour: self.known[hour] for hour in hours}
-        there = {name: [hour for hour in hours if known[hour].parts.get(name, ("", 0))[1]] for name in names}
-        size_bytes = sum(known[hour].parts[name][1] for name, lies in there.items() for hour in lies)
-        fit(self.spark, size_bytes)
-        newest = None
-        if hours:
-            text = known[hours[-1]].newest
-            newest = dt.datetime.fromisoformat(text) if text else end_of(hours[-1])
+        there = {name: [hour for hour in hours if known[hour].size_bytes(name)] for name in names}
+        size_bytes = sum(known[hour].size_bytes(name) for name, lies in there.items() for hour in lies)
+        newest = max((known[hour].newest for hour in hours), default="")
+
+        def session() -> SparkSession:
+            fit(self.session(), size_bytes)
+            return self.session()
+
         return Parts(
-            spark=self.spark,
+            session=session,
             place=self.place,
             staging=self.staging,
             since=self.window.since,
             until=self.window.until,
-            newest=newest,
+            newest=dt.datetime.fromisoformat(newest) if newest else None,
             small=size_bytes <= SMALL_BYTES,
             events=self.events or "",
             accounts=self._accounts(hours),
@@ -431,38 +519,43 @@ class _Run:
         lines = []
         for name in names:
             made_with = self._made_with(name)
-            if other := sum(self.known[hour].parts.get(name, [""])[0] != made_with for hour in hours):
+            made = [self.known[hour].parts.get(name) for hour in hours]
+            if other := sum(part is None or part.made_with != made_with for part in made):
                 of = f"{other} of {len(hours)} hours"
                 lines.append(f"{name} is missing, or was made with other options, of {of} whose records are gone")
         return lines
 
-    def _adopt_results(self, job: Job) -> dict[str, str]:
-        """Give the results of a job their places, delete those that it has no longer, and return where they are."""
-        parts = [part.name for part in job.parts if part.result]  # have their places
-        for name in set(job.results) - set(parts):
+    def _outputs(self, job: Job) -> dict[str, str]:
+        """Return where the results of a job are, those first that are parts as well."""
+        names = dict.fromkeys((*(part.name for part in job.parts if part.result), *job.results))
+        return {name: self.place.path(name) for name in names if self.place.exists(name)}
+
+    def _adopt_results(self, job: Job) -> None:
+        """Give the results of a job their places, but for parts, which have them; delete those it has no longer."""
+        for name in set(job.results) - {part.name for part in job.parts}:
             if not self.staging.exists(name):
                 self.place.delete(name)
             elif name not in job.merge:
                 self.place.adopt(self.staging, name)
-            else:  # the lock of its other writers is that of the folder
-                with locked(self.place, "", os.O_RDONLY):
-                    made = self.staging.read_text(name) or ""
-                    text = job.merge[name](self.place.read_text(name) or "", made, self.options[job.name])
-                    self.place.write_text(name, text)
-        names = dict.fromkeys((*parts, *job.results))
-        return {name: self.place.path(name) for name in names if self.place.exists(name)}
+            else:
+                self._merge_result(job, name)
+
+    def _merge_result(self, job: Job, name: str) -> None:
+        """Write a result beside what others have written to it."""
+        merge, made, options = job.merge[name], self.staging.read_text(name) or "", self.options[job.name]
+        self.place.change_text(name, lambda there: merge(there, made, options, self.warnings.append))
 
     def _result(self, notes: Mapping[str, JobNote], hours: Sequence[Hour]) -> AllResult:
         outputs = {name: path for note in notes.values() for name, path in note.outputs.items()}
         aside = [f"{QUARANTINE}/{name}" for name in self.place.names(QUARANTINE)]
-        real = [hour for hour in hours if hour != ODD_HOUR]
+        real = [hour for hour in hours if self.known[hour].newest]
         window = {"since": begin_of(real[0]), "until": end_of(real[-1])} if real else {}
         return AllResult(
             jobs=notes,
             outputs=outputs | {name: self.place.path(name) for name in aside},
             accounts=self._accounts(hours),
-            hours=len(hours),
-            hours_read=len(self.read & set(hours)),
+            hours=len(real),
+            hours_read=len(self.read & set(real)),
             window={name: window[name].isoformat() if window else "" for name in ("since", "until")},
             warnings=self.warnings,
             errors={name: self.errors[name] for name in notes if name in self.errors},
@@ -475,6 +568,13 @@ class _Run:
             for table, figures in self.known[hour].accounts.items():
                 sums[table] = _sum(sums.get(table, {}), figures)
         return list(sums.values())
+
+
+@functools.cache
+def _code() -> str:
+    """Return what tells this flowctl from another: the files that it is loaded from; "": it is from none (a zip)."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return digest(repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])) if files else ""
 
 
 def job_of(name: str) -> Job:
@@ -499,19 +599,12 @@ def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _read_json(place: Place, name: str) -> dict[str, Any]:
-    """Return an object of ours; empty where there is none, or one of another format."""
-    try:
-        with place.storage.system.open_input_stream(place.storage.path(name)) as stream:
-            found = json.loads(stream.read())
-        return found if found["format"] == FORMAT else {}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
-
-
-def _digest_of(file: File) -> str:
-    name = file.path.rpartition("/")[2]
-    return f"{digest(f'{file.table} {name}')} {file.size_bytes}"
+def _listed(listing: Listing) -> dict[Hour, str]:
+    """Return of each hour a digest of its files: their tables, names and sizes."""
+    found: dict[Hour, list[str]] = {}
+    for file in listing.files:
+        found.setdefault(file.hour, []).append(f"{file.table} {file.path.rpartition('/')[2]} {file.size_bytes}")
+    return {hour: digest("\n".join(sorted(files))) for hour, files in found.items()}
 
 
 def _told(error: Exception) -> FlowctlError:

@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.charts.words import filled, words
+from flowctl.charts.words import filled, plural, words
 from flowctl.pipeline.records.accounts import Accounts
 
 if TYPE_CHECKING:
     from flowctl.pipeline.run import AllResult
 
 ANSWERS: Final = {
-    "sessions": "{sessions} connections, {open} of them open; {in_trouble} in trouble, by cause: {causes}",
-    "experience": "{viewers} viewers, {peak_viewers} at once; {start_failures} of {attempts} attempts failed "
-    "to start; first frame {first_frame_p50_ms}, delay p95 {delay_p95_ms}, {picture_share} of the pictures",
-    "fleet": "{minutes} minutes of streams on nodes, {networks} networks",
+    "sessions": "{sessions}, {open} of them open; {in_trouble} in trouble, by cause: {causes}",
+    "experience": "{viewers}, {peak_viewers} at once; of {attempts} {start_failures} failed to start, "
+    "{exits_before_start} left before; first frame {first_frame_p50_ms}, delay p95 {delay_p95_ms}, {picture_share} of "
+    "the pictures that were published while they were there, {cut_slow} cut for being slow",
+    "fleet": "{minutes} of streams on nodes, {networks}",
     "abuse": "{bans} to be banned and {limits} to be limited",
-    "whatif": "{choices} choices tried on {viewers} viewers; recommended:\n  {recommended}\n  {why}",
+    "whatif": "{choices} tried on {viewers}; recommended:\n  {recommended}\n  {why}",
     "capacity": "a node carries {viewers_per_node} viewers of {bit_rate}, by {known_by}; the crowd takes {nodes} nodes",
     "report": "what to do",
 }
 """Name of a job -> its answer, of figures of its summary."""
+_COUNTED: Final = {
+    "sessions": "connection",
+    "viewers": "viewer",
+    "attempts": "attempt",
+    "choices": "choice",
+    "minutes": "minute",
+    "networks": "network",
+}
+"""Figures that are told with what they count."""
 _KNOWN_BY: Final = {"reference": "a REFERENCE MACHINE, NOT YOURS", "records": "your records"}
 _REPORT: Final = "report.html"
 
@@ -32,12 +42,13 @@ def lines(result: AllResult) -> Iterator[str]:
         said = note.summary
         causes = figures({cause: count for cause, count in said.get("blame", {}).items() if cause != "none"})
         known_by = _KNOWN_BY.get(str(said.get("fitted_to")), said.get("fitted_to"))
-        told = {**said, "causes": causes, "known_by": known_by}
+        counted = {figure: plural(said[figure], noun) for figure, noun in _COUNTED.items() if figure in said}
+        told = {**said, **counted, "causes": causes, "known_by": known_by}
         yield f"{name}: {filled(ANSWERS[name], told) if said else note.state.value}"
         yield from (f"  {words(item['do'], 600)}" for item in said.get("answers", ()))
         if "truth" in said:
             yield f"  planted: {figures(said['truth'])}"
-    yield f"records of {result.hours} hours, read now: {result.hours_read}"
+    yield f"records of {plural(result.hours, 'hour')}, read now: {result.hours_read}"
     yield from (f"  {Accounts(**account).line()}" for account in result.accounts)
     others = [name for name in result.outputs if name != _REPORT]
     if others:

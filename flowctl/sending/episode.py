@@ -35,7 +35,7 @@ class DropEpisode:
         self._delay_removed_ms = self._waited_s = 0.0
         if slow is not None:
             self._delay_removed_ms, self._waited_s = slow.delay_removed_ms, slow.drain.waited_s
-            slow.delay_max_ms = slow.delay_ms
+            slow.behind_max_ms = slow.behind_ms
 
     def leave_log(self, pictures: Pictures) -> None:
         """Keep the pictures of a log that is about to be left; the next one counts from 0."""
@@ -64,6 +64,6 @@ class DropEpisode:
         return replace(
             entry,
             delay_removed_ms=slow.delay_removed_ms - self._delay_removed_ms,
-            delay_max_ms=slow.delay_max_ms,
+            delay_max_ms=slow.behind_max_ms,
             line_share=min(line, 1.0),
         )

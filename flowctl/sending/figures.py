@@ -18,7 +18,8 @@ class Account(NamedTuple):
     Attributes:
         state: present state.
         picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
-        delay_ms: how far behind the peer was at the last sample.
+        delay_ms: how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel. 0: it
+            keeps up.
         lagging: whether something was left over at the last write, so that the kernel had enough to do since.
         joining: whether it is still taking the GOP cache, and not judged on that.
         noted: whether its ledger has anything: with nothing in it, nothing was ever done to the peer.
@@ -82,7 +83,8 @@ class SenderStatistics:
         close_reason: why the Sender was closed. None while it is open.
         picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
         waited_s: seconds in which something waited for the peer and its rate was measured: its line was used.
-        delay_ms: how far behind the peer was at the last sample; 0 where it was never sampled.
+        delay_ms: how far behind the peer was at the last sample: the age of the oldest that it had not taken, here or
+            in the kernel; 0 where it was never sampled, or has kept up since.
         drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
         forecast: when the hard limit will be reached at the present fill and drain rate. None: never.
         returns: times old media were skipped because the peer was behind live.

@@ -17,7 +17,7 @@ from typing import Final
 from flowctl.flow.forecast import Forecast, time_to_hard
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
-from flowctl.flow.meters import LEAST_SAMPLE_S, DelayMeter, DrainMeter, PictureMeter
+from flowctl.flow.meters import LEAST_SAMPLE_S, DelayMeter, DrainMeter, PictureMeter, Trail
 from flowctl.flow.state import CLASS_COUNT, Load
 from flowctl.flow.timing import MOST_TARGET_S, Timing, ahead_bytes, most_wait_s, target_s
 from flowctl.outgoing.streamlog import StreamLog
@@ -40,15 +40,18 @@ class SlowPeer:
 
     Args:
         settings: those of the Sender.
+        trail: of what was written so far. None: nothing was.
 
     Attributes:
         by_delay: whether the delay counts as age against the limits.
-        delay: how far behind the peer is.
+        delay: in what time it takes what waits for it.
         drain: what it takes.
         pictures: the share of them that it gets.
         last_share: that share, of the log that was left last; asked for after the end.
         delay_ms: the delay at the last sample.
-        delay_max_ms: the largest one since the open episode of drops began.
+        trail: since when what was written to it had waited.
+        behind_ms: how old the oldest was that it had not taken, at the last sample.
+        behind_max_ms: the largest of these since the open episode of drops began.
         waited: whether something has waited for the peer ever since the last sample of the drain rate.
         ahead_bytes: how much the kernel takes ahead, as it was told. 0: as usual.
         returns: times old media were skipped.
@@ -67,26 +70,29 @@ class SlowPeer:
         "_sampled_at",
         "_settings",
         "ahead_bytes",
+        "behind_max_ms",
+        "behind_ms",
         "by_delay",
         "delay",
-        "delay_max_ms",
         "delay_ms",
         "delay_removed_ms",
         "drain",
         "last_share",
         "pictures",
         "returns",
+        "trail",
         "waited",
     )
 
-    def __init__(self, settings: SenderSettings) -> None:
+    def __init__(self, settings: SenderSettings, trail: Trail | None = None) -> None:
         self._settings = settings
         self.by_delay = settings.age_from is AgeSource.DELAY
         self.delay = DelayMeter()
         self.drain = DrainMeter()
         self.pictures = PictureMeter()
         self.last_share = 1.0
-        self.delay_ms = self.delay_max_ms = 0.0
+        self.delay_ms = self.behind_ms = self.behind_max_ms = 0.0
+        self.trail = trail or Trail(0, 0.0)
         self.waited = False
         self.ahead_bytes = 0
         self._allowed_bytes = 0  # of that, what the kernel was not given since it last told that it takes more
@@ -121,7 +127,9 @@ class SlowPeer:
         """Leave out the sample that is due: our own thread is late, and would measure itself."""
         self._acted_at = now
 
-    def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int) -> None:
+    def sample(
+        self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int, queue_age_ms: float = 0.0
+    ) -> None:
         """Take one sample.
 
         Args:
@@ -129,6 +137,7 @@ class SlowPeer:
             queued_bytes: what waits in our own queue.
             written_bytes: what the kernel has taken since the connection began.
             kernel_bytes: what of it the peer has not acknowledged.
+            queue_age_ms: age of the oldest message in our own queue.
         """
         kept, seconds = queued_bytes + written_bytes, now - self._sampled_at
         if kept >= self._kept_bytes and seconds > 0:  # else something was thrown away
@@ -137,9 +146,23 @@ class SlowPeer:
         if seconds >= LEAST_SAMPLE_S:  # else both would be of the same moment
             self._before_ms = self.delay_ms
         self.delay_ms = self.delay.sample(now, queued_bytes, written_bytes, kernel_bytes)
-        self.delay_max_ms = max(self.delay_max_ms, self.delay_ms)
+        self.trail.note(written_bytes, now - queue_age_ms / 1000)
+        behind_ms = self.behind(now, written_bytes, kernel_bytes)
+        self.behind_ms = queue_age_ms if behind_ms is None else behind_ms
+        self.behind_max_ms = max(self.behind_max_ms, self.behind_ms)
+        self.trail.forget(written_bytes - self.delay.untaken_bytes(now, written_bytes, kernel_bytes))
         self.drain.sample(now, written_bytes - kernel_bytes, waited=self.waited)
         self._sampled_at = now
+
+    def behind(self, now: float, written_bytes: int, kernel_bytes: int) -> float | None:
+        """Return how old the oldest is that was written and the peer has not taken, in ms; arguments of `sample`.
+
+        It is no older than the connection. None: it has taken all, so that the oldest is the first of our own queue.
+        """
+        untaken = self.delay.untaken_bytes(now, written_bytes, kernel_bytes)
+        if untaken <= 0:
+            return None
+        return max(now - self.trail.since(written_bytes - untaken, written_bytes, now), 0.0) * 1000
 
     def why_return(self, now: float, queue_age_ms: float) -> str | None:
         """Judge the last sample: return why the peer is to be brought back to live. None: it is not.
@@ -288,7 +311,7 @@ class SlowPeer:
             drain_bytes_per_s=drain,
         )
 
-    def remarks(self, queued_bytes: int, share: float, stream_bytes_per_s: float | None) -> list[str]:
+    def remarks(self, queued_bytes: int, share: float, stream_bytes_per_s: float | None, behind_ms: float) -> list[str]:
         """Return what there is to tell of rate, share and delay.
 
         Args:
@@ -296,13 +319,14 @@ class SlowPeer:
                 the last sample saw.
             share: of the pictures of the last 20 s, 0 to 1.
             stream_bytes_per_s: rate of the log behind which it lags, 0 while it is not known. None: there is none.
+            behind_ms: how far behind it is now.
         """
         delay_ms, rate = self.delay.with_queue(queued_bytes), self.drain.rate
         if stream_bytes_per_s is not None and rate is not None and (share < 1 or delay_ms >= HEALTHY_MS):
             of = f" of {format_size(int(stream_bytes_per_s))}" if stream_bytes_per_s else ""
             return [
                 f"takes {format_size(int(rate))}/s{of}",
-                f"{share:.0%} of the pictures, {delay_ms / 1000:.1f} s behind",
+                f"{share:.0%} of the pictures, {behind_ms / 1000:.1f} s behind",
             ]
         if delay_ms >= HEALTHY_MS:
             return [f"at its rate the peer needs {delay_ms / 1000:.1f} s for what waits"]

@@ -15,7 +15,8 @@ the order of lines says nothing.
 
 A look-up asks once per prefix length that occurs in the list, longest first, so its cost does not depend on how many
 networks are banned; a single address, by far the most common ban, is found by its text, without being parsed. IPv4
-addresses that are written as IPv6 (``::ffff:203.0.113.7``, as a listener of both kinds reports them) are IPv4 here.
+addresses that are written as IPv6 (``::ffff:203.0.113.7``, as a listener of both kinds reports them) are IPv4 here, and
+one that comes through a translator or a tunnel (`flowctl.addresses.EMBEDDED`) is found as that one too.
 
 No file is opened and no clock is read here: the time is an argument.
 """
@@ -30,9 +31,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
-from flowctl.addresses import Network
+from flowctl.addresses import Address, Network, meanings
 from flowctl.errors import ConfigError
 from flowctl.printable import short
 
@@ -139,6 +141,11 @@ class Ban:
             value["source"] = self.source
         return value | {"score": self.score, "evidence": dict(self.evidence), "expires": utc_text(self.expires)}
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether a person made it: jobs and penalties give a score, or the evidence of one that was rounded to 0."""
+        return self.expires is None or not (self.score or self.evidence)
+
     def covers(self, address: str) -> bool:
         """Return whether `address` lies in the network; IPv4 written as IPv6 is IPv4, what is no address does not."""
         return bool(BanList([replace(self, expires=None)]).match(address, 0.0))
@@ -182,18 +189,16 @@ class _Networks:
             return ban
         if not self._networks and ":" not in address:
             return None  # nothing but single addresses, and the text of an IPv4 address is unambiguous
-        try:
-            parsed = ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            return None
-        if isinstance(parsed, ipaddress.IPv6Address):  # one address has several texts
-            parsed = parsed.ipv4_mapped or parsed
-            ban = self._by_text.get(str(parsed))
-            if ban is not None and ban.lasts(now_utc):
+        for parsed in meanings(address):
+            if ":" in address:  # one address has several texts
+                ban = self._by_text.get(str(parsed))
+                if ban is not None and ban.lasts(now_utc):
+                    return ban
+            if (ban := self._match_network(parsed, now_utc)) is not None:
                 return ban
-        return self._match_network(parsed, now_utc)
+        return None
 
-    def _match_network(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address, now_utc: float) -> Ban | None:
+    def _match_network(self, address: Address, now_utc: float) -> Ban | None:
         value, version, bits = int(address), address.version, address.max_prefixlen
         for length in self._lengths[version]:
             host_bits = bits - length
@@ -257,15 +262,8 @@ class BanList:
         if len(text) > MOST_BYTES:
             raise ConfigError(f"{where}: it has more than {MOST_BYTES} characters")
         new = cls()
-        for number, line in enumerate(text.split("\n"), 1):
-            if rest is not None and number % _REST_EVERY == 0:
-                rest()
-            if not line.strip():
-                continue
-            try:
-                new._add(_ban_of(line))
-            except ConfigError as error:
-                raise ConfigError(f"{where}, line {number}: {error}", hint=error.hint) from error
+        for _ in parse_lines(text, where, new._add, rest):
+            pass
         return new
 
     def match(self, address: str, now_utc: float) -> Ban | None:
@@ -289,6 +287,36 @@ class BanList:
 
 NO_BANS: Final = BanList()
 """Nobody is kept out or limited."""
+
+
+def parse_lines(
+    text: str,
+    where: str = "the ban list",
+    take: Callable[[Ban], None] = lambda _: None,
+    rest: Callable[[], None] | None = None,
+) -> Iterator[Ban]:
+    """Yield the bans of a file of any length, one per line; see `BanList.parse`.
+
+    Args:
+        text: its contents.
+        where: its name, for errors.
+        take: given each; an error of it is one of the line.
+        rest: see `BanList.parse`.
+
+    Raises:
+        ConfigError: a line is wrong; names file, line and value.
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        if rest is not None and number % _REST_EVERY == 0:
+            rest()
+        if not line.strip():
+            continue
+        try:
+            ban = _ban_of(line)
+            take(ban)
+        except ConfigError as error:
+            raise ConfigError(f"{where}, line {number}: {error}", hint=error.hint) from error
+        yield ban
 
 
 def render(bans: Iterable[Ban]) -> str:
@@ -318,7 +346,8 @@ def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: 
         allow: networks that the writer never bans: what touches them is not kept either.
 
     Returns:
-        One per network and action, at most `MOST_BANS`: those that stay first, then the highest scores.
+        One per network and action: those made by hand first, then the highest scores, of these who stays longest.
+        They may be more than a list holds; `fitting` cuts them.
     """
     merged: dict[tuple[str, BanAction], Ban] = {}
     kept = (ban for ban in there if not allow or not _touches(ban.network, allow))
@@ -326,8 +355,30 @@ def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: 
         key = ban.cidr, ban.action
         old = merged.get(key)
         merged[key] = ban if old is None else _joined(old, ban)
-    ordered = sorted(merged.values(), key=lambda ban: (ban.expires is not None, -ban.score, ban.cidr, ban.action.value))
-    return ordered[:MOST_BANS]
+    return sorted(merged.values(), key=_worth)
+
+
+def _worth(ban: Ban) -> tuple[Any, ...]:
+    """Return by what bans are sorted, those that are worth most first."""
+    lasts_s = math.inf if ban.expires is None else ban.expires.timestamp()
+    return not ban.by_hand, ban.expires is not None, -ban.score, -lasts_s, ban.cidr, ban.action.value
+
+
+def fitting(bans: Sequence[Ban]) -> list[Ban]:
+    """Return the first of these that one list holds, `MOST_BANS` and `MOST_BYTES` of them: what is left out is least.
+
+    Args:
+        bans: as of `merge_bans`.
+
+    Raises:
+        ConfigError: one of those left out was made by hand, and no program may end it.
+    """
+    sizes = accumulate(len(ban.line()) + 1 for ban in bans[:MOST_BANS])
+    count = sum(size <= MOST_BYTES for size in sizes)
+    if any(ban.by_hand for ban in bans[count:]):
+        told = f"there are more bans made by hand than the {MOST_BANS} or {MOST_BYTES} bytes that a list holds"
+        raise ConfigError(told, hint="ban networks instead of addresses")
+    return list(bans[:count])
 
 
 def _joined(one: Ban, other: Ban) -> Ban:

@@ -423,6 +423,8 @@ class ConnectionEvents:
 
     def asked(self, at: float, role: Role, path: str, agent: str) -> None:
         """Record a request to publish or play `path` (``app/name``); `agent`: what the peer calls itself."""
+        if role is Role.HTTP_FLV:  # nothing was named before, and anybody may ask for any path
+            self._app_named = False
         self.names(role, path)
         self._agent = self._events.privacy.text(agent) or self._agent
         if self._asked_ms is None:
@@ -448,6 +450,7 @@ class ConnectionEvents:
         if self._startup_ms is not None:
             return
         self._startup_ms = (at - self._opened_at) * 1000
+        self._app_named |= self.role is Role.HTTP_FLV  # the stream is there, and so is its application
         self.names(Role.HTTP_FLV if self.role is Role.HTTP_FLV else Role.PLAY, path)
         self.put(at, EventName.PLAY_STARTED, value=self._startup_ms)
 

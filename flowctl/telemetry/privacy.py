@@ -5,9 +5,11 @@ the recorder at all. What remains is the *name* of a stream. An RTMP publisher i
 it is a secret on most servers, and players use the same name; a record holds a keyed hash of it unless the setting says
 that names are public. The name is everything behind the first part of the path, since a client that publishes
 ``key/720p``
-hands out a key as well; that first part, the application, is stored as it is if it was named at connect. Addresses are
-stored as the setting says. Texts that a peer chose (what it calls itself) are cut, cleaned, and lose what looks like an
-address with credentials.
+hands out a key as well; that first part, the application, is stored as it is if it was named at connect. Over HTTP it
+came with the name, and is stored once that stream is there. Addresses are stored as the setting says. Texts that a peer
+chose (what it calls itself) are cut, cleaned, and lose what looks like an address or a token.
+
+What looks like a query, credentials or an address is judged after percent-decoding, and hashed.
 
 Hashes are BLAKE2b with a key: without it, nobody can find a name or one of four thousand million addresses by trying.
 Source: RFC 7693 (BLAKE2), NIST SP 800-122 section 4.2 (de-identifying by keyed hashing).
@@ -22,8 +24,9 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from flowctl.addresses import embedded_ipv4, meanings
 from flowctl.errors import ConfigError
-from flowctl.printable import printable
+from flowctl.printable import carries_secret, without_secret
 from flowctl.telemetry.options import Addresses, Streams
 
 _MARK: Final = "h:"
@@ -34,8 +37,6 @@ _KNOWN: Final = 16_384
 """Hashes remembered, some 3 MB; beyond that all are forgotten and made again, at 2 us each."""
 _TEXT: Final = 120
 """Longest text of a peer in a record; user agents are 20 to 60 characters."""
-_SECRET_SIGNS: Final = frozenset("?=&@")
-"""A plain stream name with one of these carries a query or credentials after all: it is hashed whatever the setting."""
 _MAPPED: Final = "::ffff:"
 _KEPT_BITS: Final = {4: 24, 6: 48}
 """What is left of a truncated address, by version: the networks that sites are given, of some hundred machines."""
@@ -113,16 +114,20 @@ class Privacy:
             plain = plain[len(_MAPPED) :]  # a socket for both kinds shows IPv4 so: one peer, one name
         if self._addresses is Addresses.PLAIN:
             return plain
+        # One peer, one name; and what is left of a tunnel's address could be the whole of the one in it.
+        if found := meanings(plain):
+            plain = str(found[-1])
         if self._addresses is Addresses.HASHED:
             return self.hashed(plain)
-        try:
-            bits = _KEPT_BITS[ipaddress.ip_address(plain).version]
-        except ValueError:  # a socket without addresses
+        if not found:  # a socket without addresses
             return ""
+        bits = _KEPT_BITS[found[-1].version]
         return str(ipaddress.ip_network(f"{plain}/{bits}", strict=False))  # with its length: x.y.z.0 is an address too
 
     def network(self, cidr: str) -> str | None:
-        """Return what is stored of a network such as ``192.0.2.7/32``. None: nothing, addresses are hashed.
+        """Return what is stored of a network such as ``192.0.2.7/32``.
+
+        None: nothing, addresses are hashed, or it is one of tunnels, whose prefix may be an address of IPv4.
 
         A network of one address tells the address, so it is widened to what `address` shows of its members.
 
@@ -134,6 +139,8 @@ class Privacy:
         if self._addresses is Addresses.HASHED:
             return None
         found = ipaddress.ip_network(cidr, strict=False)
+        if embedded_ipv4(found.network_address) is not None:
+            return None
         bits = _KEPT_BITS[found.version]
         return str(found if found.prefixlen <= bits else found.supernet(new_prefix=bits))
 
@@ -150,7 +157,7 @@ class Privacy:
         app, slash, name = path.partition("/")
         if not slash:
             app, name = "", path
-        if self._streams is Streams.PLAIN and _SECRET_SIGNS.isdisjoint(name):
+        if self._streams is Streams.PLAIN and not carries_secret(path):
             return self._app(app), self.text(name)
         # The hash is over the whole path: the same name in two applications is two streams.
         known = self._known.get("/" + path)
@@ -159,14 +166,11 @@ class Privacy:
         return self._app(app) if app_named else "", known
 
     def _app(self, app: str) -> str:
-        return self.text(app) if _SECRET_SIGNS.isdisjoint(app) else self.hashed(app)
+        return self.hashed(app) if carries_secret(app) else self.text(app)
 
     def text(self, text: str) -> str:
-        """Return a text of a peer fit for a record: printable, short, and without anything behind a ``?``."""
-        shown = text.partition("?")[0][:_TEXT]
-        if "@" in shown or "=" in shown:
-            return self.hashed(text)
-        return printable(shown)[:_TEXT]
+        """Return a text of a peer fit for a record: printable, short, without what is behind ``?`` or ``://``."""
+        return without_secret(text, _TEXT, self.hashed)
 
     def _remember(self, text: str, stored: str) -> str:
         if len(self._known) >= _KNOWN:

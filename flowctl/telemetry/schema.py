@@ -190,7 +190,11 @@ _QUEUE: Final = (
 _KERNEL: Final = (
     Column("rtt_us", Kind.INT, "smoothed round-trip time of the kernel, us; null: not asked"),
     Column("unsent_bytes", Kind.INT, "taken by the kernel and not acknowledged, bytes; null: not asked"),
-    Column("viewer_delay_ms", Kind.REAL, "how far behind the viewer is: our queue and the kernel's over its rate, ms"),
+    Column(
+        "viewer_delay_ms",
+        Kind.REAL,
+        "age of the oldest that was meant for the viewer and it has not taken, here or in the kernel, ms",
+    ),
 )
 
 FLOW_EVENTS: Final = Table(
@@ -249,7 +253,7 @@ _WHOLE: Final = (
     ),
     _real("handshake_ms", "from being opened to the end of the handshake, ms"),
     _real("asked_ms", "from being opened to its first request to play or publish, ms; null: it made none"),
-    _real("startup_ms", "from being opened to the first media it was given, or to publishing, ms; null: never"),
+    _real("startup_ms", "from being opened to the first media queued for it here, or to publishing, ms; null: never"),
     # what its Sender did
     *(_real(f"time_{name}_ms", f"time in state {name}, ms") for name in STATE_NAMES),
     *(_int(f"episodes_{name}", f"how often it came into state {name} from a better one") for name in STATE_NAMES[1:]),
@@ -282,7 +286,7 @@ _WHOLE: Final = (
     _int("samples_count", "rows of it in flow_samples"),
     _real("sampled_ms", "time that samples are about, ms"),
     *(
-        _real(f"delay_{name}_ms", f"delay of the viewer over that time, {name}, 12.2 % off at most, ms; 0: it kept up")
+        _real(f"delay_{name}_ms", f"delay of the viewer over that time, {name}, 2.9 % off at most, ms; 0: it kept up")
         for name in ("p50", "p95", "p99")
     ),
     _real("delay_max_ms", "worst delay, ms"),

@@ -7,8 +7,9 @@ what was in memory: the interval of rotation at most. A file that cannot be writ
 leaves its rows in memory for the next attempt, up to a bound; beyond that the oldest are lost and counted. The server
 never notices.
 
-What a node's files may take on the disk is bounded as well: the oldest go. Files of other nodes in the same folder are
-nobody's business here.
+What a node's files may take on the disk is bounded as well: the oldest go. Which are the oldest is said by the number
+in their names, which goes on over restarts: times go back when a clock is set. Stock is taken once, at the start; kept
+of it are the bytes and the least number of each hour. Files of other nodes in the same folder are nobody's business.
 
 File: ``<table>/date=YYYY-MM-DD/hour=HH/<node>-<start>-<n>.parquet``; see `flowctl.telemetry.schema` for its metadata.
 Source: rename(2) is atomic within a file system (POSIX.1-2017); the hidden name follows Hadoop's rule that names which
@@ -21,9 +22,11 @@ import contextlib
 import datetime as dt
 import importlib.util
 import os
+import re
 import time
 import uuid
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -184,6 +187,7 @@ class RecordFiles:
     Attributes:
         last_error: the last reason why a file could not be written; "" while all is well.
         removed_files: files removed because the node's share of the disk was used up.
+        number: of the next file, above that of all of this node that were there at the start.
     """
 
     def __init__(self, options: EventsOptions, start_us: int) -> None:
@@ -191,9 +195,12 @@ class RecordFiles:
         self.start_us: Final = start_us
         self.last_error = ""
         self.removed_files = 0
+        self.number = 0
         self._root = Path(options.folder)
-        self._own: list[tuple[int, int, Path]] = []  # (time of change in ns, bytes, path) of our files, oldest first
+        self._name = re.compile(rf"(\.)?{re.escape(options.node)}-\d+-(\d+)\.parquet(?(1)\.part)")
+        self._hours: dict[str, tuple[int, int]] = {}  # date=/hour= -> least number, bytes of our files in it
         self._own_bytes = 0
+        self._left: list[Path] = []  # hidden files from before that are too young to belong to nobody
         self._said_at = float("-inf")
         self._untold = 0  # failures since the last line about them
 
@@ -216,32 +223,47 @@ class RecordFiles:
             raise ConfigError(f"--events {root}: the folder cannot be made: {error.strerror}", hint=hint) from error
         if not root.is_dir() or not os.access(root, os.W_OK | os.X_OK):
             raise ConfigError(f"--events {root}: the folder is not writable", hint=hint)
+        self._hours, self._own_bytes, self._left = {}, 0, []
+        for folder in root.glob("*/date=*/hour=*"):
+            for number, size, path in self._files(folder):
+                if path.name.startswith("."):
+                    self._left.append(path)
+                else:
+                    self._note("/".join(folder.parts[-2:]), number, size)
+                    self.number = max(self.number, number + 1)
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove hidden files of this node that nobody writes any more, and take stock of the others."""
+        """Remove the hidden files of this node that were there at the start, once nobody writes them any more."""
         old = time.time() - _LEFT_S
-        own = []
-        for path in self._root.glob(f"*/date=*/hour=*/*{self.options.node}-*"):
-            name = path.name.removeprefix(".").partition(SUFFIX)[0]
-            if name.rsplit("-", 2)[0] != self.options.node:
-                continue  # of a node whose name begins, or ends, like ours
+        left, self._left = self._left, []
+        for path in left:
             with contextlib.suppress(OSError):  # gone meanwhile, or not ours to remove
-                found = path.stat()
-                if path.name.endswith(SUFFIX):
-                    own.append((found.st_mtime_ns, found.st_size, path))
-                elif path.name.startswith(".") and path.name.endswith(_TEMPORARY) and found.st_mtime < old:
+                if path.stat().st_mtime < old:
                     path.unlink()
-        self._own = sorted(own)
-        self._own_bytes = sum(size for _, size, _ in own)
+                else:
+                    self._left.append(path)
 
-    def write(self, table: pa.Table, of: Table, number: int, hour_us: int) -> int:
+    def _files(self, folder: Path) -> Iterator[tuple[int, int, Path]]:
+        """Yield number, bytes and path of this node's files in a folder, also of hidden ones."""
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if found := self._name.fullmatch(entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        yield int(found[2]), entry.stat().st_size, Path(entry.path)
+
+    def _note(self, hour: str, number: int, size: int) -> None:
+        """Count a file in."""
+        least, before = self._hours.get(hour, (number, 0))
+        self._hours[hour] = min(least, number), before + size
+        self._own_bytes += size
+
+    def write(self, table: pa.Table, of: Table, hour_us: int) -> int:
         """Write one file, whole or not at all; return its size in bytes.
 
         Args:
             table: the rows, with the schema of `of`.
             of: which table.
-            number: of the file within the process and table.
             hour_us: the hour that all rows are of, which says in which folder the file stands.
 
         Raises:
@@ -251,9 +273,10 @@ class RecordFiles:
 
         options = self.options
         when = dt.datetime.fromtimestamp(hour_us / 1e6, dt.UTC)
-        folder = self._root / of.name / f"date={when:%Y-%m-%d}" / f"hour={when:%H}"
+        hour = f"date={when:%Y-%m-%d}/hour={when:%H}"
+        folder = self._root / of.name / hour
         _make_folders(folder)
-        path = folder / f"{options.node}-{self.start_us}-{number}{SUFFIX}"
+        path = folder / f"{options.node}-{self.start_us}-{self.number}{SUFFIX}"
         temporary = folder / f".{path.name}{_TEMPORARY}"
         try:
             with open(temporary, "wb", opener=_open_private) as file:
@@ -275,24 +298,37 @@ class RecordFiles:
                 temporary.unlink()
             raise
         _sync_folder(folder)  # the name is to outlive a crash of the machine as well
-        self._own.append((time.time_ns(), size, path))
-        self._own_bytes += size
+        self._note(hour, self.number, size)
+        self.number += 1
         self.last_error = ""
         self._keep_within()
         return size
 
     def _keep_within(self) -> None:
         """Remove the oldest files of this node where they take more than their share of the disk."""
-        most = self.options.max_bytes
-        if not most or self._own_bytes <= most:
+        most, removed, newest = self.options.max_bytes, 0, self.number - 1
+        enough: float = most
+        while most and self._hours and self._own_bytes > enough:
+            hour = min(self._hours, key=lambda name: self._hours[name][0])
+            if self._hours[hour][0] == newest:
+                break
+            self._own_bytes -= self._hours.pop(hour)[1]
+            until = min((least for least, _ in self._hours.values()), default=newest)
+            # What is there now: the operator may have removed some.
+            files = [item for folder in self._root.glob(f"*/{hour}") for item in self._files(folder)]
+            files = sorted(item for item in files if not item[2].name.startswith("."))
+            self._own_bytes += sum(size for _, size, _ in files)
+            for number, size, path in files:
+                self._own_bytes -= size
+                if number > until or number == newest or self._own_bytes + size <= enough:
+                    self._note(hour, number, size)
+                    continue
+                enough = most * (1 - _SHARE)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    removed += 1
+        if not removed:
             return
-        removed = 0
-        while len(self._own) > 1 and self._own_bytes > most * (1 - _SHARE):
-            _, size, path = self._own.pop(0)
-            self._own_bytes -= size
-            with contextlib.suppress(OSError):
-                path.unlink()
-                removed += 1
         self.removed_files += removed
         _log.info("oldest records removed", files=removed, kept_bytes=self._own_bytes, limit_bytes=most)
 
@@ -354,7 +390,7 @@ class TableWriter:
         self._since: float | None = None  # when the first of them came
         self._retry_at = float("-inf")
         self._failing = False  # the last attempt to write failed: only then are rows given up
-        self._number = 0  # of the next file
+        self._written_files = 0
         self._seq = files.start_us  # of the next row
         self._schema: pa.Schema | None = None
         self._lost = self._refused = self._failures = self._written = self._written_bytes = 0
@@ -363,7 +399,7 @@ class TableWriter:
     def books(self) -> Books:
         """What became of the rows so far."""
         return Books(
-            files=self._number,
+            files=self._written_files,
             written_rows=self._written,
             written_bytes=self._written_bytes,
             waiting_rows=self._waiting,
@@ -543,7 +579,7 @@ class TableWriter:
             now = time.monotonic()
             try:
                 table = pa.Table.from_batches([part.batch for part in hours[hour]]).replace_schema_metadata(metadata)
-                size = self._files.write(table, self.table, self._number, hour * _HOUR_US)
+                size = self._files.write(table, self.table, hour * _HOUR_US)
             except Exception as error:  # noqa: BLE001 - pyarrow has errors of its own beside OSError
                 self._failures += 1
                 self._failing = True
@@ -551,7 +587,7 @@ class TableWriter:
                 self._files.failed(self.table, error, now)
                 return False
             del self._parts[: len(hours[hour])]
-            self._number += 1
+            self._written_files += 1
             self._written += sum(map(self._forget, hours[hour]))
             self._written_bytes += size
         self._since = None
@@ -564,6 +600,6 @@ class TableWriter:
             "format": str(FORMAT),
             "node": self._files.options.node,
             "start": str(self._files.start_us),
-            "number": str(self._number),
+            "number": str(self._files.number),
             "uid": uuid.uuid4().hex,
         }

@@ -1,20 +1,33 @@
 """Files of results, written whole or not at all: into a temporary file beside, which then takes the name.
 
-A reader of the file, a CI job that was interrupted for instance, never finds half of a report. A link keeps leading to
-the file that it names; a device or a pipe (/dev/stdout, /dev/null) is written to as it is and never replaced by a file.
+A reader of the file, a CI job that was interrupted for instance, never finds half of a report. A link of one's own (or
+root's) keeps leading to the file that it names, so a server's ban list may be one; a device or a pipe (/dev/stdout,
+/dev/null) is written to as it is and never replaced by a file. A link or a named pipe of another user is replaced: in a
+folder that others may write to, it would lead to any file of the user that runs this, or tell its maker what is
+written.
+
+A file that several write, a server and jobs for instance, is read, changed and replaced while it is `held`, and stays
+whose it was (`shared`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import math
 import os
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from flowctl.errors import ConfigError, FlowctlError
+from flowctl.errors import BusyError, ConfigError, FlowctlError
 
+_MOST_LINKS: Final = 40
+"""Of a chain, as many as Linux follows."""
+_LOOK_S: Final = 0.02
 _HINT: Final = "check that the disk has room and the folder is writable"
 
 
@@ -31,10 +44,11 @@ def check_target(path: Path, field: str) -> None:
 
 
 def _check_target(path: Path, field: str) -> None:
-    folder = Path(os.path.realpath(path)).parent  # Path.resolve raises on links that lead in a circle
-    if path.is_dir():
+    target = _target(path)
+    folder = target.parent
+    if target.is_dir():
         raise ConfigError(f"{field} {path} is a folder", hint="name a file in it")
-    if _is_special(path):
+    if _is_special(target):
         if not os.access(path, os.W_OK):
             raise ConfigError(f"{field} {path} is not writable", hint="name a file in a folder of your own")
         return
@@ -48,25 +62,94 @@ def _check_target(path: Path, field: str) -> None:
 
 def _is_special(path: Path) -> bool:
     """Return whether something is there that is no file: a device, a pipe, a terminal."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    return not planted(path) and path.exists() and not path.is_file() and not path.is_dir()
+
+
+def planted(path: Path) -> bool:
+    """Return whether there is a link or a named pipe of another user than this one and root.
+
+    Raises:
+        OSError: it may not be looked at.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (stat.S_ISLNK(found.st_mode) or stat.S_ISFIFO(found.st_mode)) and found.st_uid not in (0, os.geteuid())
+
+
+def _target(path: Path) -> Path:
+    """Return where links lead, one by one, up to the first of another user; a device as it was named.
+
+    The last step is never taken by name again, so that a link that comes in between is replaced like any other.
+    """
+    at = path
+    for _ in range(_MOST_LINKS):
+        if planted(at) or not at.is_symlink():
+            break
+        if _is_special(at):  # /dev/stdout: what it leads to at last has no name
+            return path
+        at = at.parent / at.readlink()
+    return Path(os.path.realpath(at.parent)) / at.name
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def held(path: Path, patience_s: float = math.inf) -> Iterator[None]:
+    """Within this context nobody else who keeps to it changes a file that several write.
+
+    What is locked is the folder that the file lies in, wherever a link leads: so all who write it have one lock.
+
+    Args:
+        path: the file; it need not be there.
+        patience_s: how long another writer is waited for, seconds.
+
+    Raises:
+        BusyError: another writer did not end in time.
+        FlowctlError: its folder is not there, or may not be read.
+    """
+    try:
+        number = os.open(_target(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FlowctlError(f"cannot lock the folder of {path}: {error.strerror}", hint=_HINT) from error
+    try:
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise BusyError(f"another program writes to {path}") from error
+                time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(number)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Give a temporary path to write to; it becomes `path` at the end, and nothing is left of it after an error.
 
     A device or a pipe is given itself.
 
+    Args:
+        path: where the file is to be.
+        shared: whether another user's file stays theirs, with its rights, as far as this one may see to it.
+
     Raises:
         FlowctlError: the file cannot be made, or cannot take its name.
     """
-    if _is_special(path):
+    try:
+        target = _target(path)
+        special = _is_special(target)
+    except OSError as error:
+        raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
+    if special:
         try:
             yield path
         except OSError as error:
             raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
         return
-    target = Path(os.path.realpath(path))
     try:
         number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(number)
@@ -75,10 +158,8 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        # mkstemp makes it for the owner alone; a result is as readable as any file of its user.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
+        sync(temporary)  # without it a loss of power can leave the name on a file without octets
+        _take_rights(temporary, target, shared=shared)
         temporary.replace(target)
     except OSError as error:
         raise FlowctlError(f"cannot write {path}: {error.strerror}", hint=_HINT) from error
@@ -86,11 +167,37 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all.
+def _take_rights(temporary: Path, target: Path, *, shared: bool) -> None:
+    """Give a file the rights of the one that it replaces, which others may read, else those of a new one.
+
+    The temporary one is its owner's alone; and one of another user is no word on who may read what replaces it, unless
+    it is shared.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        there = target.lstat()
+        if stat.S_ISREG(there.st_mode) and (shared or there.st_uid == os.geteuid()):
+            for owner in (there.st_uid, -1) if shared else ():
+                with contextlib.suppress(PermissionError):
+                    os.chown(temporary, owner, there.st_gid)
+                    break
+            temporary.chmod(stat.S_IMODE(there.st_mode) & 0o666)
+            return
+    mask = os.umask(0o077)
+    os.umask(mask)
+    temporary.chmod(0o666 & ~mask)
+
+
+def sync(path: Path) -> None:
+    """Wait until what was written to a file is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_text(path: Path, text: str, *, shared: bool = False) -> None:
+    """Write a text file in UTF-8, whole or not at all; `shared`: see `replacing`.
 
     Raises:
         FlowctlError: it cannot be written.
     """
-    with replacing(path) as temporary:
+    with replacing(path, shared=shared) as temporary:
         temporary.write_text(text, "utf-8")

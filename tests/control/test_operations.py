@@ -357,7 +357,7 @@ def test_ban_when_the_disk_is_full_names_the_file_and_what_to_do(live, tmp_path,
         patch.setattr(os, "fsync", full)
         found = do(server, "ban", network="127.0.0.9")
     assert found["warning"] == (
-        f"the ban file was not written: {path}: No space left on device; ban it again once that is mended"
+        f"the ban file was not written: cannot write {path}: No space left on device; ban it again once that is mended"
     )
     assert do(server, "ban", network="127.0.0.9")["in_file"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.meters import STALL_S, DelayMeter, DrainMeter, PictureMeter
+from flowctl.flow.meters import STALL_S, DelayMeter, DrainMeter, PictureMeter, Trail
 
 
 def feed(meter, began, seconds, rate, *, waited=True, total=0, every_s=0.1):
@@ -187,3 +187,31 @@ def test_share_when_a_viewer_begins_to_lag_counts_what_it_was_sent_before():
     assert meter.share(20.0, 600, 150) == 0.75
     assert meter.share(30.0, 900, 300) == 0.5
     assert meter.share(31.0, 930, 315) == 0.5
+
+
+def test_trail_between_two_marks_runs_with_the_bytes():
+    """What a cohort writes is marked nowhere, and came at an even rate; before all marks there is the first of them."""
+    trail = Trail(-1000, 5.0)
+    trail.note(1000, 15.0)
+    assert [trail.since(place, 2000, 18.0) for place in (-2000, 0, 500, 1000, 1500)] == [5.0, 10.0, 12.5, 15.0, 16.5]
+
+
+def test_trail_when_nothing_was_to_be_written_for_a_while_has_a_step_there():
+    """What ends a write and what begins the next, at one place, may be seconds apart."""
+    trail = Trail(0, 1.0)
+    for place, since in ((0, 1.0), (100, 2.0), (100, 9.0), (50, 3.0), (200, 9.5)):
+        trail.note(place, since)
+    assert [trail.since(place, 300, 10.0) for place in (0, 50, 99, 100, 150)] == [1.0, 1.5, 1.99, 9.0, 9.25]
+    trail.forget(100)
+    assert trail.since(100, 300, 10.0) == 9.0
+
+
+def test_trail_when_there_are_too_many_marks_keeps_the_newest_exact():
+    """Memory is bounded: of what is older, every second mark goes, and what is between is reckoned."""
+    trail = Trail(0, 0.0)
+    for place in range(1, 100_001):
+        trail.note(place, place / 1000)
+    assert trail.since(99_999, 100_001, 101.0) == 99.999
+    for place in range(0, 100_000, 997):
+        assert trail.since(place, 100_001, 101.0) == pytest.approx(place / 1000)
+    assert len(trail._places) <= 64

@@ -55,7 +55,8 @@ LAYERS = {
     "client": layer("client", "words flow rtmp loop sending receiver connection media"),
     "live": layer(
         "live",
-        "words access flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry flight",
+        "words text access flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry "
+        "flight",
     ),
     "httpd": layer(
         "httpd",

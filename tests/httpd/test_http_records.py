@@ -16,8 +16,8 @@ from flowctl.telemetry.schema import CLASS_NAMES
 def recorded(web, tmp_path):
     """Make a server that records; `closes` stops it and returns the rows of its connections by what they asked for."""
 
-    def make(**options):
-        events = EventsOptions(folder=str(tmp_path / "events"), node="n1", streams=Streams.PLAIN)
+    def make(streams=Streams.PLAIN, **options):
+        events = EventsOptions(folder=str(tmp_path / "events"), node="n1", streams=streams)
         return web(events=events, players_may_wait=False, **options)
 
     return make
@@ -57,6 +57,23 @@ def test_player_over_http_when_it_leaves_has_a_row_as_over_rtmp(recorded, tmp_pa
     other = found["nothing"]
     assert (other["refusal"], other["role"], other["startup_ms"]) == ("no stream", "http_flv", None)
     assert other["asked_ms"] is not None
+
+
+def test_player_over_http_when_names_are_secret_shows_no_part_of_a_path_that_is_not_there(recorded, tmp_path):
+    """The first part of a path comes with the name, and may be a key: it is an application when its stream is there."""
+    web = recorded(streams=Streams.HASH)
+    publisher = web.publisher()
+    publisher.group()
+    client = web.client()
+    assert client.get()[0] == 200
+    publisher.group()
+    client.tags(2)
+    client.close()
+    assert web.get("/s3cret/room.flv")[0] == 404
+    wait_for(web.ended)
+    rows = closes(web, tmp_path).values()
+    assert sorted((row["role"], row["app"]) for row in rows) == [("http_flv", ""), ("http_flv", "live")]
+    assert "s3cret" not in str(rows)
 
 
 def test_player_over_http_when_it_has_no_key_is_an_attempt_that_was_refused(recorded, tmp_path):

@@ -270,3 +270,22 @@ def test_address_key_when_ipv6_is_its_64():
     assert address_key("::ffff:192.0.2.7") == address_key("192.0.2.7") == "192.0.2.7"
     assert address_key("fe80::1%eth0") == "fe80::/64"
     assert address_key("local") == "local"
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("::ffff:cb00:7105", "203.0.113.5"),
+        ("::ffff:0:203.0.113.5", "203.0.113.5"),
+        ("64:ff9b::203.0.113.5", "203.0.113.5"),
+        ("2002:cb00:7105:9::1", "203.0.113.5"),
+        ("2001:0:4136:e378:8000:63bf:34ff:8efa", "203.0.113.5"),
+        ("64:ff9b:0:0:0:1:cb00:7105", "64:ff9b::/64"),
+        ("64:ff9b:1::cb00:7105", "64:ff9b:1::/64"),
+        ("2001:1::cb00:7105", "2001:1::/64"),
+        ("::203.0.113.5", "::/64"),
+    ],
+)
+def test_address_key_when_an_ipv4_address_is_within_is_that(address, key):
+    """Who comes through NAT64 is not all of IPv4, and who has a tunnel of 6to4 or Teredo is not many."""
+    assert address_key(address) == key

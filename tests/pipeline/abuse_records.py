@@ -50,8 +50,9 @@ def hits(address: str, axis: str, count: int, at_s: float = BEGIN_S, step_s: flo
 
 
 def closed(address: str, reason: str, at_s: float = BEGIN_S, **columns: Any) -> Row:
-    """Return the end of a connection that lasted for a minute, if nothing else is said."""
+    """Return the end of a connection that lasted for a minute and was served at once, if nothing else is said."""
     ended = {"role": "play", "duration_s": 60.0, "reason": reason} | columns
+    ended = {"startup_ms": None if ended["role"] == "unknown" else 0.0} | ended
     return row("flow_closes", address, at_s, **ended, opened_at=at(at_s - ended["duration_s"]))
 
 
@@ -59,7 +60,7 @@ def there(address: str, since_s: float, until_s: float, **columns: Any) -> list[
     """Return the rows of a connection that has played since then and is open, as a server writes them."""
     now_s, rows = since_s + OPENS_FIRST_S, []
     while now_s <= until_s:
-        told = {"role": "play", "opened_at": at(since_s - 1), "duration_s": now_s - since_s + 1, "asked_ms": 1000.0}
+        told = {"role": "play", "opened_at": at(since_s - 1), "duration_s": now_s - since_s + 1, "startup_ms": 1e3}
         rows.append(row("flow_opens", address, now_s, **told | columns))
         now_s += OPENS_EVERY_S
     return rows

@@ -26,7 +26,7 @@ def session(number=0, text="", **values):
     row = {
         "node": f"edge-{number % 2}{text}",
         "conn_id": number,
-        "peer_ip": f"127.0.{number % 3}.{number % 250}",
+        "peer_ip": f"127.0.{0 if troubled else number % 3}.{number % 250}",
         "role": "play",
         "app": "live",
         "stream": f"s{number % 4}{text}",
@@ -78,6 +78,7 @@ def choice(number, **values):
         "viewers": 390,
         "disconnected": 40 - 3 * number,
         "disconnected_share": (40 - 3 * number) / 390,
+        "change_error": 0.01,
         "delay_p50_ms": 20.0,
         "delay_p95_ms": 900.0 - 10 * number,
         "delay_p99_ms": 2000.0,
@@ -96,13 +97,14 @@ def publication(**values):
     """A row of `ingest` of a publisher who does well."""
     row = {"node": "edge-0", "conn_id": 7, "app": "live", "stream": "s0", "duration_s": 600.0, "health": "steady"}
     row |= {"bit_rate": 2.5e6, "frames_per_s": 25.0, "key_interval_ms": 2000.0, "key_interval_max_ms": 2100.0}
-    return row | {"gap_count": 0, "gap_ms": 0.0, "gap_max_ms": 0.0, "jitter_ms": 4.0, "reconnects": 0} | values
+    row |= {"gap_count": 0, "gap_ms": 0.0, "gap_max_ms": 0.0, "gap_share": 0.0, "jitter_ms": 4.0, "away_s": None}
+    return row | {"reconnects": 0} | values
 
 
 def node(**values):
     """A row of `capacity_nodes`."""
     row = {"node": "edge-0", "carries_viewers": 200, "carries_from": "records", "carries_at_least": False}
-    return row | {"viewers_peak": 100.0, "load_peak": 0.5, "viewers_mean": 80.0, "viewers_recorded": 300} | values
+    return row | {"viewers_peak": 100.0, "load_peak": 0.5, "viewers_mean": 80.0, "recorded_s": 600.0} | values
 
 
 def minute(number, **values):
@@ -121,7 +123,8 @@ def minute(number, **values):
 def tables_of(text="", viewers=400):
     """All result tables of a run, with `text` wherever a peer had a say."""
     troubled = len(range(0, viewers, 10))
-    bad = {"health": "gaps", "gap_count": 3, "gap_ms": 9000.0, "gap_max_ms": 5000.0, "stream": f"s1{text}"}
+    bad = {"health": "gaps", "gap_count": 3, "gap_ms": 9000.0, "gap_max_ms": 5000.0, "gap_share": 0.015}
+    bad |= {"stream": f"s1{text}"}
     score = {"cidr": f"127.0.9.1/32{text}", "score": 12.5, "points": 12.5, "connections": 40, "banned": True}
     return {
         "sessions": [session(number, text) for number in range(viewers)],
@@ -137,7 +140,6 @@ def tables_of(text="", viewers=400):
         "whatif_choices": [choice(number) for number in range(12)],
         "abuse_scores": [score | {"verdict": "ban", "standing_hours": 0.5, "evidence": json.dumps({f"x{text}": 3.0})}],
         "capacity_nodes": [node(node=f"edge-0{text}"), node(node="edge-1", viewers_peak=50.0, load_peak=0.25)],
-        "capacity_streams": [{"app": "live", "stream": text or "s0", "node": "edge-0", "viewers_mean": 7.5}],
     }
 
 
@@ -195,12 +197,13 @@ def empty():
     return Found(events="/data/events", made_at=BEGAN)
 
 
-def run_in(folder, viewers=400, text="", *, tables=None, texts=None, choose=1):
+def run_in(folder, viewers=400, text="", *, tables=None, texts=None, choose=1, failed=None):
     """Lay results with their summary, as a whole run leaves them, and return the folder."""
     laid = tables_of(text, viewers) if tables is None else tables
     for row in laid.get("whatif_choices", ()):
         row["in_force"] = row["choice_id"] == choose
-    found = found_of(folder, laid, texts_of(text) if texts is None else texts)
-    summary = {"format": 2, "jobs": {"report": {"state": "done", "summary": {"figures": job.figures(found)}}}}
+    found = found_of(folder, laid, texts_of(text) if texts is None else texts, notes() | (failed or {}))
+    jobs = notes() | (failed or {}) | {"report": {"state": "done", "summary": {"figures": job.figures(found)}}}
+    summary = {"format": 2, "jobs": jobs}
     (folder / "summary.json").write_text(json.dumps(summary), "utf-8")
     return str(folder)

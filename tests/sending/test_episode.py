@@ -44,9 +44,9 @@ def test_episode_when_the_viewer_wants_no_pictures_for_a_while_leaves_the_step_o
 def test_episode_of_a_slow_peer_tells_its_delay_and_how_long_its_line_was_in_use():
     """Both count from the beginning of the episode on."""
     slow = SlowPeer(SenderSettings())
-    slow.delay_ms, slow.delay_max_ms, slow.delay_removed_ms, slow.drain.waited_s = 300.0, 9000.0, 50.0, 7.0
+    slow.behind_ms, slow.behind_max_ms, slow.delay_removed_ms, slow.drain.waited_s = 300.0, 9000.0, 50.0, 7.0
     episode = DropEpisode(10.0, NOTHING, (0, 0), slow)
-    assert slow.delay_max_ms == 300.0
-    slow.delay_max_ms, slow.delay_removed_ms, slow.drain.waited_s = 700.0, 150.0, 8.0
+    assert slow.behind_max_ms == 300.0
+    slow.behind_max_ms, slow.delay_removed_ms, slow.drain.waited_s = 700.0, 150.0, 8.0
     entry = episode.end(14.0, TWO, (0, 0), slow)
     assert (entry.delay_removed_ms, entry.delay_max_ms, entry.line_share) == (100.0, 700.0, 0.25)

@@ -302,3 +302,45 @@ def test_joiner_when_something_was_done_to_it_keeps_its_record():
     viewer.drain()
     assert viewer.sender.statistics().delay_removed_ms == removed_ms
     check_accounts(viewer)
+
+
+def oldest_not_taken_ms(scene):
+    """Return the age of the oldest that the link has not carried, in ms: the published times of what was sent."""
+    at, carried = 0, scene.kernel.carried_bytes
+    for _, _, number, size in scene.viewer.frames:
+        at += size
+        if at > carried:
+            return (scene.now - scene.published_at[number]) * 1000
+    return scene.sender.load().age_ms
+
+
+@pytest.mark.parametrize("limits", [None, NO_LIMITS])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95])
+def test_delay_of_a_slow_viewer_is_the_age_of_the_oldest_that_it_has_not_taken(share, limits):
+    """At any moment, from the first EAGAIN to catching up and beyond: in our queue or in the kernel; no forecast."""
+    scene = Steady(share, flush_s=0.04, **({} if limits is None else {"limits": limits}))
+    reckoned, noted, worst, refused_at = [], [], 0.0, 0
+    for tenth in range(300):
+        scene.go(0.1, share if tenth < 200 else 3.0)
+        account, age_ms = scene.sender.account(), oldest_not_taken_ms(scene)
+        if account.pulse is None:
+            refused_at = refused_at or len(scene.kernel.received)
+            errors = reckoned if scene.kernel.carried_bytes < refused_at else noted
+            errors.append(abs(account.delay_ms - age_ms))
+            worst = max(worst, age_ms)
+            assert account.delay_ms == scene.sender.account(rows=False).delay_ms
+            assert account.delay_ms <= scene.now * 1000
+    assert len(noted) >= 80
+    assert worst > 1000 or share > 0.9
+    assert max(reckoned) <= 300, "what was written before the first refusal came at the rate of the log, about"
+    assert max(noted) <= 60
+
+
+def test_delay_when_the_first_refusal_comes_is_no_more_than_the_time_since_joining():
+    """A viewer that joins and is given more than its line carries: bytes over its rate would say many seconds."""
+    scene = Steady(0.05, gop_s=1.0)
+    for tenth in range(1, 11):
+        scene.go(0.1)
+        assert scene.sender.account().delay_ms <= tenth * 100 + 1
+        assert scene.sender.sample_delay() <= tenth * 100 + 1
+    assert scene.sender.account().delay_ms > 500

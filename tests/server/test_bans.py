@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
 from flowctl.server import bans as bans_module
-from flowctl.server.bans import NO_BANS, Ban, BanAction, BanList, merge_bans, parse_utc, render, utc_text
+from flowctl.server.bans import (
+    NO_BANS,
+    Ban,
+    BanAction,
+    BanList,
+    fitting,
+    merge_bans,
+    parse_lines,
+    parse_utc,
+    render,
+    utc_text,
+)
 
 NOW = 1_795_280_400
 
@@ -102,6 +113,14 @@ def test_match_when_ipv4_is_written_as_ipv6_is_the_same_address(address, length)
     found = BanList([Ban(cidr=cidr, expires=None)])
     assert found.match(f"::ffff:{address}", NOW) is not None
     assert found.match(ipaddress.IPv6Address(f"::ffff:{address}").exploded, NOW) is not None
+
+
+@pytest.mark.parametrize("cidr", ["203.0.113.5/32", "203.0.113.0/24", "64:ff9b::cb00:7105/128", "64:ff9b::/96"])
+def test_match_when_the_address_comes_through_nat64_is_found_by_either_form(cidr):
+    """A ban of the IPv4 address keeps it out behind a translator too; so does one of the translated address."""
+    found = BanList([Ban(cidr=cidr, expires=None)])
+    assert found.match("64:ff9b::cb00:7105", NOW).cidr == cidr
+    assert found.match("64:ff9b:1::cb00:7105", NOW) is None
 
 
 def test_match_when_the_time_is_over_is_none():
@@ -315,5 +334,27 @@ def test_lists_when_merged_are_never_longer_than_a_list_may_be(monkeypatch):
     """Of too many, those that stay and the highest scores are kept, so that the result can be loaded."""
     monkeypatch.setattr(bans_module, "MOST_BANS", 2)
     there = [Ban(cidr="192.0.2.1/32", expires=None), Ban(cidr="192.0.2.2/32", expires=when(NOW + 9), score=1.0)]
-    merged = merge_bans(there, [Ban(cidr="192.0.2.3/32", expires=when(NOW + 9), score=5.0)], NOW)
+    merged = fitting(merge_bans(there, [Ban(cidr="192.0.2.3/32", expires=when(NOW + 9), score=5.0)], NOW))
     assert [ban.cidr for ban in merged] == ["192.0.2.1/32", "192.0.2.3/32"]
+
+
+def test_lists_when_their_lines_are_long_are_cut_to_the_bytes_that_a_list_may_have(monkeypatch):
+    """What is written can be read again: bans by hand are kept, of the others the highest scores that last longest."""
+    hand = Ban(cidr="192.0.2.1/32", expires=when(NOW + 1))
+    made = [Ban(cidr=f"192.0.2.{n}/32", expires=when(NOW + n), score=3.0, evidence={"x": 1.0}) for n in range(10, 20)]
+    size = len(render([hand, *made[-2:]]))
+    monkeypatch.setattr(bans_module, "MOST_BYTES", size)
+    kept = fitting(merge_bans(made, [hand], NOW))
+    assert {ban.cidr for ban in kept} == {"192.0.2.1/32", "192.0.2.19/32", "192.0.2.18/32"}
+    assert BanList.parse(render(kept)) == BanList(kept)
+    monkeypatch.setattr(bans_module, "MOST_BYTES", size - 1)
+    assert {ban.cidr for ban in fitting(merge_bans(made, [hand], NOW))} == {"192.0.2.1/32", "192.0.2.19/32"}
+
+
+def test_list_when_bans_by_hand_do_not_fit_is_an_error(monkeypatch):
+    """A program that ends a ban of a person would do so without a word."""
+    monkeypatch.setattr(bans_module, "MOST_BANS", 1)
+    hand = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 1)), Ban(cidr="192.0.2.2/32", expires=None)]
+    with pytest.raises(ConfigError, match="more bans made by hand"):
+        fitting(merge_bans(hand, [], NOW))
+    assert list(parse_lines(render(hand))) == hand

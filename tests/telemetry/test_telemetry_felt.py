@@ -35,8 +35,9 @@ def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
 @given(
     st.lists(st.tuples(st.floats(1.0, 60_000.0), st.integers(1, 3000)), min_size=1, max_size=40), st.integers(0, 9999)
 )
-def test_quantiles_when_samples_have_any_length_are_off_by_an_eighth_at_most(samples, calm_ms):
+def test_quantiles_when_samples_have_any_length_are_off_by_three_percent_at_most(samples, calm_ms):
     """Over time, not over samples; what was not told of passed without delay; mean and worst delay are exact."""
+    assert ERROR < 0.03
     whole = sum(ms for _, ms in samples) + calm_ms
     found = felt(*((slow(delay, float(ms)), NOTHING) for delay, ms in samples), sampled_ms=float(whole))
     for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):

@@ -691,8 +691,10 @@ def same_accounts(players):
         assert account.sent == statistics.sent.figures
         assert account.dropped == total(statistics.dropped.values()).figures
         assert account.idle == (not statistics.queued.total_messages)
-        for name in ("bytes_sent", "state", "picture_share", "load", "stalled_s", "drain_bytes_per_s", "delay_ms"):
+        for name in ("bytes_sent", "state", "picture_share", "load", "stalled_s", "drain_bytes_per_s"):
             assert getattr(account, name) == getattr(statistics, name)
+        open_ms = (player.connection.now() - player.connection.opened_at) * 1000
+        assert 0 <= account.delay_ms <= open_ms + 0.001
 
 
 def same_story(samples, row):

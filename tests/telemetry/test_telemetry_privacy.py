@@ -9,6 +9,18 @@ from flowctl.telemetry.options import Addresses, EventsOptions, Streams
 from flowctl.telemetry.privacy import Privacy, read_key
 
 KEY = b"0123456789abcdef"
+CARRYING = (
+    *(
+        "room?token=s3cret",
+        "room&token=s3cret",
+        "user:s3cret@room",
+        "room=s3cret",
+        "room;key:s3cret",
+        "rtmp://h/s3cret",
+    ),
+    *("live%3Fkey%3Ds3cret", "live%253Fs3cret", "live%3bs3cret", "live%3A%2F%2Fs3cret", "%2525252525253Fs3cret"),
+)
+"""Names that carry more than a name."""
 
 
 def privacy(addresses=Addresses.PLAIN, streams=Streams.HASH, key=KEY) -> Privacy:
@@ -24,11 +36,14 @@ def privacy(addresses=Addresses.PLAIN, streams=Streams.HASH, key=KEY) -> Privacy
         (Addresses.TRUNCATED, "192.0.2.77", "192.0.2.0/24"),
         (Addresses.TRUNCATED, "::ffff:192.0.2.77", "192.0.2.0/24"),
         (Addresses.TRUNCATED, "2001:db8:1:2::3", "2001:db8:1::/48"),
+        (Addresses.PLAIN, "2002:cb00:7105::1", "2002:cb00:7105::1"),
+        (Addresses.TRUNCATED, "2002:cb00:7105::1", "203.0.113.0/24"),
+        (Addresses.TRUNCATED, "64:ff9b::cb00:7105", "203.0.113.0/24"),
         (Addresses.TRUNCATED, "nowhere", ""),
     ],
 )
 def test_address_when_stored_is_what_the_setting_lets_through(mode, address, stored):
-    """An address is plain, or its /24 or /48; IPv4 in IPv6 clothes is IPv4."""
+    """An address is plain, or its /24 or /48; IPv4 in IPv6 clothes is IPv4, and no prefix tells all of it."""
     assert privacy(mode).address(address) == stored
 
 
@@ -37,6 +52,7 @@ def test_address_when_hashed_can_be_told_apart_but_not_read():
     one = privacy(Addresses.HASHED)
     stored = one.address("192.0.2.77")
     assert stored == privacy(Addresses.HASHED).address("::ffff:192.0.2.77")
+    assert stored == privacy(Addresses.HASHED).address("64:ff9b::c000:24d")
     assert stored != one.address("192.0.2.78")
     assert stored != privacy(Addresses.HASHED, key=b"another key than that").address("192.0.2.77")
     assert stored.startswith("h:")
@@ -75,6 +91,7 @@ def test_stream_when_no_application_was_named_is_all_hash():
         (Addresses.TRUNCATED, "192.0.2.77/32", "192.0.2.0/24"),
         (Addresses.TRUNCATED, "10.0.0.0/8", "10.0.0.0/8"),
         (Addresses.TRUNCATED, "2001:db8:1:2::3/128", "2001:db8:1::/48"),
+        (Addresses.TRUNCATED, "2002:cb00:7105::/48", None),
         (Addresses.HASHED, "192.0.2.77/32", None),
     ],
 )
@@ -87,8 +104,28 @@ def test_stream_when_names_are_public_is_plain_unless_it_carries_a_query():
     """With plain names a name that has a query or credentials in it is hashed all the same."""
     plain = privacy(streams=Streams.PLAIN)
     assert plain.stream("live/room") == ("live", "room")
-    for name in ("room?token=s3cret", "room&token=s3cret", "user:s3cret@room", "room=s3cret"):
+    for name in CARRYING:
         assert "s3cret" not in plain.stream(f"live/{name}")[1]
+    for name in ("room 1", "100%", "caf%C3%A9", "a%20b"):
+        assert plain.stream(f"live/{name}") == ("live", name)
+
+
+@pytest.mark.parametrize("streams", list(Streams))
+def test_application_when_it_carries_a_query_is_a_hash(streams):
+    """What is named at connect may carry a key as well, percent-encoded as often as one likes."""
+    for app in CARRYING:
+        if "/" not in app:
+            assert privacy(streams=streams).stream(f"{app}/room")[0] == privacy().hashed(app)
+
+
+@pytest.mark.parametrize("text", ["%25" * 20_000 + "3F", "%" * 60_000, "bearer" * 10_000, ":/" * 30_000])
+def test_text_when_it_is_made_to_be_dear_takes_as_long_as_any(text):
+    """Texts of 60,000 characters take linear work: its square or cube would not end within the test's time."""
+    for _ in range(3):
+        assert len(privacy().text(text)) <= 120
+        app, name = privacy(streams=Streams.PLAIN).stream(f"live/{text}")
+        assert app == "live"
+        assert len(name) <= 120
 
 
 def test_text_when_a_peer_chose_it_is_short_printable_and_without_secrets():
@@ -101,6 +138,12 @@ def test_text_when_a_peer_chose_it_is_short_printable_and_without_secrets():
     assert len(one.text("x" * 500)) == 120
     assert one.text("agent?token=s3cret") == "agent"
     assert "s3cret" not in one.text("rtmp://user:s3cret@host/app")
+    assert one.text("OBS rtmp://h/live/s3cret") == "OBS rtmp"
+    assert one.text("player Bearer s3cret") == "player "
+    for text in ("OBS rtmp%3A%2F%2Fh/live/s3cret", "x%3Ftoken%3Ds3cret", "x%253Fs3cret", "user%3As3cret%40h"):
+        assert one.text(text) == one.hashed(text)
+    browser = "Mozilla/5.0 (X11; Linux x86_64; rv:130.0) Gecko/20100101 Firefox/130.0"
+    assert one.text(browser) == browser
 
 
 def test_hashes_when_many_are_asked_for_are_remembered_within_bounds():

@@ -196,6 +196,7 @@ def test_leftovers_when_a_process_crashed_are_removed_if_they_are_ours_and_old(t
         folder / ".n1-1-1.parquet.part",
         folder / ".n1-b-1-1.parquet.part",
         folder / ".x-n1-1-1.parquet.part",
+        folder / ".n1-1-1.parquet",
         folder / "n1-1-2.parquet",
     ]
     for path in [old, *kept]:
@@ -224,6 +225,73 @@ def test_disk_when_the_share_is_used_up_loses_the_oldest_files_of_this_node(tmp_
     assert other.exists()
     assert sum(path.stat().st_size for path in files(tmp_path) if path.name.startswith("n1-")) <= 60_000
     assert [item["value"] for item in read_own(tmp_path)][-1] == 3.0
+
+
+def left_of(folder):
+    """Return the numbers of the files of node "n1" below a folder."""
+    return sorted(int(path.stem.rsplit("-", 1)[1]) for path in files(folder) if path.name.startswith("n1-"))
+
+
+def fill(made, count, hours=1):
+    """Write files of 8 kB and more, each of the hour after that of the one before, round and round."""
+    table = made._writers["flow_events"]
+    for number in range(count):
+        table.add_rows([row(number % hours * HOUR_US, detail=os.urandom(4000).hex())])
+        assert table.finish()
+
+
+@pytest.mark.parametrize("hours", [1, 3])
+def test_disk_when_the_clock_is_set_back_loses_those_that_were_written_first(tmp_path, hours):
+    """Neither the time of a file nor that in its name says which is older: with both a day ahead the first ones go."""
+    fill(recorder(tmp_path), 8, hours)
+    ahead = START_US / 1e6 + 86_400
+    for path in files(tmp_path):
+        os.utime(path, (ahead, ahead))
+        path.rename(path.with_name(path.name.replace(str(START_US), str(START_US + 86_400_000_000))))
+    made = recorder(tmp_path, max_bytes=60_000)
+    assert left_of(tmp_path) == list(range(8))
+    fill(made, 4, hours)
+    left = left_of(tmp_path)
+    assert left == list(range(left[0], 12))
+    assert 3 < left[0] < 9
+    assert made._files.removed_files == left[0]
+
+
+def test_disk_when_others_have_removed_files_is_counted_as_it_is(tmp_path):
+    """Files that went otherwise take no room: none of the others goes for them."""
+    made = recorder(tmp_path, max_bytes=100_000)
+    fill(made, 6, 2)
+    for path in files(tmp_path):
+        if path.stem.endswith(("-0", "-1")):
+            path.unlink()
+    fill(made, 2, 2)
+    assert left_of(tmp_path) == [2, 3, 4, 5, 6, 7]
+
+
+def test_sweep_when_there_are_many_files_looks_at_none_of_them(tmp_path, monkeypatch):
+    """Stock is taken once, at the start: what comes every few minutes costs nothing by the number of files."""
+    fill(recorder(tmp_path), 3)
+    made = recorder(tmp_path, max_bytes=1_000_000)
+    looked = []
+    monkeypatch.setattr(made._files, "_files", looked.append)
+    monkeypatch.setattr(writing.Path, "glob", looked.append)
+    made._files.sweep()
+    assert looked == []
+    monkeypatch.undo()
+    assert left_of(tmp_path) == [0, 1, 2]
+
+
+def test_hidden_file_when_young_at_the_start_goes_later(tmp_path):
+    """Somebody might still write it when we start; five minutes later nobody does."""
+    folder = tmp_path / "flow_events" / "date=2026-01-01" / "hour=00"
+    folder.mkdir(parents=True)
+    young = folder / ".n1-1-0.parquet.part"
+    young.write_bytes(b"half")
+    made = recorder(tmp_path)
+    assert young.exists()
+    os.utime(young, (1, 1))
+    made._files.sweep()
+    assert not young.exists()
 
 
 def read_own(folder):

@@ -92,6 +92,37 @@ def test_secrets_when_logged_in_any_place(as_json):
     assert "x=1" in text
 
 
+def test_names_when_they_carry_secrets_are_hashes_and_plain_ones_stay():
+    """A stream, an application and an agent are judged as in a record; one name has one hash in all lines."""
+    stream = io.StringIO()
+    log.configure("info", json=True, stream=stream)
+    said = (
+        {"stream": "live/room", "app": "live", "agent": "Mozilla/5.0 (X11; Linux x86_64)"},
+        {"stream": "live/room;key:S3CRET", "app": "live%3FS3CRET", "agent": "OBS rtmp://h/live/S3CRET"},
+        {"stream": "live/room;key:S3CRET", "app": "x=S3CRET", "agent": "player Bearer S3CRET"},
+        {"stream": "rtmp://h/S3CRET/x", "app": "a%2526S3CRET", "agent": "x%3Ftoken%3DS3CRET"},
+        {"why": "live%3Fkey%3DS3CRET is published", "reason": "no live%253Fkey%253DS3CRET"},
+        {"why": "100% of caf%C3%A9 at line_in_use=83%"},
+    )
+    for fields in said:
+        log.get_logger("a").info("play started", **fields)
+    assert "S3CRET" not in stream.getvalue()
+    shown = [{name: line[name] for name in fields} for fields, line in zip(said, lines(stream), strict=True)]
+    assert (shown[0], shown[-1]) == (said[0], said[-1])
+    assert shown[1]["stream"] == shown[2]["stream"]
+    assert shown[1]["stream"].startswith("live/h:")
+    assert [line["agent"] for line in shown[1:3]] == ["OBS rtmp", "player "]
+
+
+@pytest.mark.parametrize("text", ["%25" * 20_000, ";%3F" * 20_000, ":/" * 30_000, "bearer" * 10_000])
+def test_names_when_made_to_be_dear_take_as_long_as_any(text):
+    """Names of 60,000 characters take linear work: its square would not end within the test's time."""
+    stream = io.StringIO()
+    log.configure("info", json=True, stream=stream)
+    log.get_logger("a").info("play started", stream=text, app=text, agent=text, why=text)
+    assert len(stream.getvalue()) < 20_000
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,7 +37,8 @@ def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = Non
     for text in values["conf"] or []:
         key, separator, value = text.partition("=")
         if not separator or not key.startswith("spark."):
-            raise ConfigError(f"--conf is {text!r}, allowed is KEY=VALUE with a KEY that begins with spark.")
+            told = f"--conf is {text!r}, it must be a setting of Spark and its value"
+            raise ConfigError(told, hint="write it like --conf spark.executor.memory=4g")
         settings[key] = value
     memory = values["driver_memory"] or DEFAULT_DRIVER_MEMORY
     if not re.fullmatch(r"[1-9]\d{0,6}[kmgt]", memory.lower()):
@@ -50,29 +51,58 @@ def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = Non
 
 @contextlib.contextmanager
 def started(
-    name: str, values: Mapping[str, Any], size_bytes: int | None = None
-) -> Iterator[tuple[SparkSession, Progress]]:
-    """Start Spark with progress on standard error, end in order with signals, and leave no process.
+    name: str, values: Mapping[str, Any], size_bytes: int | None = None, out: str = ""
+) -> Iterator[tuple[Callable[[], SparkSession], Progress]]:
+    """Give what starts Spark, with progress on standard error; end in order with signals, and leave no process.
 
     Args:
         name: of the command.
         values: see `options_of`.
         size_bytes: of the records. None: not known.
+        out: folder of which a signal leaves what is whole, which is said then. Empty: nothing is said.
 
     Raises:
         ConfigError: Spark's settings are wrong, or what it needs is not there.
         FlowctlError: Spark failed.
     """
-    from flowctl.cli.errors import terminable
+    from flowctl.cli.errors import TerminatedError, terminable
     from flowctl.pipeline.spark.progress import Progress
-    from flowctl.pipeline.spark.session import check_available, session
+    from flowctl.pipeline.spark.session import check_available, session, settings_of
 
     options = options_of(values, name, size_bytes)
     check_available()
+    settings_of(options)
     _silence()
-    with terminable(), Progress("starting Java") as progress, session(options) as spark:
-        progress.watch(spark, name)
-        yield spark, progress
+    with _private(), terminable(), Progress(name) as progress, contextlib.ExitStack() as stack:
+
+        def start() -> SparkSession:
+            progress.say("starting Java")
+            spark = stack.enter_context(session(options))
+            progress.watch(spark, name)
+            return spark
+
+        try:
+            yield start, progress
+        except (KeyboardInterrupt, TerminatedError):
+            if out:
+                say(f"stopped: what is in {out} is whole, and nothing half made is among it", to_stderr=True)
+            raise
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[None]:
+    """Within this context others than the user's group may read nothing new: it has the addresses that records have.
+
+    Java and its workers inherit it. A user's own mask that allows less stays.
+    """
+    import os
+
+    before = os.umask(0o077)
+    os.umask(before | 0o027)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _silence() -> None:
@@ -87,20 +117,20 @@ def _silence() -> None:
 
 
 def check_apart(events: str, out: str) -> None:
-    """See to it that results do not get among the records, where the next job would read them.
+    """See to it that results do not get among the records, nor records among the results, which are replaced.
 
     Raises:
-        ConfigError: both folders are the same, or `out` is in a table's folder.
+        ConfigError: one of the two folders is the other, or lies in it.
     """
     from flowctl.errors import ConfigError
     from flowctl.pipeline.records.place import resolved
-    from flowctl.telemetry.schema import TABLES
 
-    there, wanted = resolved(events), resolved(out)
-    if wanted == there or f"{wanted}/".startswith(tuple(f"{there}/{name}/" for name in TABLES)):
+    there, wanted = (f"{resolved(text).rstrip('/')}/" for text in (events, out))
+    if wanted.startswith(there) or there.startswith(wanted):
         raise ConfigError(
-            f"--out {out} is a folder of the records: results would lie among them",
-            hint="name another folder; it is made if it is not there",
+            f"--out {out} and the folder of the records, {events}, are the same or lie in each other: "
+            "results would get among the records, or take their place",
+            hint="name a folder beside that of the records; it is made if it is not there",
         )
 
 
@@ -109,10 +139,11 @@ def show(result: AllResult, *, as_json: bool) -> None:
     from flowctl.cli.common import print_json
     from flowctl.cli.errors import complain
     from flowctl.pipeline.said import lines
+    from flowctl.printable import foreign
 
     warnings = [*result.warnings, *(line for note in result.jobs.values() for line in note.warnings)]
     for line in dict.fromkeys(warnings):
-        say(f"warning: {line}", to_stderr=True)
+        say(f"warning: {foreign(line, 1000)}", to_stderr=True)  # names of files may hold line breaks
     for name in result.failed:
         complain(f"{name}: {result.jobs[name].message}", result.jobs[name].hint or None)
     if as_json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from typing import Annotated
 
 import typer
@@ -15,7 +17,7 @@ def compare(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Write the result as one JSON object.")] = False,
 ) -> None:
-    """Say what got better or worse from OUT_A to OUT_B, and how sure that is. No records are read.
+    """Say what got better or worse from OUT_A to OUT_B. How sure that is, too; no records are read.
 
     Both are folders that `flowctl analyze all` wrote with --out. Exit status: 0 done; 2 wrong use, or results that
     cannot be compared.
@@ -27,4 +29,4 @@ def compare(
     if as_json:
         print_json(found.as_dict())
     else:
-        say(found.as_text())
+        say(found.as_text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None))

@@ -18,15 +18,16 @@ Exit status: 0 done; 1 a job failed; 2 wrong use, or nothing to read; 130 or 143
 results as they were.
 """
 _HELP: Final = {
-    "all": "Run every job, and write report.html: what is new is read, and results in DIR are replaced. A job that "
+    "all": "Run every job, and write report.html. What is new is read, and results in DIR are replaced. A job that "
     "fails costs only those that need it.",
-    "sessions": "One row per connection: time in each state, drops, delay, stalls, and whose fault it was.",
-    "experience": "What viewers felt, by stream, application, network, agent and node; and how publishers sent.",
+    "sessions": "One row per connection. Time in each state, drops, delay, stalls, and whose fault it was.",
+    "experience": "What viewers felt, and how publishers sent. By stream, application, network, agent and node.",
     "fleet": "How each stream and each network fared, minute by minute.",
-    "abuse": "Score addresses and networks by what they did, and write abuse_scores and bans.jsonl.",
-    "whatif": "Try limits and policies on recorded viewers, and recommend: DIR/limits.toml for serve live --limits.",
-    "capacity": "Fit a node to what was measured, simulate a crowd, and say how many viewers a node carries, and how "
-    "many nodes a crowd takes. Without EVENTS it goes by --measurements.",
+    "abuse": "Score addresses and networks, and write bans.jsonl. What they did is in abuse_scores.",
+    "whatif": "Try limits and policies on recorded viewers, and recommend. Writes DIR/limits.toml for "
+    "serve live --limits.",
+    "capacity": "Say what a node carries, and how many nodes a crowd takes. A node is fitted to what was measured; "
+    "which resource ends it is told. Without EVENTS it goes by --measurements.",
     "report": "Write report.html of the results in DIR. No records are read.",
 }
 _SKIP: Final = {"skip": Setting("Leave this job out. Repeatable.", "JOB", many=True)}
@@ -58,8 +59,8 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     if events is not None and name != "report":
         listing = list_records(events, window, options_of(values, name).conf)
         size_bytes = sum(file.size_bytes for file in listing.files)
-    with started(name, values, size_bytes) as (spark, progress):
-        result = run(spark, events, out, jobs, options, window, progress.say, listing)
+    with started(name, values, size_bytes, out) as (start, progress):
+        result = run(start, events, out, jobs, options, window, progress.say, listing)
     if jobs == [name] and result.errors:
         raise result.errors[name]
     show(result, as_json=bool(values["json"]))

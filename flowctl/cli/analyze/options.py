@@ -82,10 +82,36 @@ def _networks(values: list[str], option: str) -> Any:
     return tuple(parse_networks(values, option))
 
 
-def _moment(text: str, _: str) -> float:
+def moment(text: str, option: str) -> float:
+    """Return the seconds since the epoch of a time with its zone.
+
+    Raises:
+        ConfigError: it is none.
+    """
     from flowctl.server.bans import parse_utc
 
-    return parse_utc(text).timestamp()
+    try:
+        return parse_utc(text).timestamp()
+    except ConfigError as error:
+        told = f"{option} is {text[:60]!r}, it must be a time with its zone, not before 1970"
+        raise ConfigError(told, hint=error.hint) from error
+
+
+def _planted(path: str, option: str) -> str:
+    """Return the path of a table of planted addresses; one on this machine is looked at."""
+    from pyarrow import ArrowException, dataset
+
+    from flowctl.pipeline.records.place import local_path
+
+    if (place := local_path(path)) is not None:
+        try:
+            names = dataset.dataset(place, format="parquet").schema.names
+        except (OSError, ArrowException) as error:
+            told = f"{option} {path} cannot be read: {str(error).splitlines()[0]}"
+            raise ConfigError(told, hint="synth writes it: OUT/_truth/addresses.parquet") from error
+        if missing := {"address", "kind", "abuser", "honest"}.difference(names):
+            raise ConfigError(f"{option} {path} has no planted addresses: {', '.join(sorted(missing))} is missing")
+    return path
 
 
 def _weights(path: str, option: str) -> Any:
@@ -123,8 +149,8 @@ WATCH: Final[Group] = {
 OF_JOBS: Final[Mapping[str, Group]] = {
     "abuse": {
         **BANS,
-        "now_s": Setting("Judge as at TIME (UTC). Default: now.", "TIME", _moment),
-        "truth": Setting("Planted addresses (OUT/_truth/addresses.parquet): print what was found.", "PATH"),
+        "now_s": Setting("Judge as at TIME (UTC). Default: now.", "TIME", moment),
+        "truth": Setting("Planted addresses (OUT/_truth/addresses.parquet): print what was found.", "PATH", _planted),
     },
     "whatif": {
         "grid": Setting("What to try, TOML. Default: some 50 choices around the present.", "FILE", _named),
@@ -136,7 +162,7 @@ OF_JOBS: Final[Mapping[str, Group]] = {
         "source": Setting("flights, samples, or auto: flights if any. Default: auto.", "NAME"),
         "cut_s": Setting("How much trouble of a viewer's hour is tried. Default: 2m.", "TIME", parse_duration),
         "extend_s": Setting(
-            "Added for a viewer that was cut: its stall again, then the last 10 s again and again. Default: 30s.",
+            "Assumed of a viewer that was cut, and counted: its stall again, then the last 10 s over. Default: 30s.",
             "TIME",
             parse_duration,
         ),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flowctl.cli.analyze.common import started
-from flowctl.cli.analyze.options import SPARK, number, shared
+from flowctl.cli.analyze.options import SPARK, moment, number, shared
 from flowctl.text.output import say
 
 
@@ -32,7 +32,7 @@ def synth(
     ] = False,
     **values: Any,
 ) -> None:
-    """Make records of any size, as servers would have written them, with worlds planted in them.
+    """Make records of any size, with worlds planted in them. They are as servers would have written them.
 
     Exit status: 0 done; 1 it failed; 2 wrong use; 130 or 143 ended by a signal.
     """
@@ -41,7 +41,6 @@ def synth(
     from flowctl.cli.common import optional_duration, print_json
     from flowctl.pipeline.said import figures
     from flowctl.pipeline.synth.people import SynthOptions
-    from flowctl.server.bans import parse_utc
 
     # Evidence ages: what ended long ago would be worth nothing to a job that judges as of now.
     begin_s = int(time.time() // 3600 * 3600 - days * 86400)
@@ -49,17 +48,17 @@ def synth(
         events=number(events, "--events"),
         seed=seed,
         days=days,
-        start_s=begin_s if start is None else int(parse_utc(start).timestamp()),
+        start_s=begin_s if start is None else int(moment(start, "--start")),
         nodes=nodes,
         samples_s=optional_duration(samples, "--samples"),
         truth=truth,
         replace=replace,
         **({} if worlds is None else {"worlds": tuple(name.strip() for name in worlds.split(","))}),
     )
-    with started("synth", values) as (spark, _):
+    with started("synth", values, out=out) as (start_spark, _):
         from flowctl.pipeline.synth.job import run
 
-        result = run(spark, out, options)
+        result = run(start_spark, out, options)
     if values["json"]:
         print_json(result.as_dict())
     else:

@@ -6,13 +6,18 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from flowctl.cli.analyze.common import Events, check_apart, started
 from flowctl.cli.analyze.options import BANS, SPARK, WATCH, given, shared
 from flowctl.text.output import say
+
+_ANSWER: Final = (
+    "watch: {batches} batches, {judgements} alarms judged, {late} records too late; "
+    "{bans} bans and limits of it in {list}"
+)
 
 
 @shared(WATCH, BANS, SPARK)
@@ -22,19 +27,26 @@ def watch(
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of bans.jsonl, which a server watches.")],
     **values: Any,
 ) -> None:
-    """Watch the events of servers and keep OUT/bans.jsonl up to date. A restart loses and repeats nothing.
+    """Watch events of servers and keep OUT/bans.jsonl fresh. A restart loses and repeats nothing.
 
     Ends in order with SIGINT or SIGTERM. Exit status: 0 ended; 1 it failed; 2 wrong use.
     """
     from flowctl.cli.common import print_json
-    from flowctl.pipeline.abuse.job import AbuseOptions
+    from flowctl.pipeline.abuse.job import BANS_FILE, AbuseOptions
     from flowctl.pipeline.abuse.watch import WatchOptions, run
+    from flowctl.pipeline.records.place import Place
 
     check_apart(events, out)
+    Place(out)  # before Java is started
     options = WatchOptions(**given(values, WATCH), judge=AbuseOptions(**given(values, BANS)))
-    with started("watch", values) as (spark, _), _signals() as stop:
-        result = run(spark, events, out, options, stop=stop, tell=lambda line: say(line, to_stderr=True))
-    print_json(result.as_dict())
+    with started("watch", values) as (start, _):
+        spark = start()
+        with _signals() as stop:
+            result = run(spark, events, out, options, stop=stop, tell=lambda line: say(line, to_stderr=True))
+    if values["json"]:
+        print_json(result.as_dict())
+    else:
+        say(_ANSWER.format(**result.summary, list=result.outputs[BANS_FILE]))
 
 
 @contextlib.contextmanager

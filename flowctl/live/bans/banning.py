@@ -11,26 +11,21 @@ All of it runs on the thread of `flowctl.live.reload.reload.Reload`, and before 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from flowctl.errors import BusyError, ConfigError, LocalProtocolError
+from flowctl.errors import ConfigError, FlowctlError, LocalProtocolError
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.reload.reload import rest
 from flowctl.live.reload.watchfile import WatchedFile
-from flowctl.server.bans import MOST_BYTES, NO_BANS, Ban, BanList, merge_bans, render, utc_text
+from flowctl.server.bans import MOST_BYTES, NO_BANS, Ban, BanList, fitting, merge_bans, render, utc_text
+from flowctl.text.files import held, write_text
 
 PENALTY: Final = "penalty"
 """Source of a ban that the server has made by itself."""
 _LOCK_S: Final = 5.0
 """How long another writer of the file is waited for; jobs of the pipeline hold it while they read and write."""
-_LOOK_S: Final = 0.02
 
 
 class Banned(NamedTuple):
@@ -121,11 +116,11 @@ class Banning:
         if file is None or ban.source == PENALTY:
             return Banned(self._joined(ban), in_file=False, fault="", ended=ended)
         try:
-            self._update(file, lambda there: merge_bans(there, [ban], self._wall()))
+            self._update(file, lambda there: fitting(merge_bans(there, [ban], self._wall())))
         except OSError as error:
             fault = f"{file.path}: {error.strerror or error}"
             return Banned(self._joined(ban), in_file=False, fault=fault, ended=ended)
-        except (ConfigError, BusyError) as error:
+        except FlowctlError as error:
             return Banned(self._joined(ban), in_file=False, fault=str(error), ended=ended)
         self._kept.drop([(ban.cidr, ban.action)])
         ended += self._put_in_force()
@@ -160,7 +155,7 @@ class Banning:
 
         Raises:
             LocalProtocolError: it is not banned, or only as part of another network.
-            ConfigError, BusyError, OSError: the file names it and cannot be written to; nothing has changed.
+            FlowctlError, OSError: the file names it and cannot be read or written; nothing has changed.
         """
         found = self.here(cidr)
         if not found:
@@ -202,20 +197,21 @@ class Banning:
         Raises:
             ConfigError: what is there is no ban list, so it is not written over; or the new list is too long.
             BusyError: another writer has it.
-            OSError: it cannot be read or written.
+            FlowctlError: it cannot be written.
+            OSError: it cannot be read.
         """
-        path = Path(os.path.realpath(file.path))
-        with _locked(path.parent):
+        with held(file.path, _LOCK_S):
             data = file.contents()
             if len(data) > MOST_BYTES:
                 raise ConfigError(f"{file.path}: it has more than {MOST_BYTES} bytes")
             there = self._of_file if file.in_force(data) else _parsed(data, str(file.path))
             new = change(there.bans)
-            text = render(new).encode()
+            rendered = render(new)
+            text = rendered.encode()
             if len(text) > MOST_BYTES:
                 raise ConfigError(f"{file.path}: it would have more than {MOST_BYTES} bytes")
             if text != data:  # another process of the same server may have written just this
-                _replace(path, text)
+                write_text(file.path, rendered, shared=True)
             self._of_file = BanList(new)
             file.wrote(text)
 
@@ -225,46 +221,3 @@ def _parsed(data: bytes, where: str) -> BanList:
         return BanList.parse(data.decode(), where, rest=rest)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not valid UTF-8") from error
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Within this context nobody else who keeps to it changes the ban list: the jobs of the pipeline do.
-
-    Raises:
-        BusyError: another writer did not end in time.
-    """
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        until = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > until:
-                    raise BusyError(f"another program writes to the ban list in {folder}") from error
-                time.sleep(_LOOK_S)
-        yield
-    finally:
-        os.close(number)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, for those who could read it before; a new one is its owner's."""
-    number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(number, "wb") as file:
-            with contextlib.suppress(FileNotFoundError):
-                before = path.stat()
-                os.fchmod(number, before.st_mode & 0o777)
-                with contextlib.suppress(PermissionError):
-                    os.fchown(number, before.st_uid, before.st_gid)
-            file.write(data)
-            file.flush()
-            os.fsync(number)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

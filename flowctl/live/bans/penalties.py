@@ -15,10 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from typing import Any, Final
 
-from flowctl.addresses import Network
+from flowctl.addresses import Network, meanings
 from flowctl.connection import Connection
 from flowctl.errors import LimitExceededError
 from flowctl.flow.ledger import LedgerEntry
@@ -58,12 +57,7 @@ class Spared:
             return True
         if not (self._networks and isinstance(address, str)):
             return False
-        try:
-            parsed = ip_address(address.partition("%")[0])
-        except ValueError:
-            return False
-        mapped = getattr(parsed, "ipv4_mapped", None) or parsed
-        return any(mapped in network for network in self._networks)
+        return any(item in network for item in meanings(address) for network in self._networks)
 
 
 class _Part:

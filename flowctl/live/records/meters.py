@@ -75,7 +75,7 @@ class Sums:
         """Count how a connection stands."""
         self.states[account.state.name] += 1
         if viewer:
-            delay_s = account.delay_ms / 1000 if account.lagging else 0.0
+            delay_s = account.delay_ms / 1000
             self.delays[bisect_left(DELAY_BOUNDS_S, delay_s)] += 1
             self.delay_s += delay_s
 

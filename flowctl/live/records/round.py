@@ -381,7 +381,7 @@ class Round:
             connection.receiver.paused,
             rtt_us,
             unsent_bytes,
-            max(account.delay_ms if account.lagging else 0.0, load.age_ms),
+            max(account.delay_ms, load.age_ms),
         )
         who = (record.conn_id, *record.who)
         sums_now = (account.bytes_sent, account.accepted, account.sent, account.dropped)

@@ -80,7 +80,9 @@ class SessionRecords:
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
         """Record that it is given media, the first time."""
-        self._record(connection).play_started(now, stream)
+        record = self._record(connection)
+        record.play_started(now, stream)
+        name_flight(connection.sender, record.who)
         self._sampler.began(connection, now)
 
     def limit_hit(

@@ -3,7 +3,7 @@
 Each record is judged alone: the end of a connection (`flow_closes`) tells how long it was open, and what it took since
 it left READY; an event (`flow_events`) tells of a limit that was hit, or of refusals. `flow_opens` tells who is there:
 connections that play or publish are kept one by one, by `node` and `conn_id`, so that `scores` can follow them from
-hour to hour. One that has not played for `flowctl.telemetry.schema.OPENS_FIRST_S` is not known to be there.
+hour to hour. One that was given no media, and publishes none, only waits: it is not there, and does not behave.
 
 An address is one of `addresses.with_unit`: of IPv6 it is the /64.
 """
@@ -18,7 +18,7 @@ from flowctl.pipeline.abuse.weights import BEFORE_PLAYING, Weights
 from flowctl.pipeline.job import Part
 from flowctl.pipeline.records import addresses
 from flowctl.reasons import SLOW_ENDS, CloseReason
-from flowctl.telemetry.schema import OPENS_FIRST_S, EventName, Role
+from flowctl.telemetry.schema import EventName, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -32,12 +32,24 @@ _OPEN: Final = "open"
 """As which a row of `flow_opens` goes among events; one of `flow_closes` has no event."""
 _IDENTITY: Final = ("date", "hour", "ts", "node", "conn_id", "peer_ip", "role")
 _OF_EVENTS: Final = ("event", "reason", "axis", "count")
-_OF_CLOSES: Final = ("reason", "code", "handshake_ms", "duration_s", "asked_ms", "unrecovered_ms", "unrecovered_bytes")
+_OF_CLOSES: Final = (
+    "reason",
+    "code",
+    "handshake_ms",
+    "duration_s",
+    "startup_ms",
+    "unrecovered_ms",
+    "unrecovered_bytes",
+)
 _BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-prefix")
 """Codes of protocol errors of the handshake."""
 _LEFT: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
-_BAD: Final = ("deaf_close", "never_read", "protocol_error", "short_connection")
+_BAD: Final = ("deaf_close", "never_read", "deaf_http", "cut_at_once", "protocol_error", "short_connection")
 """Ends of connections that are no good standing."""
+_DEAF_FROM_MS: Final = 5_000.0
+"""Of trouble: a publisher's picture of some MB has viewers cut in milliseconds, before any can have read of it."""
+_MOST_NAME: Final = 80
+"""Of a limit or a reason: a ban takes kinds of 100 characters that can be printed."""
 _MOST_AMOUNT: Final = 1_000_000
 """Refusals that one record may sum up."""
 
@@ -49,7 +61,7 @@ COLUMNS: Final = {
     "conn_id": "bigint",  # 0: of many
     "amount": "bigint",  # occurrences
     "opened": "bigint",  # connections that have ended
-    "good_ms": "bigint",  # for how long one that ended well was open
+    "good_ms": "bigint",  # for how long one that ended well was served, or published
     "begun": "timestamp",  # when one that was seen open began to play or publish
     "first_seen": "timestamp",
     "last_seen": "timestamp",
@@ -73,18 +85,17 @@ def _make(records: Records, options: Any) -> DataFrame:
     """Return the rows of the part: one sum over what the three tables say."""
     closes, opens, events = map(records.table, EVIDENCE.reads)
     event, kind, started = f.col("event"), f.col("kind"), f.col("event").eqNullSafe(_STARTED)
-    there = opens.select(*_IDENTITY, "duration_s", "asked_ms", f.lit(_OPEN).alias("event"))
+    served = f.col("startup_ms").isNotNull()
+    there = opens.where(served).select(*_IDENTITY, "duration_s", "startup_ms", f.lit(_OPEN).alias("event"))
     told = events.select(*_IDENTITY, *_OF_EVENTS).where(event.isin(_HIT, _REFUSED, _STARTED))
     rows = closes.select(*_IDENTITY, *_OF_CLOSES)
     for more in (there, told):
         rows = rows.unionByName(more, allowMissingColumns=True)
     is_open, closed = event.eqNullSafe(_OPEN), event.isNull()
-    played = f.coalesce("role", f.lit(Role.UNKNOWN.value)) != Role.UNKNOWN.value
-    good = closed & played & ~f.coalesce(kind.isin(*_BAD), f.lit(False))
+    good = closed & served & ~f.coalesce(kind.isin(*_BAD), f.lit(False))
     serious = f.coalesce(~kind.isin(*BEFORE_PLAYING) & ~kind.startswith("refused."), f.lit(False))
     single = started | is_open | good | serious
-    played_us = (f.col("duration_s") * 1000 - f.col("asked_ms")) * 1000
-    played_us = f.greatest(f.coalesce(played_us, f.lit(0.0)), f.lit(OPENS_FIRST_S * 1e6)).cast("bigint")
+    served_ms = f.greatest(f.col("duration_s") * 1000 - f.col("startup_ms"), f.lit(0.0))
     minute = f.date_trunc("minute", "ts")
     found = with_evidence(rows.where(started | (f.col("peer_ip") != "")), options.weights).select(
         *("date", "hour", "ts", "address", "kind", "amount"),
@@ -92,8 +103,8 @@ def _make(records: Records, options: Any) -> DataFrame:
         f.when(single, f.col("conn_id")).otherwise(0).alias("conn_id"),
         f.when(kind.isNotNull(), minute).alias("within"),
         closed.cast("bigint").alias("opened"),
-        f.when(good, f.greatest(f.col("duration_s") * 1000, f.lit(0))).otherwise(0).cast("bigint").alias("good_ms"),
-        f.when(is_open, f.timestamp_micros(f.unix_micros("ts") - played_us)).alias("begun"),
+        f.when(good, served_ms).otherwise(0).cast("bigint").alias("good_ms"),
+        f.when(is_open, f.timestamp_micros(f.unix_micros("ts") - (served_ms * 1000).cast("bigint"))).alias("begun"),
     )
     return found.groupBy("date", "hour", "address", "kind", "node", "conn_id", "within").agg(
         f.max(minute).alias("minute"),
@@ -108,54 +119,53 @@ EVIDENCE: Final = Part(
     make=_make,
     reads=("flow_closes", "flow_opens", "flow_events"),
     depends=lambda options: f"{options.weights.short_s:g} {options.weights.deaf_bytes_per_s:g}",
-    version=2,
+    version=4,
 )
 
 
 def _kind(weights: Weights) -> Column:
     """Return the kind of evidence that a record is; null: none."""
-    event, reason = f.col("event"), f.col("reason")
-    broken = f.when(_shook_hands(), "protocol_error").otherwise("not_rtmp")
-    closed = (
-        f.when(reason == CloseReason.HANDSHAKE_TIMEOUT.value, "handshake_timeout")
-        .when(reason == CloseReason.PROTOCOL_ERROR.value, broken)
-        .when(reason == CloseReason.AUTH_REFUSED.value, "auth_refused")
-        .when(reason.isin(*SLOW_ENDS), f.when(_deaf(weights), _since(weights)).otherwise("slow_close"))
-        .when(reason.isin(*_LEFT), _left(weights))
-    )
+    event = f.col("event")
+
+    def named(column: str) -> Column:
+        words = f.regexp_replace(f.coalesce(column, f.lit("unknown")), r"[^\w.-]", "_")
+        return f.substring(words, 1, _MOST_NAME)
+
+    ends = f.coalesce(*(f.when(is_one, kind) for kind, is_one in _ends(weights).items()))
     return (
-        f.when(event == _HIT, f.concat(f.lit("limit_hit."), f.coalesce("axis", f.lit("unknown"))))
-        .when(event == _REFUSED, f.concat(f.lit("refused."), f.coalesce(reason, f.lit("unknown"))))
-        .when(event.isNull(), closed)
+        f.when(event == _HIT, f.concat(f.lit("limit_hit."), named("axis")))
+        .when(event == _REFUSED, f.concat(f.lit("refused."), named("reason")))
+        .when(event.isNull(), ends)
     )
 
 
-def _shook_hands() -> Column:
-    """Return whether a protocol error came after the handshake; where the record does not tell, it did not."""
-    code = f.col("code")
-    said = code.isNotNull() & ~code.isin(*_BEFORE_HANDSHAKE) & ~f.coalesce(code.startswith("handshake"), f.lit(False))
-    return said | f.coalesce(f.col("role") != Role.UNKNOWN.value, f.lit(False)) | f.col("handshake_ms").isNotNull()
+def _ends(weights: Weights) -> dict[str, Column]:
+    """Return how connections end: kind of evidence -> whether one that is none of those before is one.
 
-
-def _deaf(weights: Weights) -> Column:
-    """Return whether a connection that was cut as slow took nothing while it was in trouble.
-
-    The kernel's buffers are full by then, so even the first octet says that somebody read. Where the record does not
-    tell, only a connection that was *stuck* counts: for that reason nothing was taken for seconds.
+    Whether one that was cut as slow reads: the kernel's buffers are full by then, so even the first octet says that it
+    does. Where the record does not tell, only who was *stuck* does not: for that reason nothing was taken for seconds.
+    Of one who was cut within moments nothing is known.
+    Whether a protocol error came after the handshake: where the record does not tell, it did not.
     """
-    trouble_ms, taken = f.col("unrecovered_ms"), f.col("unrecovered_bytes")
-    slow = taken < f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
-    known = trouble_ms.isNotNull() & taken.isNotNull()
-    return f.when(known, slow).otherwise(f.col("reason") == CloseReason.STUCK.value)
-
-
-def _since(weights: Weights) -> Column:
-    """Return the kind of a connection that was cut and took nothing: whether it had taken anything before."""
-    before_ms = f.col("duration_s") * 1000 - f.coalesce("asked_ms", f.lit(0.0)) - f.col("unrecovered_ms")
-    return f.when(before_ms < weights.short_s * 1000, "never_read").otherwise("deaf_close")
-
-
-def _left(weights: Weights) -> Column:
-    """Return the kind of a connection that the peer has ended: one that did nothing, a short one, or none."""
-    idle = f.coalesce(f.col("role") == Role.UNKNOWN.value, f.lit(True))
-    return f.when(idle, "fruitless_connection").when(f.col("duration_s") < weights.short_s, "short_connection")
+    reason, code, role = f.col("reason"), f.col("code"), f.col("role")
+    broken, slow, left = reason == CloseReason.PROTOCOL_ERROR.value, reason.isin(*SLOW_ENDS), reason.isin(*_LEFT)
+    of_handshake = f.coalesce(code.isin(*_BEFORE_HANDSHAKE) | code.startswith("handshake"), f.lit(True))
+    unknown = f.coalesce(role == Role.UNKNOWN.value, f.lit(True))
+    trouble_ms, taken, short_ms = f.col("unrecovered_ms"), f.col("unrecovered_bytes"), f.lit(weights.short_s * 1000)
+    before_ms = f.col("duration_s") * 1000 - f.coalesce("startup_ms", f.lit(0.0)) - trouble_ms
+    reads = taken >= f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
+    told = trouble_ms.isNotNull() & taken.isNotNull()
+    return {
+        "handshake_timeout": reason == CloseReason.HANDSHAKE_TIMEOUT.value,
+        "not_rtmp": broken & of_handshake & unknown & f.col("handshake_ms").isNull(),
+        "protocol_error": broken,
+        "auth_refused": reason == CloseReason.AUTH_REFUSED.value,
+        "slow_close": slow & f.when(told, reads).otherwise(reason != CloseReason.STUCK.value),
+        "lost_line": slow & (before_ms >= f.greatest(trouble_ms, short_ms)),
+        "cut_at_once": slow & (trouble_ms < _DEAF_FROM_MS),
+        "deaf_http": slow & (role == Role.HTTP_FLV.value),
+        "never_read": slow & (before_ms < short_ms),
+        "deaf_close": slow,
+        "fruitless_connection": left & unknown,
+        "short_connection": left & (f.col("duration_s") < weights.short_s),
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,7 @@ from flowctl.pipeline.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_sco
 from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import Answer, Job
 from flowctl.pipeline.records import addresses
-from flowctl.server.bans import MOST_BANS, Ban, BanAction, BanList, merge_bans, render
+from flowctl.server.bans import MOST_BANS, MOST_EVIDENCE, Ban, BanAction, fitting, merge_bans, parse_lines, render
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,36 +74,50 @@ def _bans(rows: Sequence[Mapping[str, Any]], weights: Weights, begin_s: float) -
         score = max(row["score"], weights.threshold)  # of a shared address it is divided by all who behave there
         length_s = min(weights.longest_ban_s, weights.ban_s * score / weights.threshold)  # the higher, the longer
         told = {name: value for name, value in json.loads(row["evidence"]).items() if value}
-        worst = max(told, key=lambda name: (told[name] * weights.of(name), name), default="")
+        heaviest = sorted(told, key=lambda name: (-told[name] * weights.of(name), name))[:MOST_EVIDENCE]
         with contextlib.suppress(ConfigError, ValueError, OverflowError):
             ban = Ban(
                 cidr=row["cidr"],
                 action=ACTIONS[row["verdict"]],
-                reason=f"{_WORDS[row['verdict']]}{worst}",
+                reason=f"{_WORDS[row['verdict']]}{next(iter(heaviest), '')}",
                 score=row["score"],
-                evidence=told,
+                evidence={name: told[name] for name in heaviest},
                 expires=datetime.fromtimestamp(begin_s + length_s, UTC),
             )
             bans.append(ban)
     return bans
 
 
-def merge_lists(there: str, made: str, options: AbuseOptions) -> str:
+def merge_lists(there: str, made: str, options: AbuseOptions, warn: Callable[[str], None] = lambda _: None) -> str:
     """Return what the ban list holds after this job: others write to it as well, and none ends a ban of another.
 
+    A list that is too long, also one that is there, is cut to what servers take: what is least is left out.
+
+    Args:
+        there: the list.
+        made: what the job wants to be in it.
+        options: how it judged.
+        warn: told how many were left out.
+
     Raises:
-        ConfigError: it cannot be read. It is never written over: somebody may have made a typing error in it.
+        ConfigError: it cannot be read, or more of it was made by hand than fits. It is never written over: somebody
+            may have made a typing error in it.
     """
     if options.replace_bans:
         return made
     # By the clock of the bans: with `now_s` in the past what lasted then is kept, and the server knows the time.
     now_s = time.time() if options.now_s is None else options.now_s
     try:
-        kept = BanList.parse(there, BANS_FILE).bans
+        merged = merge_bans(parse_lines(there, BANS_FILE), parse_lines(made), now_s, options.allow)
+        fits = fitting(merged)
     except ConfigError as error:
         told = f"the ban list that is there cannot be read, so it is not replaced: {error}"
         raise ConfigError(told, hint="mend or move the file, or begin a new list with --replace-bans") from error
-    return render(merge_bans(kept, BanList.parse(made).bans, now_s, options.allow))
+    if left := len(merged) - len(fits):
+        warn(
+            f"{left} of {len(merged)} bans and limits are not on the list, which is full: those with the lowest scores"
+        )
+    return render(fits)
 
 
 def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
@@ -115,7 +129,7 @@ def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
     planted = scores.sparkSession.read.parquet(truth).withColumnRenamed("kind", "who")
     judged = scores.where(f.col("kind") == "address").join(planted, "address", "full_outer")
     others: dict[str, Any] = {"who": "ordinary", "abuser": False, "honest": True}
-    groups = (
+    counts = (
         judged.fillna(others)
         .groupBy(*others)
         .agg(
@@ -124,20 +138,17 @@ def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
             f.count_if(f.col("verdict").isin("shared", "limit")).alias("limited"),
         )
     )
-    rows = groups.orderBy(*others).toArrow().to_pandas()
-    rows["found"] = rows["banned"] + rows["limited"]
-    abusers, honest = rows[rows["abuser"]], rows[rows["honest"]]
-    alone = abusers[~abusers["honest"]]
-    figures = {
-        "abusive_addresses": abusers["all"],
-        "found": abusers["found"],
-        "alone": alone["all"],
-        "alone_banned": alone["banned"],
-        "alone_limited": alone["limited"],
-        "honest_addresses": honest["all"],
-        "honest_banned": honest["banned"],
+    rows = counts.orderBy(*others).toArrow().to_pandas()
+    abusers, honest, alone = rows[rows["abuser"]], rows[rows["honest"]], rows[rows["abuser"] & ~rows["honest"]]
+    sums = {
+        "abusive_addresses": abusers["all"].sum(),
+        "found": abusers[["banned", "limited"]].to_numpy().sum(),
+        "alone": alone["all"].sum(),
+        **{f"alone_{name}": alone[name].sum() for name in ("banned", "limited")},
+        "honest_addresses": honest["all"].sum(),
+        "honest_banned": honest["banned"].sum(),
     }
-    sums = {name: int(column.sum()) for name, column in figures.items()}
+    sums = {name: int(value) for name, value in sums.items()}
     by_kind = {
         f"{row.who}{' beside others' if row.abuser and row.honest else ''}": (
             f"{row.banned} banned and {row.limited} limited of {row.all}"
@@ -166,13 +177,14 @@ def answer(parts: Parts, options: AbuseOptions) -> Answer:
         listed = best.limit(most).toArrow().to_pandas()
     listed = listed.sort_values(["action", "score", "cidr"], ascending=[True, False, True]).head(most)
     bans = _bans(listed.to_dict("records"), weights, begin_s)
-    parts.write_text(BANS_FILE, render(merge_bans((), bans, begin_s, options.allow)))
-    limits = sum(ban.action is BanAction.LIMIT for ban in bans)
+    fits = fitting(merge_bans((), bans, begin_s, options.allow))
+    parts.write_text(BANS_FILE, render(fits))
+    limits = sum(ban.action is BanAction.LIMIT for ban in fits)
     wanted = sum(count for (_, verdict), count in verdicts.items() if verdict in ACTIONS)
     summary: dict[str, Any] = {
-        "bans": len(bans) - limits,
+        "bans": len(fits) - limits,
         "limits": limits,
-        "bans_left_out": wanted - len(listed),
+        "bans_left_out": wanted - len(listed) + len(bans) - len(fits),
         "bans_invalid": len(listed) - len(bans),
         "verdicts": {f"{kind}_{verdict}": count for (kind, verdict), count in sorted(verdicts.items())},
         "data_ends_s_ago": round(begin_s - last_s),

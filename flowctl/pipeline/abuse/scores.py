@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,16 +51,11 @@ SCORE_COLUMNS: Final = {
     "address": "string",  # as recorded; of a subnet: its network
     "cidr": "string",  # what a ban would name; null: nothing can be banned
     "subnet": "string",
-    "score": "double",
-    "points": "double",  # before it is divided by standing
-    "standing_hours": "double",
-    "people": "bigint",  # connections that are open and behave
-    "connections": "bigint",
-    "addresses": "bigint",  # seen in a subnet; 1 for an address
-    "abusive_addresses": "bigint",
+    **dict.fromkeys(("score", "points", "standing_hours"), "double"),  # points: before they are divided by standing
+    **dict.fromkeys(("people", "connections"), "bigint"),  # people: connections that are open and behave
+    **dict.fromkeys(("addresses", "abusive_addresses"), "bigint"),  # seen in a subnet
     "evidence": "string",  # JSON: kind -> decayed number of occurrences
-    "first_seen": "timestamp",
-    "last_seen": "timestamp",
+    **dict.fromkeys(("first_seen", "last_seen"), "timestamp"),
     "verdict": "string",
     "action": "string",  # ban or limit, as the list has it; null: not on it by itself
     "banned": "boolean",
@@ -69,14 +64,21 @@ SCORE_COLUMNS: Final = {
 ACTIONS: Final = {"ban": BanAction.BAN, "shared": BanAction.LIMIT, "limit": BanAction.LIMIT}
 """Verdicts that make a line of the list."""
 NEVER_READ: Final = "never_read"
-SLOW: Final = ("deaf_close", NEVER_READ)
+DEAF: Final = "deaf_close"
+SLOW: Final = (DEAF, NEVER_READ)
 """Evidence that bans, and is about being slow, which is what limits are for."""
+_CROWD: Final = 1000
+"""People at an address from which on it is not limited: they could not come back within minutes, at two per second."""
 _OFTEN: Final = 0.05
 """Of a shared address's connections: phones that are lost as they connect are fewer."""
 _BROADCAST: Final = ipaddress.ip_address("255.255.255.255")
+_TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""Of translators within networks (RFC 8215): behind one /64 of it may be all of IPv4."""
 _SUBNET_LENGTHS: Final = {4: 24, 6: 48}
 _SILENT_S: Final = OPENS_EVERY_S + 60
 """A connection that is open has a row each `OPENS_EVERY_S`, in a file some seconds later; without, it has gone."""
+_CLOCKS_S: Final = 3600.0
+"""Clocks of servers differ by less: one that is ahead of the others must not make all their viewers gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +111,13 @@ def all_scores(parts: Parts, rules: Rules) -> pd.DataFrame | DataFrame:
     if parts.small:
         return scores(parts.pandas(EVIDENCE.name), rules)
     found = parts.table(EVIDENCE.name)
-    started = starts(found.where(f.col("address").isNull()).toArrow().to_pandas())
+    known = nodes(found)
     columns = ", ".join(f"{name} {kind}" for name, kind in SCORE_COLUMNS.items())
     schema = arrow_schema(SCORE_COLUMNS)
 
     def judged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if rows := list(batches):
-            made = scores(pa.Table.from_batches(rows).to_pandas(), rules, started)
+            made = scores(pa.Table.from_batches(rows).to_pandas(), rules, known)
             yield from pa.Table.from_pandas(made, schema, preserve_index=False).to_batches()
 
     address = f.col("address")
@@ -123,21 +125,26 @@ def all_scores(parts: Parts, rules: Rules) -> pd.DataFrame | DataFrame:
     return found.where(address.isNotNull()).repartition(place).mapInArrow(judged, columns)
 
 
-def starts(found: pd.DataFrame) -> dict[str, int]:
-    """Return when the newest process of each node began, microseconds since the epoch."""
-    servers = found[found["address"].isna()]
-    return dict(_us(servers["last_seen"]).groupby(servers["node"]).max())
+def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
+    """Return of each node when its newest process began, and when it was heard of last, by its own clock, us."""
+    if not isinstance(found, pd.DataFrame):
+        who = f.when(f.col("address").isNotNull(), "").alias("address")
+        newest = found.where(f.col("node").isNotNull()).groupBy("node", who).agg(f.max("last_seen").alias("last_seen"))
+        found = newest.toArrow().to_pandas()
+    last_us = _us(found["last_seen"])
+    began_us = last_us.where(found["address"].isna(), 0)
+    return pd.DataFrame({"began": began_us, "heard": last_us}).groupby(found["node"]).max()
 
 
-def scores(found: pd.DataFrame, rules: Rules, started: Mapping[str, int] | None = None) -> pd.DataFrame:
+def scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return the scores of addresses and their subnets: `SCORE_COLUMNS`.
 
     Args:
         found: of part `evidence`, all rows of these subnets.
         rules: by which to judge.
-        started: see `starts`. None: `found` has it.
+        known: see `nodes`. None: `found` has it.
     """
-    each = address_scores(found, rules, starts(found) if started is None else started)
+    each = address_scores(found, rules, nodes(found) if known is None else known)
     subnets = _subnet_scores(each, rules)
     covered = each["subnet"].isin(subnets["subnet"][subnets["verdict"] == "ban"])
     each["verdict"] = each["verdict"].mask(covered & (each["verdict"] == "ban"), "subnet_ban")
@@ -148,14 +155,14 @@ def scores(found: pd.DataFrame, rules: Rules, started: Mapping[str, int] | None 
     return both.round(digits)[list(SCORE_COLUMNS)]
 
 
-def address_scores(found: pd.DataFrame, rules: Rules, started: Mapping[str, int]) -> pd.DataFrame:
+def address_scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame) -> pd.DataFrame:
     """Return the score of every address, by address; `verdict` not yet with what subnets change."""
     weights, found = rules.weights, found[found["address"].notna()]
     found = found.assign(harmful=found["kind"].isin(_kinds(found, weights)), last_us=_us(found["last_seen"]))
     who = found.groupby("address").agg(
         connections=("opened", "sum"), first_seen=("first_seen", "min"), last_seen=("last_seen", "max")
     )
-    who = who.join(_standing(found, rules, started)).fillna({"people": 0, "open": 0, "standing_hours": 0.0})
+    who = who.join(_standing(found, rules, known)).fillna({"people": 0, "open": 0, "standing_hours": 0.0})
     who["connections"] += who["open"]
     shared = (who["people"] > 0) | (who["standing_hours"] >= weights.shared_hours)
     sums = _points(found, who.index[shared], rules).reindex(who.index).astype({"evidence": object})  # also of none
@@ -166,7 +173,8 @@ def address_scores(found: pd.DataFrame, rules: Rules, started: Mapping[str, int]
     enough, proven = who["score"] >= threshold, (who["proof"] >= threshold) | deaf
     harms = (who["harm"] / hours).round(3) >= threshold
     # In this order: where anybody behaves, the two last do not come into question.
-    said = np.select([shared & (enough | proven), shared, harms, enough], ["shared", "", "ban", "limit"], "")
+    limited = shared & (enough | proven) & (who["people"] <= _CROWD)
+    said = np.select([limited, shared, harms, enough], ["shared", "", "ban", "limit"], "")
     lesser = np.where(who["score"] >= threshold / 2, "watch", "ok")
     who = who.reset_index()
     places = [_place(address) for address in who["address"]]
@@ -189,7 +197,9 @@ def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: Rules) -> pd.Data
         rules: by which to judge.
     """
     weights, harm = rules.weights, _kinds(found, rules.weights)
-    micro = (found["amount"] * rules.left(found["last_us"]) * MICRO).astype("int64")
+    # What cuts many of an address in one minute is their line: it counts once.
+    at_once = found.groupby(["address", "kind", "minute"])["amount"].transform("sum").where(found["kind"] == DEAF, 1)
+    micro = (found["amount"] / at_once * rules.left(found["last_us"]) * MICRO).astype("int64")
     kinds = micro.groupby([found["address"], found["kind"]]).sum().rename("micro").reset_index()
     points = (kinds["micro"] * kinds["kind"].map(weights.of).astype(float)).astype("int64")
     points = points.where(~kinds["address"].isin(shared), points.clip(upper=int(weights.threshold * MICRO)))
@@ -207,7 +217,7 @@ def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: Rules) -> pd.Data
     return sums.assign(evidence=[json.dumps(amounts, separators=(",", ":")) for amounts in told.values()])
 
 
-def _standing(found: pd.DataFrame, rules: Rules, started: Mapping[str, int]) -> pd.DataFrame:
+def _standing(found: pd.DataFrame, rules: Rules, servers: pd.DataFrame) -> pd.DataFrame:
     """Return who behaves at each address.
 
     A connection counts with the time for which it played or published, if it did nothing that bans and was not cut. One
@@ -224,7 +234,9 @@ def _standing(found: pd.DataFrame, rules: Rules, started: Mapping[str, int]) -> 
         **{name: (name, "max") for name in ("opened", "good_ms", "begun_us", "last_us", "harmful")}
     )
     ended, known, last_us = one["opened"] > 0, one["begun_us"] > 0, one["last_us"]
-    gone = (last_us < seen_us - int(_SILENT_S * 1e6)) | (last_us < one["node"].map(started).astype(float))
+    node = servers.reindex(one["node"]).set_index(one.index)
+    silent_us = (node["heard"] - _SILENT_S * 1e6).clip(lower=seen_us - _CLOCKS_S * 1e6)
+    gone = (last_us < silent_us) | (last_us < node["began"])
     until_us = last_us.where(ended | gone, seen_us)
     lasted_ms = (until_us - one["begun_us"]) / 1000
     open_ms = lasted_ms.clip(lower=weights.play_s * 1000).where(known, 0)
@@ -242,6 +254,7 @@ def _subnet_scores(each: pd.DataFrame, rules: Rules) -> pd.DataFrame:
     A subnet is banned as a whole if at least `Weights.subnet_addresses` of its addresses, and at least
     `Weights.subnet_share` of those seen, are to be banned themselves, and nobody behaved in it: then what is left is
     not worth telling apart, and the next address of it will be abusive too. One allowed address in it, and it is not.
+    Of IPv6 only the narrowest network that holds them is banned: a /48 may be 256 homes, each with its /56.
     """
     weights = rules.weights
     names = ("points", "standing_hours", "people", "connections", "addresses", "abusive_addresses", "allowed")
@@ -258,14 +271,25 @@ def _subnet_scores(each: pd.DataFrame, rules: Rules) -> pd.DataFrame:
     spared = [rules.spares(ipaddress.ip_network(subnet)) for subnet in sums["subnet"]]
     whole = enough & nobody & ~np.array(spared, bool)
     counts = zip(sums["addresses"], sums["abusive_addresses"], strict=True)
+    abusive = each[each["verdict"] == "ban"].groupby("subnet")["cidr"].agg(list)
     return sums.assign(
         kind="subnet",
         address=sums["subnet"],
-        cidr=sums["subnet"],
+        cidr=[
+            _narrowest(abusive[subnet]) if ban and ":" in subnet else subnet
+            for subnet, ban in zip(sums["subnet"], whole, strict=True)
+        ],
         score=sums["points"] / (1 + sums["standing_hours"]),
         evidence=[f'{{"addresses":{all_},"abusive_addresses":{abusive}}}' for all_, abusive in counts],
         verdict=np.select([whole, sums["allowed"] > 0], ["ban", "allowed"], "ok"),
     )
+
+
+def _narrowest(units: Sequence[str]) -> str:
+    """Return the network that holds some /64s, and as little else as can be."""
+    begins = [int(ipaddress.ip_network(unit).network_address) for unit in units]
+    bits = (min(begins) ^ max(begins)).bit_length()
+    return str(ipaddress.IPv6Network((min(begins) >> bits << bits, 128 - max(bits, 64))))
 
 
 def attackers(
@@ -286,15 +310,15 @@ def attackers(
     rules = Rules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us)
     if parts.small:
         found = parts.pandas(EVIDENCE.name)
+        known = nodes(found)
     else:
         asked = f.broadcast(parts.spark.createDataFrame([(address,) for address in who], "address string"))
         table = parts.table(EVIDENCE.name)
-        servers = table.where(f.col("address").isNull())
-        found = table.join(asked, "address", "left_semi").unionByName(servers).toArrow().to_pandas()
-    found = found[found["address"].isna() | found["address"].isin(who)]
+        known, found = nodes(table), table.join(asked, "address", "left_semi").toArrow().to_pandas()
+    found = found[found["address"].isin(who)]
     harm = [kind for kind in _kinds(found, rules.weights) if kind not in SLOW]
     direct = found[found["kind"].isin(harm) & found["node"].notna()]
-    judged = address_scores(found, rules, starts(found))
+    judged = address_scores(found, rules, known)
     return set(zip(direct["node"], direct["conn_id"], strict=True)), set(judged["address"][judged["verdict"] == "ban"])
 
 
@@ -307,7 +331,8 @@ def _place(address: str) -> tuple[Network | None, str | None]:
     """Return what a ban of an address would name, and its subnet; (None, None) of what is no address.
 
     What no peer can have is no address to ban: the unspecified one (of IPv6 its /64, where loopback is), groups, and
-    broadcast. A network that was recorded in place of an address (``events_addresses=truncated``) is its own subnet.
+    broadcast; nor is that of a translator, behind which are all others. A network that was recorded in place of an
+    address (``events_addresses=truncated``) is its own subnet.
     """
     try:
         unit = ipaddress.ip_network(address)
@@ -317,6 +342,7 @@ def _place(address: str) -> tuple[Network | None, str | None]:
     if single or (unit.prefixlen == 64 and address.endswith("::/64")):
         first = unit.network_address
         nobody = first.is_unspecified or first.is_multicast or first == _BROADCAST
+        nobody = nobody or first in _TRANSLATED
         return None if nobody else unit, str(unit.supernet(new_prefix=length))
     return None, address if unit.prefixlen == length else None
 

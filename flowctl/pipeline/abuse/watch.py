@@ -5,7 +5,8 @@ of each address in windows that overlap by half, so that what happens across the
 keeps these sums (its state) and gives back those that a batch changed. Where one is at or above the threshold, the job
 runs over the records of the last day, in a folder of its own in which it remembers the hours that it has read. What its
 list says of the addresses of the alarm is merged into the list of the server. So sums need not be exact: an alarm for
-nothing (a copied file, one of another table) costs a look and bans nobody.
+nothing (a copied file, one of another table) costs a look and bans nobody; nor does one of records that the job cannot
+use, which would otherwise end the watch again with each start.
 
 Exactly once. Spark remembers in its checkpoint which files a batch has, and its state as of each batch; a batch is done
 when the ban list is written. Killed before, it is run again with the same files and the same state, judged as of the
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +33,8 @@ from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import JobNote, JobState
 from flowctl.pipeline.records.place import Place, Storage, literal
 from flowctl.pipeline.records.window import Window
-from flowctl.pipeline.run import locked
 from flowctl.pipeline.run import run as run_jobs
-from flowctl.server.bans import Ban, BanList, render
+from flowctl.server.bans import Ban, BanList, parse_lines, render
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FORMAT, SPARK_TYPES
 
 if TYPE_CHECKING:
@@ -104,17 +103,20 @@ def windowed(raw: DataFrame, options: WatchOptions) -> DataFrame:
         raw: a stream with the columns of `flow_closes` and `flow_events` in one.
         options: how.
     """
-    # The time of the batch, not of now: a batch that is run again filters the same rows.
-    ahead = f.current_timestamp() + f.make_dt_interval(secs=f.lit(options.watermark_s))
-    weights = options.judge.weights
-    found = with_evidence(raw.where((f.col("ts") <= ahead) & (f.col("peer_ip") != "")), weights)
+    # The time of the batch, not of now: a batch that is run again filters the same rows. What is older is not for
+    # the judge to read, and its window may begin at no time that there is.
+    now, weights = f.current_timestamp(), options.judge.weights
+    first, last = (now + f.make_dt_interval(secs=f.lit(s)) for s in (-LOOK_BACK.total_seconds(), options.watermark_s))
+    found = with_evidence(raw.where(f.col("ts").between(first, last) & (f.col("peer_ip") != "")), weights)
     found = found.select("ts", "address", points(weights).alias("points")).where(f.col("points") > 0)
     window = f.window("ts", f"{options.window_s} seconds", f"{options.window_s / 2} seconds").alias("window")
     late = found.withWatermark("ts", f"{options.watermark_s} seconds").groupBy(window, "address")
     return late.agg(f.sum("points").alias("points"), f.max("ts").alias("last_seen"))
 
 
-def merge_into(place: Place, own: Sequence[Ban], judge: AbuseOptions, *, anew: bool = False) -> None:
+def merge_into(
+    place: Place, own: Sequence[Ban], judge: AbuseOptions, *, anew: bool = False, tell: Tell = lambda _: None
+) -> None:
     """Merge bans of the watch into the list of a folder; those that have expired go.
 
     Args:
@@ -122,22 +124,20 @@ def merge_into(place: Place, own: Sequence[Ban], judge: AbuseOptions, *, anew: b
         own: bans.
         judge: says which networks are allowed.
         anew: whether those of others go, and all of a list that cannot be read.
+        tell: told what was left out of a list that is full.
 
     Raises:
         ConfigError: the list cannot be read.
     """
-    with locked(place, "", os.O_RDONLY):
-        there = place.read_text(BANS_FILE) or ""
-        made = render(replace(ban, source=SOURCE) for ban in own)
-        text = merge_lists(_own(there) if anew else there, made, replace(judge, now_s=None, replace_bans=False))
-        if text != there or not place.exists(BANS_FILE):
-            place.write_text(BANS_FILE, text)
+    made = render(replace(ban, source=SOURCE) for ban in own)
+    judge = replace(judge, now_s=None, replace_bans=False)
+    place.change_text(BANS_FILE, lambda there: merge_lists(_own(there) if anew else there, made, judge, tell))
 
 
 def _own(text: str) -> str:
     """Return the lines of the watch; none of a text that cannot be read."""
     try:
-        return render(ban for ban in BanList.parse(text).bans if ban.source == SOURCE)
+        return render(ban for ban in parse_lines(text) if ban.source == SOURCE)
     except ConfigError:
         return ""
 
@@ -193,7 +193,7 @@ class Watch:
             rows = worst.select("address", "last_seen").collect()
             who = {row["address"] for row in rows}
             bans = self._bans(who, max(row["last_seen"].timestamp() for row in rows)) if rows else []
-            merge_into(self._place, bans, judge)
+            merge_into(self._place, bans, judge, tell=self._tell)
         except Exception as error:
             self.failure = error
             raise
@@ -206,11 +206,15 @@ class Watch:
             now_s: when they were last seen, seconds since the epoch: bans begin then, not with the look at it.
         """
         judge = replace(self._options.judge, now_s=now_s, truth=None, replace_bans=True)
-        since = dt.datetime.fromtimestamp(time.time(), dt.UTC) - LOOK_BACK
+        since = dt.datetime.fromtimestamp(now_s, dt.UTC) - LOOK_BACK
         where = Place(self._place.path(JUDGE_FOLDER))
-        result = run_jobs(self._spark, self._events, where.folder, [JOB], {JOB.name: judge}, Window(since=since))
-        for error in result.errors.values():
-            raise error
+        try:
+            result = run_jobs(self._spark, self._events, where.folder, [JOB], {JOB.name: judge}, Window(since=since))
+            for error in result.errors.values():
+                raise error
+        except ConfigError as error:  # of the records, which no restart would mend
+            self._tell(f"warning: nobody is banned for this alarm: {error}")
+            return []
         self.counts["judgements"] += 1
         self._accounts = result.accounts
         made = BanList.parse(where.read_text(BANS_FILE) or "")
@@ -230,7 +234,7 @@ class Watch:
             self._tell(f"batch {self._seen_batch}: {rows} rows, {late} too late; {bans} bans and limits")
 
     def _bans_of_watch(self) -> list[Ban]:
-        return BanList.parse(_own(self._place.read_text(BANS_FILE) or "")).bans
+        return list(parse_lines(_own(self._place.read_text(BANS_FILE) or "")))
 
     def result(self) -> JobNote:
         """Return what this process did, and the accounts of its newest judgement."""
@@ -256,7 +260,7 @@ def run(
         out: folder of the results, on this machine, where the server watches ``bans.jsonl``.
         options: how. None: all defaults.
         stop: set to end in order, also where the same signal has ended Java. None: only an exception ends it.
-        tell: given a line about each batch.
+        tell: given a line about each batch, and what else there is to know.
 
     Raises:
         ConfigError: there are no records, or `out` cannot be used.
@@ -267,9 +271,11 @@ def run(
     options, stop = options or WatchOptions(), stop or threading.Event()
     watch = Watch(spark, events, out.rstrip("/"), options, tell)
     storage = Storage.of(events)
-    if options.once and not any(storage.is_folder(table.name) for table in _TABLES):
-        names = " and no ".join(table.name for table in _TABLES)
-        raise ConfigError(f"{events} has no {names}", hint="flowctl serve live --events DIR writes them")
+    if not any(storage.is_folder(table.name) for table in _TABLES):
+        told = f"{events} has no {' and no '.join(table.name for table in _TABLES)}"
+        if options.once:
+            raise ConfigError(told, hint="flowctl serve live --events DIR writes them")
+        tell(f"{told} yet: waiting for them")
     query = watch.start()
     try:
         try:

@@ -5,16 +5,16 @@ their sum over one plus the hours in which connections of that address behaved (
 
 - *12, a proof*: no implementation does it by accident (chunks of one octet, AMF nested hundreds deep, a flood of
   control messages). One is enough, for an address that nobody else uses.
-- *2 to 6, suspicious*: broken clients do it too. It takes a few.
-- *1 and below, cheap*: what happens to anybody now and then. It takes dozens, and nothing else.
+- *1 to 6, suspicious*: broken clients do it too. It takes a few.
+- *below 1, cheap*: what happens to anybody now and then. It takes dozens.
 - *0*: not the peer's fault, or already dealt with. It is counted and shown, and changes nothing.
 
 Whoever obeys the list must not hit honest people with it, so three rules stand above the sum:
 
-- *Cheap evidence never bans* (`MILD`): it leads to a limit on new connections at most, which an honest client does
-  not feel. Everything before the end of the handshake is cheap, because third parties can cause it: a page that has
-  its visitors' browsers speak HTTP to the port is enough. So is all that encoders with a wrong key, load balancers,
-  monitors and people who zap do for hours.
+- *What others can cause, or broken clients repeat, never bans* (`MILD`): it leads to a limit on new connections,
+  which an honest client does not feel. Third parties can cause all that is before the end of the handshake, and what is
+  over HTTP: a page that has its visitors' browsers ask is enough. Encoders with a wrong key or a fault of their own,
+  load balancers, monitors and people who zap do the same for hours.
 - *Where anybody behaves, nobody is banned*: an address is shared while a connection of it plays or publishes that was
   not cut, or where others have done so for `shared_hours`. One kind of evidence then counts as one offender's, up to
   the threshold, and a proof leads to a limit; so do connections that never read, where they are more than a crowd's own
@@ -24,7 +24,6 @@ Whoever obeys the list must not hit honest people with it, so three rules stand 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -32,6 +31,7 @@ from typing import Any, Final
 
 from flowctl.errors import ConfigError
 from flowctl.server.guilt import LIMIT_POINTS, MILD_LIMITS
+from flowctl.tomltext import TomlText
 
 DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -39,12 +39,15 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
         "limit_hit.*": 1.0,  # a limit that is not in this table
         "handshake_timeout": 0.5,  # dead links do it, browsers that connect ahead, and peers that occupy places
         "not_rtmp": 0.2,  # HTTP, TLS, or anything else instead of a handshake
-        "protocol_error": 1.0,  # after the handshake
+        "protocol_error": 1.0,  # after the handshake: a broken encoder does it with each of its attempts
         "auth_refused": 0.2,  # a wrong key is tried again by every encoder, once in some seconds
         "fruitless_connection": 0.1,  # opened and left without publishing or playing: floods, scanners, health checks
         "short_connection": 0.02,  # played for less than short_s and left: zapping, or a storm of reconnects
-        "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble: on purpose, or a phone in a tunnel
-        "never_read": 1.0,  # the same from the start: it asked, and took nothing
+        "deaf_close": 1.0,  # cut as slow, and took nothing in all of that trouble, for longer than it had read before
+        "never_read": 1.0,  # the same from the start: it was served, and took nothing
+        "deaf_http": 0.2,  # either of them over HTTP: a page can have its visitors' browsers ask and not read
+        "lost_line": 0.0,  # cut as slow, and took nothing, but had read for longer: a tunnel, a router without power
+        "cut_at_once": 0.0,  # cut as slow within moments: a publisher's burst fills what waits, at any rate of reading
         "slow_close": 0.0,  # cut as slow, and drained all the time: a slow link is no abuse
         # Refusing is the defence already. A whole office that comes back after a restart is refused hundreds of times,
         # and a banned address that keeps trying would be banned for ever.
@@ -55,7 +58,9 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
 
 BEFORE_PLAYING: Final = ("handshake_timeout", "not_rtmp", "auth_refused", "fruitless_connection", "short_connection")
 """Ends of connections that did not come to play or publish, or left at once."""
-MILD: Final = frozenset({*BEFORE_PLAYING, *(f"limit_hit.{name}" for name in MILD_LIMITS)})
+MILD: Final = frozenset(
+    {*BEFORE_PLAYING, "protocol_error", "deaf_http", *(f"limit_hit.{name}" for name in MILD_LIMITS)}
+)
 """Kinds for which nobody is banned, however often: third parties can cause them, or honest clients do them for hours.
 So is what has no weight of its own name: a limit of another version may be one that honest peers run into."""
 
@@ -74,7 +79,7 @@ class Weights:
     ban_s: float = _within(3_600.0, 1, 1e8)  # length of a ban at the threshold; it grows in proportion to the score
     longest_ban_s: float = _within(86_400.0, 1, 1e8)
     short_s: float = _within(5.0, 0, 3600)  # a connection that played for less than that is a short one
-    deaf_bytes_per_s: float = _within(4_000.0, 0, 1e9)  # who takes less takes nothing: no stream has so little sound
+    deaf_bytes_per_s: float = _within(1_000.0, 0, 1e9)  # who takes less takes nothing: throttled phones get twice that
     play_s: float = _within(180.0, 0, 86_400)  # what a play whose end is not known counts as good standing at least
     settled_s: float = _within(60.0, 0, 86_400)  # who has played for so long behaves: what reads nothing is cut before
     shared_hours: float = _within(0.25, 0.001, 1e6)  # of standing, aged, from which on an address is shared by others
@@ -123,22 +128,17 @@ def parse_weights(text: str, where: str) -> Weights:
     Raises:
         ConfigError: it is no TOML, or a key or a value is wrong.
     """
-    try:
-        value = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    value = TomlText(text, where).table
     points = value.pop("points", {})
     if not isinstance(points, dict):
         raise ConfigError(f"{where}: points is {points!r}, it must be a table")
     known = [item.name for item in fields(Weights) if item.metadata]
-    for name in value:
-        if name not in known:
-            raise ConfigError(f"{where}: unknown key {name!r}", hint=f"there are {', '.join(known)} and [points]")
-    groups = {name.partition(".")[0] for name in DEFAULT_WEIGHTS}
-    for name in points:
-        # Limits come and go with versions, so any name within a group is one; a group must be known.
-        if name.partition(".")[0] not in groups or (("." not in name) and name not in DEFAULT_WEIGHTS):
-            raise ConfigError(f"{where}: unknown evidence {name!r}", hint=f"there are {', '.join(DEFAULT_WEIGHTS)}")
+    groups = {name.partition(".")[0] for name in DEFAULT_WEIGHTS if "." in name}
+    # Limits come and go with versions, so any name within a group is one; a group must be known.
+    odd = [name for name in points if name not in DEFAULT_WEIGHTS and name.partition(".")[0] not in groups]
+    for what, names, there in (("key", set(value) - set(known), known), ("evidence", odd, DEFAULT_WEIGHTS)):
+        for name in names:
+            raise ConfigError(f"{where}: unknown {what} {name!r}", hint=f"there are {', '.join(there)}")
     try:
         return Weights(points={**DEFAULT_WEIGHTS, **points}, **value)
     except ConfigError as error:

@@ -1,7 +1,7 @@
-"""What the fleet, its nodes and their streams were loaded with in an hour, from samples, in sums of fixed size.
+"""What the fleet and its nodes were loaded with in an hour, from samples, in sums of fixed size.
 
-Theory of operation. Samples of viewers are summed up by windows of ten seconds, node and stream; the *peak* of a node
-or stream is its window with the most viewers at once (one who was there for half of it is half a viewer). Of the
+Theory of operation. Samples of viewers are summed up by windows of ten seconds and node; the *peak* of a node, or of
+all together, is the window with the most viewers at once (one who was there for half of it is half a viewer). Of the
 windows of a node those with about the same crowd (a tenth more each step) become one row, which is what the node model
 is fitted to. Sums are of whole numbers, so that the order in which tasks bring them does not matter.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Part
+from flowctl.pipeline.records.expressions import totals
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:
@@ -29,15 +30,14 @@ LEAST_WINDOW_VIEWERS: Final = 5
 MOST_BUSY: Final = 0.95
 """A thread that is busier is full: what it did then is less than what its viewers needed."""
 
-_KEYS: Final = ("node", "app", "stream")
 _SUMS: Final = ("ms", "accepted", "trouble_ms")
 LOAD_COLUMNS: Final[dict[str, str]] = {
-    **dict.fromkeys(("kind", *_KEYS), "string"),  # fleet, node, stream
+    "node": "string",  # null: all of them together
     "step": "int",  # of a node: logarithm of its viewers to the base of 1.1; -1: nothing to fit to
     **dict.fromkeys(("windows", *_SUMS, "busy_ppm", "peak_ms", "peak_busy_ppm"), "bigint"),
 }
-"""Contract of the part. Grain: an hour and the fleet, a node and size of its crowd, or a stream at a node. `ms`:
-watched by all viewers; `peak_ms`: in the window with most; `busy_ppm`: of the busiest thread, sum over windows."""
+"""Contract of the part. Grain: an hour and a node and size of its crowd, or all nodes. `ms`: watched by all viewers;
+`peak_ms`: in the window with most; `busy_ppm`: of the busiest thread, sum over windows."""
 
 
 def loads(records: Records, _: Any = None) -> DataFrame:
@@ -50,24 +50,22 @@ def loads(records: Records, _: Any = None) -> DataFrame:
     }
     busiest = f.max("busy_ppm").alias("busy_ppm")
     hour, window = ("date", "hour", "window"), f.floor(f.unix_timestamp("ts") / WINDOW_S).alias("window")
-    windows = samples.groupBy("date", "hour", window, *_KEYS).agg(
-        *(f.sum(f.round(value).cast("bigint")).alias(name) for name, value in values.items()),
+    windows = samples.groupBy("date", "hour", window, "node").agg(
+        *totals({name: f.round(value).cast("bigint") for name, value in values.items()}),
         f.max(f.round(f.col("thread_busy") * 1e6).cast("bigint")).alias("busy_ppm"),
     )
-    kinds = windows.groupingSets([hour, (*hour, "node"), (*hour, *_KEYS)], *hour, *_KEYS).agg(
-        *(f.sum(name).alias(name) for name in _SUMS), busiest, f.grouping_id().alias("without")
+    rows = windows.groupingSets([hour, (*hour, "node")], *hour, "node").agg(
+        *totals({name: f.col(name) for name in _SUMS}), busiest
     )
-    kind = f.when(f.col("without") == 0, "stream").when(f.col("without") == 0b011, "node").otherwise("fleet")
     viewers = f.col("ms") / (WINDOW_S * 1000)
-    usable = (viewers >= LEAST_WINDOW_VIEWERS) & (f.col("accepted") > 0)
+    usable = f.col("node").isNotNull() & (viewers >= LEAST_WINDOW_VIEWERS) & (f.col("accepted") > 0)
     usable &= (f.col("busy_ppm") > 0) & (f.col("busy_ppm") <= MOST_BUSY * 1e6)
     step = f.when(usable, f.floor(f.log(viewers) / math.log(1.1))).otherwise(-1)
-    rows = kinds.withColumns({"kind": kind, "step": f.when(kind == "node", step)})
-    return rows.groupBy("date", "hour", "kind", *_KEYS, "step").agg(
+    return rows.groupBy("date", "hour", "node", step.alias("step")).agg(
         f.count("*").alias("windows"),
-        *(f.sum(name).alias(name) for name in (*_SUMS, "busy_ppm")),
+        *totals({name: f.col(name) for name in (*_SUMS, "busy_ppm")}),
         *(f.max(name).alias(f"peak_{name}") for name in ("ms", "busy_ppm")),
     )
 
 
-LOADS: Final = Part("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=2)
+LOADS: Final = Part("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=3)

@@ -28,12 +28,12 @@ HOUR_US: Final = DAY_US // 24
 SIGNED: Final = frozenset({"value", "limit", "seq"})
 """Columns that mean what their event says, so that below zero is not wrong by itself; seq only orders."""
 MOST_COUNT: Final = 1 << 48
-"""A count or a size is below: of octets, what a connection of 1 Gbit/s carries in 26 days."""
+"""A count or a size is below: of octets, what a connection of 1 Gbit/s carries in 26 days. The sum of 32,768
+such fits 64 bits; one beyond is 2^63 - 1, and ends no job: see `flowctl.pipeline.records.expressions.totals`."""
 MOST_REAL: Final = 1e12
 """A figure is at most so large: 30 years in ms, a terabyte. Infinity and NaN make every sum worthless."""
-MOST_S: Final = 1e9
-"""The same in seconds. Jobs add up counts and microseconds in 64 bits, and a sum that overflows ends them: thousands of
-rows at these marks fit."""
+MOST_S: Final = 60 * 86_400.0
+"""For so many seconds a connection is open: of each, minutes are made one by one, and 30 years would be 16 million."""
 MOST: Final = {"duration_s": MOST_S, "picture_share": 10.0, "thread_busy": 10.0, "seq": 1 << 60}
 """Of columns with a mark of their own. Shares are up to 1, but for rounding; `seq`, microseconds since 1970, is not
 added up."""
@@ -121,6 +121,8 @@ def _checks(table: str) -> tuple[Check, ...]:
     return tuple(found)
 
 
+WORDED: Final = {table: frozenset(name for of, name in _WORDS if of == table) for table in TABLES}
+"""Columns of a table that hold one of some words."""
 _OF_TABLES: Final = {name: _checks(name) for name in TABLES}
 
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flowctl.pipeline.records.checks import Bounds, Check, checks_of, reasons
+from flowctl.pipeline.records.checks import WORDED, Bounds, Check, checks_of, reasons
 from flowctl.pipeline.records.window import Hour
 from flowctl.telemetry.schema import ARROW_TYPES, FORMAT, METADATA_PREFIX, TABLES, Kind
 
 BATCH_ROWS: Final = 1 << 16
+MOST_UNPACKED_BYTES: Final = 256 << 20
+"""Of a column that is read, in one row group: a hundred times what a recorder writes, and what memory has room for."""
+_WORD: Final = 64
+"""Characters of a text that tell whether it is a word: each is shorter."""
 _FITTING: Final = {
     Kind.TIMESTAMP: ("timestamp[us, tz=", "timestamp[ms, tz="),
     Kind.INT: ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"),
@@ -50,7 +55,7 @@ class Facts(NamedTuple):
     first_seq: int | None = None  # least `seq`; None where they do not tell
     last_seq: int | None = None
     recorded: bool = False  # a recorder wrote it, so that its `seq` is in order
-    newest_us: int | None = None  # time of its newest record
+    newest_us: int | None = None  # time of its newest record that can be used; None: nothing tells
     reasons: dict[str, int] = {}  # noqa: RUF012 - never changed; rows that cannot be used, by reason
 
 
@@ -69,11 +74,15 @@ def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int)
         with system.open_input_file(path) as source:
             if (size_bytes := source.size()) == 0:
                 return Facts(path, "empty file", "0 bytes")
-            file = pq.ParquetFile(source, pre_buffer=False)
+            file = opened(source, table)
             facts, columns = _footer(file, source, Facts(path, size_bytes=size_bytes), table)
             if facts.problem is None:
                 checks = checks_of(table, hour, facts.format, now_us)
-                facts = _looked(facts, file, table, [check for check in checks if not _proved(check, columns)], now_us)
+                checks = tuple(check for check in checks if not _proved(check, columns))
+                if name := _bomb(file.metadata, {check.column for check in checks}):
+                    detail = f"{name} unpacks to more than {MOST_UNPACKED_BYTES >> 20} MiB"
+                    return facts._replace(problem="too large unpacked", detail=detail)
+                facts = _looked(facts, file, table, checks)
             return facts
     except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds; whatever it is, the file is put aside
         problem = "unreadable file" if size_bytes is None else "not Parquet or damaged"
@@ -171,15 +180,51 @@ def _proved(check: Check, columns: dict[str, Bounds]) -> bool:
     return check.column not in columns or check.proved(columns[check.column])
 
 
-def _looked(facts: Facts, file: Any, table: str, checks: Sequence[Check], now_us: int) -> Facts:
+def _looked(facts: Facts, file: Any, table: str, checks: Sequence[Check]) -> Facts:
     """Return the facts with the rows that fail `checks`."""
     bad = Counter[str]()
-    if checks:
-        names = dict.fromkeys(check.column for check in checks)
-        for rows in pieces(file, table, list(names)):
-            bad.update(reasons(rows, checks).drop_null().to_pylist())
-    newest = facts.newest_us
-    return facts._replace(reasons=dict(bad), newest_us=min(newest, now_us) if bad and newest is not None else newest)
+    names = dict.fromkeys(check.column for check in checks)
+    for rows in pieces(file, table, list(names)) if checks else ():
+        bad.update(reasons(rows, checks).drop_null().to_pylist())
+    if not bad:
+        return facts
+    newest = []
+    for rows in pieces(file, table, list(names | {"ts": None})):
+        usable = rows["ts"].filter(pc.is_null(reasons(rows, checks)))
+        newest.append(pc.max(usable.cast(pa.int64())).as_py())
+    known = [moment for moment in newest if moment is not None]
+    return facts._replace(reasons=dict(bad), newest_us=max(known, default=None))
+
+
+def spans_of(system: Any, path: str, table: str) -> list[tuple[str, int, int, int]]:
+    """Return of each node in a file that fits its table: its name, its first and last `seq`, and how many it has."""
+    with system.open_input_file(path) as source:
+        rows = pa.concat_tables(pieces(opened(source, table), table, ["node", "seq"])).drop_null()
+    sums = rows.group_by("node").aggregate([("seq", "min"), ("seq", "max"), ("seq", "count")])
+    return [tuple(row[name] for name in ("node", "seq_min", "seq_max", "seq_count")) for row in sums.to_pylist()]
+
+
+def _bomb(footer: Any, names: Collection[str]) -> str | None:
+    """Return one of the columns that unpacks to more than it should; None: none does."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    chunks = (group.column(index) for group in groups for index in range(group.num_columns))
+    large = (chunk for chunk in chunks if chunk.total_uncompressed_size > MOST_UNPACKED_BYTES)
+    return next((chunk.path_in_schema for chunk in large if chunk.path_in_schema in names), None)
+
+
+def opened(source: Any, table: str) -> Any:
+    """Return a Parquet file whose columns of words are read as they are stored: one long text may stand in each row."""
+    footer = pq.read_metadata(source)
+    words = [name for name in footer.schema.names if name in WORDED[table]]
+    return pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=words)
+
+
+def _typed(values: Any, kind: Any) -> Any:
+    """Return a column in a type of the table; of words, if stored as a dictionary, as much as tells them apart."""
+    if not pa.types.is_dictionary(values.type):
+        return values.cast(kind)
+    words = pc.utf8_slice_codeunits(values.dictionary.cast(kind), 0, _WORD)
+    return pc.take(words, values.indices)
 
 
 def pieces(file: Any, table: str, names: Sequence[str]) -> Iterator[Any]:
@@ -187,5 +232,5 @@ def pieces(file: Any, table: str, names: Sequence[str]) -> Iterator[Any]:
     kinds = {column.name: _ARROW[column.kind] for column in TABLES[table].columns}
     there = [name for name in names if name in file.schema_arrow.names]
     for batch in file.iter_batches(BATCH_ROWS, columns=there, use_threads=False):
-        found = {name: batch.column(name).cast(kinds[name]) for name in there}
+        found = {name: _typed(batch.column(name), kinds[name]) for name in there}
         yield pa.table({name: found.get(name, pa.nulls(batch.num_rows, kinds[name])) for name in names})

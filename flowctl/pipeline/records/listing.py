@@ -40,6 +40,7 @@ class Listing:
     root: str
     storage: Storage
     files: tuple[File, ...]
+    deep: frozenset[tuple[str, Hour]] = frozenset()  # tables and hours in whose folders are folders
 
     def hours(self) -> list[Hour]:
         """Return the hours that have files, in order."""
@@ -63,14 +64,17 @@ def list_records(root: str, window: Window | None = None, settings: Mapping[str,
         ConfigError: `root` is not there, cannot be read, or has no table.
     """
     storage = Storage.of(root, settings)
-    found = []
+    found, deep = [], set()
     for table in _tables(storage, root):
         for path, info in storage.walk(table):
+            if (place := _IN_PLACE.match(path)) and place.end() < len(path):
+                deep.add((table, (place[1], place[2])))
             if path.endswith(".parquet") and not any(name.startswith((".", "_")) for name in path.split("/")):
                 hour = _hour(path)
                 if window is None or window.meets(hour):
                     found.append(File(table, hour, storage.address(info.path), info.size or 0, info.mtime_ns or 0))
-    return Listing(root, storage, tuple(sorted(found, key=lambda file: (file.hour, file.table, file.path))))
+    files = sorted(found, key=lambda file: (file.hour, file.table, file.path))
+    return Listing(root, storage, tuple(files), frozenset(deep))
 
 
 def _hour(path: str) -> Hour:
@@ -91,7 +95,8 @@ def _tables(storage: Storage, root: str) -> list[str]:
     if there := [name for name in TABLES if storage.is_folder(name)]:
         return there
     if not storage.is_folder(""):
-        raise ConfigError(f"{root} does not exist, so there are no records", hint=_HINT)
+        what = "is no folder" if storage.exists("") else "does not exist"
+        raise ConfigError(f"{root} {what}, so there are no records", hint=_HINT)
     if root.rstrip("/").rpartition("/")[2] in TABLES:
         raise ConfigError(f"{root} is the folder of one table", hint="give the folder it is in")
     new = "a server that was just started writes its first file after some ten seconds"

@@ -14,13 +14,13 @@ hour. A first run over old records reads all hours together.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
 from flowctl.flow.state import SendState
 from flowctl.pipeline.records.checks import MOST_COUNT, MOST_REAL, MOST_S
+from flowctl.pipeline.records.expressions import added, not_negative, zero
 from flowctl.reasons import RECORDED_DROPS, DropReason
 from flowctl.telemetry.schema import (
     CLASS_NAMES,
@@ -101,27 +101,14 @@ def _of(condition: Column, value: str) -> Column:
     return f.when(condition, f.col(value))
 
 
-def _or_0(value: Column | str) -> Column:
-    return f.coalesce(value, f.lit(0))
-
-
-def _added(parts: Iterable[Column]) -> Column:
-    return reduce(lambda first, second: first + second, parts)
-
-
 def _sum_ms(value: Column | str) -> Column:
     """Add up milliseconds as whole microseconds: a sum of floats depends on the order in which tasks bring them."""
     return f.sum(f.round((f.col(value) if isinstance(value, str) else value) * 1e3).cast("bigint")) / 1e3
 
 
-def _not_negative(value: Column) -> Column:
-    """Return the value, or 0 if it is less; null stays null, which `greatest` would make a figure of."""
-    return f.when(value < 0, 0).otherwise(value)
-
-
 def _ms(begin: Column | str, end: Column | str) -> Column:
     """Return what lies between two moments, 0 where the clock was set back meanwhile."""
-    return _not_negative((f.unix_micros(end) - f.unix_micros(begin)) / 1e3)
+    return not_negative((f.unix_micros(end) - f.unix_micros(begin)) / 1e3)
 
 
 def _within(value: Column, most: float) -> Column:
@@ -164,15 +151,15 @@ def _event_sums(told: DataFrame) -> DataFrame:
         **{f"episodes_{name}": f.count_if((new == number) & (old < number)) for number, name in _WORSE},
         "hard_at_once": f.count_if((old == 0) & (new == 3)),
         "recoveries": f.count_if(new == 0),
-        "recover_ms": _or_0(_sum_ms(_of(new == 0, "value"))),
-        "recover_max_ms": _or_0(f.max(_of(new == 0, "value"))),
+        "recover_ms": zero(_sum_ms(_of(new == 0, "value"))),
+        "recover_max_ms": zero(f.max(_of(new == 0, "value"))),
         "last_edge": f.max(f.when(edge, f.struct("ts", new.alias("rank")))),
         "left_ts": f.max(_of(old == 0, "ts")),
         "left_sent": f.max(_of(old == 0, "sent_bytes")),
         "late_episodes": f.count_if(_is(EventName.PICTURES_LATE)),
         "returns": f.count_if(_is(EventName.RETURNED)),
         "input_pauses": f.count_if(_is(EventName.INPUT_PAUSED)),
-        "input_paused_ms": _or_0(_sum_ms(_of(_is(EventName.INPUT_RESUMED), "value"))),
+        "input_paused_ms": zero(_sum_ms(_of(_is(EventName.INPUT_RESUMED), "value"))),
         "limit_hits": f.count_if(_is(EventName.LIMIT_HIT)),
         "events_count": f.count_if(f.col("event").isin(*sorted(RECORDED))),
         "sent_bytes": f.max("sent_bytes"),
@@ -207,9 +194,9 @@ def _of_events() -> dict[str, Column]:
         "limit_name": f.coalesce("told.limit", "close.axis"),
         "asked_ms": _ms(opened, "asked_ts"),
         "startup_ms": f.coalesce("startup_ms", _ms(opened, "began_ts")),
-        "edges_missed": _or_0(_told("edges_missed")),
+        "edges_missed": zero(_told("edges_missed")),
         "dropped_bytes": f.coalesce("close.dropped_bytes", "seen_dropped_bytes", f.lit(0)),
-        "lost_messages": f.when(whole, thinned + _added(_of_reason(reason, _NEEDED) for reason in _LOSSES)),
+        "lost_messages": f.when(whole, thinned + added(_of_reason(reason, _NEEDED) for reason in _LOSSES)),
         "unrecovered_ms": f.coalesce(_told("trouble_s", MOST_S) * 1e3, f.when(last > 0, _ms("left_ts", end))),
         "unrecovered_bytes": f.coalesce(_told("trouble_sent_bytes"), sent_since),
         "delay_max_ms": f.col("e_delay_max"),
@@ -220,23 +207,23 @@ def _of_events() -> dict[str, Column]:
     }
     rest_ms = f.coalesce(_ms("last_edge.ts", end), there_ms)
     for number, name in enumerate(STATE_NAMES):
-        seen = _or_0(f"seen_{name}_ms") + f.when(_or_0(last) == number, rest_ms).otherwise(0.0)
-        said = _or_0(_told(f"states_ms.{_STATES[number]}", MOST_REAL))
+        seen = zero(f"seen_{name}_ms") + f.when(zero(last) == number, rest_ms).otherwise(0.0)
+        said = zero(_told(f"states_ms.{_STATES[number]}", MOST_REAL))
         found[f"time_{name}_ms"] = f.when(f.col("told.states_ms").isNotNull(), said).otherwise(seen)
     for name in CLASS_NAMES:
-        accepted = f.when(f.col("told.accepted").isNotNull(), _or_0(_told(f"accepted.{name}")))
-        dropped = f.when(whole, _added(_of_reason(reason, (name,)) for reason in RECORDED_DROPS))
+        accepted = f.when(f.col("told.accepted").isNotNull(), zero(_told(f"accepted.{name}")))
+        dropped = f.when(whole, added(_of_reason(reason, (name,)) for reason in RECORDED_DROPS))
         found |= {f"accepted_messages_{name}": accepted, f"dropped_messages_{name}": dropped}
-        found[f"sent_messages_{name}"] = f.coalesce(_told(f"sent.{name}"), _not_negative(accepted - dropped))
+        found[f"sent_messages_{name}"] = f.coalesce(_told(f"sent.{name}"), not_negative(accepted - dropped))
     muted = f.when(mutes_pictures, _of_reason(_REFUSED, _PICTURES)).otherwise(0)
-    not_missed = _added((muted, *(_of_reason(reason, _PICTURES) for reason in _NO_LOSS[:2])))
-    found["pictures_wanted"] = _added(found[f"accepted_messages_{name}"] for name in _PICTURES) - not_missed
-    found["pictures_sent"] = _added(found[f"sent_messages_{name}"] for name in _PICTURES)
+    not_missed = sum((_of_reason(reason, _PICTURES) for reason in _NO_LOSS[:2]), muted)
+    found["pictures_wanted"] = sum((found[f"accepted_messages_{name}"] for name in _PICTURES), -not_missed)
+    found["pictures_sent"] = sum((found[f"sent_messages_{name}"] for name in _PICTURES), f.lit(0))
     return found
 
 
 def _of_reason(reason: str, names: Iterable[str]) -> Column:
-    return _added(_or_0(_told(f"dropped.`{reason}`.{name}")) for name in names)
+    return added(_told(f"dropped.`{reason}`.{name}") for name in names)
 
 
 def _sample_sums(samples: DataFrame) -> DataFrame:
@@ -247,9 +234,9 @@ def _sample_sums(samples: DataFrame) -> DataFrame:
     sums = {
         "samples_count": f.count("*"),
         "sampled_ms": _sum_ms("interval_ms"),
-        "trouble_ms": _or_0(_sum_ms(_of(trouble, "interval_ms"))),
-        "accepted_bytes": f.sum(_added(f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES)),
-        "stall_ms": _or_0(_sum_ms(f.when(still, f.least("stalled_ms", "interval_ms")))),
+        "trouble_ms": zero(_sum_ms(_of(trouble, "interval_ms"))),
+        "accepted_bytes": f.sum(sum((f.col(f"accepted_bytes_{name}") for name in CLASS_NAMES), f.lit(0))),
+        "stall_ms": zero(_sum_ms(f.when(still, f.least("stalled_ms", "interval_ms")))),
         # A stall passes the mark in exactly one of the samples that see it.
         "stall_count": f.count_if(still & (f.col("stalled_ms") < f.col("interval_ms") + STALL_MS)),
         "delay_mean_ms": f.sum(f.col("viewer_delay_ms") * f.col("interval_ms")) / f.sum("interval_ms"),

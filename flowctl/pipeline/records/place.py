@@ -11,11 +11,13 @@ Object stores have no rename of folders: there they are copied, and a reader can
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,12 +27,14 @@ import pyarrow as pa
 from pyarrow import fs
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.text.files import write_text
+from flowctl.text.files import held, planted, write_text
 
-MOST_TEXT_BYTES: Final = 16 * 1024 * 1024
-"""Longest text file that is read here: the longest ban list."""
+MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
+"""Longest text file that is read here: four times the longest ban list, so that one that outgrew it can be cut."""
 _STAGING: Final = "_new-"
 """Begin of the names of folders in the making: Spark passes over names that begin with ``_``."""
+_MARK: Final = "_flowctl"
+"""File in each folder of results: without it a folder is somebody else's, and left alone."""
 _FLAT: Final = ("s3", "gcs")
 """Stores that cannot rename a folder."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -125,43 +129,72 @@ class Storage:
         """
         return bool(self._info(self.path(name)).type == fs.FileType.Directory)
 
+    def exists(self, name: str) -> bool:
+        """Return whether there is a folder or file of that name; raises as `is_folder`."""
+        return bool(self._info(self.path(name)).type != fs.FileType.NotFound)
+
     def walk(self, name: str) -> Iterator[tuple[str, Any]]:
         """Yield all files below a folder: path below it, and what the file system says of it.
+
+        Links of folders below it are not followed: one that leads back to its own folder would never end.
 
         Raises:
             ConfigError: it cannot be read.
         """
         folder = self.path(name)
-        for info in self._info(fs.FileSelector(folder, recursive=True)):
+        for info in self._info(fs.FileSelector(folder, recursive=True)) if self.prefix else self._local(folder):
             if info.type == fs.FileType.File:
                 yield info.path[len(folder) + 1 :], info
 
+    def _local(self, folder: str) -> Iterator[Any]:
+        """Yield what there is of all files below a folder of this machine."""
+        with self._readable():
+            for path, _, names in os.walk(folder, onerror=_raise):
+                yield from self.system.get_file_info([f"{path}/{name}" for name in names])
+
     def _info(self, what: Any) -> Any:
-        try:
+        with self._readable():
             return self.system.get_file_info(what)
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             hint = "run as who may read it, or ask its owner"
             raise ConfigError(f"{self.address(self.base)} cannot be read: {error}", hint=hint) from error
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 class Place:
     """A folder for results, a path or an address; made if it is missing. `settings` are of Spark, see `s3_options`.
 
     Raises:
-        ConfigError: it is a file, or cannot be made or written.
+        ConfigError: it is a file, or cannot be made or written; not where it is only read (`make` is false).
     """
 
-    def __init__(self, folder: str, settings: Mapping[str, str] | None = None) -> None:
+    _ours: frozenset[str] = frozenset()  # folders in it that are marked
+
+    def __init__(self, folder: str, settings: Mapping[str, str] | None = None, *, make: bool = True) -> None:
         self.storage = Storage.of(folder, settings)
+        self.folder, self._settings = self.path(""), settings
+        if make:
+            self._make(folder)
+
+    def _make(self, folder: str) -> None:
         try:
-            self.storage.system.create_dir(self.storage.base, recursive=True)
-            if not self.storage.prefix and not os.access(self.storage.base, os.W_OK):
-                raise PermissionError("permission denied")
+            if self.storage.prefix:
+                self.storage.system.create_dir(self.storage.base, recursive=True)
+            else:  # as hidden as the records' own: who else is to read it is in the group
+                Path(self.storage.base).mkdir(0o750, parents=True, exist_ok=True)
+                if not os.access(self.storage.base, os.W_OK):
+                    raise PermissionError(errno.EACCES, "permission denied")
         except OSError as error:
-            reason = str(error).splitlines()[0]
+            reason = error.strerror or str(error).splitlines()[0]
             raise ConfigError(f"cannot write to {folder}: {reason}", hint="--out names a folder of your own") from error
-        self.folder = self.path("")
-        self._settings = settings
 
     def path(self, name: str) -> str:
         """Return where an output of that name lies, as Spark takes it."""
@@ -169,7 +202,11 @@ class Place:
 
     def staging(self) -> Place:
         """Return a new folder within this one to make results in."""
-        return Place(self.path(f"{_STAGING}{secrets.token_hex(4)}"), self._settings)
+        return self.inner(f"{_STAGING}{secrets.token_hex(4)}")
+
+    def inner(self, name: str) -> Place:
+        """Return a folder of this one as a place."""
+        return Place(self.path(name), self._settings)
 
     def exists(self, name: str) -> bool:
         """Return whether there is an output of that name."""
@@ -180,6 +217,14 @@ class Place:
         selector = fs.FileSelector(self.storage.path(folder), allow_not_found=True)
         found = (info.base_name for info in self.storage.system.get_file_info(selector))
         return sorted(name for name in found if not name.startswith((".", "_")))
+
+    def state(self, name: str) -> list[tuple[str, int, int]]:
+        """Return the path, size and time of change of each file of an output, which tell whether somebody wrote it."""
+        info, path = self._info(name), self.storage.path(name)
+        selector = fs.FileSelector(path, allow_not_found=True, recursive=True)
+        files = [info] if info.type == fs.FileType.File else self.storage.system.get_file_info(selector)
+        found = (file for file in files if file.type == fs.FileType.File)
+        return sorted((file.path.removeprefix(path), file.size, file.mtime_ns) for file in found)
 
     def delete(self, name: str) -> None:
         """Delete an output, a file or a folder; one that is not there is well."""
@@ -196,7 +241,7 @@ class Place:
         """Return a text file; None: there is none.
 
         Raises:
-            ConfigError: it is too long to be one of ours.
+            ConfigError: it is too long to be one of ours, or cannot be read.
         """
         info = self._info(name)
         if info.type != fs.FileType.File:
@@ -204,11 +249,30 @@ class Place:
         if info.size > MOST_TEXT_BYTES:
             told = f"{self.path(name)} has {info.size} bytes, {MOST_TEXT_BYTES} are allowed, so it is left as it is"
             raise ConfigError(told, hint="move it away, or shorten it")
-        with self.storage.system.open_input_stream(info.path) as stream:
-            return bytes(stream.read()).decode("utf-8", errors="replace")
+        try:
+            with self.storage.system.open_input_stream(info.path) as stream:
+                return bytes(stream.read()).decode("utf-8", errors="replace")
+        except OSError as error:
+            hint = "run as who may read it, or ask its owner"
+            raise ConfigError(f"{self.path(name)} cannot be read: {error}", hint=hint) from error
 
-    def write_text(self, name: str, text: str) -> None:
-        """Write a text file, whole or not at all.
+    def change_text(self, name: str, change: Callable[[str], str]) -> None:
+        """Change a text file that others write too, of "" where there is none: they wait, and it stays theirs.
+
+        On a store nothing is locked.
+
+        Raises:
+            ConfigError: it is too long to be one of ours.
+            FlowctlError: it cannot be written.
+        """
+        with contextlib.nullcontext() if self.storage.prefix else held(Path(self.storage.path(name))):
+            there = self.read_text(name)
+            text = change(there or "")
+            if text != there:
+                self.write_text(name, text, shared=True)
+
+    def write_text(self, name: str, text: str, *, shared: bool = False) -> None:
+        """Write a text file, whole or not at all; `shared`: whether one of another user stays theirs.
 
         Raises:
             FlowctlError: it cannot be written.
@@ -216,7 +280,7 @@ class Place:
         path = self.storage.path(name)
         if not self.storage.prefix:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_text(Path(path), text)
+            write_text(Path(path), text, shared=shared)
             return
         try:
             self.storage.system.create_dir(path.rpartition("/")[0], recursive=True)
@@ -225,12 +289,31 @@ class Place:
         except OSError as error:
             raise FlowctlError(f"cannot write {self.path(name)}: {error}") from error
 
+    def check_ours(self, names: Iterable[str]) -> None:
+        """See to it that folders of these names may be replaced: they are ours, empty or not there.
+
+        Raises:
+            ConfigError: one was made by somebody else.
+        """
+        for name in names:
+            if self.storage.is_folder(name) and self.names(name) and not self.exists(f"{name}/{_MARK}"):
+                told = f"{self.path(name)} would be replaced by results, and is not a folder of results"
+                raise ConfigError(told, hint="move it away, or name another folder with --out")
+
     def adopt(self, staging: Place, name: str) -> None:
         """Give an output that was made in `staging` its name here, in place of an earlier one.
 
         Raises:
+            ConfigError: a folder that somebody else made has that name.
             FlowctlError: it cannot be moved.
         """
+        folder = name.partition("/")[0]
+        if folder not in self._ours:
+            self.check_ours([folder])
+            if staging.storage.is_folder(folder):
+                owner = staging if folder == name else self
+                owner.write_text(f"{folder}/{_MARK}", "Made by flowctl analyze, which replaces what is in here.\n")
+            self._ours |= {folder} - {name}
         new, old = staging.storage.path(name), self.storage.path(name)
         aside = f"old-{name.replace('/', '-')}"
         file = fs.FileType.File
@@ -248,10 +331,20 @@ class Place:
         self.delete("")
 
     def clear_staging(self) -> None:
-        """Delete what killed runs have left in the making; only on this machine, where the runner holds a lock."""
-        if not self.storage.prefix:
-            for path in Path(self.storage.base).glob(f"{_STAGING}*"):
-                self.delete(path.name)
+        """Delete what killed runs have left in the making; only on this machine, where the runner holds a lock.
+
+        Links of other users go as well: results would be put wherever they lead.
+
+        Raises:
+            ConfigError: one cannot be deleted.
+        """
+        for path in () if self.storage.prefix else Path(self.storage.base).iterdir():
+            if path.name.startswith(_STAGING) or planted(path):
+                try:
+                    self.delete(path.name)
+                except OSError as error:
+                    hint = "name a folder to which nobody else writes"
+                    raise ConfigError(f"cannot delete {path}: {error.strerror}", hint=hint) from error
 
     def _info(self, name: str) -> Any:
         return self.storage.system.get_file_info(self.storage.path(name))

@@ -52,7 +52,7 @@ def end_of(hour: Hour) -> dt.datetime:
 def hour_of(moment: dt.datetime) -> Hour:
     """Return the hour in which a moment lies; one without a zone is UTC."""
     utc = _utc(moment)
-    return utc.strftime("%Y-%m-%d"), utc.strftime("%H")
+    return utc.date().isoformat(), f"{utc.hour:02}"  # strftime writes years before 1000 with three digits
 
 
 def parse_window(

@@ -1,28 +1,28 @@
-"""What to do, and how sure that is: the opening of the report, as functions of small tables (pure).
+"""What to do, and how sure that is: the opening of the report, as rules over facts (pure).
 
 Each answer is an order first, then what it would change or what was seen, then what it rests on: how many viewers, how
-much was recorded, how much assumed. Where there is nothing to do, or nothing is known, it says that. Viewers are taken
-as independent, which those of one stream at one moment are not: nothing stands out below `SURE` standard errors.
+much was recorded, how much assumed. Facts are texts by name, and a sentence that lacks one of its facts is left out
+(`flowctl.charts.words.sentences`), so a rule is its sentences: the first of a question whose order can be said is the
+answer. Viewers are taken as independent, which those of one stream at one moment are not: nothing stands out below
+`SURE` standard errors.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from flowctl.charts.words import (
     FEW,
     apart,
     figure,
     filled,
-    joined,
-    ms,
     number,
     percent,
     plural,
+    sentences,
     share,
     span,
     told,
@@ -30,17 +30,24 @@ from flowctl.charts.words import (
     words,
 )
 from flowctl.pipeline.report.found import Found, Row, json_of
+from flowctl.pipeline.viewers.ingest import GAP_MAX_MS, GAP_SHARE, JITTER_MS, KEY_MAX_MS
 
 SURE: Final = 3.0
 """Standard errors: chance does that once in 370 times, and a page has some dozen networks and nodes."""
 LEAST_TROUBLED: Final = 5
 """Viewers in trouble from which a network or a thread is worth a call."""
-SIGN_TEST: Final = 6
-"""Viewers for whom limits make a difference, all to one side: chance alone does that once in 32 times."""
-FULL: Final = 0.8
-"""Of what a node carries: the rest is kept free for the death of another one."""
+SURE_OF_CHANGE: Final = 2.4
+"""Standard errors of a change in who is cut, as of six viewers all to one side: chance does that once in 32 times."""
+FREE: Final = 0.2
+"""Share of each node that is kept free for the death of another one, where the job capacity does not say it."""
 LEAST_DAYS: Final = 3
 """Of records for a trend of the daily peaks."""
+SOON_S: Final = 15.0
+"""An encoder that lost its connection tries again within seconds; after more somebody has ended and begun anew."""
+LEAST_BACK: Final = 3
+"""Such returns from which a publisher is worth a call: one or two happen to every line."""
+LEAST_MEASURED_S: Final = 10.0
+"""Of publishing: in less hardly a key frame is due again, and a connection of a moment says nothing of its stream."""
 MOST_NAMED: Final = 5
 CHANGES: Final = {
     "p95 of the delay": "delay_p95_ms",
@@ -48,10 +55,11 @@ CHANGES: Final = {
     "dropped": "dropped_share",
     "memory of one viewer, at most": "memory_peak_bytes",
 }
+_SOURCES: Final = {"own records": "their own records", "records": "the records of all nodes"}
+Facts = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """One answer.
 
     Args:
@@ -69,50 +77,157 @@ class Advice:
     sure: str = ""
 
 
+_LIMITS: Final = """
+{viewers}.
+They are a sample: {taken} of those recorded.
+{assumed_share} of what was tried is assumed, beyond what was recorded.
+{ended} of them had been cut: what would have followed nobody has seen.
+{few?}So few viewers show what limits do, not what they are worth.
+Only {viewers_refused} of them were ever refused anything: all that limits do was seen of these.
+Only {moved} would have stayed or gone: for others it may be none.
+{same?}No viewer would have stayed or gone.
+{defaults?}Which limits were in force is not in the records: the defaults are taken for them.
+Asked for: {objective}.
+{bounds?}No choice keeps all bounds that were asked for.
+Viewers with a target delay or policy of their own ({audiences}) were judged with those of each choice, and keep \
+their own.
+"""
+_BANS: Final = """
+{recorded}
+{known} made {fewest} or more.
+Little evidence: {few} of them made fewer than 20.
+Who else is behind an address and was not recorded is not known.
+"""
+_CAPACITY: Final = """
+What a node carries is ASSUMED for {assumed}: that of a reference machine, not yours (flowctl load measures yours).
+What a node carries comes from {sources}, for {known}.
+Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers.
+A load that was held out was missed by {error}.
+Peaks are of ten seconds, of {recorded_s} in which a node had viewers.
+"""
+RULES: Final = (
+    Advice("limits", "fine", "{best?}Leave the limits as they are: of {tried} the one in force is the best.",
+           "{choice}.", _LIMITS),
+    Advice("limits", "act",
+           "{set?}Set the limits of limits.toml, which lies beside this page: that rests on {rests} in trouble.",
+           "{choice}.\nThe same viewers would have had: {changes}.", _LIMITS),
+    Advice("limits", "act", "{set?}Set the limits of limits.toml, which lies beside this page.",
+           "{choice}.\nThe same viewers would have had: {changes}.", _LIMITS),
+    Advice("limits", "unknown",
+           "Leave the limits as they are: of {tried} that were tried none meets what was asked for.", "", _LIMITS),
+    Advice("bans", "fine", "Keep nobody out: of {many} with evidence against them none has enough.", "", "{recorded}"),
+    Advice("bans", "act", "{order}: see bans.jsonl.", "{named}.", _BANS),
+    Advice("capacity", "act",
+           "Add a node, or move streams away from {full}: there is room for {room} on {nodes}.",
+           "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
+           "The thread of {hung} had no room: it counts as full, whatever the model says.\n"
+           "{free} of each node are kept free.\n{next}", _CAPACITY),
+    Advice("capacity", "fine", "No node is needed now: there is room for {room} on {nodes}.",
+           "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
+           "{free} of each node are kept free.\n{next}", _CAPACITY),
+    Advice("network", "act", "Call the operator of the network {name}.",
+           "{part} of its viewers had trouble by their own link; of all others {others}.",
+           "{viewers}, {errors} standard errors from the others; 3 are asked for.\n"
+           "Only {few} viewers: the share may well be another one.\n"
+           "{one?}All of the trouble is at one address: it may be one viewer who came back."),
+    Advice("publisher", "act", "Call the publisher of {name}.",
+           "{wrong}.\n{hashed?}Its name is known as a hash alone: it comes from {address} to the node {node}.",
+           "Measured where it comes in, over {measured} of one connection."),
+    Advice("node", "act", "Look at the thread of node {name}: give it more processor, or fewer viewers.",
+           "It had no room for {part} of the viewers who were in trouble there.",
+           "{viewers} of that node. Without samples a thread is never blamed."),
+    Advice("calls", "fine", "{recorded?}Call nobody: no network, publisher or node stands out.", "", "{recorded}"),
+    *(Advice(about, "unknown", "{why_not}", "", _CAPACITY if about == "capacity" else "")
+      for about in ("limits", "bans", "capacity", "calls")),
+)  # fmt: skip
+"""What is said of each question: texts of `flowctl.charts.words.sentences`; the first whose order has its facts."""
+
+
 def answers(found: Found) -> list[Advice]:
     """Return all answers, in the order of the page."""
-    return [limits(found), bans(found), capacity(found), *calls(found)]
+    hung = threads(found)
+    said = [_said(about, facts(found)) for about, facts in (("limits", limits), ("bans", bans))]
+    said.append(_said("capacity", capacity(found, {row["name"] for row in hung})))
+    calls = list[Advice]()
+    for about, items in (("network", networks(found)), ("publisher", publishers(found)), ("node", hung)):
+        calls += [_said(about, facts) for facts in items[:MOST_NAMED]]
+        if more := items[MOST_NAMED:]:
+            calls.append(Advice(about, "act", f"And {plural(len(more), f'more {about}')}: see the tables."))
+    missing = found.why_not("experience" if found.totals else "sessions")
+    return said + (calls or [_said("calls", {"recorded": recorded(found), "why_not": missing})])
+
+
+def _said(about: str, facts: Facts) -> Advice:
+    """Return the first rule about it of which the order can be said."""
+    rules = [rule for rule in RULES if rule.about == about and sentences(facts, rule.do)]
+    return Advice(about, rules[0].kind, *(sentences(facts, text) for text in rules[0][2:]))
 
 
 def recorded(found: Found) -> str:
     """Return how much was recorded, as one sentence; "" if that is unknown."""
     totals = found.totals or {}
-    viewers = number(totals.get("viewers"))
-    if viewers is None:
-        return ""
-    few = "That is few: read it as what happened to these, not as what will happen to others."
-    drawn = number(totals.get("drawn_share")) or 1.0
-    return joined(
-        f"Recorded: {plural(viewers, 'viewer')} in {span(totals.get('span_s'))}.",
-        few if 0 < viewers < FEW else "",
-        f"Curves and errors are of a random sample, {percent(drawn)}." if drawn < 1 else "",
-    )
+    viewers, drawn = number(totals.get("viewers")), number(totals.get("drawn_share")) or 1.0
+    facts = {
+        "viewers": viewers is not None and plural(viewers, "viewer"),
+        "span": span(totals.get("span_s")),
+        "few": 0 < (viewers or 0) < FEW,
+        "drawn": viewers is not None and drawn < 1 and percent(drawn),
+        "listed": totals.get("listed") and plural(totals["listed"], "connection"),
+    }
+    return sentences(facts, _RECORDED)
 
 
-def limits(found: Found) -> Advice:
-    """Return which limits to set, and what they would have changed."""
-    rows = found.rows("whatif_choices")
+_RECORDED: Final = """
+Recorded: {viewers} in {span}.
+{few?}That is few: read it as what happened to these, not as what will happen to others.
+Curves and errors are of a random sample, {drawn}.
+{listed} came from addresses to be kept out or limited: figures over viewers have these too, but whom to call and the \
+worst off leave them out.
+"""
+
+
+def limits(found: Found) -> Facts:
+    """Return what is known of the limits to set, and what they would have changed."""
+    rows, said = found.rows("whatif_choices"), found.summary("whatif")
     if not rows:
-        return Advice("limits", "unknown", found.why_not("whatif"))
+        return {"why_not": found.why_not("whatif")}
     chosen = next((row for row in rows if row.get("recommended")), None)
     present = next((row for row in rows if row.get("in_force")), None)
-    tried = plural(found.tables["whatif_choices"].total, "choice")
-    sure = _sure_of_limits(found, chosen or rows[0], present)
-    if chosen is None:
-        none = f"Leave the limits as they are: of {tried} that were tried none meets what was asked for."
-        return Advice("limits", "unknown", none, "", sure)
-    what = f"{choice_text(chosen)}."
-    if chosen.get("in_force"):
-        return Advice(
-            "limits", "fine", f"Leave the limits as they are: of {tried} the one in force is the best.", what, sure
-        )
+    row = chosen or rows[0]
+    viewers, refused = whole(row.get("viewers")), number(said.get("viewers_refused", FEW)) or 0.0
+    taken = number(row.get("sampled_share"))
+    cut, share_cut = (
+        [number(one.get(name)) or 0.0 for one in (row, present or row)]
+        for name in ("disconnected", "disconnected_share")
+    )
+    moved, off = abs(whole(cut[0] - cut[1])), number(row.get("change_error"))
+    chance = off is not None and abs(share_cut[0] - share_cut[1]) < SURE_OF_CHANGE * off
+    how = {"flight": ", recorded message by message", "samples": ", recorded second by second"}
+    best = chosen is not None and bool(chosen.get("in_force"))
+    facts: Facts = {
+        "tried": plural(found.tables["whatif_choices"].total, "choice"),
+        "best": best,
+        "set": chosen is not None and not best,
+        "choice": choice_text(row),
+        "viewers": f"{plural(viewers, 'viewer')}{how.get(str(said.get('source')), '')}",
+        "taken": taken is not None and taken < 1 and percent(taken),
+        "assumed_share": row.get("assumed_share"),
+        "ended": whole(said.get("viewers_cut")) and plural(said["viewers_cut"], "viewer"),
+        "rests": "viewers_refused" in said and refused < FEW and plural(refused, "viewer"),
+        "few": viewers < FEW,
+        "viewers_refused": viewers >= FEW and refused < FEW and f"{refused:.0f}",
+        "moved": viewers >= FEW and moved > 0 and chance and plural(moved, "viewer"),
+        "same": chosen is not None and present is not None and not best and not moved,
+        "defaults": str(said.get("in_force")).startswith("not in the records"),
+        "objective": said.get("objective") and words(said["objective"], 200),
+        "bounds": said.get("bounds_kept") is False,
+        "audiences": said.get("audiences") and words(said["audiences"], 200),
+    }
     if present is not None:
-        cut = [share(row.get("disconnected"), row.get("viewers")) for row in (present, chosen)]
-        both = {name: [told(column, row.get(column)) for row in (present, chosen)] for name, column in CHANGES.items()}
-        pairs = {"disconnected": cut, **{name: pair for name, pair in both.items() if "-" not in pair}}
-        listed = "; ".join(f"{name} {' → '.join(pair)}" for name, pair in pairs.items())
-        what = f"{what} The same viewers would have had: {listed}."
-    return Advice("limits", "act", "Set the limits of limits.toml, which lies beside this page.", what, sure)
+        pairs = {name: [told(column, one.get(column)) for one in (present, row)] for name, column in CHANGES.items()}
+        pairs = {"disconnected": [share(one.get("disconnected"), one.get("viewers")) for one in (present, row)]} | pairs
+        facts["changes"] = "; ".join(f"{name} {' → '.join(pair)}" for name, pair in pairs.items() if "-" not in pair)
+    return facts
 
 
 def choice_text(row: Row) -> str:
@@ -120,51 +235,38 @@ def choice_text(row: Row) -> str:
     return words(row.get("choice") or row.get("choice_id"), 160)
 
 
-def _sure_of_limits(found: Found, row: Row, present: Row | None) -> str:
-    said, viewers = found.summary("whatif"), whole(row.get("viewers"))
-    how = {"flight": ", recorded message by message", "samples": ", recorded second by second"}
-    taken, assumed = number(row.get("sampled_share")), number(row.get("assumed_share"))
-    moved = abs(whole(row.get("disconnected")) - whole((present or row).get("disconnected")))
-    few = "So few viewers show what limits do, not what they are worth."
-    chance = f"Only {plural(moved, 'viewer')} would have stayed or gone: for others it may be none."
-    return joined(
-        f"{plural(viewers, 'viewer')}{how.get(str(said.get('source')), '')}.",
-        f"They are a sample: {percent(taken)} of those recorded." if taken is not None and taken < 1 else "",
-        f"{percent(assumed)} of what was tried is assumed, beyond what was recorded." if assumed else "",
-        few if viewers < FEW else chance if moved and moved < SIGN_TEST else "",
-        f"Asked for: {words(said['objective'], 200)}." if said.get("objective") else "",
-        "No choice keeps all bounds that were asked for." if said.get("bounds_kept") is False else "",
-        f"Viewers with a target delay or policy of their own ({words(said['audiences'], 200)}) were judged with those "
-        "of each choice, and keep their own." if said.get("audiences") else "",
-    )  # fmt: skip
-
-
-def bans(found: Found) -> Advice:
+def bans(found: Found) -> Facts:
     """Return whom to keep out, and for what."""
-    scores, listed = found.tables.get("abuse_scores"), found.tables.get("bans")
-    if scores is None and listed is None:
-        return Advice("bans", "unknown", found.why_not("abuse"))
-    total = 0 if listed is None else listed.total
-    if not total:
-        many = plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")
-        none = f"Keep nobody out: of {many} with evidence against them none has enough."
-        return Advice("bans", "fine", none, "", recorded(found))
-    rows = found.rows("bans")
-    kinds = [f"{figure(row.get('count'))} {row.get('kind')}" for row in found.rows("ban_kinds")]
-    parts = f" ({', '.join(kinds)})" if kinds else ""
+    scores, rows = found.tables.get("abuse_scores"), found.rows("bans")
+    if scores is None and "bans" not in found.tables:
+        return {"why_not": found.why_not("abuse")}
+    facts: Facts = {"recorded": recorded(found)}
+    if not rows:
+        return facts | {"many": plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")}
+    kinds, addresses = Counter(map(_kind, rows)), ("address or subnet", "addresses and subnets")
+    banned = kinds.pop("banned", 0)
+    orders = [f"keep out {plural(banned, *addresses)}"] if banned else []
+    why = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(kinds.items()))
+    orders += [f"limit new connections of {plural(sum(kinds.values()), *addresses)} ({why})"] if kinds else []
+    order = " and ".join(orders)
     named = [f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in rows[:MOST_NAMED]]
-    more = [f"and {total - MOST_NAMED:,} more"] if total > MOST_NAMED else []
-    tried = [whole(row.get("connections")) for row in found.rows("abuse_scores") if row.get("banned")]
-    few = sum(made < FEW for made in tried)
-    each = "Each of them" if total == len(rows) else f"Each of the first {len(tried)}"
-    sure = joined(
-        recorded(found),
-        f"{each} made {plural(min(tried), 'connection')} or more." if tried else "",
-        f"Little evidence: {few} of them made fewer than {FEW}." if few else "",
-        "Who else is behind an address and was not recorded is not known.",
-    )
-    whom = plural(total, "address or subnet", "addresses and subnets")
-    return Advice("bans", "act", f"Keep out {whom}{parts}: see bans.jsonl.", f"{'; '.join([*named, *more])}.", sure)
+    named += [f"and {len(rows) - MOST_NAMED:,} more"] if len(rows) > MOST_NAMED else []
+    on_list = {row.get("cidr") for row in rows}
+    made = [whole(row.get("connections")) for row in found.rows("abuse_scores") if row.get("cidr") in on_list]
+    few = sum(count < FEW for count in made)
+    return facts | {
+        "order": order[:1].upper() + order[1:],
+        "named": "; ".join(named),
+        "known": "Each of them" if len(made) == len(rows) else "Each of those whose connections are known",
+        "fewest": made and plural(min(made), "connection"),
+        "few": few and str(few),
+    }
+
+
+def _kind(ban: Row) -> str:
+    if ban.get("action") != "limit":
+        return "banned"
+    return "others behave there" if str(ban.get("reason")).startswith("shared") else "mild evidence only"
 
 
 def evidence_text(value: Any) -> str:
@@ -174,34 +276,50 @@ def evidence_text(value: Any) -> str:
     return ", ".join(f"{words(name)} {figure(amount)}" for name, amount in order[:8]) or "-"
 
 
-def capacity(found: Found) -> Advice:
-    """Return how many more viewers there is room for, and when the next node is needed."""
+def capacity(found: Found, hung: set[str]) -> Facts:
+    """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none."""
     said = found.summary("capacity")
-    rows = [row for row in found.rows("capacity_nodes") if number(row.get("carries_viewers"))]
-    sure = _sure_of_capacity(said, rows)
+    rows = {
+        words(row.get("node"), 48): row for row in found.rows("capacity_nodes") if whole(row.get("carries_viewers"))
+    }
+    sources = Counter(str(row.get("carries_from")) for row in rows.values()) or Counter([str(said.get("fitted_to"))])
+    assumed, error = sources.pop("reference", 0), number(said.get("error_share"))
+    kept = number(said.get("headroom_share"))
+    free = FREE if kept is None else kept
+    facts: Facts = {
+        **said,
+        "why_not": (said.get("answer") and words(said["answer"], 1500)) or found.why_not("capacity"),
+        "assumed": assumed and plural(assumed, "node"),
+        "known": rows and sources and plural(sources.total(), "node"),
+        "sources": " and ".join(_SOURCES.get(name, words(name, 24)) for name in sorted(sources)),
+        "error": error is not None and percent(abs(error)),
+        "recorded_s": rows and span(max(number(row.get("recorded_s")) or 0.0 for row in rows.values())),
+        "free": percent(free),
+    }
     if not rows:
-        return Advice("capacity", "unknown", words(said.get("answer") or found.why_not("capacity"), 1500), "", sure)
-    load = {words(row.get("node"), 48): number(row.get("load_peak")) or 0.0 for row in rows}
-    peaks = ((whole(row["carries_viewers"]), number(row.get("viewers_peak")) or 0.0) for row in rows)
-    free = sum(max(0.0, FULL * carries - peak) for carries, peak in peaks)
-    least = "at least " if any(row.get("carries_at_least") for row in rows) else ""
-    room = f"there is room for {least}{plural(int(free), 'more viewer')} on {plural(len(rows), 'node')}"
+        return facts
+    load = {name: number(row.get("load_peak")) or 0.0 for name, row in rows.items()}
+    full = [name for name in rows if name in hung or load[name] >= 1 - free]
+    rest = [rows[name] for name in rows if name not in full]
+    room = sum((1 - free) * whole(row["carries_viewers"]) - (number(row.get("viewers_peak")) or 0.0) for row in rest)
+    least = "at least " if any(row.get("carries_at_least") for row in rest) else ""
     fullest = max(load, key=load.__getitem__)
-    why = joined(
-        f"At its peak the fullest node, {fullest}, had {percent(load[fullest])} of what it carries.",
-        f"{percent(1 - FULL)} of each node are kept free.",
-        _next_node(found.peaks, free),
-    )
-    full = [name for name, part in load.items() if part >= FULL][:MOST_NAMED]
-    do = f"Add a node, or move streams away from {', '.join(full)}" if full else "No node is needed now"
-    return Advice("capacity", "act" if full else "fine", f"{do}: {room}.", why, sure)
+    return facts | {
+        "full": ", ".join(full[:MOST_NAMED]) + (f" and {len(full) - MOST_NAMED:,} more" if full[MOST_NAMED:] else ""),
+        "hung": ", ".join(sorted(hung & rows.keys())[:MOST_NAMED]),
+        "room": f"{least}{plural(int(room), 'more viewer')}",
+        "nodes": plural(len(rest), "node"),
+        "fullest": fullest,
+        "load": percent(load[fullest]),
+        "next": _next_node(found.peaks, room),
+    }
 
 
 def _next_node(peaks: Mapping[int, float], free: float) -> str:
     """Return when the next node is needed, by the trend of the daily peaks (least squares)."""
     if len(peaks) < LEAST_DAYS:
         unknown = "When the next one is needed is not known: that takes the peaks of"
-        return f"{unknown} {LEAST_DAYS} days, and more is better."
+        return f"{unknown} {LEAST_DAYS} whole days, and more is better."
     days = list(peaks)
     slope, begin = statistics.linear_regression(days, list(peaks.values()))
     rest = sum((peak - begin - slope * day) ** 2 for day, peak in peaks.items())
@@ -214,82 +332,75 @@ def _next_node(peaks: Mapping[int, float], free: float) -> str:
     )
 
 
-def _sure_of_capacity(said: Row, rows: list[Row]) -> str:
-    source = said.get("fitted_to") or next((row.get("carries_from") for row in rows), None)
-    error, seen = number(said.get("error_share")), sum(whole(row.get("viewers_recorded")) for row in rows)
-    assumed = "What a node carries is ASSUMED: that of a reference machine, not yours (flowctl load measures yours)."
-    fitted = "Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers."
-    return joined(
-        assumed if source == "reference" else f"What a node carries comes from {words(source, 24)}." if source else "",
-        filled(fitted, said) if said.get("measured_crowds") else "",
-        f"A load that was held out was missed by {percent(abs(error))}." if error is not None else "",
-        f"Peaks are of {plural(seen, 'recorded viewer')}." if seen else "",
-    )
+def networks(found: Found) -> list[Facts]:
+    """Return the networks whose viewers have trouble by their link more often than all others, the clearest first.
+
+    Trouble that is the server's, the publisher's or the limits' fault is no reason to call who carries it.
+    """
+    links = {row["key"]: row for row in found.rows("links")}
+    troubled, viewers = sum(row["troubled"] for row in links.values()), whole((found.totals or {}).get("plays"))
+    clear = []
+    for row in (row for row in found.rows("network") if row.get("key") in links):
+        part = links[row["key"]]["troubled"]
+        of, others = max(whole(row.get("plays")), part), troubled - part
+        errors = apart(part, of, others, viewers - of) if viewers > of else 0.0
+        if part >= LEAST_TROUBLED and errors >= SURE:
+            facts = {"name": words(row["key"]), "part": share(part, of), "others": share(others, viewers - of)}
+            facts |= {"viewers": plural(of, "viewer"), "errors": f"{errors:.1f}", "few": of < FEW and str(of)}
+            clear.append((errors, facts | {"one": links[row["key"]]["addresses"] == 1}))
+    return [facts for _, facts in sorted(clear, key=lambda item: -item[0])]
 
 
-def calls(found: Found) -> list[Advice]:
-    """Return who is to be called: a network, a publisher, or who looks after a node; or that nobody is."""
-    if found.totals is None:
-        return [Advice("calls", "unknown", found.why_not("sessions"))]
-    told: list[Advice] = []
-    for items in map(list, (_networks(found, found.totals), _publishers(found), _threads(found))):
-        told += items[:MOST_NAMED]
-        if more := items[MOST_NAMED:]:
-            about = more[0].about
-            told.append(Advice(about, "act", f"And {plural(len(more), f'more {about}')}: see the tables."))
-    nobody = Advice("calls", "fine", "Call nobody: no network, publisher or node stands out.", "", recorded(found))
-    unknown = Advice("calls", "unknown", found.why_not("experience"))
-    return told or [nobody if recorded(found) else unknown]
-
-
-def _networks(found: Found, totals: Row) -> Iterator[Advice]:
-    """Yield the networks whose viewers are more often in trouble than all others, the clearest first."""
-    troubled, viewers = whole(totals.get("troubled")), whole(totals.get("plays"))
-    told = []
-    for row in found.rows("network"):
-        part, of = whole(row.get("troubled")), max(whole(row.get("plays")), whole(row.get("troubled")))
-        if row.get("key") and part >= LEAST_TROUBLED and viewers > of:
-            told.append((apart(part, of, max(troubled - part, 0), viewers - of), part, of, words(row.get("key"))))
-    for errors, part, of, name in sorted(told, reverse=True):
-        if errors >= SURE:
-            others = share(troubled - part, viewers - of)
-            why = f"{share(part, of)} of its viewers were in trouble; of all others {others}."
-            few = f" Only {of} viewers: the share may well be another one." if of < FEW else ""
-            sure = f"{plural(of, 'viewer')}, {errors:.1f} standard errors from the others; {SURE:g} are asked for.{few}"
-            yield Advice("network", "act", f"Call the operator of the network {name}.", why, sure)
-
-
-def _publishers(found: Found) -> Iterator[Advice]:
-    """Yield the streams that come to us badly, the worst first, each with the worst of its publications."""
-    worst: dict[str, Row] = {}
+def publishers(found: Found) -> list[Facts]:
+    """Return the streams that come to us badly, the worst first, each with the worst of its publications."""
+    streams: dict[str, list[Row]] = {}
     for row in found.rows("ingest"):
-        if row.get("health") not in (None, "steady"):
-            worst.setdefault(words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part))), row)
-    for name, row in worst.items():
-        gaps, back = whole(row.get("gap_count")), whole(row.get("reconnects"))
-        seen = {
-            "no media": "no media" if row.get("health") == "no media" else "",
-            "gaps": f"no media for {ms(row.get('gap_ms'))} in {plural(gaps, 'gap')}" if gaps else "",
-            "came back": f"came back {plural(back, 'time')}" if back else "",
-            "key frames far apart": f"key frames up to {ms(row.get('key_interval_max_ms'))} apart",
-            "jitter": f"jitter {ms(row.get('jitter_ms'))}",
-        }
-        order = sorted(seen, key=lambda name: name != row.get("health"))  # the worst first
-        told = "; ".join(seen[name] for name in order if seen[name] and "-" not in seen[name].split())
-        why = f"{told[:1].upper()}{told[1:]}."
-        sure = f"Measured where it comes in, over {span(row.get('duration_s'))} of one connection."
-        yield Advice("publisher", "act", f"Call the publisher of {name}.", why, sure)
+        name = words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part)))
+        streams.setdefault(name, []).append({**row, "silent": int(row.get("health") == "no media")})
+    told = []
+    for name, rows in streams.items():
+        long = [row for row in rows if (number(row.get("duration_s")) or 0.0) >= LEAST_MEASURED_S]
+        aways_s = [number(row.get("away_s")) or 0.0 for row in rows]  # 0: its clock was set back
+        back = {**rows[0], "back": sum(0 < away_s < SOON_S for away_s in aways_s)}
+        worst = [
+            (place, text, _most([*long, back] if of == "back" else long or [{}], of), of, mark)
+            for place, (of, mark, text) in enumerate(_WRONG)
+        ]
+        bad = [(place, text, row) for place, text, row, of, mark in worst if (number(row.get(of)) or 0.0) > mark]
+        if bad:
+            line = "; ".join(filled(text, row) for _, text, row in bad)
+            row = bad[0][2]
+            facts: Facts = {"name": name, "wrong": line[0].upper() + line[1:], "measured": span(row.get("duration_s"))}
+            facts |= {"hashed": str(row.get("stream")).startswith("h:"), "address": words(row.get("peer_ip"))}
+            facts |= {"node": words(row.get("node"), 48)}
+            told.append((bad[0][0], facts))
+    return [facts for _, facts in sorted(told, key=lambda item: item[0])]
 
 
-def _threads(found: Found) -> Iterator[Advice]:
-    """Yield the nodes whose own thread was what made viewers slow."""
+def _most(rows: Sequence[Row], column: str) -> Row:
+    return max(rows, key=lambda row: number(row.get(column)) or 0.0)
+
+
+_WRONG: Final = (
+    ("silent", 0, "no media"),
+    ("gap_share", GAP_SHARE, "no media for {gap_ms} in all"),
+    ("gap_max_ms", GAP_MAX_MS, "no media for up to {gap_max_ms}"),
+    ("back", LEAST_BACK - 1, "came back {back} times within seconds"),
+    ("key_interval_max_ms", KEY_MAX_MS, "key frames up to {key_interval_max_ms} apart"),
+    ("jitter_ms", JITTER_MS, "jitter {jitter_ms}"),
+)
+"""Columns of ``ingest``, above what they are worth a call, and how that is said; the worst first."""
+
+
+def threads(found: Found) -> list[Facts]:
+    """Return the nodes whose own thread was what made viewers slow."""
     nodes: dict[str, Counter[str]] = {}
     for row in found.rows("nodes"):
         nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += whole(row.get("count"))
+    told = []
     for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"]):
         part, troubled = blames["server_loop"], blames.total() - blames["none"]
         if part >= LEAST_TROUBLED and part * 2 >= troubled:
-            do = f"Look at the thread of node {words(node, 48)}: give it more processor, or fewer viewers."
-            why = f"It had no room for {share(part, troubled)} of the viewers who were in trouble there."
-            sure = f"{plural(blames.total(), 'viewer')} of that node. Without samples a thread is never blamed."
-            yield Advice("node", "act", do, why, sure)
+            viewers = plural(blames.total(), "viewer")
+            told.append({"name": words(node, 48), "part": share(part, troubled), "viewers": viewers})
+    return told

@@ -1,4 +1,4 @@
-"""What the report is made of: bounded rows of the result tables, and figures over all viewers (pure).
+"""What the report is made of: figures over viewers, bounded rows of the result tables, and what they are (pure).
 
 The report of a hundred million viewers holds no more than that of ten.
 """
@@ -11,73 +11,76 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from flowctl.charts.words import share, told
+
 Row = Mapping[str, Any]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of the figures over viewers in a summary, counted up when one changes its meaning: such runs cannot be compared."""
+SURE: Final = 2.6
+"""Standard errors: chance alone does that once in a hundred times, and a dozen figures are looked at."""
+STEP: Final = 0.06
+"""From one bucket of delay to the next: each viewer's delay is the middle of one, so 3 % off at most, up or down."""
 STATES: Final = ("ready", "overloaded", "soft", "hard")
 """As in the names of columns, from good to bad."""
 
 
 class Known(NamedTuple):
-    """What a figure over viewers is.
+    """What a figure over viewers is; its unit is the end of its name (`flowctl.charts.words.told`).
 
     Args:
+        kind: "share" of a total, "quantile" over viewers, or "ratio" of sums.
         words: what it is called.
         better: whether more of it is better (1), worse (-1) or neither (0).
-        of: of a share: the total that it is a part of; of a quantile: the column of the sessions; of a ratio of sums:
-            the column of the sessions that each viewer weighs by.
+        least: change that matters, in its unit: a smaller one is none, however sure.
+        of: of a share: the total; of a quantile: the column of the sessions; of a ratio: the column of the sessions
+            that each viewer weighs by.
         at: of a quantile: which.
+        step: share of it by which it is measured in steps: a change of one step may be none.
+        tile: whether it is one of the few figures that one looks for first.
     """
 
+    kind: str
     words: str
     better: int
+    least: float
     of: str
     at: float = 0.0
+    step: float = 0.0
+    tile: bool = False
 
 
-SHARES: Final[Mapping[str, Known]] = {
-    "start_failures": Known("attempts that failed to start", -1, "attempts"),
-    "exits_before_start": Known("left before the first frame", -1, "attempts"),
-    "troubled": Known("viewers in trouble", -1, "plays"),
-    "cut_slow": Known("disconnected for being slow", -1, "plays"),
+MEASURES: Final[Mapping[str, Known]] = {
+    "start_failures": Known("share", "attempts that failed to start", -1, 0.002, "attempts", tile=True),
+    "exits_before_start": Known("share", "left before the first frame", -1, 0.002, "attempts"),
+    "troubled": Known("share", "viewers in trouble", -1, 0.005, "plays", tile=True),
+    "cut_slow": Known("share", "disconnected for being slow", -1, 0.002, "plays", tile=True),
+    "first_frame_p50_ms": Known("quantile", "first frame (median)", -1, 50, "first_frame_ms", 0.5, tile=True),
+    "first_frame_p95_ms": Known("quantile", "first frame (p95)", -1, 50, "first_frame_ms", 0.95),
+    "delay_p50_ms": Known("quantile", "delay (median of medians)", -1, 50, "delay_p50_ms", 0.5, STEP),
+    "delay_p95_ms": Known("quantile", "delay (p95 of medians)", -1, 50, "delay_p50_ms", 0.95, STEP, tile=True),
+    "stall_ratio": Known("ratio", "time stalled", -1, 0.001, "play_s", tile=True),
+    "picture_share": Known("ratio", "pictures delivered", 1, 0.002, "pictures_wanted", tile=True),
+    "late_share": Known("ratio", "time beyond the target delay", -1, 0.005, "sampled_ms"),
+    "bit_rate": Known("ratio", "bit rate", 0, 10e3, "play_s"),
+    "frames_per_s": Known("ratio", "frames per second", 0, 0.2, "play_s"),
 }
-QUANTILES: Final[Mapping[str, Known]] = {
-    "first_frame_p50_ms": Known("first frame (median)", -1, "first_frame_ms", 0.5),
-    "first_frame_p95_ms": Known("first frame (p95)", -1, "first_frame_ms", 0.95),
-    "delay_p50_ms": Known("delay (median of medians)", -1, "delay_p50_ms", 0.5),
-    "delay_p95_ms": Known("delay (p95 of medians)", -1, "delay_p50_ms", 0.95),
-}
-RATIOS: Final[Mapping[str, Known]] = {
-    "stall_ratio": Known("time stalled", -1, "play_s"),
-    "picture_share": Known("pictures delivered", 1, "pictures_wanted"),
-    "late_share": Known("time beyond the target delay", -1, "sampled_ms"),
-    "bit_rate": Known("bit rate", 0, "play_s"),
-    "frames_per_s": Known("frames per second", 0, "play_s"),
-}
-MEASURES: Final[Mapping[str, Known]] = {**SHARES, **QUANTILES, **RATIOS}
-"""Figures over viewers: name in the row of all of `experience` -> what it is. The page and compare tell them."""
+"""Figures over viewers: name in the row of all of `experience` -> what it is. Tiles, tables and compare follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure over viewers, and what it takes to say how sure it is.
+def measured(name: str, one: Row) -> str:
+    """Return a figure over viewers as people read it.
 
     Args:
-        n: viewers of whom it is known.
-        value: ratio, share or quantile.
-        error: its standard error, viewers taken as independent. None: unknown.
-        part: of a share: how many of the `n`. None: it is no share.
+        name: in `MEASURES`.
+        one: `n` viewers of whom it is known, its `value`, `low` and `high`, between which it lies but for chance
+            (`SURE`) with viewers taken as independent (None: there is no such bound, or it is a share), and of a share
+            the `part` of the `n` (None: it is none).
     """
-
-    n: int
-    value: float
-    error: float | None = None
-    part: int | None = None
+    return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """The first rows of a table, and how many it has."""
 
     rows: Sequence[Row] = ()
@@ -93,29 +96,25 @@ class Found:
         made_at: when, UTC.
         window: what was asked for, in words; "": all there is.
         jobs: name -> what became of it, as in ``summary.json``.
-        totals: connections, span_s and drawn_share of all sessions; viewers, plays, troubled, play_s and sent_bytes of
-            the row of all of `experience`. None: no sessions.
-        measures: name (see `MEASURES`) -> figure over viewers.
+        totals: connections, span_s and drawn_share of all sessions, and of how many viewers the address is `listed` in
+            bans; viewers, plays, troubled, play_s and sent_bytes of the row of all of `experience`. None: no sessions.
+        measures: name (see `MEASURES`) -> figure over viewers (see `measured`).
         curves: name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that).
         tables: name (see `flowctl.pipeline.report.evidence`) -> its first rows.
-        moments: rows over time: at_s, shares of the states, viewers.
-        moments_from: where the first of them begins.
-        moment_s: length of such a place, seconds.
-        peaks: days since the first -> most viewers at once on that day.
-        missing: name of a table -> why it could not be read.
+        moments: rows over time: from_s (Unix time), length_s, shares of the states, viewers.
+        peaks: whole days since the first record -> most viewers at once on that day.
+        missing: name of a job -> which of its tables could not be read, and why.
     """
 
     events: str
     made_at: datetime
     window: str = ""
-    jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    totals: Mapping[str, Any] | None = None
-    measures: Mapping[str, Measure] = field(default_factory=dict)
+    jobs: Mapping[str, Row] = field(default_factory=dict)
+    totals: Row | None = None
+    measures: Mapping[str, Row] = field(default_factory=dict)
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     tables: Mapping[str, Cut] = field(default_factory=dict)
     moments: Sequence[Row] = ()
-    moments_from: datetime | None = None
-    moment_s: float = 60.0
     peaks: Mapping[int, float] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -123,7 +122,7 @@ class Found:
         """Return the first rows of a table."""
         return self.tables.get(table, Cut()).rows
 
-    def summary(self, job: str) -> Mapping[str, Any]:
+    def summary(self, job: str) -> Row:
         """Return the summary of a job; {}: it has none."""
         found = self.jobs.get(job, {}).get("summary")
         return found if isinstance(found, Mapping) else {}
@@ -133,9 +132,8 @@ class Found:
         note = self.jobs.get(job, {})
         if note.get("state") == "failed":
             return f"Not known: the job {job} failed: {str(note.get('message'))[:400]}"
-        if self.missing:
-            told = "; ".join(f"{name}: {why}" for name, why in self.missing.items())
-            return f"Not known: a table could not be read ({told[:400]})."
+        if job in self.missing:
+            return f"Not known: a table could not be read ({self.missing[job][:400]})."
         if note.get("state") == "done":
             return f"Not known: the job {job} found nothing to say."
         return f"Not known: the job {job} was not run. `flowctl analyze {job}` runs it."

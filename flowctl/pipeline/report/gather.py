@@ -8,22 +8,25 @@ table of another version costs less of the page, not all of it.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from flowctl.addresses import embedded_ipv4
 from flowctl.charts.words import number
 from flowctl.pipeline.records.place import Place
-from flowctl.pipeline.report.found import MEASURES, RATIOS, SHARES, STATES, Cut, Found, Measure, Row, json_of
+from flowctl.pipeline.report.found import MEASURES, STATES, SURE, Cut, Found, Row, json_of
 from flowctl.pipeline.viewers.ingest import HEALTH
 from flowctl.printable import foreign
 from flowctl.reasons import SLOW_ENDS
@@ -42,8 +45,6 @@ _PICTURE_WORDS: Final = ["all", "95 % and more", "80 to 95 %", "50 to 80 %", "le
 """Classes of viewers by their share of the pictures, and what they are called."""
 _POINTS: Final = [point / 200 for point in range(201)]
 """Shares of the viewers for which a curve tells their delay."""
-LEAST_ERROR: Final = 0.01
-"""Of a quantile, as a share of it: where many viewers have the very same figure its rank has no error."""
 _BATCH_ROWS: Final = 16_384
 _BATCHES: Final = 16
 _MOST: Final = 1e15
@@ -67,9 +68,8 @@ TOPS: Final[Mapping[str, Top]] = {
     "experience": Top("experience", ("viewers", "plays"), 100, by="by"),  # all: any of them may be in trouble
     "ingest": Top("experience", ("health", "gap_ms", "reconnects", "key_interval_max_ms", "jitter_ms"), 1000),
     "whatif_choices": Top("whatif", ("recommended", "in_force", "on_front"), 200),
-    "abuse_scores": Top("abuse", ("banned", "score"), where="points"),
+    "abuse_scores": Top("abuse", ("banned", "score"), 200, where="points"),
     "capacity_nodes": Top("capacity", ("load_peak",)),
-    "capacity_streams": Top("capacity", ("viewers_mean",)),
 }
 
 
@@ -127,9 +127,13 @@ def first(rows: pd.DataFrame, order: Sequence[str], most: int = MOST_ROWS) -> pd
     return (rows.sort_values(keys, ascending=ascending, key=_ranked) if keys else rows).head(most)
 
 
+_BY_HEALTH: Final = (*(word for word in HEALTH if word not in ("came back", "steady")), "came back", "steady")
+"""Every publication but the first is one that came back: what else is wrong with some of them is to be seen first."""
+
+
 def _ranked(column: pd.Series[Any]) -> pd.Series[Any]:
     """Return what a column is sorted by: the health of publishers by how bad it is, anything else by itself."""
-    return column.map({word: -place for place, word in enumerate(HEALTH)}) if column.name == "health" else column
+    return column.map({word: -place for place, word in enumerate(_BY_HEALTH)}) if column.name == "health" else column
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
@@ -150,35 +154,25 @@ def gather(
         try:
             return take()
         except Exception as error:  # noqa: BLE001 - a table may be broken in any way, and must not cost the others
-            missing[name] = foreign(f"{type(error).__name__}: {error}", 300)
+            missing[job] = foreign(f"{name}: {type(error).__name__}: {error}", 300)
             return None
 
     cuts: dict[str, Cut] = {}
     for name, top in TOPS.items():
         cuts |= read(top.job, name, functools.partial(tables.top, name, top)) or {}
     if (bans := read("abuse", "bans.jsonl", lambda: tables.text("bans.jsonl"))) is not None:
-        cuts |= _bans(bans)
-    viewers = read("sessions", "sessions", lambda: _viewers(tables, cuts.get("all", Cut()).rows)) or {}
+        lines = sorted(map(json_of, bans.split("\n")), key=lambda row: -(number(row.get("score")) or 0.0))
+        cuts["bans"] = Cut(list(filter(None, lines)))
+    listed = Listed(row.get("cidr") for row in cuts.get("bans", Cut()).rows)
+    if "ingest" in cuts:  # who sends to harm is no publisher that one could call
+        rows = [row for row in cuts["ingest"].rows if row.get("peer_ip") not in listed]
+        cuts["ingest"] = Cut(rows, cuts["ingest"].total - len(cuts["ingest"].rows) + len(rows))
+    viewers = read("sessions", "sessions", lambda: _viewers(tables, cuts.get("all", Cut()).rows, listed)) or {}
     fields = viewers | (read("fleet", "fleet_streams", lambda: _over_time(tables)) or {})
     books = _books(jobs, accounts, missing)
-    fields["tables"] = cuts | fields.get("tables", {}) | {name: Cut(rows, len(rows)) for name, rows in books.items()}
-    return Found(events=events, made_at=datetime.now(UTC), window=window, jobs=jobs, missing=missing, **fields)
-
-
-def _bans(text: str) -> dict[str, Cut]:
-    """Return the first lines of a ban list, the highest scores first, and how many there are of each kind."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    rows = sorted(filter(None, map(json_of, lines)), key=lambda row: -(number(row.get("score")) or 0.0))
-    kinds = Counter(_kind(row) for row in rows)
-    counted = [{"kind": kind, "count": count} for kind, count in sorted(kinds.items())]
-    return {"bans": Cut(rows[:MOST_ROWS], len(lines)), "ban_kinds": Cut(counted, len(counted))}
-
-
-def _kind(ban: Row) -> str:
-    if ban.get("action") != "limit":
-        return "banned"
-    shared = str(ban.get("reason")).startswith("shared")
-    return "limited: others behave there" if shared else "limited: mild evidence only"
+    cuts |= fields.get("tables", {}) | {name: Cut(rows, len(rows)) for name, rows in books.items()}
+    made_at = datetime.now(UTC)
+    return Found(events=events, made_at=made_at, window=window, jobs=jobs, missing=missing, **fields | {"tables": cuts})
 
 
 def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[str, str]) -> dict[str, Sequence[Row]]:
@@ -190,17 +184,17 @@ def _books(jobs: Mapping[str, Any], accounts: Sequence[Row], missing: Mapping[st
         for reason, count in (item.get(name) or {}).items()
     ]
     done = [{"job": name, **note, "warnings": "; ".join(note.get("warnings") or ())} for name, note in jobs.items()]
-    unread = [{"table": name, "why": why} for name, why in missing.items()]
+    unread = [{"job": name, "why": why} for name, why in missing.items()]
     return {"accounts": accounts, "aside": aside, "jobs": done, "unread": unread}
 
 
 # ------------------------------------------------------------------------------------------------ viewers
 
-_CURVES: Final = ["delay_p50_ms", "delay_p95_ms", "delay_p99_ms"]
+_CURVES: Final = ("delay_p50_ms", "delay_p95_ms", "delay_p99_ms")
 _TIMES: Final = ["opened_at", "closed_at", "seen_at"]
 _NUMBERS: Final = [
     *("duration_s", "play_s", "trouble_ms", "line_of_stream", "first_frame_ms", "pictures_wanted", "sampled_ms"),
-    *(*RATIOS, *_CURVES),
+    *(*(name for name, known in MEASURES.items() if known.kind == "ratio"), *_CURVES),
 ]
 _COLUMNS: Final = (
     *("node", "conn_id", "peer_ip", "role", "app", "stream", "agent", "close_reason", "closed_by", "worst_state"),
@@ -208,7 +202,7 @@ _COLUMNS: Final = (
 )
 
 
-def _viewers(tables: Tables, whole: Sequence[Row]) -> dict[str, Any]:
+def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, Any]:
     """Return what sessions, closed and open, came to: fields of `Found`; {}: there are none.
 
     Figures over all of them are those of `experience` (`whole`: its row of all, if there is one); sessions tell how
@@ -221,25 +215,26 @@ def _viewers(tables: Tables, whole: Sequence[Row]) -> dict[str, Any]:
     frame[_NUMBERS] = values.where(values.abs() <= _MOST)
     times = frame[_TIMES].apply(pd.to_datetime, utc=True, errors="coerce")
     frame["cut_slow"] = frame["close_reason"].isin(SLOW_ENDS)
-    frame["blame"] = frame["blame"].fillna("none")
-    frame["node"] = frame["node"].fillna("-")
+    frame = frame.fillna({"blame": "none", "node": "-", "close_reason": "still open", "closed_by": "open"})
     viewers = frame[frame["role"].isin(VIEWING)]
+    bad = viewers["peer_ip"].isin([address for address in viewers["peer_ip"].unique() if address in listed])
     troubled = viewers[viewers["blame"] != "none"]
+    honest = troubled[~bad.reindex(troubled.index)]
     stayed = viewers[viewers["duration_s"] >= LEAST_STAY_S]
-    shares = stayed["picture_share"]
-    pictures = pd.cut(shares, PICTURES, right=False, labels=_PICTURE_WORDS[-2::-1]).astype(object).fillna("not known")
-    ends = frame[["close_reason", "closed_by"]].fillna({"close_reason": "still open", "closed_by": "open"})
+    pictures = pd.cut(stayed["picture_share"], PICTURES, right=False, labels=_PICTURE_WORDS[-2::-1]).astype(object)
     tallies = {
-        "closes": ends.value_counts(),
+        "closes": frame[["close_reason", "closed_by"]].value_counts(),
         "blames": troubled["blame"].value_counts(),
         "nodes": viewers[["node", "blame"]].value_counts(),
-        "pictures": pictures.rename("of").value_counts().reindex(_PICTURE_WORDS).dropna(),
+        "pictures": pictures.fillna("not known").rename("of").value_counts().reindex(_PICTURE_WORDS).dropna(),
     }
     told = {name: (tally / drawn).round().reset_index(name="count") for name, tally in tallies.items()}
     cuts = {name: Cut(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
-    cuts["worst"] = Cut(rows_of(first(troubled, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(troubled))
+    cuts["worst"] = Cut(rows_of(first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(honest))
+    cuts["links"] = _links(honest.loc[honest["blame"] == "viewer_link", "peer_ip"], drawn)
     span_s = (times.max().max() - times["opened_at"].min()).total_seconds()
     totals = {"connections": round(len(frame) / drawn), "span_s": span_s, "drawn_share": drawn}
+    totals["listed"] = round(int(bad.sum()) / drawn)
     for row in whole:
         totals |= {"play_s": (number(row.get("play_hours")) or 0.0) * 3600}
         totals |= {name: row.get(name) for name in ("viewers", "plays", "troubled", "sent_bytes")}
@@ -252,33 +247,114 @@ def _viewers(tables: Tables, whole: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _measure(name: str, whole: Row, viewers: pd.DataFrame, stayed: pd.DataFrame) -> Measure | None:
-    """Return a figure over viewers; None: there is none.
+def _links(addresses: pd.Series[Any], drawn: float) -> Cut:
+    """Return networks by how many viewers had trouble by their own link."""
+    found: dict[str, Counter[str]] = {}
+    for address, count in addresses.dropna().value_counts().items():
+        unit, network = _networks_of(str(address))
+        found.setdefault(network, Counter())[unit] += count
+    rows = [
+        {"key": network, "troubled": round(units.total() / drawn), "addresses": len(units)}
+        for network, units in found.items()
+    ]
+    return Cut(rows, len(rows))
 
-    The error of a quantile is half of what a standard error of the rank makes, that of a ratio of sums follows from how
-    far each viewer is from it.
+
+class Listed:
+    """Addresses and networks of a ban list; ``address in listed`` is true of what one of them holds."""
+
+    def __init__(self, cidrs: Iterable[Any]) -> None:
+        self._networks = {network for cidr in cidrs if (network := _network(str(cidr)))}
+        self._lengths = {(network.version, network.prefixlen) for network in self._networks}
+
+    def __contains__(self, address: object) -> bool:
+        host = _network(str(address))
+        return host is not None and any(
+            host.version == version and host.prefixlen >= bits and host.supernet(new_prefix=bits) in self._networks
+            for version, bits in self._lengths
+        )
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """Return an address or network, IPv4 in IPv6 as IPv4; None: it is none."""
+    try:
+        found = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+    plain = getattr(found.network_address, "ipv4_mapped", None)
+    return ipaddress.ip_network(plain) if plain and found.prefixlen == 128 else found
+
+
+def _networks_of(address: str) -> tuple[str, str]:
+    """Return what a ban of an address would name, and its network as in `experience`; what is none as it is."""
+    if (host := _network(address)) is None:
+        return address, address
+    if host.prefixlen == 128 and (plain := embedded_ipv4(host.network_address)):
+        host = ipaddress.ip_network(plain)
+    unit, network = (
+        host.supernet(new_prefix=min(bits, host.prefixlen)) for bits in ((32, 24), (64, 48))[host.version == 6]
+    )
+    return str(unit), str(network)
+
+
+def _measure(name: str, whole: Row, viewers: pd.DataFrame, stayed: pd.DataFrame) -> Row | None:
+    """Return a figure over viewers (see `flowctl.pipeline.report.found.measured`); None: there is none.
+
+    Between which bounds a quantile lies follows from the ranks that chance gives it, whatever the distribution is, and
+    where viewers are too few for a rank there is no bound; those of a ratio of sums are of the jackknife and of
+    Student's t, with as many degrees of freedom as there are viewers of equal weight (Kish, 1965).
     """
-    known, value = MEASURES[name], number(whole.get(name))
-    if name in SHARES:
-        n, part = int(number(whole.get(known.of)) or 0), int(value or 0)
-        share = min(part / max(n, 1), 1.0)
-        return Measure(n, share, math.sqrt(share * (1 - share) / n), min(part, n)) if n else None
-    if name in RATIOS:
+    known, value, part = MEASURES[name], number(whole.get(name)), None
+    if value is None:
+        return None
+    low = high = None
+    if known.kind == "share":
+        n = int(number(whole.get(known.of)) or 0)
+        part = min(int(value), n)
+        value = part / max(n, 1)
+    elif known.kind == "ratio":
         rows = viewers[[name, known.of]].dropna()
-        weight, rows_off = rows[known.of], rows[name] - (value or 0.0)
-        error = math.sqrt((weight * rows_off).pow(2).sum()) / max(weight.sum(), 1e-9)
-        return None if value is None else Measure(len(rows), value, error)
-    values = stayed[known.of].dropna()
-    off = math.sqrt(known.at * (1 - known.at) / max(len(values), 1))
-    low, high = values.quantile([max(known.at - off, 0), min(known.at + off, 1)])
-    return None if value is None else Measure(len(values), value, number(max((high - low) / 2, value * LEAST_ERROR)))
+        n, weight = len(rows), rows[known.of]
+        rest = (weight.sum() - weight).where(lambda left: left > 0)
+        freedom = weight.sum() ** 2 / max((weight**2).sum(), 1e-9) - 1
+        if freedom > 0:
+            error = math.sqrt((weight * (rows[name] - value) / rest).pow(2).sum() * (n - 1) / n)
+            low, high = value - _student(freedom) * error, value + _student(freedom) * error
+    else:
+        values = stayed[known.of].dropna().sort_values(ignore_index=True)
+        n = len(values)
+        first, last = ranks(n, known.at, number(whole.get("rank_error")) or 0.0)
+        low, high = values.get(first - 1), values.get(last - 1)
+    return {"n": n, "value": value, "low": low, "high": high, "part": part} if n or part is None else None
+
+
+def ranks(n: int, at: float, off: float = 0.0) -> tuple[int, int]:
+    """Return between which ranks of `n` values, from 1 on, a quantile lies but for chance (`SURE`); 0, n + 1: beyond.
+
+    Args:
+        n: values, drawn independently.
+        at: which quantile.
+        off: by how much the rank of what is taken for it may be off in addition, as a share.
+    """
+    chance = math.erfc(SURE / math.sqrt(2)) / 2
+    ratios = (n - np.arange(n)) / np.arange(1, n + 1) * (at / (1 - at))
+    at_most = np.exp(np.cumsum(np.log(np.concatenate([[1.0], ratios]))) + n * math.log1p(-at)).cumsum()
+    first, last = int((at_most <= chance).sum()), int((at_most[:n] < 1 - chance).sum()) + 1
+    more = math.ceil(off * n)
+    return max(first - more, 0), min(last + more, n + 1)
+
+
+def _student(freedom: float) -> float:
+    """Return what `SURE` errors are with so many degrees of freedom, which is more (Wallace, 1959)."""
+    wide = (SURE * (8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom
+    return math.sqrt(freedom * math.expm1(min(wide, 100.0)))
 
 
 # ------------------------------------------------------------------------------------------------ over time
 
 
 def _over_time(tables: Tables) -> dict[str, Any]:
-    """Return `fleet_streams` over time: the fields of `Found` from `moments` to `peaks`; {}: there is nothing."""
+    """Return `fleet_streams` over time: the fields `moments` and `peaks` of `Found`; {}: there is nothing."""
     states = [f"share_{state}" for state in STATES]
     sums = pd.DataFrame()
     for frame in tables.batches("fleet_streams", ("minute", "viewers", *states), "minute"):
@@ -291,11 +367,13 @@ def _over_time(tables: Tables) -> dict[str, Any]:
         return {}
     began, viewers = sums.index.min(), sums["viewers"]
     ages_s = pd.Index((sums.index - began).total_seconds())
-    moment_s = next((step for step in _STEPS_S if (ages_s.max() + 60) / step <= MOST_MOMENTS), _STEPS_S[-1])
-    placed = sums.groupby(ages_s // moment_s * moment_s)
+    length_s = next((step for step in _STEPS_S if (ages_s.max() + 60) / step <= MOST_MOMENTS), _STEPS_S[-1])
+    placed = sums.groupby(ages_s // length_s * length_s)
     moments = placed[states].sum().rename(columns=dict(zip(states, STATES, strict=True))).head(MOST_MOMENTS)
-    moments = moments.div(moments.sum(axis=1).replace(0, math.nan), axis=0)
-    rows = rows_of(moments.assign(viewers=placed["viewers"].mean()).rename_axis("at_s").reset_index())
-    days = viewers.groupby((sums.index.floor("D") - began.floor("D")).days).max()
-    peaks = {int(day): float(most) for day, most in days.to_dict().items()}
-    return {"moments": rows, "moments_from": began.to_pydatetime(), "moment_s": float(moment_s), "peaks": peaks}
+    moments = moments.div(moments.sum(axis=1).replace(0, math.nan), axis=0).assign(viewers=placed["viewers"].mean())
+    moments = moments.assign(from_s=moments.index + began.timestamp(), length_s=float(length_s))
+    # A day that was not recorded to its end has not had its peak: taken in, it would make a trend.
+    whole_days = (ages_s.max() + 3600) // 86400
+    days = viewers.groupby(ages_s // 86400).max().to_dict()
+    peaks = {int(day): float(most) for day, most in days.items() if day < whole_days}
+    return {"moments": rows_of(moments), "peaks": peaks}

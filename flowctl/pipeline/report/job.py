@@ -7,7 +7,6 @@ is what `flowctl.pipeline.compare` needs of a run.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Final
 
 from flowctl.pipeline.job import Answer, Job, Parts
@@ -17,7 +16,6 @@ from flowctl.pipeline.report.gather import Tables, gather
 from flowctl.pipeline.report.page import render
 
 REPORT_FILE: Final = "report.html"
-_COMPARED: Final = ("stream", "network", "node")
 
 
 def answer(parts: Parts, _: Any = None) -> Answer:
@@ -28,23 +26,22 @@ def answer(parts: Parts, _: Any = None) -> Answer:
     bounds = [f"{word} {at:%Y-%m-%d %H:%M} UTC" for word, at in (("from", parts.since), ("to", parts.until)) if at]
     found = gather(tables, parts.events, jobs or dict(before or {}), parts.accounts, " ".join(bounds))
     parts.write_text(REPORT_FILE, render(found))
-    return Answer(summary={"answers": [asdict(item) for item in answers(found)], "figures": figures(found)})
+    return Answer(summary={"answers": [item._asdict() for item in answers(found)], "figures": figures(found)})
 
 
 def figures(found: Found) -> dict[str, Any]:
     """Return what a later comparison needs: figures over viewers with errors, and who was how often in trouble."""
-    troubled = {
-        name: {str(row["key"]): [row.get("troubled"), row.get("plays")] for row in found.rows(name) if row.get("key")}
-        for name in _COMPARED
-    }
     return {
         "format": FORMAT,
         "events": found.events,
         "window": found.window,
         "totals": found.totals,
-        "measures": {name: asdict(item) for name, item in found.measures.items()},
+        "measures": found.measures,
         "in_force": next((row.get("choice") for row in found.rows("whatif_choices") if row.get("in_force")), None),
-        "groups": troubled,
+        "groups": {
+            name: {str(row["key"]): [row.get("troubled"), row.get("plays")] for row in found.rows(name) if row["key"]}
+            for name in ("stream", "network", "node")
+        },
     }
 
 

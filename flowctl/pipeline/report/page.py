@@ -6,15 +6,14 @@ bookkeeping last: what was read, by which job, and what could not be used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from flowctl.charts.page import Figure, figures, page, table, text, tiles
-from flowctl.charts.words import figure, share, size, span, told, words
-from flowctl.pipeline.report.answers import Advice, answers, recorded
+from flowctl.charts.words import figure, size, span, words
+from flowctl.pipeline.report.answers import answers, recorded
 from flowctl.pipeline.report.evidence import TABLES, bars, cells_of, delays, front, note_of, states
-from flowctl.pipeline.report.found import MEASURES, Found
+from flowctl.pipeline.report.found import MEASURES, Found, measured
 
 STYLE: Final = """
 :root{--calm:#e9e8e3}@media(prefers-color-scheme:dark){:root{--calm:#2b2b28}}
@@ -43,55 +42,34 @@ def paragraph(line: str) -> str:
     return f"<p>{text(line, 2000)}</p>" if line else ""
 
 
-def cards(items: Iterable[tuple[str, Advice]]) -> str:
-    """Return answers in their boxes, each under a heading."""
-    drawn = []
-    for about, item in items:
-        sure = f'<p class="sure"><b>How sure?</b> {text(item.sure, 2000)}</p>' if item.sure else ""
-        do = f'<p class="do">{text(item.do, 2000)}</p>'
-        inner = f"<h3>{text(about)}</h3>{do}{paragraph(item.why)}{sure}"
-        drawn.append(f'<section class="{_KINDS[item.kind]}">{inner}</section>')
-    return f'<div class="advice">{"".join(drawn)}</div>'
-
-
-def box(
-    title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], note: str = "", *, folded: bool = False
-) -> str:
-    """Return a table in its box, one that is folded opened on demand; "" without rows."""
-    if not rows:
-        return ""
-    inner = (f'<p class="note">{text(note, 600)}</p>' if note else "") + table(heads, rows, kind="words")
-    if folded:
-        return f"<section><details><summary>{text(title)}</summary>{inner}</details></section>"
-    return f"<section><h3>{text(title)}</h3>{inner}</section>"
-
-
-def measured(name: str, one: Mapping[str, Any]) -> str:
-    """Return a `Measure` as people read it."""
-    return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
-
-
 def _do(found: Found) -> str:
-    return paragraph(recorded(found)) + cards((_ASKED[item.about], item) for item in answers(found))
+    """Return what was recorded, and the answers in their boxes, each under its question."""
+    drawn = []
+    for item in answers(found):
+        sure = f'<p class="sure"><b>How sure?</b> {text(item.sure, 2000)}</p>' if item.sure else ""
+        inner = f'<h3>{text(_ASKED[item.about])}</h3><p class="do">{text(item.do, 2000)}</p>{paragraph(item.why)}{sure}'
+        drawn.append(f'<section class="{_KINDS[item.kind]}">{inner}</section>')
+    return f'{paragraph(recorded(found))}<div class="advice">{"".join(drawn)}</div>'
 
 
-_TILES: Final = (
-    *("start_failures", "stall_ratio", "troubled", "cut_slow", "first_frame_p50_ms", "picture_share", "delay_p95_ms"),
-)
+def _table(found: Found, name: str) -> str:
+    """Return a table in its box, one that is folded opened on demand; "" without rows."""
+    shown, cells, note = TABLES[name], cells_of(found, name), note_of(found, name)
+    if not cells:
+        return ""
+    inner = (f'<p class="note">{text(note, 600)}</p>' if note else "") + table(*cells, kind="words")
+    if shown.folded:
+        return f"<section><details><summary>{text(shown.title)}</summary>{inner}</details></section>"
+    return f"<section><h3>{text(shown.title)}</h3>{inner}</section>"
 
 
 def _felt(found: Found) -> str:
     totals, known = found.totals or {}, found.measures
-    figured = [(MEASURES[name].words, measured(name, asdict(known[name]))) for name in _TILES if name in known]
+    figured = [
+        (item.words, measured(name, known[name])) for name, item in MEASURES.items() if item.tile and name in known
+    ]
     first = [("viewers", figure(totals.get("viewers"))), ("watched, all together", span(totals.get("play_s")))]
     return tiles([*first, *figured, ("sent", size(totals.get("sent_bytes")))]) if "viewers" in totals else ""
-
-
-def _capacity(found: Found) -> str:
-    said = found.summary("capacity")
-    fleet = said.get("fleet")
-    told = [said.get("answer"), fleet.get("answer") if isinstance(fleet, dict) else None]
-    return "".join(paragraph(words(line, 1500)) for line in told if line)
 
 
 class Section(NamedTuple):
@@ -126,7 +104,7 @@ SECTIONS: Final = {
     "bans": Section("Who behaved badly?", "abuse", (), ("abuse_scores",)),
     "capacity": Section(
         "How full are the nodes?", "capacity", ("capacity_nodes",),
-        ("capacity_nodes", "capacity_streams"), _capacity,
+        ("capacity_nodes",), lambda found: paragraph(str(found.summary("capacity").get("answer") or "")),
     ),
     "read": Section(
         "What was read, and what could not be used?", "", (), ("accounts", "aside", "jobs", "unread"),
@@ -153,8 +131,7 @@ def render(found: Found) -> str:
 def _section(found: Found, name: str, section: Section) -> str:
     drawn = [bars(found, item) if isinstance(item, str) else item(found) for item in section.pictures]
     parts = [section.first(found), figures((item for item in drawn if item is not None), level=3)]
-    shown = [(TABLES[item], cells_of(found, item), note_of(found, item)) for item in section.tables]
-    parts += [box(item.title, *cells, note, folded=item.folded) for item, cells, note in shown if cells]
+    parts += [_table(found, item) for item in section.tables]
     inner = "".join(parts) or paragraph(found.why_not(section.job))
     return f'<div class="part" id="{name}"><h2>{text(section.title)}</h2>{inner}</div>'
 

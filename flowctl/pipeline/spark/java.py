@@ -83,7 +83,7 @@ def find_java(environment: Mapping[str, str] | None = None, places: tuple[str, .
     """
     old: dict[Path, str] = {}
     for home in _homes(os.environ if environment is None else environment, places):
-        if home.resolve() in old or not (home / "bin" / "java").is_file():
+        if home.resolve() in old or not os.access(home / "bin" / "java", os.F_OK):
             continue
         version = _ask(home)
         if version is not None and version >= OLDEST:

@@ -87,4 +87,6 @@ class Progress:
         begun = time.monotonic()
         while not self._stop.wait(LINE_EVERY_S):
             done, tasks = self.read()
-            say(f"{self._title}: {time.monotonic() - begun:.0f} s, tasks {done} of {tasks}", stream=self._stream)
+            if tasks or not self._tracker:  # a watch may have nothing to do for days
+                counts = f", tasks {done} of {tasks}" if tasks else ""
+                say(f"{self._title}: {time.monotonic() - begun:.0f} s{counts}", stream=self._stream)

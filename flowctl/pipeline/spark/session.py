@@ -14,6 +14,7 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import warnings
@@ -43,6 +44,8 @@ appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
 """
 KEPT_LOGS: Final = 10
 """Folders of Java's logs that a user keeps among the temporary files: of failed runs, and of those at work."""
+_TEMPORARY: Final = "tmp"
+"""Folder in that of the log for what Java writes in between, blocks of shuffles for instance."""
 _MASTER: Final = re.compile(
     r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[.+\]|spark://.+:\d+|yarn|k8s://.+", re.DOTALL
 )
@@ -86,6 +89,13 @@ def check_available() -> None:
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
+
+
+def _mask() -> int:
+    """Return the mask of rights of new files."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def fitting(size_bytes: int, cores: int) -> dict[str, str]:
@@ -152,6 +162,8 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # Sums by (node, conn_id) lie right for a join by (node, conn_id, record): no second shuffle.
         "spark.sql.requireAllClusterKeysForCoPartition": "false",
         "spark.ui.enabled": "false",
+        # Hadoop sets the rights of files by a mask of its own, not by that of the process.
+        "spark.hadoop.fs.permissions.umask-mode": f"{_mask():03o}",
         **fitting(0, 1),
         _CHOSEN: " ".join(chosen),
     }
@@ -165,6 +177,8 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # choice, and a fifth less memory (`sessions`, 10 million events, two cores); with little to collect, one thread
         # takes a twentieth less again. Java does not start with two of them.
         small = options.size_bytes is not None and options.size_bytes < SMALL_JAVA_BYTES
+        if "-Djava.io.tmpdir" not in others:  # where spark.local.dir is not set either: shuffles are for nobody's eyes
+            own += f" -Djava.io.tmpdir={log4j.parent / _TEMPORARY}"
         if local and not re.search(r"-XX:\+Use\w*GC\b", others):
             own += f" -XX:+Use{'Serial' if small else 'Parallel'}GC"
         if local and small and "Tiered" not in others:
@@ -175,6 +189,10 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # On this machine alone: nothing listens elsewhere, and a host name that does not resolve does no harm.
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings |= {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+    if local and not master.startswith("local-cluster"):
+        # Every user of this machine reaches the driver's ports, and Java makes objects of what is sent there. Spark
+        # makes the secret itself, so that it stands on no command line; a cluster's has to be on its workers as well.
+        settings["spark.authenticate"] = "true"
     return settings | chosen
 
 
@@ -203,6 +221,7 @@ def open_session(options: SessionOptions | None = None) -> SparkSession:
     if "log" not in _own:
         folder = log_folder(Path(tempfile.gettempdir()))
         (folder / "log4j2.properties").write_text(_LOG4J, encoding="ascii")
+        (folder / _TEMPORARY).mkdir()
         _own.update(folder=folder, log=options.log_file or folder / "spark.log")
         atexit.register(_forget)
     settings = settings_of(options, _own["folder"] / "log4j2.properties", java)
@@ -233,19 +252,24 @@ def _output_to(log: Path) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Remove the log of what went well, which interests nobody."""
-    if not _own.get("failed"):
-        shutil.rmtree(_own["folder"], ignore_errors=True)
+    """Remove what Java left among its temporary files, and the log of what went well, which interests nobody."""
+    folder = _own["folder"]
+    shutil.rmtree(folder / _TEMPORARY if _own.get("failed") else folder, ignore_errors=True)
 
 
 def log_folder(temporary: Path) -> Path:
-    """Make a folder for Java's log, and remove the oldest of this user's beyond `KEPT_LOGS` that no process writes."""
+    """Make a folder of this user alone for Java's log and temporary files, and tidy up after processes that have ended.
+
+    Of theirs the oldest beyond `KEPT_LOGS` go; of all the temporary files, which a kill has left.
+    """
     begin = f"flowctl-spark-{os.getuid()}-"
     made = Path(tempfile.mkdtemp(prefix=begin, suffix=f".{os.getpid()}", dir=temporary))
     with contextlib.suppress(OSError):  # another run removes them as well
-        for old in sorted(temporary.glob(f"{begin}*"), key=os.path.getmtime)[:-KEPT_LOGS]:
-            if not _is_ours(old.suffix[1:]):
-                shutil.rmtree(old, ignore_errors=True)
+        folders = sorted(temporary.glob(f"{begin}*"), key=os.path.getmtime)
+        for old in folders:
+            found = old.lstat()  # of a link the folder in it would be another
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not _is_ours(old.suffix[1:]):
+                shutil.rmtree(old if old in folders[:-KEPT_LOGS] else old / _TEMPORARY, ignore_errors=True)
     return made
 
 
@@ -271,7 +295,7 @@ def session(options: SessionOptions | None = None) -> Iterator[SparkSession]:
         with mapped_errors():
             yield spark
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):  # of a Java that has ended
             spark.stop()
 
 

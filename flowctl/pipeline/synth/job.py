@@ -1,9 +1,9 @@
 """Makes records of any size: seeded, the same however Spark cuts the work, with worlds planted in it, and their truth.
 
-Theory of operation. `worlds` declares who comes, `people` makes connections of that, `whole` and `between` the tables,
-in format 3, each row in the folder of its hour. Here they are written, and what was planted beside them, below
-``_truth``: ``addresses`` (who abuses, and who only looks so), ``connections`` (whose fault trouble was), ``streams``
-(whose publisher has a problem) and ``nodes`` (what happened to a server).
+Theory of operation. `worlds` declares who comes, `people` makes connections of that, `tables` their records, in format
+3, each row in the folder of its hour. Here they are written, and what was planted beside them, below ``_truth``:
+``addresses`` (who abuses, and who only looks so), ``connections`` (whose fault trouble was), ``streams`` (whose
+publisher has a problem) and ``nodes`` (what happened to a server).
 
 What differs from the files of a recorder: a file holds rows of all nodes and in no order, and has no ``flowctl.*`` keys
 in its metadata, because Spark cannot write any.
@@ -11,6 +11,7 @@ in its metadata, because Spark cannot write any.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +21,9 @@ from pyspark.sql import functions as f
 from flowctl.errors import ConfigError
 from flowctl.pipeline.job import JobNote, JobState
 from flowctl.pipeline.records import addresses
-from flowctl.pipeline.records.place import Place
-from flowctl.pipeline.synth.between import events, samples, server_events
+from flowctl.pipeline.records.place import Place, local_path
 from flowctl.pipeline.synth.people import Cast, SynthOptions, connections, plan
-from flowctl.pipeline.synth.whole import alive, closes, opens
+from flowctl.pipeline.synth.tables import alive, closes, events, opens, samples, server_events
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, TABLES
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ _SETTINGS: Final = {
 """They stay; jobs in the same session choose theirs (`session.fit`)."""
 
 
-def run(spark: SparkSession, out: str, options: SynthOptions | None = None) -> JobNote:
-    """Make the data below `out`, as a recorder would have written it, and what was planted beside it.
+def run(spark: SparkSession | Callable[[], SparkSession], out: str, options: SynthOptions | None = None) -> JobNote:
+    """Make the data below `out`, as a recorder would have written it, and what was planted beside it: all, or nothing.
 
     Args:
-        spark: session.
+        spark: session; or what starts it, called once `out` is known to be of use, if it is on this machine.
         out: folder; see `SynthOptions.replace`.
         options: what to make. None: all defaults.
 
@@ -106,27 +106,48 @@ def run(spark: SparkSession, out: str, options: SynthOptions | None = None) -> J
     """
     options = options or SynthOptions()
     cast = plan(options)
-    place = Place(out, dict(spark.sparkContext.getConf().getAll()))
-    _clear(place, replace=options.replace)
+    settings = {}
+    if not callable(spark) or local_path(out) is None:
+        spark = spark() if callable(spark) else spark
+        settings = dict(spark.sparkContext.getConf().getAll())
+    place = Place(out, settings)
+    _check(place, replace=options.replace)
+    spark = spark() if callable(spark) else spark
+    staging = place.staging()
+    try:
+        return _make(spark, place, staging, options, cast)
+    finally:
+        staging.remove()
+
+
+def _make(spark: SparkSession, place: Place, staging: Place, options: SynthOptions, cast: Cast) -> JobNote:
+    """Make everything in `staging`, then give it its place."""
     summary: dict[str, Any] = {"clients": cast.clients, "worlds": [crowd.world.name for crowd in cast.crowds]}
     outputs = {}
     for name, value in _SETTINGS.items():
         spark.conf.set(name, value)
     for name, frame in tables(spark, options, cast).items():
-        outputs[name], told = place.path(name), Observation()
+        told = Observation()
         rows = frame.observe(told, f.count("*").alias("rows"))
         # Small row groups: a task has a writer open for each of its hours, and each holds a row group in memory.
         writer = rows.write.partitionBy("date", "hour").option("parquet.block.size", 32 << 20)
-        writer.mode("overwrite").parquet(outputs[name])
+        writer.parquet(staging.path(name))
         summary[name] = told.get["rows"]
+        outputs[name] = place.path(name)
     for name, frame in truth(spark, options, cast).items() if options.truth else ():
-        path = outputs[f"truth of {name}"] = place.path(f"{TRUTH_FOLDER}/{name}.parquet")
-        frame.coalesce(1).write.mode("overwrite").parquet(path)
+        path = f"{TRUTH_FOLDER}/{name}.parquet"
+        frame.coalesce(1).write.parquet(staging.path(path))
+        outputs[f"truth of {name}"] = place.path(path)
+    place.write_text(MARKER, "Made by flowctl analyze synth.\n")
+    for name in (TRUTH_FOLDER, *TABLES):  # samples or truth of other data must not stay beside these
+        place.delete(name)
+        if staging.exists(name):
+            place.adopt(staging, name)
     return JobNote("synth", JobState.DONE, summary=summary, outputs=outputs)
 
 
-def _clear(place: Place, *, replace: bool) -> None:
-    """See to it that nothing is lost in `place`, take away what was made there before, and mark the folder.
+def _check(place: Place, *, replace: bool) -> None:
+    """See to it that nothing is lost in `place`.
 
     Records of a server cannot be made again, and the folder for them is named on the same command line. A recorder
     names its files by its node, Spark by the number of a task.
@@ -147,6 +168,3 @@ def _clear(place: Place, *, replace: bool) -> None:
     if there and not replace:
         message = f"{place.folder} has data of an earlier run"
         raise ConfigError(message, hint="name a new folder, or give --replace to make it anew")
-    place.write_text(MARKER, "Made by flowctl analyze synth.\n")
-    for name in (*there, TRUTH_FOLDER):  # samples or truth of other data must not stay beside these
-        place.delete(name)

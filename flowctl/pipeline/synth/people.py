@@ -9,13 +9,14 @@ Times within a connection are whole microseconds of the monotonic clock (``*_us`
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.synth.worlds import BY_NAME, WORLDS, Kind, World
+from flowctl.pipeline.synth.worlds import BY_NAME, WORLDS, World
 from flowctl.telemetry.schema import CONN_NUMBER_BITS
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ HARD_US: Final = 100_000
 """For so long HARD_LIMIT lasts before the connection is ended for it."""
 SURGE_US: Final = 4_000_000
 """A burst begins so long before a viewer's queue has grown enough to leave READY."""
+REST_US: Final = 90e6
+"""Longer than the time after which a publisher that comes back has begun a new broadcast."""
 _BLOCK: Final = 256 * 254
 """Addresses of a /16 without those that end with 0 or 255: worlds share none."""
 
@@ -86,6 +89,11 @@ class Crowd:
     first_address: int
 
     @property
+    def last(self) -> int:
+        """One after the number of its last client."""
+        return self.first + self.clients
+
+    @property
     def units(self) -> int:
         """Addresses (of IPv6: networks) of those who do not publish; publishers have one each after them."""
         return -(-(self.clients - self.streams) // self.world.crowd)
@@ -130,36 +138,29 @@ def chance(options: SynthOptions, salt: str, *columns: str) -> Column:
     return f.pmod(hashed, f.lit(1 << 40)) / f.lit(float(1 << 40))
 
 
-_TYPES: Final = {"str": "string", "float": "double", "int": "int", "bool": "boolean"}
-"""Type of a field of `Kind` -> of Spark."""
-
-
 def declared(spark: SparkSession, cast: Cast) -> tuple[DataFrame, DataFrame]:
     """Return the crowds, with the keys of their kinds; and the kinds by `key`, with their scripts."""
-    members = [kind for crowd in cast.crowds for kind in (*crowd.world.publishers, *crowd.world.kinds)]
+    members = [kind for world in WORLDS for kind in (*world.publishers, *world.kinds)]  # all: types are those of values
     keys = {kind: key for key, kind in enumerate(dict.fromkeys(members))}
+    kinds = [{"key": key, **asdict(kind), "script": kind.script} for kind, key in keys.items()]
+    for kind in kinds:
+        kind["limits"] = [dict(zip(("axis", "value", "limit"), limit, strict=True)) for limit in kind["limits"]]
     crowds = [
-        (
-            *(world.name, crowd.first, crowd.first + crowd.clients, crowd.streams, crowd.first_address, crowd.units),
-            *(world.crowd, world.ipv6, world.node, int(world.step_s * 1e6), world.dies, world.peak),
-            [keys[kind] for kind in world.publishers],
-            [keys[kind] for kind in world.kinds for _ in range(kind.placed)],
-            [keys[kind] for kind in world.drawn],
-            [keys[kind] for kind in world.drawn for _ in range(round(kind.share * 10))],
-        )
-        for crowd, world in ((crowd, crowd.world) for crowd in cast.crowds)
+        {
+            **{name: getattr(crowd, name) for name in ("first", "last", "streams", "first_address", "units")},
+            **{name: getattr(crowd.world, name) for name in ("crowd", "ipv6", "dies", "peak")},
+            "world": crowd.world.name,
+            "own_node": crowd.world.node,
+            "step_us": int(crowd.world.step_s * 1e6),
+            "publishing": [keys[kind] for kind in crowd.world.publishers],
+            "placed": [keys[kind] for kind in crowd.world.kinds for _ in range(kind.placed)],
+            "one_each": [keys[kind] for kind in crowd.world.drawn],
+            "drawn": [keys[kind] for kind in crowd.world.drawn for _ in range(round(kind.share * 10))],
+        }
+        for crowd in cast.crowds
     ]
-    of_crowd = (
-        "world string, first bigint, last bigint, streams bigint, first_address bigint, units bigint, "
-        "crowd bigint, ipv6 boolean, own_node string, step_us bigint, dies boolean, peak double, "
-        "publishing array<int>, placed array<int>, one_each array<int>, drawn array<int>"
-    )
-    limits = "array<struct<axis: string, value: double, limit: double>>"
-    given = ", ".join(f"{item.name} {_TYPES.get(str(item.type), limits)}" for item in fields(Kind))
-    texts = ", ".join(f"{name}: string" for name in ("place", "event", "state_from", "state_to", "cause", "axis"))
-    of_kind = f"key int, {given}, script array<struct<episode: int, {texts}>>"
-    kinds = [(key, *astuple(kind), kind.script) for kind, key in keys.items()]
-    return spark.createDataFrame(crowds, of_crowd), spark.createDataFrame(kinds, of_kind).drop("placed")
+    of_crowd, of_kind = (spark.createDataFrame(pa.Table.from_pylist(rows)) for rows in (crowds, kinds))
+    return of_crowd.withColumn("placed", f.col("placed").cast("array<int>")), of_kind.drop("placed")
 
 
 def connections(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
@@ -177,7 +178,7 @@ def connections(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataF
     frame = frame.join(f.broadcast(crowds), of_crowd).withColumn("inside", f.col("client") - f.col("first"))
     frame = frame.withColumn("key", _key(options)).join(f.broadcast(kinds), "key")
     frame = frame.withColumns(_of_visit(options, cast))
-    frame = frame.withColumn("connection", f.explode(f.sequence(f.lit(0), f.col("connections") - 1)))
+    frame = frame.withColumn("connection", f.explode(f.sequence(f.lit(0), f.col("connections").cast("int") - 1)))
     for columns in (_of_connection(options, cast), *_episodes(options)):
         frame = frame.withColumns(columns)
     starting = (f.col("opened_us") >= options.middle_us) & (f.col("opened_us") < options.middle_us + DOWN_S * 1_000_000)
@@ -207,7 +208,7 @@ def _of_visit(options: SynthOptions, cast: Cast) -> dict[str, Column]:
     wave = f.floor(f.col("visit") / cast.clients)
     return {
         "stream_number": f.when(f.col("role") == "publish", f.col("inside")).otherwise(zipf),
-        "node": f.when(f.col("own_node") != "", f.col("own_node")).otherwise(spread),
+        "node": f.when(f.col("own_node") == "", spread).otherwise(f.col("own_node")),
         "begun_us": (f.lit(options.start_s * 1e6) + wave * (cast.wave_s * 1e6)).cast("bigint"),
         "far": f.pow(f.lit(10.0), chance(options, "rtt", "client") * 1.3),  # 1 to 20 times the shortest way
         "luck": chance(options, "luck", "visit"),
@@ -220,9 +221,10 @@ def _of_connection(options: SynthOptions, cast: Cast) -> dict[str, Column]:
     wave_us = cast.wave_s * 1e6
     spacing_us = (f.col("most_s") + f.col("gap_s")) * 1e6
     span_us = f.col("connections") * spacing_us
-    pressed = f.least(f.lit(1.0), f.lit(wave_us * 0.9) / span_us)
-    late = chance(options, "begin", "visit") * f.col("peak") * (wave_us - span_us * pressed)
     # A publisher that comes back within a minute is one whose line failed: all of them rest at the end of a wave.
+    rest_us = f.when(f.col("role") == "publish", min(wave_us / 2, max(wave_us / 10, REST_US))).otherwise(wave_us / 10)
+    pressed = f.least(f.lit(1.0), (f.lit(wave_us) - rest_us) / span_us)
+    late = chance(options, "begin", "visit") * f.col("peak") * (wave_us - span_us * pressed)
     begin = f.when(f.col("role") == "publish", 0).otherwise(late)
     opened = f.col("begun_us") + (begin + f.col("connection") * spacing_us * pressed).cast("bigint")
     luck = chance(options, "length", "visit", "connection")

@@ -3,7 +3,7 @@
 A *world* is a part of the clients, with streams, addresses and perhaps a node of its own, so that what is wrong in one
 says nothing of another. A *kind* is what a client is: how often it connects, for how long, and how each connection
 goes. A connection is cut into `episodes` of equal length; each begins READY and ends with `trouble` (a share of it),
-first OVERLOADED and then, for the share `soft` of the trouble, SOFT_LIMIT. What follows from that, `people`, `whole`
+first OVERLOADED and then, for the share `soft` of the trouble, SOFT_LIMIT. What follows from that, `people`
 and `between` compute; there is no code for any world.
 
 Hard cases on purpose: half of the abusers share an address with honest viewers, attackers rotate through the /64 they
@@ -14,14 +14,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Final
 
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import EventName
 
 READY, OVERLOADED, SOFT = "READY", "OVERLOADED", "SOFT_LIMIT"
-Step = tuple[int, str, str, str | None, str | None, str | None, str | None]
-"""Of a connection's script: episode, place, event, state_from, state_to, cause, axis."""
+
+
+_STEP: Final = ("episode", "place", "event", "state_from", "state_to", "cause", "axis")
+
+
+def _step(*values: object) -> dict[str, object]:
+    """Return a step of a connection's script: where it is (see `tables.event_at`), and what changes there."""
+    return dict(zip_longest(_STEP, values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +65,22 @@ class Kind:
     jitter_ms: float = 3.0
 
     @property
-    def script(self) -> list[Step]:
+    def script(self) -> list[dict[str, object]]:
         """Its events of one connection, in the order of time."""
-        edge, nothing = EventName.STATE_CHANGED.value, (None, None, None, None)
+        edge = EventName.STATE_CHANGED.value
         worst = READY if not self.episodes else SOFT if self.soft else OVERLOADED
-        last = max(0, self.episodes - 1)
-        steps: list[tuple[object, Step]] = []
+        last, steps = max(0, self.episodes - 1), []
         for number in range(self.episodes):
-            steps += [
-                (True, (number, "leaves", edge, READY, OVERLOADED, "would_block", None)),
-                (self.soft, (number, "softens", edge, OVERLOADED, SOFT, "queued", "age")),
-                (self.loss, (number, "drops", EventName.DROPPED.value, *nothing)),
-                (not (self.cut and number == last), (number, "returns", edge, worst, READY, "drained", None)),
-            ]
-        steps += [
-            (self.hard, (last, "hardens", edge, worst, "HARD_LIMIT", "queued", "bytes")),
-            (self.limits, (0, "hits", EventName.LIMIT_HIT.value, *nothing)),
-        ]
-        return [step for happens, step in steps if happens]
+            steps.append(_step(number, "leaves", edge, READY, OVERLOADED, "would_block"))
+            if self.soft:
+                steps.append(_step(number, "softens", edge, OVERLOADED, SOFT, "queued", "age"))
+            if self.loss:
+                steps.append(_step(number, "drops", EventName.DROPPED.value))
+            if number < last or not self.cut:
+                steps.append(_step(number, "returns", edge, worst, READY, "drained"))
+        if self.hard:
+            steps.append(_step(last, "hardens", edge, worst, "HARD_LIMIT", "queued", "bytes"))
+        return [*steps, _step(0, "hits", EventName.LIMIT_HIT.value)] if self.limits else steps
 
     @property
     def rows(self) -> int:

@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
+from flowctl.pipeline.records.expressions import added, share, zero
 from flowctl.reasons import SLOW_ENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark.sql import Column
 
 TROUBLE_MS: Final = 1_000.0
@@ -41,21 +40,6 @@ BURST: Final = 1.5
 """Times the mean rate from which a stream counts as bursting; key frames alone move a second's rate less than that."""
 UNFORCED_KINDS: Final = ("dropped_by_closed", "dropped_by_unfollowed", "dropped_by_requested")
 """Drops that no slowness has caused and no policy has made: the peer or the application did not want them any more."""
-
-
-def zero(name: str) -> Column:
-    """Return a column with 0 where it is null."""
-    return f.coalesce(f.col(name), f.lit(0))
-
-
-def added(names: Iterable[str]) -> Column:
-    """Return the sum of columns, 0 for those that are null."""
-    return sum(map(zero, names), f.lit(0))
-
-
-def share(part: Column, whole: Column) -> Column:
-    """Return a share, 1 at most; null where either is not known, or there is nothing of the whole."""
-    return f.try_divide(f.when(part > whole, whole).otherwise(part), whole)
 
 
 def troubled(trouble_ms: Column) -> Column:

@@ -7,11 +7,14 @@ values of each dimension with the most viewers, and puts all others into one row
 Who counts. Attempts are all that asked to play; a play is one that was given media. A distribution (time to first
 frame, delay) has each viewer once, with its own figure, and none who was there for less than `LEAST_STAY_S`. Ratios are
 sum over sum: stalled time over play time, time outside the target delay over time sampled, pictures sent over pictures
-wanted; so who watches long weighs more there. Rates are over the play time of those whose rate is known.
+wanted; so who watches long weighs more there. Wanted is what was published while a viewer was connected: who is cut
+wants no more, so that a server that cuts soon has a high `picture_share`, and `cut_slow` beside it says at what price.
+Rates are over the play time of those whose rate is known.
 
 How sure. Up to `SKETCH_K` viewers a percentile is exact; beyond, the rank that it stands for is off by at most
 `RANK_ERROR` (of all viewers, 99 % of the time), and `rank_error` says which. Rows of fewer than `FEW` are marked.
-`peak_viewers` is exact to the second: who came and who went in one second both count in it.
+`peak_viewers` is exact to the second: the most who were there in some part of one and the same second, so who came and
+who went in it both count.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from pyspark.sql import Observation, Window
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part, typed
-from flowctl.pipeline.records.addresses import digits, subnet
+from flowctl.pipeline.records.addresses import subnet, unit_digits, with_unit
+from flowctl.pipeline.records.expressions import added, totals, zero
 from flowctl.pipeline.viewers import ingest
-from flowctl.pipeline.viewers.blame import added, zero
 from flowctl.pipeline.viewers.sessions import seen_sessions, still_open, viewing
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES, OPENS_EVERY_S, STATE_NAMES
@@ -89,7 +92,7 @@ def _dimensions() -> dict[str, Column]:
         "all": f.lit("all"),
         "stream": f.concat_ws("/", "app", "stream"),
         "application": f.col("app"),
-        "network": subnet(f.col("peer_ip"), digits(f.col("peer_ip"))),
+        "network": subnet(f.col("address"), unit_digits(f.col("address"))),
         "agent": family(f.col("agent")),
         "node": f.col("node"),
         "role": f.col("role"),
@@ -140,7 +143,7 @@ def _counts() -> dict[str, Column]:
 def felt(sessions: DataFrame, *more: str) -> DataFrame:
     """Sum up what viewers had (`PART_COLUMNS`), by each value of each dimension and more columns of sessions."""
     stayed = f.col("duration_s") >= LEAST_STAY_S
-    once = sessions.filter(viewing()).select(
+    once = with_unit(sessions.filter(viewing()), "peer_ip").select(
         *more,
         *(value.cast("bigint").alias(name) for name, value in _counts().items()),
         *(f.when(stayed, f.col(value)).cast("float").alias(name) for name, value in _SKETCHES.items()),
@@ -151,8 +154,8 @@ def felt(sessions: DataFrame, *more: str) -> DataFrame:
 
 def summed(rows: DataFrame, keys: Iterable[str], sums: Iterable[str], more: Mapping[str, Column]) -> DataFrame:
     """Add up columns of rows by keys, beside aggregates by name."""
-    aggregates = {name: f.sum(name) for name in sums} | dict(more)
-    return rows.groupBy(*keys).agg(*(value.alias(name) for name, value in aggregates.items()))
+    others = (value.alias(name) for name, value in more.items())
+    return rows.groupBy(*keys).agg(*totals({name: f.col(name) for name in sums}), *others)
 
 
 def merged(rows: DataFrame, **more: Column) -> DataFrame:
@@ -196,12 +199,11 @@ def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
     """Count how many watched at once, of all, each stream and each node: by, key, peak_viewers and peak_at.
 
     Args:
-        sessions: with `until`, when the viewer was last there.
+        sessions: with `seen_at`, of which their times are, and `until`, when the viewer was last there.
         since_s: second from which on it matters; who came earlier counts from then on.
     """
-    until_s = f.unix_micros("until") / 1e6
-    began = f.greatest(f.floor(until_s - f.col("play_s")), f.lit(int(since_s)))
-    moments = {1: began, -1: f.floor(until_s) + 1}
+    began = f.greatest(f.floor(f.unix_micros("seen_at") / 1e6 - f.col("play_s")), f.lit(int(since_s)))
+    moments = {1: began, -1: f.floor(f.unix_micros("until") / 1e6) + 1}
     steps = f.array(*(f.struct(at.alias("second"), f.lit(step).alias("step")) for step, at in moments.items()))
     keyed = sessions.filter(viewing() & f.col("play_s").isNotNull()).select(
         _keyed(("all", "stream", "node")), steps.alias("steps")
@@ -222,10 +224,14 @@ def experience(parts: Parts) -> DataFrame:
     """Return the table ``experience``: `COLUMNS`."""
     order = Window.partitionBy("by").orderBy(f.desc("viewers"), f.desc("attempts"), "key")
     ranked = by_value(parts).withColumn("key", f.when(f.row_number().over(order) <= MOST, f.col("key")))
-    names = ("role", "app", "stream", "node", "play_s", "asked_ms", "peer_ip", "agent")
+    names = ("role", "app", "stream", "node", "play_s", "asked_ms", "peer_ip", "agent", "seen_at")
     # Whoever is open is there until the next record of it would have come.
     beyond = f.least(f.col("seen_at") + f.make_dt_interval(secs=f.lit(OPENS_EVERY_S)), f.lit(parts.newest))
-    closed = parts.table("sessions").select(*names, f.col("closed_at").alias("until"))
+    closed = (
+        parts.table("sessions")
+        .withColumn("seen_at", f.col("closed_at"))
+        .select(*names, f.col("seen_at").alias("until"))
+    )
     there = still_open(parts).select(*names, f.greatest("seen_at", beyond).alias("until"))
     peak = peaks(closed.unionByName(there), 0.0 if parts.since is None else parts.since.timestamp())
     top = merged(ranked, keys=f.count("*")).join(peak, ["by", "key"], "left")

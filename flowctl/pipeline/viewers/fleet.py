@@ -4,8 +4,8 @@ Theory of operation. Two aggregations follow each other. The first makes *viewer
 minute, of its samples. The second sums them up by stream, node and minute, so that a quantile of delay is one over
 viewers (each counts once with its mean) and not over samples. A minute lies in one hour, so rows of hours add up.
 
-A viewer that was never sampled, or whose samples are not there in the hour of its end, has viewer minutes of its
-session instead, which is spread evenly over the time in which it played: right over that time, and blurred within it.
+A viewer that was never sampled has viewer minutes of its session instead, which is spread evenly over the time in which
+it played: right over that time, and blurred within it. So has one that was, in hours whose samples are not there.
 `source` says which it was. Joins are plays that began in the minute, leaves are viewers whose connection ended in it.
 Networks are those of `experience`, all of them.
 """
@@ -18,13 +18,16 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part
+from flowctl.pipeline.records.expressions import added, totals, zero
+from flowctl.pipeline.records.window import begin_of
 from flowctl.pipeline.viewers import experience
-from flowctl.pipeline.viewers.blame import added, zero
 from flowctl.pipeline.viewers.experience import quantile, sketch, summed
 from flowctl.pipeline.viewers.sessions import WORST_STATES, seen_sessions, still_open, viewing
 from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import Column, DataFrame
 
     from flowctl.pipeline.job import Parts, Records
@@ -75,12 +78,12 @@ def sampled(samples: DataFrame) -> DataFrame:
         "dropped_messages": _all("dropped"),
         "sent_bytes": f.col("sent_bytes"),
     }
-    weighed = f.sum(f.col("viewer_delay_ms") * us), f.sum(f.when(f.col("viewer_delay_ms").isNotNull(), us))
+    weighed = f.sum(f.col("viewer_delay_ms") * us), f.sum(f.when(f.col("viewer_delay_ms").isNotNull(), us * 1.0))
     viewers = samples.filter(f.col("role").isin(*VIEWING)).groupBy(
         *KEYS[:3], f.date_trunc("minute", "ts").alias("minute"), "conn_id", "date", "hour"
     )
     summed = viewers.agg(
-        *(f.sum(value.cast("bigint")).alias(name) for name, value in sums.items()),
+        *totals({name: value.cast("bigint") for name, value in sums.items()}),
         f.try_divide(*weighed).cast("float").alias("delay_ms"),
     )
     return summed.withColumns(
@@ -88,24 +91,25 @@ def sampled(samples: DataFrame) -> DataFrame:
     ).drop("conn_id")
 
 
-def spread(sessions: DataFrame, sampled: Column, *more: str) -> DataFrame:
+def spread(sessions: DataFrame, sampled: Callable[[Column], Column], *more: str) -> DataFrame:
     """Make the same rows of sessions: comings and goings of all, and the minutes of those without samples.
 
     Args:
         sessions: see `flowctl.pipeline.viewers.sessions.OPEN_COLUMNS`.
-        sampled: whether samples are there of its last hour; without, it has none, whatever it says.
+        sampled: number of a minute since the epoch -> whether samples of its hour are there; without, it has none.
         more: columns to keep.
     """
-    until = f.unix_micros("seen_at")
-    began, never = until - (f.col("play_s") * 1e6).cast("bigint"), zero("samples_count") == 0
+    until, number = f.unix_micros("seen_at"), f.col("number")
     watched = sessions.filter(viewing() & f.col("play_s").isNotNull()).withColumns(
-        {"until": until, "began": began, "alone": never | ~sampled, "missed": ~never & ~sampled}
+        {"until": until, "began": until - (f.col("play_s") * 1e6).cast("bigint")}
     )
     first, last = (f.floor(f.col(name) / MINUTE_US) for name in ("began", "until"))
-    every = f.sequence(first, f.least(last, first + MAX_MINUTES))
-    numbers = f.when(f.col("alone"), every).otherwise(f.array_distinct(f.array(first, last)))
-    rows = watched.select("*", f.explode(numbers).alias("number"))
-    begin = f.col("number") * MINUTE_US
+    never, every = zero("samples_count") == 0, f.sequence(first, f.least(last, first + MAX_MINUTES))
+    whole = never | ~sampled(first) | ~sampled(last) | (last - first >= 60)
+    numbers = f.when(whole, every).otherwise(f.array_distinct(f.array(first, last)))
+    rows = watched.select("*", f.explode(numbers).alias("number")).withColumn("alone", never | ~sampled(number))
+    rows = rows.filter(f.col("alone") | number.isin(first, last))
+    begin = number * MINUTE_US
     us = f.when(f.col("alone"), f.least("until", begin + MINUTE_US) - f.greatest("began", begin))
     part = f.coalesce(f.try_divide(us, f.col("until") - f.col("began")), us * 0)
     told = {
@@ -116,10 +120,10 @@ def spread(sessions: DataFrame, sampled: Column, *more: str) -> DataFrame:
         "accepted_messages": _all("accepted") * part,
         **{name: f.col(name) * part for name in ("dropped_messages", "sent_bytes")},
         "viewers_seen": f.col("alone"),
-        "joins": f.col("number") == first,
-        "leaves": (f.col("number") == last) & f.col("closed_at").isNotNull(),
+        "joins": number == first,
+        "leaves": (number == last) & f.col("closed_at").isNotNull(),
         "sampled_us": f.lit(0),
-        "missed": f.col("missed") & (f.col("number") == first),
+        "missed": ~never & (number == first) & ~(sampled(first) & sampled(last)),
     }
     return rows.select(
         *KEYS[:3], f.timestamp_micros(begin).alias("minute"), *more,
@@ -130,8 +134,8 @@ def spread(sessions: DataFrame, sampled: Column, *more: str) -> DataFrame:
 
 def minutes(records: Records, _: Any = None) -> DataFrame:
     """Make the minutes of some hours: `PART_COLUMNS`."""
-    hours = [" ".join(hour) for hour in records.hours("flow_samples")]
-    rows = spread(seen_sessions(records), f.concat_ws(" ", "date", "hour").isin(hours), "date", "hour")
+    hours = [int(begin_of(hour).timestamp()) // 3600 for hour in records.hours("flow_samples")]
+    rows = spread(seen_sessions(records), lambda number: f.floor(number / 60).isin(hours), "date", "hour")
     if records.has("flow_samples"):
         rows = rows.unionByName(sampled(records.table("flow_samples")))
     return summed(rows, (*KEYS, "date", "hour"), _SUMS, {"delays": sketch("delay_ms")})
@@ -140,7 +144,7 @@ def minutes(records: Records, _: Any = None) -> DataFrame:
 def streams(parts: Parts) -> DataFrame:
     """Return the table ``fleet_streams``: `STREAM_COLUMNS`, and `missed`, viewers whose samples are not there."""
     sampled = any(account["table"] == "flow_samples" and account["rows_out"] for account in parts.accounts)
-    still = summed(spread(still_open(parts), f.lit(sampled)), KEYS, _SUMS, {"delays": sketch("delay_ms")})
+    still = summed(spread(still_open(parts), lambda _: f.lit(sampled)), KEYS, _SUMS, {"delays": sketch("delay_ms")})
     kept = parts.table("minutes").select(*PART_COLUMNS).unionByName(still.select(*PART_COLUMNS))
     states = added(f"{name}_us" for name in STATE_NAMES)
     own = {
@@ -174,7 +178,7 @@ def answer(parts: Parts, _: Any = None) -> Answer:
 
 JOB: Final = Job(
     name="fleet",
-    parts=(Part("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples")),),
+    parts=(Part("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples"), version=2),),
     uses=("sessions", "open_sessions", "felt"),
     results=("fleet_streams", "fleet_subnets"),
     answer=answer,

@@ -3,7 +3,8 @@
 One row per connection that began to publish, those that are still open among them; one that was refused (a wrong key, a
 name that is taken) never did. `health` says in a word what is worst: the first of `HEALTH` that holds, null where
 records do not tell what came in. A publisher has come back if a connection that published the same stream on the same
-node had ended less than `BACK_S` before.
+node had ended less than `BACK_S` before it was opened. Two never publish a stream of a node at once: where one began
+before the other had ended, a clock was set, and nothing is said.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.viewers.blame import share
+from flowctl.pipeline.records.expressions import share
 from flowctl.pipeline.viewers.sessions import OPEN_COLUMNS, still_open
 from flowctl.telemetry.schema import Role
 
@@ -32,6 +33,9 @@ KEY_MAX_MS: Final = 10_000.0
 """Who joins or has lost pictures waits for a key frame: encoders are told 2 s, and 10 s is their largest default."""
 JITTER_MS: Final = 100.0
 """Three pictures at 30 a second: they come in bursts, and queues of viewers grow with each."""
+
+TAKEN_OVER_S: Final = 1.0
+"""Between the first media of one that takes a stream over and the close of the other: they are noted one by one."""
 
 _KEPT: Final = (
     *("node", "conn_id", "app", "stream", "peer_ip", "agent", "opened_at", "duration_s", "close_reason", "bit_rate"),
@@ -55,7 +59,7 @@ def _health() -> Column:
     holds = (
         f.col("ingest_bytes") == 0,
         (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
-        f.col("reconnects") > 0,
+        f.col("away_s").isNotNull(),
         f.col("key_interval_max_ms") > KEY_MAX_MS,
         f.col("jitter_ms") > JITTER_MS,
         f.col("ingest_bytes").isNotNull(),
@@ -70,7 +74,8 @@ def ingest(parts: Parts) -> DataFrame:
     rows = rows.filter((f.col("role") == Role.PUBLISH.value) & f.col("startup_ms").isNotNull())
     of_stream = Window.partitionBy("node", "app", "stream").orderBy("opened_at", "conn_id")
     away_s = (f.unix_micros("opened_at") - f.unix_micros(f.lag("seen_at").over(of_stream))) / 1e6
-    rows = rows.withColumn("away_s", f.when(away_s < BACK_S, f.greatest(f.lit(0.0), away_s)))
+    back = (away_s < BACK_S) & (away_s + f.col("startup_ms") / 1e3 > -TAKEN_OVER_S)
+    rows = rows.withColumn("away_s", f.when(back, f.greatest(f.lit(0.0), away_s)))
     so_far = of_stream.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     gap_share = share(f.col("gap_ms"), f.col("duration_s") * 1e3)
     rows = rows.withColumns({"reconnects": f.count("away_s").over(so_far), "gap_share": gap_share})

@@ -4,9 +4,9 @@ Theory of operation. The close of a connection says all that is known of it in t
 `flow_closes`, projected: no aggregation, no join, no text taken apart. A connection that is still open has its latest
 row of `flow_opens` instead (`closed_by` is ``open``), as long as no close of it is there.
 
-What a viewer got is told in shares: `picture_share` is of the pictures that were published for it, without those that
-were queued when it left or that it had muted; `line_of_stream` is what its line carries, of the rate of the stream,
-while there was always something to send. Both are null where the records do not say, which is not 100 %.
+What a viewer got is told in shares: `picture_share` is of the pictures that were published while it was connected,
+without those that were queued when it left or that it had muted; `line_of_stream` is what its line carries, of the rate
+of the stream, while there was always something to send. Both are null where the records do not say, which is not 100 %.
 
 Words of quality of experience as in CTA-2066: `first_frame_ms` is its video startup time (from the request to play),
 `stall_ratio` its rebuffering ratio (stalled time over play time), `start_failure` its video start failure, and
@@ -23,8 +23,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part
+from flowctl.pipeline.records.expressions import added, not_negative, share, zero
 from flowctl.pipeline.viewers import blame
-from flowctl.pipeline.viewers.blame import added, share, zero
 from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, Role
 
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from flowctl.pipeline.job import Parts, Records
 
 KEYS: Final = ("node", "conn_id")
+RECORD: Final = (*KEYS, "seq")
+"""Names one row of a table of records."""
+MOST_BROADCAST: Final = 500_000
+"""Names of rows that every task is given as they are: 130 octets each, of the 2 GiB of the driver."""
+_CLOSED: Final = 1 << 62
+"""Beyond every `seq`."""
 BY_PEER: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
 """Reasons of a close that was the peer's doing; all others are ours."""
 LEAST_PLAY_S: Final = 1.0
@@ -86,7 +92,7 @@ def _columns() -> dict[str, Column]:
     never = f.col("asked_ms").isNotNull() & f.col("startup_ms").isNull()
     failed = never & (f.col("refusal").isNotNull() | (ended & ~by_peer))
     publishes = f.col("role") == Role.PUBLISH.value
-    play_s = _not_negative(f.col("duration_s") - f.col("startup_ms") / 1e3)
+    play_s = not_negative(f.col("duration_s") - f.col("startup_ms") / 1e3)
     rated = f.when(play_s >= LEAST_PLAY_S, play_s)
     worst = zip(("episodes_hard", "episodes_soft", "episodes_overloaded"), WORST_STATES[:0:-1], strict=True)
     carried = f.when(publishes, f.col("ingest_bytes")).otherwise(f.col("sent_bytes"))
@@ -99,7 +105,7 @@ def _columns() -> dict[str, Column]:
         "close_reason": f.col("reason"),
         "closed_by": f.when(~ended, "open").when(by_peer, "peer").otherwise("server"),
         "play_s": play_s,
-        "first_frame_ms": _not_negative(f.col("startup_ms") - f.col("asked_ms")),
+        "first_frame_ms": not_negative(f.col("startup_ms") - f.col("asked_ms")),
         # Why its request came to nothing, if that was our doing: the refusal, else the code, else the close reason.
         "start_failure": f.when(failed, f.coalesce("refusal", "code", "reason")),
         "exit_before_start": never & ~failed & ended,
@@ -119,11 +125,6 @@ def _columns() -> dict[str, Column]:
     }
 
 
-def _not_negative(value: Column) -> Column:
-    """Return the value, or 0 if it is less; null stays null, which `greatest` would make a figure of."""
-    return f.when(value < 0, f.lit(0.0)).otherwise(value)
-
-
 def viewing() -> Column:
     """Return whether a session is that of a viewer: of one that watches, or asked for something and was given nothing.
 
@@ -140,11 +141,27 @@ def seen_sessions(records: Records, _: Any = None) -> DataFrame:
 
 def open_sessions(records: Records, _: Any = None) -> DataFrame:
     """Make the sessions that were open in some hours and did not close in the same: one per hour, `OPEN_COLUMNS`."""
-    opens, by_hour = records.table("flow_opens"), [*KEYS, "date", "hour"]
-    # Which rows these are is found out from their keys alone: most close in the hour, and rows are wide.
-    newest = opens.groupBy(*by_hour).agg(f.max("seq").alias("seq"))
-    wanted = newest.join(records.table("flow_closes").select(*by_hour), by_hour, "left_anti")
-    return projected(opens.join(wanted, [*by_hour, "seq"], "left_semi"))
+    opens = records.table("flow_opens")
+    return projected(among(opens, left_open(opens, records.table("flow_closes"))))
+
+
+def left_open(opens: DataFrame, closes: DataFrame) -> DataFrame:
+    """Return `RECORD` of the latest row of each connection and hour that did not close in it.
+
+    Found out from keys alone, in one sum over both tables: a close comes after every other row of its connection.
+    """
+    by_hour = (*KEYS, "date", "hour")
+    keys = opens.select(*by_hour, "seq").union(closes.select(*by_hour, f.lit(_CLOSED)))
+    return keys.groupBy(*by_hour).agg(f.max("seq").alias("seq")).filter(f.col("seq") < _CLOSED).select(*RECORD)
+
+
+def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return those rows that are `wanted` by `RECORD`; where these are few, no others of their columns are touched."""
+    wanted = wanted.persist()
+    few = wanted.count() <= MOST_BROADCAST
+    found = rows.join(f.broadcast(wanted) if few else wanted, list(RECORD), "left_semi")
+    # What is made of them is made behind a shuffle of these few: in one stage with the search it took a third longer.
+    return found.repartition("date", "hour") if few else found
 
 
 def still_open(parts: Parts) -> DataFrame:

@@ -2,14 +2,15 @@
 
 Theory of operation. Of each hour a bounded sample of viewers is kept, with what can matter of each
 (`flowctl.pipeline.whatif.stretches`); nothing of the grid is in it, so another grid or objective reads no record again.
-The answer takes the sample of the whole window, leaves out attackers, and runs the server's own Sender over it for
-every choice of the grid (`flowctl.pipeline.whatif.trials`). Summed up by choice that is ``whatif_choices``, with the
+The answer takes the sample of the whole window, leaves out attackers, draws of those in trouble whom to try
+(`flowctl.pipeline.whatif.strata`), and runs the server's own Sender over these for every choice of the grid
+(`flowctl.pipeline.whatif.trials`). Summed up by choice that is ``whatif_choices``, with the
 Pareto front and the one recommendation that the objective asks for, which is also written as OUT/limits.toml for
 ``flowctl serve live --limits``.
 
-Shares are those of the sample; counts are of it as well, and ``sampled_share`` says how much of all it is. How many
-viewers there were is exact up to `WhatifOptions.most`; of more it follows from how small the smallest hashes are
-(Beyer et al., "On synopses for distinct-value estimation under multiset operations", 2007: to 2 % at 2000).
+Shares and counts are of the sample, estimated from who was tried, and ``sampled_share`` says how much of all it is.
+How many viewers there were is exact up to `WhatifOptions.most`; of more it follows from how small the smallest hashes
+are (Beyer et al., "On synopses for distinct-value estimation under multiset operations", 2007: to 2 % at 2000).
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.flight.whatif.engine import EXTEND_S, PLAYER_BUFFER_S, Choice, bucket_ms, marks_text, quantile_ms
+from flowctl.flight.whatif.engine import EXTEND_S, Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
 from flowctl.pipeline.job import Answer, Job, Part, Parts
 from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
 from flowctl.pipeline.whatif.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
+from flowctl.pipeline.whatif.strata import CALM, CUT, TROUBLED, VIEWER, Stratum, drawn, errors, weighted
 from flowctl.pipeline.whatif.stretches import NO_VIEWER, STRETCH_COLUMNS, stretches
-from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, HONEST_SHARE, PEAK, Sums, add, tally
+from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, HONEST_SHARE, PEAK, Sums, tally
 from flowctl.printable import foreign
 from flowctl.telemetry.schema import CLASS_NAMES
 
@@ -44,8 +46,8 @@ if TYPE_CHECKING:
 
 CUT_S: Final = 120.0
 """Trouble that is kept of a viewer and hour: as long as the longest patience of usual limits, twice."""
-MOST_TRIED_S: Final = 480.0
-"""Seconds around trouble that are tried: of a busy stream each costs 50 choices 40 ms of a core, so all 20 s."""
+MOST_TRIED_S: Final = 400.0
+"""Seconds around trouble, and assumed after cuts, that are tried: of a busy stream each costs 50 choices 25 ms."""
 MOST_VIEWERS: Final = 2_000
 """Sampled by default: a share of 1 % is then known to half a percent (two standard deviations)."""
 MOST_MOST: Final = 10_000_000
@@ -73,9 +75,10 @@ CHOICE_COLUMNS: Final[dict[str, str]] = {
     "memory_peak_bytes": "bigint",
     "memory_mean_bytes": "double",
     **dict.fromkeys(("sent_bytes", "edges", "returns"), "bigint"),
-    **dict.fromkeys(("assumed_share", "sampled_share"), "double"),
+    **dict.fromkeys(("assumed_share", "sampled_share", "disconnected_error", "change_error"), "double"),
 }
-"""Contract of ``whatif_choices``. Grain: one choice over all viewers."""
+"""Contract of ``whatif_choices``. Grain: one choice over all viewers. `disconnected_error`: standard error of
+`disconnected_share`; `change_error`: that of its difference to the choice in force, for other viewers like these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +92,6 @@ class WhatifOptions:
         source: ``flights``, ``samples``, or ``auto``: flights where there are any.
         cut_s: how much trouble of a viewer's hour is tried, seconds; what comes later is not used.
         extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
-        player_buffer_s: what a player has buffered, in seconds.
         most: how many viewers are tried at most; of more, a random sample. 0: all of them.
 
     Raises:
@@ -102,19 +104,13 @@ class WhatifOptions:
     source: str = "auto"
     cut_s: float = CUT_S
     extend_s: float = EXTEND_S
-    player_buffer_s: float = PLAYER_BUFFER_S
     most: int = MOST_VIEWERS
 
     def __post_init__(self) -> None:
         parse_objective(self.objective)
         if self.source not in {"auto", "flights", "samples"}:
             raise ConfigError(f"source is {self.source!r}, it must be auto, flights or samples")
-        for name, least, most in (
-            ("cut_s", 1, 3_600),
-            ("extend_s", 0, 600),
-            ("player_buffer_s", 0.001, 60),
-            ("most", 0, MOST_MOST),
-        ):
+        for name, least, most in (("cut_s", 1, 3_600), ("extend_s", 0, 600), ("most", 0, MOST_MOST)):
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be {least} to {most}")
 
@@ -137,22 +133,26 @@ def _starts(records: Records, _: WhatifOptions) -> DataFrame:
 
 @dataclass(slots=True)
 class Sample:
-    """The viewers of the window that are tried.
+    """The viewers of the window.
 
     Args:
         heads: their stretches without events.
         recorded: how many viewers there were.
         share: of them, how many are in the sample.
         attackers: how many of the sample were left out as such.
+        tried: those that are tried, as of `flowctl.pipeline.whatif.strata.drawn`.
+        strata: of the viewers.
     """
 
     heads: pd.DataFrame
     recorded: int
     share: float
     attackers: int
+    tried: pd.DataFrame
+    strata: dict[int, Stratum]
 
 
-_HEAD: Final = ("node", "conn_id", "picked", "address", "at", "source", "reason", "settings", "ended_us")
+_HEAD: Final = (*VIEWER, "address", "at", "source", "reason", "settings", "ended_us", "close_reason")
 
 
 def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
@@ -160,34 +160,21 @@ def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
     rows = parts.pandas(STRETCHES) if parts.small else None
     if rows is not None:
         rows = rows[rows["source"] == _source(rows["source"].unique())]
-        keys = rows[["picked", "node", "conn_id"]].drop_duplicates().sort_values(["picked", "node", "conn_id"])
+        keys = rows[VIEWER].drop_duplicates().sort_values(VIEWER)
         keys = keys.head(options.most) if options.most else keys
-        rows = rows.merge(keys, on=["picked", "node", "conn_id"])
-        heads = rows[list(_HEAD)]
+        heads = rows.merge(keys, on=VIEWER)[list(_HEAD)]
     else:
         table = parts.table(STRETCHES)
         one = f.col("source") == _source([row["source"] for row in table.select("source").distinct().collect()])
-        found = table.where(one).select("picked", "node", "conn_id").distinct().orderBy("picked", "node", "conn_id")
+        found = table.where(one).select(*VIEWER).distinct().orderBy(*VIEWER)
         keys = (found.limit(options.most) if options.most else found).toArrow().to_pandas()
         light = table.where(one).select(*_HEAD)
         heads = light.join(_keys(parts, keys), ["node", "conn_id"], "left_semi").toArrow().to_pandas()
     recorded = _recorded(keys, options.most)
-    if options.most:
-        heads = _affordable(heads)
     honest = _without_attackers(parts, heads)
     count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
-    return Sample(honest, recorded, min(count / max(recorded, 1), 1.0), count - left)
-
-
-def _affordable(heads: pd.DataFrame) -> pd.DataFrame:
-    """Return the viewers with the smallest hashes that can be tried in `MOST_TRIED_S`: a random sample as well."""
-    heads = heads.sort_values(["picked", "node", "conn_id", "at"])
-    before_us = heads["ended_us"].cumsum() - heads["ended_us"]
-    dear = heads[before_us > MOST_TRIED_S * 1e6]
-    if dear.empty:
-        return heads
-    first, over = int(heads["picked"].iloc[0]), int(dear["picked"].iloc[0])
-    return heads[heads["picked"] < max(over, first + 1)]  # one that is in trouble for hours is tried all the same
+    chosen = drawn(honest[honest["reason"].isna()], options.extend_s, MOST_TRIED_S if options.most else math.inf)
+    return Sample(honest, recorded, min(count / max(recorded, 1), 1.0), count - left, *chosen)
 
 
 def _without_attackers(parts: Parts, heads: pd.DataFrame) -> pd.DataFrame:
@@ -207,9 +194,12 @@ def _source(found: Sequence[str]) -> str:
 
 
 def _keys(parts: Parts, keys: pd.DataFrame) -> DataFrame:
-    """Return who is in the sample as a frame of Spark that is sent to all workers."""
-    rows = [(row.node, int(row.conn_id)) for row in keys.itertuples()]
-    return f.broadcast(parts.spark.createDataFrame(rows, "node string, conn_id bigint"))
+    """Return who is in the sample, and in which stratum, as a frame of Spark that is sent to all workers."""
+    strata = keys.get("stratum", [CALM] * len(keys))
+    rows = [
+        (node, int(number), int(part)) for node, number, part in zip(keys["node"], keys["conn_id"], strata, strict=True)
+    ]
+    return f.broadcast(parts.spark.createDataFrame(rows, "node string, conn_id bigint, stratum int"))
 
 
 def _recorded(keys: pd.DataFrame, most: int) -> int:
@@ -220,29 +210,29 @@ def _recorded(keys: pd.DataFrame, most: int) -> int:
     return max(round((most - 1) / share), most) if share else most
 
 
-def tried(parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions) -> Sums:
-    """Return what each choice does for the viewers of the sample."""
-    heads = sample.heads[sample.heads["reason"].isna()]
-    extend_s, buffer_s = options.extend_s, options.player_buffer_s
-    if heads.empty:
+def tried(parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions) -> dict[int, Sums]:
+    """Return what each choice does for those of the sample who are tried, by stratum."""
+    extend_s = options.extend_s
+    if sample.tried.empty:
         return {}
-    table = parts.table(STRETCHES).where(f.col("reason").isNull() & (f.col("source") == heads["source"].iloc[0]))
-    table = table.join(_keys(parts, heads[["node", "conn_id"]].drop_duplicates()), ["node", "conn_id"], "left_semi")
+    source = sample.heads["source"].iloc[0]
+    table = parts.table(STRETCHES).where(f.col("reason").isNull() & (f.col("source") == source))
+    table = table.join(_keys(parts, sample.tried), ["node", "conn_id"])
     # More tasks than cores: one viewer in trouble all the time costs as much as a hundred others.
     tasks = 8 * parts.spark.sparkContext.defaultParallelism
-    table = table.repartition(tasks, "node", "conn_id").sortWithinPartitions("node", "conn_id", "at")
+    table = table.repartition(tasks, "node", "conn_id").sortWithinPartitions("stratum", "node", "conn_id", "at")
 
     def of_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _batch(
-            tally(_by_viewer(row for batch in batches for row in batch.to_pylist()), choices, extend_s, buffer_s)
-        )
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for stratum, group in itertools.groupby(rows, key=lambda row: row["stratum"]):
+            yield _batch(stratum, tally(_by_viewer(group), choices, extend_s))
 
-    sums: Sums = {}
-    found = table.mapInArrow(of_part, "choice int, measure string, value bigint")
-    for row in (
-        found.groupBy("choice", "measure").agg(f.sum("value").alias("sum"), f.max("value").alias("max")).collect()
-    ):
-        add(sums, row["choice"], row["measure"], row["max"] if row["measure"] == PEAK else row["sum"])
+    columns = ("stratum", "choice", "measure")
+    found = table.mapInArrow(of_part, "stratum int, choice int, measure string, value bigint").groupBy(*columns)
+    value = f.when(f.col("measure") == PEAK, f.max("value")).otherwise(f.sum("value"))
+    sums: dict[int, Sums] = {}
+    for stratum, choice, measure, total in found.agg(value).collect():
+        sums.setdefault(stratum, {})[choice, measure] = total
     return sums
 
 
@@ -252,17 +242,15 @@ def _by_viewer(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
         yield list(group)
 
 
-def _batch(sums: Sums) -> pa.RecordBatch:
+def _batch(stratum: int, sums: Sums) -> pa.RecordBatch:
     import pyarrow as pa
 
-    columns = (
-        zip(*((choice, measure, value) for (choice, measure), value in sums.items()), strict=True)
-        if sums
-        else ((), (), ())
-    )
-    kinds = (pa.int32(), pa.string(), pa.int64())
-    arrays = [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=["choice", "measure", "value"])
+    schema = pa.schema({"stratum": pa.int32(), "choice": pa.int32(), "measure": pa.string(), "value": pa.int64()})
+    rows = [
+        {"stratum": stratum, "choice": choice, "measure": measure, "value": value}
+        for (choice, measure), value in sums.items()
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema)
 
 
 # -- choices
@@ -316,7 +304,6 @@ def _shares(total: Counter[str]) -> dict[str, Any]:
 
     by_class = [f"dropped_messages_{name}" for name in CLASS_NAMES]
     total["dropped_messages"] = sum(total[name] for name in by_class)
-    total["tried_us"] = total["assumed_us"] + total["watched_us"]
     copied = ("viewers", "disconnected", "honest_disconnected", "offered_messages", "sent_bytes", "edges", "returns")
     return {
         **{name: total[name] for name in (*copied, PEAK, *by_class, "dropped_messages")},
@@ -325,7 +312,7 @@ def _shares(total: Counter[str]) -> dict[str, Any]:
         "dropped_share": share("dropped_messages", "offered_messages"),
         "key_share": share("key_sent", "key_offered", none=1.0),
         "stall_share": share("stall_us", "watched_us"),
-        "assumed_share": share("assumed_us", "tried_us"),
+        "assumed_share": share("assumed_us", "watched_us"),
         "ready_share": share("ready_us", "watched_us"),
         "memory_mean_bytes": share("memory_mean_bytes", "viewers"),
     }
@@ -360,10 +347,13 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
     choices = default_grid(present or DEFAULT_IN_FORCE)
     if options.grid is not None:
         choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
-    sums = tried(parts, sample, choices, options)
+    by_stratum = tried(parts, sample, choices, options)
     share = sample.share
-    rows = choice_rows(choices, sums, share)
-    summary, warnings = _said(sample, sums, rows, share, options)
+    rows = choice_rows(choices, weighted(by_stratum, sample.strata), share)
+    for row in rows:
+        off = errors(row["choice_id"], by_stratum, sample.strata, sample.recorded)
+        row["disconnected_error"], row["change_error"] = off
+    summary, warnings = _said(sample, by_stratum, rows, share, options)
     summary |= {"audiences": audiences}
     summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
     if audiences:
@@ -371,6 +361,7 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
     if rows[0]["viewers"]:
         # A limits file cannot say another policy than the one in force, which row 0 has.
         pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
+        pick = pick._replace(why=f"{pick.why}{_rests_on(summary, options)}")
         chosen = rows[pick.row["choice_id"]]
         chosen["recommended"] = True
         who = f"{rows[0]['viewers']} recorded viewers" + (
@@ -385,17 +376,33 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
     return Answer(summary=summary, warnings=warnings)
 
 
+def _rests_on(summary: Mapping[str, Any], options: WhatifOptions) -> str:
+    """Return what a promise must say with it: on how few it rests, and what of it nobody has seen."""
+    said, refused, cut = "", summary["viewers_refused"], summary["viewers_cut"]
+    if refused < FEW_REFUSED:
+        said += f"; this rests on {refused} viewer{'s' * (refused != 1)} in trouble"
+    if cut:
+        said += f"; {cut} of {summary['viewers']} viewers were cut while recorded, and what they would have had then "
+        after = f"is assumed: {options.extend_s:g} s more on a line as theirs was last"
+        said += after if options.extend_s else "is not known, nor part of any delay here"
+    return said
+
+
 def _said(
-    sample: Sample, sums: Sums, rows: Sequence[Mapping[str, Any]], share: float, options: WhatifOptions
+    sample: Sample, sums: Mapping[int, Sums], rows: Sequence[Mapping[str, Any]], share: float, options: WhatifOptions
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the summary and what must be known."""
     heads, viewers = sample.heads, rows[0]["viewers"]
-    refused = sums.get((0, "viewers"), 0)
+    refused = sum(part.get((0, "viewers"), 0) for part in sums.values())
+    cut, other = (sample.strata.get(number, Stratum(0, 0)) for number in (CUT, TROUBLED))
+    troubled, chosen = cut.size + other.size, cut.tried + other.tried
     told = heads[heads["reason"].notna()].sort_values(["node", "conn_id"])
     damaged = told[~told["reason"].isin(NO_VIEWER)]
     summary: dict[str, Any] = {
         "viewers": viewers,
         "viewers_refused": refused,
+        "viewers_troubled": troubled,
+        "viewers_cut": cut.size,
         "choices": len(rows),
         "objective": options.objective,
         "honest_share": HONEST_SHARE,
@@ -408,16 +415,21 @@ def _said(
     }
     warnings = []
     if refused < FEW_REFUSED:
-        more = "try more (--most 0 tries all)" if share < 1 else "record more (a larger --flights, or for longer)"
+        more = (
+            "try more (--most 0 tries all)" if chosen < troubled else "record more (a larger --flights, or for longer)"
+        )
         warnings.append(
             f"whatif: only {refused} of {viewers} viewers were ever refused anything, and what is "
             f"recommended rests on them: {more} to rely on it"
         )
-    if share < 1:
-        count = max(round(share * sample.recorded), 1)
+    if share < 1 or chosen < troubled:
+        off = 200 * max((row["disconnected_error"] for row in rows), default=0.0)
+        drawn_of = (
+            f"{len(told) + viewers} of about {sample.recorded} viewers, a random sample, and " if share < 1 else ""
+        )
         warnings.append(
-            f"whatif: a simple random sample of {count} of about {sample.recorded} viewers; shares of viewers are of "
-            f"the sample, and off by up to {100 / math.sqrt(count):.0f} points (--most 0 takes all, for so much longer)"
+            f"whatif: of {drawn_of}{troubled} in trouble {chosen} were tried, for all of these; shares of viewers cut "
+            f"are off by up to {off:.1f} points (--most 0 tries all, for so much longer)"
         )
     if len(damaged):
         first = damaged.iloc[0]

@@ -164,14 +164,14 @@ def _balanced(rows: Sequence[Row]) -> Pick:
     left = [row for row in rows if _honest(row) <= bound]
     sums = _sums(left, present if present in left else None)
     best = min(left, key=lambda row: (sums[row["choice_id"]], _honest(row), *_last(row)))
-    why = f"{len(left)} of {len(rows)} choices cut {least:.2%} of honest viewers"
-    if bound > least:
-        why += f", or up to {bound - least:.2%} more"
-    why += f"; this one has the smallest sum of the rest: {sums[best['choice_id']]:.2f}"
-    if present in left:
-        why += f", in force: {sums[present['choice_id']]:.2f}"
-    elif present is not None:
-        why += f"; in force cuts {_honest(present):.2%}"
+    against = "" if present is None else f" (those in force {_honest(present):.2%})"
+    fewer = "fewer" if _honest(best) == least else f"more than {HONEST_TOLERANCE * 100:g} points less"
+    why = f"they cut {_honest(best):.2%} of honest viewers{against}, and none of {len(rows)} choices cuts {fewer}"
+    why += f"; of the {len(left)} that cut as few they have the least delay, memory and lost key frames, all in all"
+    if best is present:
+        why += ", and are in force already"
+    elif present in left and sums[present["choice_id"]]:
+        why += f": {1 - sums[best['choice_id']] / sums[present['choice_id']]:.0%} less than those in force"
     return Pick(best, why, kept=True)
 
 

@@ -22,7 +22,6 @@ import bisect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
@@ -51,6 +50,8 @@ NORMAL_MS: Final = 40.0
 """Delay of a viewer in no trouble where only samples say so, and how often it is written to: the flush interval."""
 WRITES_PER_S: Final = 2
 """Writes made up per second of a viewer in trouble; of longer intervals at most `MOST_WRITES` each."""
+MOST_MESSAGE_BYTES: Final = (1 << 24) - 1
+"""No message is larger (RTMP 1.0, section 5.3.1.2.1): a row that says so would have the trial make it."""
 MOST_WRITES: Final = 20
 
 STRETCH_COLUMNS: Final[dict[str, str]] = {
@@ -71,9 +72,9 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
     "given": "int",
     "restart_bytes": "int",
     "ended_us": "bigint",
-    "at_us": "array<int>",
+    "at_us": "array<bigint>",
     "what": "array<int>",
-    "bytes": "array<int>",
+    "bytes": "array<bigint>",
 }
 """Contract of the part. Grain: one stretch of a viewer in an hour, or one that was calm all the time. `reason`: why it
 is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force. `at_us`, `what`,
@@ -156,20 +157,8 @@ def _of_samples(records: Records, trouble_s: float, most: int) -> DataFrame:
 def _connections(records: Records) -> DataFrame:
     """Return the viewers of the hour, and what their last rows there say of them as a whole."""
     totals = [f"accepted_messages_{name}" for name in CLASS_NAMES]
-    names = (
-        "date",
-        "hour",
-        "ts",
-        "node",
-        "conn_id",
-        "peer_ip",
-        "role",
-        "opened_at",
-        "duration_s",
-        "reason",
-        "sent_bytes",
-    )
-    columns = (*names, "episodes_overloaded", *totals)
+    names = "date hour ts node conn_id peer_ip role opened_at duration_s reason sent_bytes episodes_overloaded"
+    columns = (*names.split(), *totals)
     frames = [records.table(name).select(*columns) for name in ("flow_closes", "flow_opens")]
     rows = frames[0].unionByName(frames[1]).where(f.col("role").isin(*VIEWING))
     return (
@@ -223,10 +212,9 @@ def _calm_rows(found: DataFrame) -> DataFrame:
 
 def _applied(rows: DataFrame, source: str, trouble_s: float) -> DataFrame:
     """Return the stretches of each viewer of `rows`: one call of a worker each."""
-    run_one = partial(of_viewer, source=source, trouble_s=trouble_s)
 
     def of_connection(table: pa.Table) -> pa.Table:
-        return run_one(table)
+        return of_viewer(table, source, trouble_s)
 
     ddl = ", ".join(f"{name} {kind}" for name, kind in _APPLIED.items())
     return rows.groupBy("date", "hour", "node", "conn_id").applyInArrow(of_connection, ddl)
@@ -261,8 +249,7 @@ def of_viewer(table: pa.Table, source: str, trouble_s: float) -> pa.Table:
     ]
     kinds = {"timestamp": pa.timestamp("us", tz="UTC"), "string": pa.string(), "bigint": pa.int64(), "int": pa.int32()}
     kinds |= {f"array<{name}>": pa.list_(kinds[name]) for name in ("int", "bigint")}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in _APPLIED.items()])
-    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in made], schema=schema)
+    return pa.Table.from_pylist(made, pa.schema([(name, kinds[kind]) for name, kind in _APPLIED.items()]))
 
 
 def of_flight(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
@@ -279,7 +266,10 @@ def of_flight(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[d
 
 def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]]:
     """Yield the stretches of what a flight says of stream and link."""
-    events = [(on_grid(at), what, size) for at, what, size in found.events[:MOST_EVENTS]]
+    events = [
+        (on_grid(at), what, min(size, MOST_MESSAGE_BYTES) if what >= 0 else size)
+        for at, what, size in found.events[:MOST_EVENTS]
+    ]
     if not any(what >= 0 for _, what, _ in events):
         yield {"reason": NO_STREAM}
         return
@@ -295,7 +285,10 @@ def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]
         until = ended if last == len(events) else times[last]
         row: dict[str, Any] = {"close_reason": found.close_reason if last == len(events) else None}
         if troubled:
-            row |= {"given": found.given if first == 0 else 0, "restart_bytes": found.restart_bytes}
+            row |= {
+                "given": found.given if first == 0 else 0,
+                "restart_bytes": min(found.restart_bytes, MOST_MESSAGE_BYTES),
+            }
             row |= _stretch(events[first:last], until)
         else:
             row |= _calm(events[first:last], until)
@@ -415,7 +408,7 @@ def _spread(row: Mapping[str, Any], at: float, seconds: float) -> list[Event]:
     for item, name in enumerate(CLASS_NAMES):
         count, total = min(int(row[f"accepted_messages_{name}"] or 0), 10_000), int(row[f"accepted_bytes_{name}"] or 0)
         for number in range(count):
-            size = max(total * (number + 1) // count - total * number // count, 1)
+            size = total * (number + 1) // count - total * number // count
             place = number / count if item == _KEY else (number + 0.5) / count
-            events.append((on_grid(at + seconds * place), item, size))
+            events.append((on_grid(at + seconds * place), item, min(max(size, 1), MOST_MESSAGE_BYTES)))
     return events

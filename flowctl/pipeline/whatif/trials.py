@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.flight.whatif.engine import RESTART_BYTES, Choice, Outcome, RecordedViewer, evaluate, extended, on_grid
+from flowctl.flight.whatif.engine import Choice, Outcome, RecordedViewer, evaluate, recorded_viewer
 from flowctl.flow.state import MessageClass
-from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES
 
 ALL_CHOICES: Final = -1
@@ -36,16 +36,13 @@ def add(sums: Sums, choice: int, measure: str, value: int) -> None:
     sums[key] = max(sums.get(key, 0), value) if measure == PEAK else sums.get(key, 0) + value
 
 
-def tally(
-    viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float, buffer_s: float
-) -> Sums:
+def tally(viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float) -> Sums:
     """Return what each choice does for all of `viewers`.
 
     Args:
         viewers: of each its rows of `flowctl.pipeline.whatif.stretches`, in order of time.
         choices: of the grid; the first is in force.
         extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
-        buffer_s: what a player has buffered, in seconds.
 
     Returns:
         Sums; stretches that make no viewer are counted in ``damaged`` of `ALL_CHOICES`, their viewer with it.
@@ -53,7 +50,7 @@ def tally(
     sums: Sums = {}
     for rows in viewers:
         try:
-            for choice, measure, value in _tried(rows, choices, extend_s, buffer_s):
+            for choice, measure, value in _tried(rows, choices, extend_s):
                 add(sums, choice, measure, value)
         except FlowctlError:
             add(sums, ALL_CHOICES, "damaged", 1)
@@ -68,23 +65,21 @@ def viewer_of(row: Mapping[str, Any], extend_s: float) -> RecordedViewer | None:
     """
     if not len(row["at_us"]):
         return None
-    events = [
-        (on_grid(int(at) / 1e6), int(what), int(size))
-        for at, what, size in zip(row["at_us"], row["what"], row["bytes"], strict=True)
-    ]
-    reason = row["close_reason"] if isinstance(row["close_reason"], str) else None  # pandas has NaN for none
-    viewer = RecordedViewer(
-        events=events,
-        given=int(row["given"]),
-        restart_bytes=int(row["restart_bytes"]) or RESTART_BYTES,
-        ended_at=max(on_grid(int(row["ended_us"]) / 1e6), events[-1][0]),
-        close_reason=reason,
+    events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
+    viewer = recorded_viewer(
+        events,
+        given=row["given"],
+        restart_bytes=row["restart_bytes"],
+        ended_s=max(row["ended_us"] / 1e6, events[-1][0]),
+        close_reason=row["close_reason"],
+        extend_s=extend_s,
     )
-    return extended(viewer, extend_s) if reason in SLOW_ENDS else viewer
+    # What is assumed counts like what was recorded: else who would be kept by looser limits has no delay there.
+    return replace(viewer, assumed_from=None)
 
 
 def _tried(
-    rows: Sequence[Mapping[str, Any]], choices: Sequence[Choice], extend_s: float, buffer_s: float
+    rows: Sequence[Mapping[str, Any]], choices: Sequence[Choice], extend_s: float
 ) -> Iterator[tuple[int, str, int]]:
     """Yield the sums of one viewer. Once a choice has closed it, what comes later is nothing to that choice."""
     recorded = [viewer_of(row, extend_s) for row in rows]
@@ -97,16 +92,19 @@ def _tried(
         for number in left:
             totals[number].update(calm)
         if viewer is not None and left:
-            outcomes = evaluate(viewer, [choices[number] for number in left], player_buffer_s=buffer_s)
+            outcomes = evaluate(viewer, [choices[number] for number in left])
             for number, outcome in zip(left, outcomes, strict=True):
                 total = totals[number]
                 peak = max(total[PEAK], outcome.memory_peak_bytes)
                 total.update(_of_outcome(outcome))
+                total["assumed_us"] += max(_us(outcome.watched_s) - int(row["ended_us"]), 0)
                 total[PEAK] = peak
+    in_force = totals[0]["disconnected"]
     for number, total in enumerate(totals):
         watched_s, closed = total["watched_us"] / 1e6, total["disconnected"]
         mean_bytes = round(total.pop("held_byte_ms", 0) / 1000 / watched_s) if watched_s else 0
         total.update(viewers=1, honest=honest, honest_disconnected=closed and honest, memory_mean_bytes=mean_bytes)
+        total.update(saved=in_force > closed, lost=closed > in_force)
         for measure, value in total.items():
             yield number if refused else ALL_CHOICES, measure, int(value)
 
@@ -117,7 +115,6 @@ def _of_outcome(outcome: Outcome) -> dict[str, int]:
     return {
         "disconnected": int(outcome.closed is not None),
         "watched_us": _us(outcome.watched_s),
-        "assumed_us": _us(outcome.assumed_s),
         "ready_us": _us(outcome.time_in_states_s[0]),
         "stall_us": _us(outcome.stall_s),
         "held_byte_ms": round(outcome.memory_byte_s * 1000),

@@ -230,3 +230,54 @@ def test_secrets_when_sent_through_every_door_leave_by_none(tmp_path, monkeypatc
     assert len(left["records"]) > 2000
     assert len(said) > 500
     assert b"flowctl_" in pages
+
+
+async def named_through_rtmp(port, mark):
+    """Play and publish under applications and names that carry secrets, as an agent that carries one."""
+    asked = (
+        ("live", f"room%3Fkey%3D{mark('encoded query')}", "x"),
+        ("live", f"room;{mark('parameter of a path')}", "x"),
+        ("live", f"room%2526token%253D{mark('query encoded twice')}", "x"),
+        (f"live%3Fkey%3D{mark('encoded query of an application')}", "room", "x"),
+        (f"live;key:{mark('parameter of an application')}", "room", "x"),
+        ("live", "plain", f"OBS rtmp://h/live/{mark('address in an agent')}"),
+        ("live", "plain", f"player Bearer {mark('token in an agent')}"),
+        ("live", "plain", f"player rtmp%3A%2F%2Fh/{mark('encoded address in an agent')}"),
+    )
+    for app, name, agent in asked:
+        for verb in (Peer.play, Peer.publish):
+            peer = await peer_of(port, app=app, flashVer=agent)
+            async with asyncio.timeout(5):
+                with contextlib.suppress(RefusedError):
+                    await verb(peer, name)
+            peer.close()
+
+
+def named_through_http(address, mark):
+    """Ask over HTTP for paths that carry secrets, as agents that do."""
+    for path, agent in (
+        (f"/live%3Fkey%3D{mark('encoded query over HTTP')}/room.flv", "x"),
+        (f"/live;{mark('parameter of a first part')}/room;key:{mark('parameter over HTTP')}.flv", "x"),
+        ("/live/plain.flv", f"Mozilla Basic {mark('password in an agent over HTTP')}"),
+    ):
+        client = http.client.HTTPConnection(address, timeout=0.5)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            client.request("GET", path, headers={"User-Agent": agent})
+            client.getresponse().read(100)
+        client.close()
+
+
+def test_names_when_they_carry_secrets_are_hashed_in_log_and_records_alike(tmp_path, monkeypatch):
+    """No line at any level and no record has a secret that a name or an agent carries; plain names are readable."""
+    monkeypatch.setenv("FLOWCTL_LOG_LEVEL", "debug")
+    mark, address, folder = Marks(), f"127.0.0.1:{free_port()}", tmp_path / "events"
+    asked = ("--http", address, "--events", str(folder), "--events-streams", "plain")
+    with served("live", *asked) as server:
+        asyncio.run(named_through_rtmp(server.ready["port"], mark))
+        named_through_http(address, mark)
+        server.stop()
+    assert server.status == 0
+    assert mark.found_in(server.log.encode()) == []
+    assert mark.found_in(records_of(folder)) == []
+    assert "stream=live/plain" in server.log
+    assert "stream=live/h:" in server.log

@@ -202,9 +202,11 @@ def test_spared_when_it_does_what_others_are_punished_for_is_not():
         assert bans(server) == {}
 
 
-@pytest.mark.parametrize("limit", ["player_wait_s", "media_silence_s", "work_share_per_address", "streams"])
+@pytest.mark.parametrize(
+    "limit", ["player_wait_s", "media_silence_s", "work_share_per_address", "streams", "chunk_size_max_bytes"]
+)
 def test_limit_when_others_can_have_it_broken_counts_for_nothing(limit):
-    """To wait for a stream that somebody else does not publish is no offence."""
+    """To wait for a stream that nobody publishes is no offence, nor is the fault that an encoder repeats."""
     with open_live_server(penalties=of_limits(1)) as server:
         with socket.create_connection(server.address, timeout=20):
             (connection,) = wait_until(server.connections, "the connection")

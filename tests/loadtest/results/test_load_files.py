@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,46 @@ def test_result_when_the_name_is_a_link(tmp_path):
         write_text(link, text)
         assert target.read_text() == text
     assert link.is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "device", "second"])
+def test_result_when_the_name_was_planted_by_another_user(tmp_path, monkeypatch, kind):
+    """A link or pipe of another user is replaced by the file, and what it leads to stays as it is."""
+    mine, report = tmp_path / "mine", tmp_path / "report.html"
+    mine.write_text("of the user")
+    if kind == "pipe":
+        os.mkfifo(report)
+    elif kind == "second":  # a link of one's own that leads to one that is not
+        (tmp_path / "theirs").symlink_to(mine)
+        report.symlink_to("theirs")
+    else:
+        report.symlink_to({"link": mine, "dangling": tmp_path / "made", "device": Path("/dev/full")}[kind])
+    theirs = os.lstat(tmp_path / "theirs" if kind == "second" else report).st_ino
+    lstat = Path.lstat
+
+    def looked_at(path):
+        found = lstat(path)
+        return os.stat_result([*found[:4], 65534, *found[5:]]) if found.st_ino == theirs else found
+
+    monkeypatch.setattr(Path, "lstat", looked_at)
+    check_target(report, "--report")
+    write_text(report, "the report")
+    assert (mine.read_text(), report.read_text()) == ("of the user", "the report")
+    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / ("theirs" if kind == "second" else "report.html")).is_symlink()
+
+
+def test_result_when_a_file_is_there_has_its_rights(tmp_path):
+    """Who could read the earlier one can read the new one; a new one is as the user's mask says."""
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a", "x")
+        assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+        (tmp_path / "a").chmod(0o604)
+        write_text(tmp_path / "a", "y")
+        assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o604
+    finally:
+        os.umask(before)
 
 
 def test_result_when_a_device_takes_nothing(tmp_path):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import time
 
 import pytest
 from abuse_records import at
 
 from flowctl.errors import ConfigError
+from flowctl.live.bans.banning import Banning
+from flowctl.live.reload.watchfile import WatchedFile
 from flowctl.pipeline.abuse.job import AbuseOptions
 from flowctl.pipeline.abuse.watch import SOURCE, WatchOptions, merge_into
 from flowctl.pipeline.records.place import MOST_TEXT_BYTES, Place
-from flowctl.server.bans import Ban, BanList, render
+from flowctl.server import bans as bans_module
+from flowctl.server.bans import MOST_BYTES, Ban, BanList, render
 
 NOW_S = time.time()
 
@@ -76,6 +80,46 @@ def test_list_when_told_to_begin_anew_drops_those_of_others_and_keeps_its_own(tm
     assert listed(tmp_path) == {"192.0.2.2"} | (set() if broken else {"192.0.2.1"})
 
 
+def test_list_when_it_is_a_link_is_locked_for_all_who_write_the_file(tmp_path):
+    """A server that is given the file itself, and a job whose OUT has a link to it, wait for each other."""
+    folders = [tmp_path / name for name in ("etc", "out")]
+    for folder in folders:
+        folder.mkdir()
+    real, link = (folder / "bans.jsonl" for folder in folders)
+    others(folders[0], ban("198.51.100.1", source=""))
+    link.symlink_to(real)
+    banning = Banning(lambda _: 0, lambda: WatchedFile(real, lambda *_: None, MOST_BYTES))
+
+    def change(there):
+        """Return what the list is to hold, while the server tries to write to it."""
+        assert "another program writes" in banning.ban(ban("198.51.100.2", source="command")).fault
+        return there + render([ban()])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flowctl.live.bans.banning._LOCK_S", 0.0)
+        Place(str(folders[1])).change_text("bans.jsonl", change)
+    assert banning.ban(ban("198.51.100.3", source="command")).in_file
+    assert listed(folders[0]) == {"198.51.100.1", "192.0.2.1", "198.51.100.3"}
+    assert link.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_list_when_it_is_a_servers_stays_its(tmp_path):
+    """The server of another user can still read the list after a job of root's has written to it."""
+    others(tmp_path, ban("198.51.100.1", source=""))
+    path = tmp_path / "bans.jsonl"
+    os.chown(path, 1234, 1235)
+    path.chmod(0o640)
+    before = os.umask(0o077)
+    try:
+        add(tmp_path, ban())
+    finally:
+        os.umask(before)
+    there = path.stat()
+    assert (there.st_uid, there.st_gid, there.st_mode & 0o777) == (1234, 1235, 0o640)
+    assert listed(tmp_path) == {"198.51.100.1", "192.0.2.1"}
+
+
 def test_list_when_it_cannot_be_read_names_it_and_leaves_it(tmp_path):
     """A list with a typing error is no reason to throw it away."""
     (tmp_path / "bans.jsonl").write_text("{broken\n")
@@ -93,6 +137,36 @@ def test_list_when_it_is_too_long_leaves_it(tmp_path):
     with pytest.raises(ConfigError, match=r"bans\.jsonl has \d+ bytes"):
         add(tmp_path, ban())
     assert (tmp_path / "bans.jsonl").read_text() == text
+
+
+def full(monkeypatch, size):
+    """Let lists have that many bytes."""
+    monkeypatch.setattr(bans_module, "MOST_BYTES", size)
+
+
+def test_list_when_it_grows_too_long_is_cut_and_can_be_read_again(tmp_path, monkeypatch):
+    """The watch leaves out what is least, says so, and does not shut itself or the server out of its own list."""
+    told = []
+    full(monkeypatch, 3 * len(render([ban("192.0.2.10")])) - 1)
+    for number in range(10, 14):
+        merge_into(
+            Place(str(tmp_path)), [ban(f"192.0.2.{number}", score=float(number))], AbuseOptions(), tell=told.append
+        )
+    assert listed(tmp_path) == {"192.0.2.13", "192.0.2.12"}
+    assert told[0].startswith("1 of 3 bans and limits are not on the list")
+    assert len(told) == 2
+
+
+def test_list_when_the_one_that_is_there_is_too_long_is_cut_but_for_bans_by_hand(tmp_path, monkeypatch):
+    """A list that is longer than servers take becomes one that they take; more by hand than fits is left as it is."""
+    hand = [ban(f"198.51.100.{number}", score=0.0, source="") for number in range(2)]
+    full(monkeypatch, len(render([*hand, ban()])))
+    others(tmp_path, ban(), ban("192.0.2.2", score=20.0), *hand)
+    add(tmp_path)
+    assert listed(tmp_path) == {"192.0.2.2", "198.51.100.0", "198.51.100.1"}
+    full(monkeypatch, len(render(hand)) - 1)
+    with pytest.raises(ConfigError, match="more bans made by hand"):
+        add(tmp_path)
 
 
 def test_list_when_an_address_is_allowed_does_not_keep_a_ban_of_it(tmp_path):

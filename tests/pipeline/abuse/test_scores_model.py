@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +22,10 @@ from flowctl.server.guilt import PROOF
 pytestmark = pytest.mark.timeout(900)
 WEIGHTS = Weights(half_life_s=7200.0)
 ENDS = {
-    "deaf_close": {"reason": "hard limit", "duration_s": 400.0, **DEAF},
+    "deaf_close": {"reason": "hard limit", "duration_s": 35.0, **DEAF},
+    "lost_line": {"reason": "stuck", "duration_s": 400.0, **DEAF},
+    "cut_at_once": {"reason": "hard limit", "duration_s": 3.0, "unrecovered_ms": 0.2, "unrecovered_bytes": 0},
+    "deaf_http": {"reason": "stuck", "role": "http_flv", **NEVER_READ},
     "never_read": {"reason": "stuck", **NEVER_READ},
     "slow_close": {"reason": "hard limit", **SLOW},
     "auth_refused": {"reason": "auth refused", **UNKNOWN},
@@ -77,7 +80,7 @@ class Model:
             self.evidence[address].append((at_s, kind, 1))
         if kind is not None and WEIGHTS.bans(kind):
             self.harmful.add(conn_id)
-        if kind in (None, "slow_close"):
+        if kind in (None, "slow_close", "lost_line"):
             self.plays[address].append((conn_id, begin_s, at_s, True))
 
     def verdict(self, address: str) -> tuple[str, float, int, float]:
@@ -92,8 +95,10 @@ class Model:
         hours = sum(length * left(NOW_S - end) for length, end in seconds) / 3600
         shared = people > 0 or hours >= WEIGHTS.shared_hours
         kinds: dict[str, float] = defaultdict(float)
+        minutes = Counter((kind, when // 60) for when, kind, _ in self.evidence[address] if kind == "deaf_close")
         for when, kind, amount in self.evidence[address]:
-            kinds[kind] += amount * left(NOW_S - when) * WEIGHTS.of(kind)
+            count = amount / (minutes[kind, when // 60] or 1)  # what is cut at once is one line
+            kinds[kind] += count * left(NOW_S - when) * WEIGHTS.of(kind)
         if shared:
             kinds = defaultdict(float, {kind: min(value, WEIGHTS.threshold) for kind, value in kinds.items()})
         points = sum(kinds.values())
@@ -116,7 +121,7 @@ def judged(spark, tmp_path_factory):
     """Judge the records of some random addresses, which lie in several hours; -> model, scores, folder."""
     folder, model, random_ = tmp_path_factory.mktemp("model"), Model(), random.Random(20260321)
     conn_id = 0
-    for number in range(1, 81):
+    for number in range(1, 201):
         for _ in range(random_.choice((1, 2, 4, 9))):
             conn_id += 1
             model.add(random_, f"192.0.{number}.1", conn_id)
@@ -163,7 +168,6 @@ def test_attackers_when_asked_for_are_the_harmful_connections_and_banned_address
         row["conn_id"]
         for table, row in model.rows
         if (table == "flow_events" and WEIGHTS.bans(f"limit_hit.{row.get('axis')}"))
-        or (table == "flow_closes" and row["reason"] == "protocol error" and row["role"] == "play")
     }
     assert {conn_id for _, conn_id in connections} == direct
     assert banned == {address for address, row in scores.items() if row["verdict"] == "ban"}

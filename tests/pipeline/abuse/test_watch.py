@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import shutil
@@ -97,8 +96,8 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
     Late evidence counts within the watermark and not beyond. Each look goes on where the one before ended.
     """
     events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
-    assert 5 < Weights().of("limit_hit.chunk_size_max_bytes") < Weights().threshold
-    half = hits("192.0.2.1", "chunk_size_max_bytes", 1, now)
+    assert 5 < Weights().of("limit_hit.pending_output_bytes") < Weights().threshold
+    half = hits("192.0.2.1", "pending_output_bytes", 1, now)
     [first] = write(events, half, "node-1-1-1")
     for number in (2, 3):
         shutil.copy(first, first.with_name(f"copy-{number}.parquet"))
@@ -109,6 +108,11 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
     first.with_name("torn.parquet").write_bytes(first.read_bytes()[:-100])
     first.with_name("empty.parquet").write_bytes(b"")
     first.with_name(".hidden.parquet").write_bytes(b"")
+    least = pq.read_table(first)
+    moment = pa.array([-(2**63)] * len(least)).cast(least.schema.field("ts").type)
+    least = least.set_column(least.schema.get_field_index("ts"), least.schema.field("ts"), moment)
+    words = least.schema.metadata | {b"flowctl.uid": b"least"}
+    pq.write_table(least.replace_schema_metadata(words), first.with_name("least.parquet"))
     odd = [{"ts": "today", "node": "node-1", "seq": "x", "peer_ip": "192.0.2.9", "event": "limit_hit"}]
     pq.write_table(pa.Table.from_pylist(odd), first.with_name("types.parquet"))
     out.mkdir()
@@ -130,7 +134,7 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
     look()
     assert set(banned(out)) == known
     late = [*hits("192.0.2.5", "amf_depth", 1, now - 60), *hits("192.0.2.6", "amf_depth", 1, now - 3000)]
-    write(events, [*late, *hits("192.0.2.1", "chunk_size_max_bytes", 1, now)], "node-1-1-5")
+    write(events, [*late, *hits("192.0.2.1", "pending_output_bytes", 1, now)], "node-1-1-5")
     summary, _ = look()
     assert set(banned(out)) == known | {"192.0.2.1/32", "192.0.2.5/32"}
     assert summary["late"] == 2, "one record, in two windows"
@@ -138,14 +142,31 @@ def test_watch_when_input_is_late_bad_or_copied_counts_it_and_goes_on(look, tmp_
     assert (summary["batches"], summary["judgements"]) == (0, 0)
 
 
+def test_watch_when_the_judge_cannot_use_the_records_goes_on(look, tmp_path):
+    """An alarm of a file whose hour nothing tells is told and bans nobody; records of long ago raise none."""
+    events, now = tmp_path / "events [1]", time.time()
+    [path] = write(events, hits("192.0.2.1", "amf_depth", 9, now))
+    path.rename(events / "flow_events" / "moved.parquet")
+    summary, told = look()
+    assert f"warning: nobody is banned for this alarm: {events} has no records in the window" in told
+    assert (summary["batches"], summary["judgements"], banned(tmp_path / "out")) == (1, 0, {})
+    write(events, hits("192.0.2.2", "amf_depth", 9, now - 27 * 3600), "old")
+    summary, told = look()
+    assert "warning" not in told
+    assert (summary["batches"], banned(tmp_path / "out")) == (1, {})
+    write(events, hits("192.0.2.3", "amf_depth", 9, now), "good")
+    look()
+    assert banned(tmp_path / "out") == {"192.0.2.3/32": "ban"}
+
+
 def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path, monkeypatch):
     """Ended before the list was written, or after it but before Spark knew: the batch is run again, and counts once."""
     events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
-    write(events, hits("192.0.2.1", "amf_depth", 1, now) + hits("192.0.2.2", "chunk_size_max_bytes", 1, now))
+    write(events, hits("192.0.2.1", "amf_depth", 1, now) + hits("192.0.2.2", "pending_output_bytes", 1, now))
 
-    def broken(place, bans, judge, *, written, anew=False):
+    def broken(place, bans, judge, *, written, **more):
         if written or not bans:
-            merge_into(place, bans, judge, anew=anew)
+            merge_into(place, bans, judge, **more)
         if bans:
             raise FlowctlError("a power cut")
 
@@ -162,17 +183,18 @@ def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path
 
 
 def test_watch_when_records_come_bans_within_a_trigger_and_ends_in_order(spark, tmp_path):
-    """Started before there is any record, it bans in the first batch with the evidence."""
+    """Started before there is any record, or a folder, it says so, and bans in the first batch with the evidence."""
     events, out, stop, told = tmp_path / "events [1]", tmp_path / "out", threading.Event(), []
-    events.mkdir()
     options = WatchOptions(trigger_s=0.5)
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(watching.run, spark.newSession(), str(events), str(out), options, stop=stop, tell=told.append)
         try:
+            wait_for(lambda: told or job.done(), "word that it waits")
+            assert told == [f"{events} has no flow_closes and no flow_events yet: waiting for them"]
             now = time.time()
             write(events, [*there("192.0.2.2", now - 300, now, conn_id=7), event(None, "server_started", now - 999)])
             write(events, [closed("192.0.2.9", "peer closed", now)], "node-1-1-2")
-            wait_for(lambda: told or job.done(), "batch")
+            wait_for(lambda: len(told) > 1 or job.done(), "batch")
             number = len(told)
             write(events, hits("192.0.2.1", "amf_depth", 1, now) + hits("192.0.2.2", "amf_depth", 1, now), "node-1-1-3")
             wait_for(lambda: len(told) > number or job.done(), "batch")
@@ -191,7 +213,7 @@ def test_watch_when_ended_in_the_middle_and_restarted_loses_and_repeats_nothing(
     events, out, now = tmp_path / "events [1]", tmp_path / "out", time.time()
     for n in range(4):
         rows = hits(f"192.0.2.{n}", "amf_depth", 1, now) + hits("198.51.100.1", "unpublished_bytes", 3, now)
-        rows += hits(f"198.51.100.{2 + n // 2}", "chunk_size_max_bytes", 1, now)
+        rows += hits(f"198.51.100.{2 + n // 2}", "pending_output_bytes", 1, now)
         write(events, rows, f"node-1-1-{n}")
     command = [sys.executable, "-m", "flowctl", "analyze", "watch", str(events), "--out", str(out), "--max-files", "2"]
     command += ["--trigger", "100ms", "--master", "local[2]", "--driver-memory", "512m"]
@@ -206,7 +228,8 @@ def test_watch_when_ended_in_the_middle_and_restarted_loses_and_repeats_nothing(
             os.killpg(process.pid, signal.SIGKILL)
     if number == signal.SIGTERM:
         assert process.returncode == 0, errors
-        assert json.loads(told)["summary"]["bans"]
+        assert re.fullmatch(rf"watch: .* alarms judged, .* [1-9]\d* bans and limits of it in {out}/bans.jsonl\n", told)
+        assert "tasks 0 of 0" not in errors
         assert not re.search("Traceback|error:", errors), errors
     else:
         assert process.returncode == -number, errors

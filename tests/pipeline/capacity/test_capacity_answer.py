@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 pytest.importorskip("pyspark")
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.job import AT_95, MOST_REACH, CapacityOptions, carried, estimate
-from flowctl.pipeline.capacity.node import SLOW_MORE, Measurement, fit, held_out_error, reference
+from flowctl.pipeline.capacity.job import MOST_REACH, CapacityOptions, carried, estimate
+from flowctl.pipeline.capacity.node import BYTE_US, Measurement, fit, held_out_error, reference
 
 OPTIONS = CapacityOptions(bit_rate=2.5e6, slow_share=0.05)
 
@@ -37,12 +36,12 @@ def test_answer_when_records_carry_it_ends_at_four_times_the_largest_crowd():
     """A fit to 250 viewers says nothing of 3000: the answer is at least 1000, and memory is null."""
     crowds = [thread(100, 0.05), thread(250, 0.11)]
     found = estimate(crowds, OPTIONS)
-    assert carried(fit(crowds), OPTIONS) == (MOST_REACH * 250, True)
+    assert carried(fit(crowds), OPTIONS) == (MOST_REACH * 250, "measured")
     assert (found["fitted_to"], found["viewers_per_node"], found["at_least"]) == ("records", MOST_REACH * 250, True)
-    assert "AT LEAST 1000 viewers" in found["answer"]
+    assert "AT LEAST 1,000 viewers" in found["answer"]
     assert "NOT KNOWN BEYOND, that is 4 times the largest" in found["answer"]
     assert (found["memory_bytes_per_node"], found["memory_bytes_per_viewer"]) == (None, None)
-    assert "Memory not measured; 1000000 viewers need at most 1000 nodes." in found["answer"]
+    assert "Memory not measured. 1,000,000 viewers need at most 1,250 nodes" in found["answer"]
 
 
 def test_answer_when_measurements_are_given_goes_before_the_records():
@@ -118,12 +117,25 @@ def test_answer_when_measurements_contradict_each_other_has_a_wide_range():
     assert found["viewers_per_node_low"] < found["viewers_per_node"] <= found["viewers_per_node_high"]
 
 
-def test_carried_when_crowds_are_drawn_keeps_95_of_100_nodes_below_the_busy_share():
-    """The formula is held against drawn viewers, slow by chance, each a little cheaper or dearer than the next."""
-    model, options = fit(reference()), CapacityOptions(bit_rate=2.5e6, slow_share=0.2)
-    viewers, _ = carried(model, options)
-    random = np.random.default_rng(1)
-    slow = 1 + SLOW_MORE * (random.random((400, viewers), np.float32) < 0.2)
-    busy = model.cpu.idle + model.cpu.one(2.5e6) * (slow * random.triangular(0.8, 1.0, 1.2, slow.shape)).sum(1)
-    assert np.quantile(busy, 0.95) == pytest.approx(0.7e6, rel=1e-3)
-    assert pytest.approx(1.645, abs=1e-3) == AT_95
+@pytest.mark.parametrize(
+    ("slow_share", "memory_bytes", "carries", "ended_by"),
+    [
+        (0.0, None, 2_758, "processor"),  # (700 - 5) ms / (240 + 12) us
+        (0.2, None, 2_507, "processor"),  # of viewers who cost a tenth more
+        (0.0, 59_000_000, 1_000, "memory"),  # (59 - 50) MB / 9 kB
+        (0.0, 45_000_000, 0, "memory"),
+    ],
+)
+def test_answer_when_a_resource_ends_it_names_which(slow_share, memory_bytes, carries, ended_by):
+    """What is used up first is what ends it: a thread's time or memory, computed by hand."""
+
+    def point(viewers):
+        memory = {"memory_bytes": 50_000_000 + 9_000 * viewers, "idle_memory_bytes": 50_000_000}
+        cpu = 5_000 + viewers * (240 + 2_500_000 / 8 * BYTE_US)
+        return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=cpu, **memory)
+
+    options = CapacityOptions(bit_rate=2.5e6, slow_share=slow_share, memory_bytes=memory_bytes)
+    assert carried(fit([point(200), point(800)]), options) == (pytest.approx(carries, abs=60), ended_by)
+    told = estimate([], CapacityOptions(bit_rate=2.5e6, slow_share=0.0, memory_bytes=55_000_000))
+    assert told["ended_by"] == "memory"
+    assert "what ends it is its memory" in told["answer"]

@@ -126,7 +126,8 @@ def test_window_when_an_option_is_wrong_names_it(options, words):
 def test_window_when_it_meets_an_hour_has_some_of_it(since, until, meets):
     """Hours are left out whole: those that end before the window begins, or begin where it ends."""
     assert Window(since, until).meets(("2026-03-01", "12")) is meets
-    assert hour_of(begin_of(("2026-03-01", "12"))) == ("2026-03-01", "12")
+    for hour in (("2026-03-01", "12"), ("0999-01-01", "00"), ("0001-01-01", "03")):
+        assert hour_of(begin_of(hour)) == hour
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_listing_when_a_file_lies_elsewhere_keeps_it_under_the_odd_hour(tmp_path
         (lambda root: None, "does not exist"),
         (lambda root: root.mkdir(), "has no records"),
         (lambda root: (root / "flow_samples_").mkdir(parents=True), "has no records"),
-        (lambda root: root.write_text("x"), "does not exist"),
+        (lambda root: root.write_text("x"), "is no folder"),
     ],
 )
 def test_listing_when_there_is_nothing_says_what_is_missing(tmp_path, make, words):

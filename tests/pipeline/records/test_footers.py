@@ -94,6 +94,32 @@ def test_facts_when_pages_are_overwritten_put_the_file_aside(tmp_path):
     assert facts(path).problem == "not Parquet or damaged"
 
 
+def test_facts_when_each_row_has_the_same_long_text_take_it_once(tmp_path):
+    """A word of 100 kB in each of 5,000 rows is half a gigabyte where each row has its own; it is one bad word."""
+    path = write(tmp_path, good(1))
+    data, count = pq.read_table(path, partitioning=None), 5_000
+    of = {name: pa.repeat(data[name][0], count) for name in data.column_names}
+    of["seq"] = pa.array(range(count))
+    of["role"] = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), ["x" * 100_000])
+    pq.write_table(pa.table(of, metadata=data.schema.metadata), path, store_schema=False)
+    before = pa.total_allocated_bytes()
+    peak = []
+    reasons = footers.reasons
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(footers, "reasons", lambda *args: peak.append(pa.total_allocated_bytes()) or reasons(*args))
+        assert facts(path).reasons == {"role: unknown word": count}
+    assert max(peak) - before < 50_000_000
+
+
+def test_facts_when_a_column_unpacks_to_much_put_the_file_aside(tmp_path, monkeypatch):
+    """A column that has to be read and has more than memory should hold is not unpacked; the file is put aside."""
+    monkeypatch.setattr(footers, "MOST_UNPACKED_BYTES", 1 << 20)
+    rows = [event(1, 7, "dropped", role=f"{number:0100}") for number in range(20_000)]
+    found = facts(write(tmp_path, rows))
+    assert (found.problem, found.rows) == ("too large unpacked", 20_000)
+    assert found.detail == "role unpacks to more than 1 MiB"
+
+
 def of_schema(**types):
     schema = schema_of(FLOW_EVENTS)
     return pa.schema([field.with_type(types[field.name]) if field.name in types else field for field in schema])
@@ -179,7 +205,7 @@ BAD_CLOSES = {
     "opened_at: null": {"opened_at": None},
     "opened_at: too old": {"opened_at": dt.datetime(1970, 1, 1, tzinfo=dt.UTC)},
     "duration_s: negative": {"duration_s": -1.0},
-    "duration_s: no number": {"duration_s": 1.1 * MOST_S},
+    "duration_s: no number": {"duration_s": MOST_S + 1},
     "duration_s: null": {"duration_s": None},
     "time_ready_ms: no number": {"time_ready_ms": math.nan},
     "delay_p99_ms: no number": {"delay_p99_ms": math.inf},
@@ -252,7 +278,11 @@ def test_facts_when_times_are_beyond_those_of_python_put_only_the_row_aside(tmp_
     ts = pa.array([int(at(1).timestamp() * 1e6), 1 << 62]).cast(pa.timestamp("us", tz="UTC"))
     pq.write_table(data.set_column(0, "ts", ts), path)
     found = facts(path)
-    assert (found.problem, found.reasons, found.newest_us) == (None, {"ts: in the future": 1}, NOW_US)
+    assert (found.problem, found.reasons, found.newest_us) == (
+        None,
+        {"ts: in the future": 1},
+        int(at(1).timestamp() * 1e6),
+    )
     assert isinstance(found.newest_us, int)
 
 

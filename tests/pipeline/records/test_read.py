@@ -13,7 +13,7 @@ from record_kit import at, close, event, folder, opened, sample, schema_of, writ
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.records.listing import list_records
-from flowctl.pipeline.records.read import read_hours
+from flowctl.pipeline.records.read import Read, judged, look, read_hours
 from flowctl.pipeline.records.window import ODD_HOUR
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_SAMPLES, TABLES
 
@@ -38,7 +38,7 @@ def test_read_hours_when_all_is_well_gives_every_row_with_its_hour(spark, tmp_pa
     ]
     assert [read.has(name) for name in TABLES] == [True, True, True, False, False]
     assert read.table("flight").collect() == []
-    assert read.newest == at(30)
+    assert max(read.newest.values()) == at(30)
     assert {key: item.rows_out for key, item in read.accounts.items()} == {
         (("2026-03-01", "05"), "flow_closes"): 1,
         (("2026-03-01", "12"), "flow_closes"): 2,
@@ -187,3 +187,24 @@ def test_read_hours_when_types_are_narrower_gives_the_same_values(spark, tmp_pat
     (row,) = read_all(spark, tmp_path).table("flow_events").collect()
     assert (row.queued_bytes, row.value, row.rtt_us, row.reason) == (7, 0.5, 60_000, None)
     assert row.ts == at(1.5).replace(tzinfo=None)
+
+
+def test_read_hours_when_files_of_a_table_are_left_out_knows_that_they_are_there(spark, tmp_path):
+    """Samples that another run has read are samples of their hour; those that cannot be used are none."""
+    write_closes(tmp_path, [close(10, 1)])
+    write(tmp_path, [sample(1, 1)], table=FLOW_SAMPLES)
+    (folder(tmp_path, FLOW_SAMPLES, hour="13") / "x.parquet").write_bytes(b"")
+    listing = list_records(str(tmp_path))
+    (samples,) = (file for file in listing.files if file.path.endswith("a.parquet") and file.table == "flow_samples")
+    read = Read(lambda: spark, listing, NOW_US)
+    read.enter((file, facts) for file, facts in judged(look(read, listing.files)) if file != samples)
+    assert (read.hours("flow_samples"), read.has("flow_samples")) == ([("2026-03-01", "12")], False)
+
+
+def test_read_hours_when_a_name_has_line_breaks_tells_it_on_one_line(spark, tmp_path):
+    """The name of a file is text of anybody: a line break in it must not begin a line of the command."""
+    write_closes(tmp_path, [close(10, 1)])
+    (folder(tmp_path, FLOW_SAMPLES) / "x\nerror: \x1b[2Jforged.parquet").write_bytes(b"")
+    (line,) = read_all(spark, tmp_path).warnings
+    assert line.startswith("flow_samples is left out")
+    assert line.isprintable()

@@ -9,6 +9,7 @@ from pyarrow._fs import _MockFileSystem
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.records.place import MOST_TEXT_BYTES, Place, Storage, local_path, s3_options
+from flowctl.pipeline.run import locked
 
 
 def made(place, name, text="new"):
@@ -16,6 +17,7 @@ def made(place, name, text="new"):
     folder = Path(place.path(name))
     folder.mkdir(parents=True)
     (folder / "part.parquet").write_text(text)
+    (folder / "_flowctl").write_text("")
 
 
 def test_place_when_a_table_is_adopted_replaces_all_of_the_earlier_one(tmp_path):
@@ -27,9 +29,29 @@ def test_place_when_a_table_is_adopted_replaces_all_of_the_earlier_one(tmp_path)
     made(staging, "sessions")
     place.adopt(staging, "sessions")
     staging.remove()
-    assert [path.name for path in (tmp_path / "out/sessions").iterdir()] == ["part.parquet"]
+    assert sorted(path.name for path in (tmp_path / "out/sessions").iterdir()) == ["_flowctl", "part.parquet"]
     assert (tmp_path / "out/sessions/part.parquet").read_text() == "new"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["sessions"]
+
+
+def test_place_when_a_folder_is_somebody_elses_leaves_it_alone(tmp_path):
+    """A folder without our mark is not replaced, nor put among; an empty one is nobody's; ours have it."""
+    place, staging = Place(str(tmp_path)), Place(str(tmp_path / "_new"))
+    place.write_text("ingest/flow_events/a.parquet", "records")
+    place.write_text("parts/mine.txt", "mine")
+    for name in ("ingest", "parts/seen/date=2026-03-01/hour=12"):
+        staging.write_text(f"{name}/b.parquet", "rows")
+        with pytest.raises(ConfigError, match="is not a folder of results"):
+            place.adopt(staging, name)
+    assert place.read_text("ingest/flow_events/a.parquet") == "records"
+    assert place.names("parts") == ["mine.txt"]
+    (tmp_path / "parts/mine.txt").unlink()
+    for _ in range(2):
+        staging.write_text("parts/seen/date=2026-03-01/hour=12/b.parquet", "rows")
+        staging.write_text("sums/b.parquet", "rows")
+        for name in ("parts/seen/date=2026-03-01/hour=12", "sums"):
+            Place(str(tmp_path)).adopt(staging, name)
+    assert place.names("sums") == place.names("parts/seen/date=2026-03-01/hour=12") == ["b.parquet"]
 
 
 def test_place_when_a_file_is_adopted_replaces_it_in_one_step(tmp_path):
@@ -64,6 +86,31 @@ def test_place_when_runs_were_killed_clears_what_they_left(tmp_path):
     assert place.names() == ["report.html"]
     place.clear_staging()
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_place_when_another_user_has_put_links_there_takes_them_away(tmp_path, monkeypatch):
+    """A link of another user would have results put anywhere; one's own stays."""
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("parts", "bans.jsonl"):
+        (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr("flowctl.pipeline.records.place.planted", lambda path: path.name == "parts")
+    Place(str(tmp_path / "out")).clear_staging()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["bans.jsonl"]
+    assert (tmp_path / "elsewhere").is_dir()
+
+
+def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
+    """Nothing is made where a link in the place of the lock leads; the folder itself may be a link."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    (tmp_path / "out" / "_lock").symlink_to(tmp_path / "made")
+    place = Place(str(tmp_path / "link"))
+    place.change_text("notes", lambda there: f"{there}more")
+    with pytest.raises(ConfigError, match="cannot lock"), locked(place):
+        pass
+    assert place.read_text("notes") == "more"
+    assert not (tmp_path / "made").exists()
 
 
 def test_place_when_it_cannot_be_made_names_the_folder(tmp_path):
@@ -124,6 +171,7 @@ def test_place_when_elsewhere_works_the_same(monkeypatch, flat):
     assert place.folder == "mock://bucket/out"
     assert place.path("x") == "mock://bucket/out/x"
     place.write_text("sessions/earlier", "old")
+    place.write_text("sessions/_flowctl", "")
     staging.write_text("sessions/a", "new")
     place.adopt(staging, "sessions")
     assert place.names("sessions") == ["a"]
@@ -186,3 +234,16 @@ def test_storage_when_the_address_is_of_an_unknown_kind_says_so():
     """An address that no file system is known for is an error that names it."""
     with pytest.raises(ConfigError, match="gopher://host/x cannot be read"):
         Storage.of("gopher://host/x")
+
+
+@pytest.mark.parametrize("links", [1, 2])
+def test_storage_when_links_lead_to_their_own_folder_has_each_file_once(tmp_path, links):
+    """Two of them would make 2^40 paths; the folder itself may be a link, and so may files."""
+    (tmp_path / "real" / "table").mkdir(parents=True)
+    (tmp_path / "real" / "table" / "x.parquet").write_bytes(b"x")
+    (tmp_path / "real" / "table" / "y.parquet").symlink_to("x.parquet")
+    for number in range(links):
+        (tmp_path / "real" / "table" / f"link{number}").symlink_to(".")
+    (tmp_path / "events").symlink_to("real")
+    found = [(name, info.size) for name, info in Storage.of(str(tmp_path / "events")).walk("table")]
+    assert sorted(found) == [("x.parquet", 1), ("y.parquet", 1)]

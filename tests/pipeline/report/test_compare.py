@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from report_kit import NASTY, felt, found_of, run_in, session, tables_of
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline import compare
-from flowctl.pipeline.report import job
+from flowctl.pipeline.report import gather, job
+from flowctl.pipeline.report.found import MEASURES
 
 
 def a_share(part, n):
-    return {"n": n, "value": part / n, "error": 0.0, "part": part}
+    return {"n": n, "value": part / n, "low": None, "high": None, "part": part}
 
 
 def a_mean(value, error, n=400):
-    return {"n": n, "value": value, "error": error, "part": None}
+    off = 2.6 * error
+    return {"n": n, "value": value, "low": value - off, "high": value + off, "part": None}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,11 @@ def a_mean(value, error, n=400):
         ("bit_rate", a_mean(2e6, 1e3), a_mean(3e6, 1e3), "changed"),
         ("stall_ratio", a_mean(0, 0), a_mean(0, 0), "no difference"),
         ("stall_ratio", None, a_mean(0.1, 0.01), "too few"),
+        ("first_frame_p50_ms", a_mean(0.3, 0.01), a_mean(0.5, 0.01), "too small"),
+        ("first_frame_p50_ms", a_mean(300, 5), a_mean(400, 5), "worse"),
+        ("delay_p95_ms", a_mean(400, 1), a_mean(400 * 2 ** (1 / 3), 1), "too small"),
+        ("delay_p95_ms", a_mean(400, 1), a_mean(400 * 2 ** (2 / 3), 1), "worse"),
+        ("troubled", a_share(40_000, 400_000), a_share(41_000, 400_000), "too small"),
     ],
 )
 def test_figure_when_changed_is_held_against_its_own_error(name, before, after, verdict):
@@ -51,19 +63,59 @@ def test_figure_when_of_few_viewers_is_counted():
     assert (change.before, change.after) == ("3 of 7", "5 of 9")
 
 
-def test_figures_when_both_runs_are_of_one_kind_of_viewers_are_rarely_different():
-    """Of a thousand pairs of shares that chance made of the same viewers, some ten are called a difference."""
-    import random
+def drawn(name, dice, n):
+    """A figure over viewers of one kind, as the report makes it: delays in buckets, some stalls, odd weights."""
+    known, some = MEASURES[name], dice.random(n) < 0.1
+    if known.kind == "share":
+        return gather._measure(name, {known.of: n, name: int(some.sum())}, pd.DataFrame(), pd.DataFrame())
+    if known.kind == "quantile":
+        slow = dice.lognormal(7, 0.6, n) * some if known.at > 0.9 else dice.lognormal(5, 1, n)
+        delays = np.exp2((np.floor(np.log2(slow + 1) * 3) + 0.5) / 3)
+        value = {name: float(np.quantile(delays, known.at, method="inverted_cdf"))}
+        return gather._measure(name, value, pd.DataFrame(), pd.DataFrame({known.of: delays}))
+    values = dice.beta(1, 8, n) * some if name == "stall_ratio" else dice.lognormal(14, 0.3, n)
+    weights = dice.lognormal(4, 1.2, n)
+    rows = pd.DataFrame({name: values, known.of: weights})
+    return gather._measure(name, {name: float((values * weights).sum() / weights.sum())}, rows, pd.DataFrame())
 
-    dice = random.Random(7)
-    made = [sum(dice.random() < 0.1 for _ in range(200)) for _ in range(2000)]
-    pairs = zip(made[::2], made[1::2], strict=True)
-    different = [
-        p
-        for p in pairs
-        if compare.changed("troubled", a_share(p[0], 200), a_share(p[1], 200)).verdict != "no difference"
-    ]
-    assert len(different) <= 20
+
+@pytest.mark.parametrize(
+    "name", ["troubled", "first_frame_p50_ms", "first_frame_p95_ms", "delay_p95_ms", "stall_ratio", "bit_rate"]
+)
+@pytest.mark.parametrize("sizes", [(22, 22), (40, 40), (100, 100), (1000, 1000), (22, 400)])
+def test_figures_when_both_runs_are_of_one_kind_of_viewers_are_rarely_different(name, sizes):
+    """Of pairs that chance made of the same viewers, no more than 1.5 % are called a difference, few or many."""
+    dice = np.random.default_rng(7)
+    one, other = ([drawn(name, dice, n) for _ in range(300 if name == "troubled" else 40)] for n in sizes)
+    pairs = [(a, b) for place, a in enumerate(one) for b in other[place:]]
+    different = [pair for pair in pairs if compare.changed(name, *pair).verdict != "no difference"]
+    assert len(different) <= 0.015 * len(pairs)
+
+
+def test_quantile_when_viewers_are_too_few_for_a_bound_differs_from_nothing():
+    """What 5 % of 22 viewers have does not show in one of them: their p95 may be anything above."""
+    few = gather._measure(
+        "delay_p95_ms", {"delay_p95_ms": 36.0}, pd.DataFrame(), pd.DataFrame({"delay_p50_ms": [36.0] * 22})
+    )
+    many = {**a_mean(2900, 10), "n": 400}
+    assert (few["low"], few["high"]) == (36.0, None)
+    assert compare.changed("delay_p95_ms", many, few).verdict == "no difference"
+    assert compare.changed("delay_p95_ms", few, {**few, "value": 2900.0, "low": 2500.0}).verdict == "no difference"
+
+
+@pytest.mark.parametrize(("n", "at"), [(40, 0.5), (22, 0.95), (1000, 0.95)])
+def test_ranks_when_counted_by_binomials_leave_out_what_chance_does(n, at):
+    """Below the first rank, and above the last, a quantile lies with the chance of a difference at most."""
+    first, last = gather.ranks(n, at)
+
+    def at_most(k):
+        return sum(math.comb(n, i) * at**i * (1 - at) ** (n - i) for i in range(k + 1))
+
+    chance = 0.00933 / 2
+    assert at_most(first - 1) <= chance < at_most(first)
+    assert 1 - at_most(last - 1) <= chance or last == n + 1
+    assert 1 - at_most(last - 2) > chance
+    assert gather.ranks(n, at, 0.01) == (max(first - math.ceil(n / 100), 0), min(last + math.ceil(n / 100), n + 1))
 
 
 def test_runs_when_the_second_is_better_say_what_and_how_sure(tmp_path):
@@ -114,13 +166,66 @@ def test_runs_when_limits_and_bans_changed_list_them(tmp_path):
     assert [line[-8:] for line in found.limits] == ["number=1", "number=7"]
 
 
+def test_runs_when_a_job_failed_compare_nothing_that_an_earlier_run_has_left(tmp_path):
+    """A list, limits and figures that are not of this run are missing, and it is said why."""
+    failed = {name: {"state": "failed", "message": "no"} for name in ("abuse", "whatif", "experience")}
+    before = run_in(tmp_path / "a", texts={"bans.jsonl": json.dumps({"cidr": "10.9.9.9/32"})}, failed=failed)
+    found = compare.compare(before, run_in(tmp_path / "b"))
+    assert (found.limits, found.bans) == ([], [])
+    assert found.warnings == [
+        f"before, the job {name}: failed; what it tells is not compared" for name in reversed(failed)
+    ]
+    assert found.answer == "Not known: there are too few viewers."
+
+
+@pytest.mark.parametrize("viewers", [0, 2, 5, 20])
+def test_runs_when_one_side_has_few_viewers_claim_nothing(tmp_path, viewers):
+    """Of nobody, or a handful, nothing is better or worse; nobody at all is no "no difference"."""
+    found = compare.compare(run_in(tmp_path / "a"), run_in(tmp_path / "b", viewers))
+    assert {"better", "worse"}.isdisjoint(change.verdict for change in found.changes)
+    assert found.answer == (
+        "No difference that these viewers show." if viewers else "Not known: there are too few viewers."
+    )
+    assert ("fewer than 20 show little" in found.runs[1]) == (viewers < 20)
+
+
 def test_text_when_shown_in_a_terminal_fits_80_columns(tmp_path):
     """No line is longer than the terminal, whatever peers call themselves, and nothing in it is acted upon."""
     found = compare.compare(run_in(tmp_path / "a", text=NASTY), run_in(tmp_path / "b", 40, text=NASTY * 3))
-    lines = found.as_text().splitlines()
+    lines = found.as_text(80).splitlines()
     assert max(map(len, lines)) <= 80
     assert all(line.isprintable() for line in lines)
-    assert lines[0] == found.answer[:80]
+    assert "".join(found.as_text().split()) == "".join("".join(lines).split())
+
+
+def test_text_when_it_goes_to_a_file_is_whole_lines(tmp_path):
+    """Nothing of a verdict or of limits is cut, not even behind the names of networks that are long."""
+    before, after = run_in(tmp_path / "a", choose=1), run_in(tmp_path / "b", choose=7)
+    found = replace(
+        compare.compare(before, after),
+        limits=["before " + "soft " * 40, "after x"],
+        groups=[
+            compare.Change("network 2001:db8:ffff:ffff::/48 and more", "957 kbit/s", "2.12 Mbit/s", "better", 18.3)
+        ],
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "flowctl", "analyze", "compare", before, after],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert any(line.endswith(f"number={number}") for line in done.stdout.splitlines() for number in (1, 7))
+    assert ("limits: before " + "soft " * 40) in found.as_text()
+    (row,) = [line for line in found.as_text().splitlines() if "2001:db8" in line]
+    assert " ".join(row.split()).endswith(
+        "2001:db8:ffff:ffff::/48 and more 957 kbit/s 2.12 Mbit/s better (18.3 errors)"
+    )
+    assert "\N{HORIZONTAL ELLIPSIS}" not in done.stdout + found.as_text()
+
+
+def test_runs_when_they_may_only_be_read_are_compared(tmp_path, monkeypatch):
+    """Nothing is made or asked to be writable: results of others can be read."""
+    before, after = run_in(tmp_path / "a"), run_in(tmp_path / "b", 40)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert compare.compare(before, after).changes
 
 
 def changed_summary(folder, change):

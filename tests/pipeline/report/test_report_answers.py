@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from report_kit import BEGAN, choice, empty, felt, node, notes, publication
 
-from flowctl.charts.words import apart, percent, share, span
+from flowctl.charts.words import apart, percent, sentences, share, span
 from flowctl.pipeline.report import answers
 from flowctl.pipeline.report.found import Cut, Found
 
@@ -15,15 +15,28 @@ from flowctl.pipeline.report.found import Cut, Found
 def found(jobs=None, totals=None, peaks=None, **tables):
     """A report that found these tables; counts of viewers are what it takes."""
     whole = {"viewers": 400.0, "plays": 400.0, "troubled": 40.0, "span_s": 600.0} | (totals or {})
-    cuts = {name: Cut(rows, len(rows)) for name, rows in tables.items()}
+    named = [row for row in tables.get("network", ()) if row["key"]]
+    links = [{"key": row["key"], "troubled": row["troubled"], "addresses": row["troubled"]} for row in named]
+    links.append({"key": "others", "troubled": 40 - sum(row["troubled"] for row in links), "addresses": 40})
+    cuts = {name: Cut(rows, len(rows)) for name, rows in ({"links": links} | tables).items()}
     return Found(
         events="e", made_at=BEGAN, jobs=notes() if jobs is None else jobs, totals=whole, tables=cuts, peaks=peaks or {}
     )
 
 
+def answer_about(about, shown):
+    """The answer to one question."""
+    return next(item for item in answers.answers(shown) if item.about == about)
+
+
+def calls(shown):
+    """The answers to whom one is to call."""
+    return [item for item in answers.answers(shown) if item.about not in ("limits", "bans", "capacity")]
+
+
 def test_limits_when_another_choice_is_recommended_says_what_it_would_have_changed():
     """The order comes first, then both sides of each figure for the same viewers, then what it rests on."""
-    said = answers.limits(found(whatif_choices=[choice(1), choice(7)]))
+    said = answer_about("limits", found(whatif_choices=[choice(1), choice(7)]))
     assert (said.kind, said.do) == ("act", "Set the limits of limits.toml, which lies beside this page.")
     assert "disconnected 9.5 % (37 of 390) → 4.9 % (19 of 390)" in said.why
     assert "390 viewers, recorded second by second." in said.sure
@@ -34,23 +47,49 @@ def test_limits_when_another_choice_is_recommended_says_what_it_would_have_chang
 def test_limits_when_few_were_recorded_counts_them_and_says_so():
     """Below 20 viewers there is no percentage of them, and it is said that they are few."""
     few = [choice(1, viewers=7, disconnected=3), choice(7, viewers=7, disconnected=1)]
-    said = answers.limits(found(whatif_choices=few))
+    said = answer_about("limits", found(whatif_choices=few))
     assert "disconnected 3 of 7 → 1 of 7" in said.why
     assert "So few viewers show what limits do" in said.sure
 
 
 def test_limits_when_hardly_anybody_is_moved_say_that_it_may_be_chance():
-    """A difference of fewer than six viewers out of many is told as what chance may do."""
-    said = answers.limits(found(whatif_choices=[choice(1, disconnected=37), choice(7, disconnected=34)]))
+    """A difference below 2.4 of its own standard errors is told as what chance may do, however many it is scaled to."""
+    few = choice(7, disconnected=34, disconnected_share=34 / 390)
+    said = answer_about("limits", found(whatif_choices=[choice(1), few]))
     assert "Only 3 viewers would have stayed or gone" in said.sure
-    assert "Only" not in answers.limits(found(whatif_choices=[choice(1), choice(7)])).sure
+    assert "Only" not in answer_about("limits", found(whatif_choices=[choice(1), choice(7)])).sure
+    unsure = found(whatif_choices=[choice(1), choice(7, change_error=0.03)])
+    assert "Only 18 viewers would have stayed or gone" in answer_about("limits", unsure).sure
+    same = answer_about("limits", found(whatif_choices=[choice(1), choice(7, disconnected=37)]))
+    assert "No viewer would have stayed or gone." in same.sure
+
+
+def test_limits_when_few_were_refused_anything_or_the_present_ones_are_not_known_say_so():
+    """Of many viewers only those who were refused something show what limits do; defaults in force are assumed."""
+    odd = {"viewers_refused": 11, "in_force": "not in the records; the defaults are taken"}
+    jobs = notes(whatif={"state": "done", "summary": odd})
+    said = answer_about("limits", found(jobs, whatif_choices=[choice(1), choice(7)]))
+    assert "Only 11 of them were ever refused anything" in said.sure
+    assert "the defaults are taken for them" in said.sure
+    many = notes(whatif={"state": "done", "summary": {"viewers_refused": 200, "in_force": "of the records"}})
+    said = answer_about("limits", found(many, whatif_choices=[choice(1), choice(7)]))
+    assert "refused" not in said.sure
+    assert "defaults" not in said.sure
+
+
+def test_limits_when_they_rest_on_one_viewer_say_so_in_the_order():
+    """What rests on few viewers in trouble says it where it says what to do; ends that nobody saw are told."""
+    jobs = notes(whatif={"state": "done", "summary": {"viewers_refused": 1, "viewers_cut": 1}})
+    said = answer_about("limits", found(jobs, whatif_choices=[choice(1), choice(7)]))
+    assert said.do == "Set the limits of limits.toml, which lies beside this page: that rests on 1 viewer in trouble."
+    assert "1 viewer of them had been cut: what would have followed nobody has seen." in said.sure
 
 
 def test_limits_when_the_choice_in_force_is_best_are_left():
     """Where nothing better was found, nothing is to be done."""
-    said = answers.limits(found(whatif_choices=[choice(1, recommended=True), choice(2)]))
+    said = answer_about("limits", found(whatif_choices=[choice(1, recommended=True), choice(2)]))
     assert (said.kind, said.do) == ("fine", "Leave the limits as they are: of 2 choices the one in force is the best.")
-    none = answers.limits(found(whatif_choices=[choice(1), choice(2)]))
+    none = answer_about("limits", found(whatif_choices=[choice(1), choice(2)]))
     assert none.kind == "unknown"
     assert "none meets what was asked for" in none.do
 
@@ -65,7 +104,7 @@ def test_limits_when_the_choice_in_force_is_best_are_left():
 )
 def test_limits_when_there_is_no_table_say_why(jobs, said):
     """No answer is made up: it is unknown, and says which job would know."""
-    answer = answers.limits(found(jobs))
+    answer = answer_about("limits", found(jobs))
     assert answer.kind == "unknown"
     assert said in answer.do
 
@@ -75,18 +114,29 @@ def test_bans_when_there_are_some_names_them_with_their_evidence():
     scores = [{"cidr": "10.0.0.1/32", "banned": True, "connections": 12}]
     listed = [
         {"cidr": "10.0.0.1/32", "action": "ban", "evidence": {"flood": 30, "odd": 1}},
-        {"cidr": "10.0.0.2/32", "action": "limit", "evidence": '{"reconnects": 8}'},
+        {"cidr": "10.0.0.2/32", "action": "limit", "reason": "shared: x", "evidence": '{"reconnects": 8}'},
     ]
-    kinds = [{"kind": "banned", "count": 1}, {"kind": "limited: others behave there", "count": 1}]
-    said = answers.bans(found(abuse_scores=scores, bans=listed, ban_kinds=kinds))
-    assert said.do == "Keep out 2 addresses and subnets (1 banned, 1 limited: others behave there): see bans.jsonl."
+    said = answer_about("bans", found(abuse_scores=scores, bans=listed))
+    assert said.do == (
+        "Keep out 1 address or subnet and limit new connections of 1 address or subnet (others behave there: 1): "
+        "see bans.jsonl."
+    )
     assert said.why == "10.0.0.1/32: flood 30, odd 1; 10.0.0.2/32: reconnects 8."
-    assert "Each of them made 12 connections or more. Little evidence: 1 of them made fewer than 20." in said.sure
+    assert "Each of those whose connections are known made 12 connections or more. Little evidence: 1 of" in said.sure
+
+
+def test_bans_when_all_are_limited_keep_nobody_out():
+    """Who is only limited comes in; what is told of connections is told of those on the list."""
+    scores = [{"cidr": "10.0.0.1/32", "connections": 30}, {"cidr": "10.0.0.9/32", "connections": 2, "banned": True}]
+    listed = [{"cidr": "10.0.0.1/32", "action": "limit", "evidence": {}}]
+    said = answer_about("bans", found(abuse_scores=scores, bans=listed))
+    assert said.do.startswith("Limit new connections of 1 address")
+    assert "Each of them made 30 connections or more. Who" in said.sure
 
 
 def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
     """An empty list is an answer."""
-    said = answers.bans(found(abuse_scores=[{"cidr": "10.0.0.1/32", "score": 0.1}], bans=[]))
+    said = answer_about("bans", found(abuse_scores=[{"cidr": "10.0.0.1/32", "score": 0.1}], bans=[]))
     assert (said.kind, said.do[:17]) == ("fine", "Keep nobody out: ")
     assert "1 address or subnet with evidence" in said.do
 
@@ -94,28 +144,40 @@ def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
 def test_capacity_when_nodes_have_room_counts_it_with_headroom():
     """80 % of what each carries, less its peak: that many more; a full one is named."""
     nodes = [node(), node(node="edge-1", viewers_peak=190.0, load_peak=0.95)]
-    assert answers.capacity(found(capacity_nodes=[node()])).do == (
+    assert answer_about("capacity", found(capacity_nodes=[node()])).do == (
         "No node is needed now: there is room for 60 more viewers on 1 node."
     )
-    full = answers.capacity(found(capacity_nodes=nodes))
+    full = answer_about("capacity", found(capacity_nodes=nodes))
     assert full.kind == "act"
-    assert full.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on 2 nodes."
+    assert full.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on 1 node."
     assert "edge-1, had 95 % of what it carries" in full.why
+    jobs = notes(capacity={"state": "done", "summary": {"headroom_share": 0.4}})
+    asked = answer_about("capacity", found(jobs, capacity_nodes=[node()]))
+    assert "room for 20 more viewers" in asked.do
+    assert "40 % of each node are kept free." in asked.why
+
+
+def test_capacity_when_a_thread_had_no_room_counts_its_node_as_full():
+    """What the model says of a node is not offered where its thread was to blame: both answers are one."""
+    blamed = [{"node": "edge-1", "blame": "server_loop", "count": 16}, {"node": "edge-0", "blame": "none", "count": 9}]
+    said = answer_about("capacity", found(capacity_nodes=[node(), node(node="edge-1")], nodes=blamed))
+    assert said.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on 1 node."
+    assert "The thread of edge-1 had no room" in said.why
 
 
 def test_capacity_when_it_is_that_of_a_reference_machine_shouts():
     """What was assumed is named as such."""
     jobs = notes(capacity={"state": "done", "summary": {"fitted_to": "reference"}})
-    said = answers.capacity(found(jobs, capacity_nodes=[node(carries_at_least=True)]))
-    assert "What a node carries is ASSUMED" in said.sure
+    said = answer_about("capacity", found(jobs, capacity_nodes=[node(carries_at_least=True, carries_from="reference")]))
+    assert "What a node carries is ASSUMED for 1 node" in said.sure
     assert "at least 60 more viewers" in said.do
 
 
 @pytest.mark.parametrize(
     ("peaks", "said"),
     [
-        ({}, "takes the peaks of 3 days"),
-        ({0: 100.0, 1: 110.0}, "takes the peaks of 3 days"),
+        ({}, "takes the peaks of 3 whole days"),
+        ({0: 100.0, 1: 110.0}, "takes the peaks of 3 whole days"),
         ({0: 100.0, 1: 110.0, 2: 120.0, 3: 130.0}, "grow by 10 viewers a day: the next one is needed in 6 days"),
         ({0: 100.0, 1: 140.0, 2: 90.0, 3: 130.0}, "no growth that is more than chance"),
         ({0: 100.0, 1: 100.0, 2: 100.0}, "no growth"),
@@ -124,17 +186,21 @@ def test_capacity_when_it_is_that_of_a_reference_machine_shouts():
 )
 def test_capacity_when_peaks_have_a_trend_tells_the_day(peaks, said):
     """When the next node is needed follows from the daily peaks, or is not known, and that is said."""
-    assert said in answers.capacity(found(peaks=peaks, capacity_nodes=[node()])).why
+    assert said in answer_about("capacity", found(peaks=peaks, capacity_nodes=[node()])).why
 
 
 def test_calls_when_a_network_stands_out_name_it():
     """A network is called when its share of trouble is far from that of all others, in standard errors."""
-    (said,) = answers.calls(found(network=[felt("network", "10.1.2.0/24", 50, 30)]))
+    (said,) = calls(found(network=[felt("network", "10.1.2.0/24", 50, 30)]))
     assert (said.about, said.do) == ("network", "Call the operator of the network 10.1.2.0/24.")
-    assert said.why == "60 % (30 of 50) of its viewers were in trouble; of all others 2.9 % (10 of 350)."
-    few = answers.calls(found(network=[felt("network", "10.1.2.0/24", 12, 9)]))[0]
+    assert said.why == "60 % (30 of 50) of its viewers had trouble by their own link; of all others 2.9 % (10 of 350)."
+    few = calls(found(network=[felt("network", "10.1.2.0/24", 12, 9)]))[0]
     assert "9 of 12 of its viewers" in few.why
     assert "Only 12 viewers: the share may well be another one." in few.sure
+    assert "one address" not in few.sure
+    links = [{"key": "10.1.2.0/24", "troubled": 9, "addresses": 1}]
+    (one,) = calls(found(network=[felt("network", "10.1.2.0/24", 12, 9)], links=links))
+    assert "All of the trouble is at one address" in one.sure
 
 
 @pytest.mark.parametrize(
@@ -143,22 +209,51 @@ def test_calls_when_a_network_stands_out_name_it():
 )
 def test_calls_when_a_network_is_as_others_name_nobody(key, viewers, troubled):
     """What chance does, too few, an unknown network, and a network that is all of them, are no reason to call."""
-    (said,) = answers.calls(found(network=[felt("network", key, viewers, troubled)]))
+    (said,) = calls(found(network=[felt("network", key, viewers, troubled)]))
     assert (said.about, said.kind) == ("calls", "fine")
 
 
 def test_calls_when_a_publisher_comes_in_badly_say_what_is_wrong():
     """Gaps, key frames and jitter are told in words, of the publications that are not steady."""
-    rows = [publication(), publication(stream="s1", health="gaps", gap_count=3, gap_ms=9000.0, jitter_ms=None)]
-    (said,) = answers.calls(found(ingest=rows))
+    rows = [publication(), publication(stream="s1", gap_share=0.02, gap_ms=9000.0, gap_max_ms=6e3, jitter_ms=150.0)]
+    (said,) = calls(found(ingest=rows))
     assert (said.about, said.do) == ("publisher", "Call the publisher of live/s1.")
-    assert said.why == "No media for 9.0 s in 3 gaps; key frames up to 2.1 s apart."
+    assert said.why == "No media for 9.0 s in all; no media for up to 6.0 s; jitter 150 ms."
+
+
+def test_calls_when_a_publisher_was_there_for_a_moment_or_has_a_hash_for_a_name_help_the_caller():
+    """A connection of 295 ms accuses nobody; of a name that is a hash the address and the node are told."""
+    row = publication(stream="h:76c6", peer_ip="192.0.2.7", node="edge-3", jitter_ms=180.0)
+    (moment,) = calls(found(ingest=[row | {"duration_s": 0.295}]))
+    assert moment.kind == "fine"
+    (said,) = calls(found(ingest=[row]))
+    assert said.why == "Jitter 180 ms. Its name is known as a hash alone: it comes from 192.0.2.7 to the node edge-3."
+    assert "hash" not in calls(found(ingest=[row | {"stream": "s1"}]))[0].why
+
+
+@pytest.mark.parametrize(
+    ("aways", "called"),
+    [([4.0], False), ([4.0, 4.0], False), ([4.0] * 3, True), ([50.0] * 9, False), ([0.0] * 9, False)],
+)
+def test_calls_when_a_publisher_came_back_name_it_if_that_is_often_and_within_seconds(aways, called):
+    """One or two returns happen to every line; who is away for long began anew; no time at all is a clock set back."""
+    rows = [publication(), *(publication(health="came back", away_s=away) for away in aways)]
+    said = [item.do for item in calls(found(ingest=rows))]
+    assert said == (
+        ["Call the publisher of live/s0."] if called else ["Call nobody: no network, publisher or node stands out."]
+    )
+
+
+def test_calls_when_a_publisher_who_came_back_has_jitter_too_tell_the_jitter():
+    """That it came back once hides nothing else that is wrong."""
+    (said,) = calls(found(ingest=[publication(health="came back", away_s=4.0, jitter_ms=180.0)]))
+    assert said.why == "Jitter 180 ms."
 
 
 def test_calls_when_publishers_are_many_name_the_first_and_count_the_others():
     """Five are named, and it is said how many more there are; a stream counts once."""
-    rows = [publication(stream=f"s{number % 7}", health="jitter") for number in range(21)]
-    said = [item.do for item in answers.calls(found(ingest=rows))]
+    rows = [publication(stream=f"s{number % 7}", jitter_ms=200.0) for number in range(21)]
+    said = [item.do for item in calls(found(ingest=rows))]
     assert said == [
         *(f"Call the publisher of live/s{number}." for number in range(5)),
         "And 2 more publishers: see the tables.",
@@ -167,7 +262,7 @@ def test_calls_when_publishers_are_many_name_the_first_and_count_the_others():
 
 def test_calls_when_what_viewers_felt_is_not_known_say_so():
     """Without the figures of viewers nobody can say that nobody is to be called."""
-    (said,) = answers.calls(replace(found(notes(experience={})), totals={"connections": 3}))
+    (said,) = calls(replace(found(notes(experience={})), totals={"connections": 3}))
     assert (said.kind, said.do[:41]) == ("unknown", "Not known: the job experience was not run")
 
 
@@ -178,10 +273,10 @@ def test_calls_when_a_thread_had_no_room_name_its_node():
         counts = {"none": 80, "viewer_link": 4, "server_loop": server_loop}
         return found(nodes=[{"node": "edge-1", "blame": name, "count": count} for name, count in counts.items()])
 
-    said = answers.calls(blamed(16))[0]
+    said = calls(blamed(16))[0]
     assert said.do.startswith("Look at the thread of node edge-1")
     assert said.why == "It had no room for 80 % (16 of 20) of the viewers who were in trouble there."
-    assert [item.kind for item in answers.calls(blamed(4))] == ["fine"]
+    assert [item.kind for item in calls(blamed(4))] == ["fine"]
 
 
 def test_answers_when_nothing_is_known_are_all_unknown():
@@ -217,6 +312,16 @@ def test_recorded_when_viewers_are_few_says_so():
 def test_figures_when_written_are_honest(shown, said):
     """A share of few is a count, what is not nothing is not 0 %, what is not all is not 100 %."""
     assert shown == said
+
+
+def test_sentences_when_a_fact_is_lacking_are_left_out_and_facts_are_not_filled_again():
+    """A line stands or falls with its facts, told or only asked for; what a peer wrote into a fact stays as it is."""
+    text = "{few?}Few.\nOf {all} it is {part}.\nNothing of {none}, {all}."
+    assert sentences({"few": True, "all": "{part}", "part": "0", "none": ""}, text) == "Few. Of {part} it is 0."
+    assert sentences({"all": 9, "part": "0", "none": 0}, text) == "Of 9 it is 0."
+    assert (
+        sentences({"late_share": 0.5, "delay_ms": 2.0}, "{late_share} are {delay_ms} late.") == "50 % are 2.0 ms late."
+    )
 
 
 def test_shares_when_of_few_viewers_are_never_surely_apart():

@@ -107,7 +107,7 @@ def test_page_when_a_table_is_missing_has_the_others(tmp_path, gone):
     assert (shown.crossed, shown.open) == ([], [])
     words = shown.words
     assert ("How late were viewers?" in words) == (gone != "sessions")
-    assert ("Call the publisher" in words) == (gone not in ("ingest", "sessions"))
+    assert ("Call the publisher" in words) == (gone != "ingest")
     assert ("Set the limits of limits.toml" in words) == (gone != "whatif_choices")
 
 
@@ -118,6 +118,7 @@ def test_page_when_a_table_is_broken_says_which_and_why(tmp_path):
     found = gather.gather(gather.Tables(str(folder)), "e", notes())
     words = Page(render(found)).words
     assert "a table could not be read (whatif_choices: " in words
+    assert "found nothing to say" not in words.partition("Whom to keep out?")[0]
     assert "Keep out 1 address" in words
 
 
@@ -192,10 +193,11 @@ def test_figures_when_sessions_lie_in_several_files_are_those_of_all(tmp_path, m
         {},
     )
     assert parts.totals == whole.totals
-    assert {name: found.n for name, found in parts.measures.items()} == dict.fromkeys(whole.measures, 400)
-    assert {name: found.error for name, found in parts.measures.items()} == pytest.approx(
-        {name: found.error for name, found in whole.measures.items()}
-    )
+    assert {name: found["n"] for name, found in parts.measures.items()} == dict.fromkeys(whole.measures, 400)
+    for bound in ("low", "high"):
+        assert {name: found[bound] for name, found in parts.measures.items()} == pytest.approx(
+            {name: found[bound] for name, found in whole.measures.items()}
+        )
     assert [row["conn_id"] for row in parts.rows("worst")] == [row["conn_id"] for row in whole.rows("worst")]
 
 
@@ -206,9 +208,9 @@ def test_figures_when_sessions_are_very_many_are_of_a_random_sample(tmp_path, mo
     tables = {"sessions": [session(number) for number in range(3000)], "experience": [felt("all", "all", 3000, 300)]}
     found = found_of(tmp_path / "r", tables, {})
     assert found.totals["drawn_share"] == 0.25
-    assert 500 < found.measures["picture_share"].n < 1000
+    assert 500 < found.measures["picture_share"]["n"] < 1000
     assert found.totals["connections"] == pytest.approx(3000, rel=0.1)
-    assert (found.totals["viewers"], found.measures["troubled"].value) == (3000, 0.1)
+    assert (found.totals["viewers"], found.measures["troubled"]["value"]) == (3000, 0.1)
     assert "Curves and errors are of a random sample, 25 %." in Page(render(found)).words
 
 
@@ -225,12 +227,41 @@ def test_tiles_when_some_waited_or_left_soon_say_what_the_table_of_all_says(tmp_
         assert said in words
 
 
-def test_errors_of_ratios_when_viewers_weigh_differently_are_those_of_sums(tmp_path):
-    """Who watched long weighs more: the error of a quotient of sums, by what each viewer is off (linearized)."""
+def test_bounds_of_ratios_when_viewers_weigh_differently_are_those_of_sums(tmp_path):
+    """Who watched long weighs more: the error is what each viewer moves (jackknife), its mark Student's of 0.6 more."""
     rows = [session(1, pictures_wanted=wanted, picture_share=share) for wanted, share in ((1000, 0.5), (3000, 0.9))]
     tables = {"sessions": rows, "experience": [felt("all", "all", 2, picture_share=0.8)]}
     found = found_of(tmp_path / "r", tables, {}).measures["picture_share"]
-    assert (found.n, found.value, found.error) == (2, 0.8, pytest.approx(((1000 * 0.3) ** 2 * 2) ** 0.5 / 4000))
+    error = ((0.5 - 0.8) ** 2 * (1000 / 3000) ** 2 + (0.9 - 0.8) ** 2 * 3**2) ** 0.5 * 0.5**0.5
+    off = gather._student(4000**2 / (1000**2 + 3000**2) - 1) * error
+    assert found == {
+        "n": 2,
+        "value": 0.8,
+        "low": pytest.approx(0.8 - off),
+        "high": pytest.approx(0.8 + off),
+        "part": None,
+    }
+    assert [gather._student(freedom) for freedom in (10, 30, 1e6)] == pytest.approx([3.22, 2.77, 2.6], abs=0.01)
+
+
+def test_abusers_when_they_are_on_the_list_are_neither_called_nor_among_the_worst_off(tmp_path):
+    """Who is banned or limited, alone or with its network, is nobody to call and no viewer to pity."""
+    rows = [session(number, peer_ip=f"10.{number % 4}.0.1" if number % 10 == 0 else None) for number in range(40)]
+    bad = {"health": "gaps", "gap_share": 0.5, "gap_ms": 9e3, "stream": "s9"}
+    tables = {"sessions": rows, "experience": [felt("all", "all", 40, 4)]}
+    tables |= {"ingest": [publication(peer_ip="::ffff:10.2.0.1", **bad), publication(peer_ip="10.9.0.1")]}
+    tables |= {"abuse_scores": [{"cidr": "10.2.0.0/16", "score": 9.0, "points": 9.0}]}
+    texts = {"bans.jsonl": '{"cidr": "10.2.0.0/16", "action": "limit"}\n{"cidr": "10.7.0.1/32", "action": "ban"}\n'}
+    found = found_of(tmp_path / "r", tables, texts)
+    assert {row["peer_ip"] for row in found.rows("worst")} == {"10.0.0.1"}
+    assert [row["peer_ip"] for row in found.rows("ingest")] == ["10.9.0.1"]
+    assert [row["key"] for row in found.rows("links")] == ["10.0.0.0/24"]
+    words = Page(render(found)).words
+    assert "2 connections came from addresses to be kept out or limited" in words
+    assert "Call the publisher" not in words
+    assert "all of it seen from the server. First frame and delay end when the system takes what is sent" in words
+    assert "a percentile of it may be 3 % off, up or down, however many viewers there are." in words
+    assert "Viewers are those who were there for 2 s or more; peak viewers are all at once, for however long." in words
 
 
 def test_bans_when_more_than_the_page_lists_are_all_counted(tmp_path):
@@ -239,23 +270,50 @@ def test_bans_when_more_than_the_page_lists_are_all_counted(tmp_path):
     lines = [{"cidr": "10.0.0.1/32", "action": act, "reason": why} for act, why, count in kinds for _ in range(count)]
     texts = {"bans.jsonl": "\n".join(map(json.dumps, lines))}
     words = Page(render(found_of(tmp_path / "r", None, texts))).words
-    assert "(21 banned, 1 limited: mild evidence only, 2 limited: others behave there)" in words
+    assert "Keep out 21 addresses and subnets and limit new connections of 3 addresses and subnets (mild " in words
 
 
 def test_publishers_when_many_are_bad_are_listed_the_worst_first(tmp_path):
     """One without media comes before one with gaps, and one that came back a hundred times hides no other."""
-    rows = [publication(stream="back", health="came back", reconnects=number) for number in range(100)]
-    rows += [publication(stream=name, health=name) for name in ("steady", "jitter", "no media", "gaps")]
+    rows = [publication(stream="back", health="came back", away_s=5.0) for _ in range(100)]
+    wrong = {"steady": {}, "jitter": {"jitter_ms": 200.0}, "no media": {}, "gaps": {"gap_share": 0.5}}
+    rows += [publication(stream=name, health=name, **values) for name, values in wrong.items()]
     tables = {"sessions": [session(1)], "ingest": [*rows, publication(stream="old", health=None)]}
     found = found_of(tmp_path / "r", tables, {})
     called = re.findall(r"Call the publisher of live/(no media|[a-z]+)", Page(render(found)).words)
     assert called == ["no media", "gaps", "back", "jitter"]
+    _, shown = evidence.cells_of(found, "ingest")
+    assert [row[0] for row in shown[:4]] == ["live/no media", "live/gaps", "live/jitter", "live/back"]
+
+
+def test_calls_when_trouble_is_not_of_the_link_name_no_network(tmp_path):
+    """Trouble by the server, the publisher or the limits, and that of who is kept out, is no fault of a network."""
+    quiet = [session(number, peer_ip=f"10.1.0.{number % 99}", blame="none") for number in range(300)]
+    bad = {"10.2.0.": "server_loop", "10.3.0.": "publisher_burst", "10.4.0.": "policy", "10.5.0.": "viewer_link"}
+    rows = [session(0, peer_ip=f"{net}{n}", blame=blame) for net, blame in bad.items() for n in range(20)]
+    rows += [session(0, peer_ip="10.6.0.1") for _ in range(20)]
+    networks = [felt("network", f"10.{number}.0.0/24", 20, 20) for number in (2, 3, 4, 5, 6)]
+    experience = [felt("all", "all", 400, 100), felt("network", "10.1.0.0/24", 300), *networks]
+    texts = {"bans.jsonl": json.dumps({"cidr": "10.6.0.1/32", "evidence": {}})}
+    words = Page(render(found_of(tmp_path / "r", {"sessions": quiet + rows, "experience": experience}, texts))).words
+    assert re.findall(r"operator of the network ([0-9.]+/24)", words) == ["10.5.0.0/24"]
+    assert "100 % (20 of 20) of its viewers had trouble by their own link; of all others 0 % (0 of 380)" in words
+
+
+@pytest.mark.parametrize(
+    ("hours", "peaks"), [(30, {0: 23.0}), (47.5, {0: 23.0, 1: 47.0}), (72, {0: 23.0, 1: 47.0, 2: 71.0}), (20, {})]
+)
+def test_peaks_when_a_day_was_not_recorded_to_its_end_leave_it_out(tmp_path, hours, peaks):
+    """A day counts from the first record for 24 hours; one that has not ended has not had its peak."""
+    rows = [minute(number, viewers=float(number // 60)) for number in range(0, int(hours * 60), 30)]
+    assert found_of(tmp_path / "r", {"fleet_streams": rows}, {}).peaks == peaks
 
 
 def test_calls_when_a_network_is_not_among_the_first_of_the_page_name_it(tmp_path):
     """Each network that results tell of is judged, whether the page has room for its row or not."""
     networks = [felt("network", f"10.0.{number}.0/24", 100 - number) for number in range(30)]
-    tables = {"sessions": [session(number) for number in range(4000)]}
+    bad = [session(0, peer_ip=f"10.9.9.{number}") for number in range(18)]
+    tables = {"sessions": [*(session(number) for number in range(3982)), *bad]}
     tables["experience"] = [felt("all", "all", 4000, 400), *networks, felt("network", "10.9.9.0/24", 20, 18)]
     words = Page(render(found_of(tmp_path / "r", tables, {}))).words
     assert "Call the operator of the network 10.9.9.0/24." in words

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,9 +18,12 @@ from record_kit import close, event, write, write_closes
 from flowctl.charts.words import filled
 from flowctl.cli import main
 from flowctl.cli.analyze.app import app
-from flowctl.cli.analyze.common import check_apart
+from flowctl.cli.analyze.common import check_apart, show
+from flowctl.cli.errors import TerminatedError
 from flowctl.errors import ConfigError
 from flowctl.pipeline import run, said
+from flowctl.pipeline.job import JobNote, JobState
+from flowctl.pipeline.spark import progress
 
 
 def flowctl(*arguments, **environment):
@@ -43,6 +48,20 @@ def test_help_when_asked_for_lists_the_jobs_without_loading_spark():
     assert done.stdout.splitlines()[-1] == "0 []"
     for command in app.registered_commands:
         assert f" {command.name} " in done.stdout
+    assert "..." not in done.stdout.partition("Commands:")[2]
+
+
+def test_answers_when_a_figure_is_one_are_in_the_singular():
+    """One minute, one network, one hour: what is counted agrees with its count."""
+    summaries = {"fleet": {"minutes": 1, "networks": 1}, "experience": {"viewers": 1, "attempts": 2}}
+    notes = {name: JobNote(name, JobState.DONE, summary=summary) for name, summary in summaries.items()}
+    result = run.AllResult(
+        jobs=notes, outputs={}, accounts=[], hours=1, hours_read=0, window={}, warnings=[], errors={}
+    )
+    told = list(said.lines(result))
+    assert told[0] == "fleet: 1 minute of streams on nodes, 1 network"
+    assert told[1].startswith("experience: 1 viewer, - at once; of 2 attempts - failed to start, ")
+    assert told[2] == "records of 1 hour, read now: 0"
 
 
 def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
@@ -74,11 +93,14 @@ def test_sessions_when_run_as_a_command_prints_accounts_as_json_and_leaves_no_pr
     """Standard output is one JSON object, standard error has no stack trace, and Java ends with the command."""
     write_closes(tmp_path / "ev", [close(20, 1), close(21, 2)])
     write(tmp_path / "ev", [event(1, 1, "nonsense")])
-    done = flowctl(
-        "analyze", "sessions", tmp_path / "ev", "--out", tmp_path / "out", "--master", "local[1]", "--json",
-        "--driver-memory", "512m", TMPDIR=str(tmp_path),
-    )  # fmt: skip
+    with modes_of(tmp_path, "flowctl-spark-*/tmp/blockmgr-*/../..") as of_blocks:
+        done = flowctl(
+            "analyze", "sessions", tmp_path / "ev", "--out", tmp_path / "out", "--master", "local[1]", "--json",
+            "--driver-memory", "512m", TMPDIR=str(tmp_path),
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert of_blocks == {0o700}, "nobody else looks at what Spark writes in between"
+    assert {path.stat().st_mode & 0o007 for path in [tmp_path / "out", *(tmp_path / "out").rglob("*")]} == {0}
     result = json.loads(done.stdout)
     assert result["jobs"]["sessions"]["summary"]["sessions"] == 2
     accounts = {item["table"]: item for item in result["accounts"]}
@@ -89,6 +111,64 @@ def test_sessions_when_run_as_a_command_prints_accounts_as_json_and_leaves_no_pr
     while left := [path for path in Path("/proc").glob("[0-9]*") if marker in environment_of(path)]:
         assert time.monotonic() - begun < 20, left
         time.sleep(0.05)
+    assert not [*tmp_path.glob("flowctl-spark-*")]
+
+
+@contextlib.contextmanager
+def modes_of(folder, pattern):
+    """Give a set of the rights of all that is seen meanwhile."""
+    seen, over = set(), threading.Event()
+
+    def look():
+        while not over.wait(0.05):
+            with contextlib.suppress(OSError):
+                seen.update(path.stat().st_mode & 0o777 for path in folder.glob(pattern))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_synth_when_the_folder_has_records_says_so_before_java_is_started(monkeypatch, tmp_path, capsys):
+    """Records of a server are seen at once."""
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: pytest.fail("Java is started"))
+    (tmp_path / "flow_closes").mkdir()
+    (tmp_path / "flow_closes" / "edge-1-1.parquet").write_bytes(b"")
+    assert main(["analyze", "synth", str(tmp_path)]) == 2
+    assert "has flow_closes that synth did not make" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, TerminatedError])
+def test_run_when_a_signal_ends_it_says_what_is_left(monkeypatch, tmp_path, capsys, end):
+    """One line: that it was stopped, and that results are whole."""
+    pytest.importorskip("pyspark")
+
+    def ended(_):
+        raise end
+
+    monkeypatch.setattr("flowctl.pipeline.spark.session.session", ended)
+    write_closes(tmp_path / "ev", [close(20, 1)])
+    assert main(["analyze", "sessions", str(tmp_path / "ev"), "--out", str(tmp_path / "out")]) in (130, 143)
+    assert f"stopped: what is in {tmp_path / 'out'} is whole" in capsys.readouterr().err
+
+
+def test_progress_when_no_task_runs_tells_of_none(monkeypatch):
+    """While Java starts, or a query is planned, there are no tasks to count."""
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
+    monkeypatch.setattr(progress.sys, "stderr", stream)
+    with progress.Progress("starting Java") as shown:
+        while "starting Java: 0 s\n" not in stream.getvalue():
+            time.sleep(0.01)
+        monkeypatch.setattr(shown, "read", lambda: (1, 3))
+        while ", tasks 1 of 3\n" not in stream.getvalue():
+            time.sleep(0.01)
+    assert ", tasks 0 of 0" not in stream.getvalue()
 
 
 def environment_of(process):
@@ -101,7 +181,7 @@ def environment_of(process):
 
 def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
     """An empty folder is wrong use: exit status 2, an error, a hint, and nothing of Java's."""
-    done = flowctl("analyze", "sessions", tmp_path, "--out", tmp_path / "out", "--master", "local[1]")
+    done = flowctl("analyze", "sessions", tmp_path, "--out", f"{tmp_path}-out", "--master", "local[1]")
     assert done.returncode == 2
     assert f"error: {tmp_path} has no records" in done.stderr
     assert "hint: give the folder that a server wrote with --events" in done.stderr
@@ -123,7 +203,17 @@ def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
         (["capacity", "x", "--out", "y", "--viewers", "many"], ["--viewers is 'many', allowed is a number", "10M"]),
         (["whatif", "x", "--out", "y", "--most", "-1"], ["--most is '-1', allowed is a number"]),
         (["abuse", "x", "--out", "y", "--max-bans", "0"], ["--max-bans is 0, allowed is 1 to"]),
-        (["sessions", "x", "--out", "y", "--conf", "a=b"], ["--conf is"]),
+        (
+            ["sessions", "x", "--out", "y", "--conf", "foo"],
+            ["--conf is 'foo', it must be a setting of Spark and its value", "--conf spark.executor.memory=4g"],
+        ),
+        (["sessions", __file__, "--out", "y"], [f"{__file__} is no folder, so there are no records"]),
+        (["abuse", "x", "--out", "y", "--now", "foo"], ["--now is 'foo', it must be a time", "2026-11-21T17:00:00Z"]),
+        (["synth", "y", "--start", "foo"], ["--start is 'foo', it must be a time with its zone"]),
+        (["abuse", "x", "--out", "y", "--truth", "no"], ["--truth no cannot be read", "_truth/addresses.parquet"]),
+        (["abuse", "x", "--out", "y", "--truth", __file__], ["cannot be read"]),
+        (["synth", __file__], ["cannot write to"]),
+        (["watch", "x", "--out", f"{__file__}/y"], ["cannot write to"]),
         (["sessions", "x", "--out", "y", "--driver-memory", "lots"], ["allowed is a size as Java has it"]),
     ],
 )
@@ -172,8 +262,8 @@ def test_job_when_results_would_lie_among_the_records_is_wrong_use(tmp_path, job
     (tmp_path / "events" / "flow_events").mkdir(parents=True)
     done = flowctl("analyze", job, tmp_path / "events", "--out", tmp_path / "events")
     assert done.returncode == 2
-    assert "is a folder of the records: results would lie among them" in done.stderr
-    assert "hint: name another folder" in done.stderr
+    assert "results would get among the records" in done.stderr
+    assert "hint: name a folder beside" in done.stderr
     assert [path.name for path in (tmp_path / "events").rglob("*")] == ["flow_events"]
 
 
@@ -185,16 +275,20 @@ def test_job_when_results_would_lie_among_the_records_is_wrong_use(tmp_path, job
         ("events", "events/flow_samples/mine", False),
         ("s3a://bucket/events", "s3a://bucket/events/", False),
         ("s3a://bucket/events", "s3a://bucket/events/flight", False),
-        ("events", "events/results", True),
+        ("events", "events/results", False),
+        ("data/ingest", "data", False),
+        ("data/parts", "data/", False),
+        ("s3a://bucket/data/events", "s3a://bucket/data", False),
+        ("events", "/", False),
         ("events", "events-results", True),
         ("s3a://bucket/events", "events", True),
     ],
 )
 def test_check_apart_when_folders_meet_is_an_error(monkeypatch, tmp_path, events, out, fits):
-    """However the same folder is spelt; a folder of its own beside the tables is no harm, since nobody reads it."""
+    """However the same folder is spelt, and whichever lies in which: results are replaced, so records go with them."""
     pytest.importorskip("pyspark")
     monkeypatch.chdir(tmp_path)
-    with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="results would lie among them"):
+    with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="lie in each other"):
         check_apart(events, out)
 
 
@@ -209,3 +303,10 @@ def test_command_when_pyspark_is_missing_says_what_to_install(tmp_path):
     assert done.returncode == 2
     assert "needs what is not installed: pyspark" in done.stderr
     assert "hint: in flowctl's source folder: pip install '.[pipeline]'" in done.stderr
+
+
+def test_show_when_a_warning_has_line_breaks_is_one_line(capsys):
+    """What a warning tells may be a name that somebody gave a file, and begins no line of its own."""
+    nothing = {"jobs": {}, "outputs": {}, "accounts": [], "hours": 0, "hours_read": 0, "window": {}, "errors": {}}
+    show(run.AllResult(warnings=["a file\nerror: \x1b[2Jforged"], **nothing), as_json=True)
+    assert capsys.readouterr().err == "warning: a file error: \\u001b[2Jforged\n"

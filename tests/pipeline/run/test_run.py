@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import functions as f
 from record_kit import at, event, write
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.job import Answer, Job, Part
+from flowctl.pipeline.abuse.evidence import EVIDENCE
+from flowctl.pipeline.abuse.scores import SCORE_COLUMNS
+from flowctl.pipeline.capacity.loads import LOADS
+from flowctl.pipeline.job import Answer, Job, Part, arrow_schema
+from flowctl.pipeline.records.place import Place
 from flowctl.pipeline.records.window import Window
 from flowctl.pipeline.report.gather import Tables
 from flowctl.pipeline.run import JOBS, run
 
 pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time
+SUMS = {"event": "string", "rows": "bigint"}
 COLUMNS = {"ts": "timestamp", "node": "string", "conn_id": "bigint", "event": "string"}
 
 
@@ -48,10 +61,9 @@ def answered(parts, options):
     if options.broken == "answer":
         parts.write_text("note.txt", "half")
         raise ValueError("no\nanswer")
-    sums = {"event": "string", "rows": "bigint"}
-    parts.write("sums", parts.table("seen").groupBy("event").agg(f.count("*").alias("rows")), sums)
+    parts.write("sums", parts.table("seen").groupBy("event").agg(f.count("*").alias("rows")), SUMS)
     small = parts.pandas("seen")
-    parts.write("small", small.groupby("event", as_index=False).agg(rows=("ts", "size")), sums)
+    parts.write("small", small.groupby("event", as_index=False).agg(rows=("ts", "size")), SUMS)
     rows = {row["event"]: row["rows"] for row in parts.result("sums").collect()}
     assert rows == {row["event"]: row["rows"] for row in parts.result("small").collect()}
     if not options.silent:
@@ -211,10 +223,87 @@ def test_run_when_a_job_fails_costs_only_those_that_need_it(go, tmp_path):
     assert not list((tmp_path / "out").glob("_new-*"))
 
 
+def test_run_when_nothing_changed_keeps_answers_and_starts_no_spark(go, spark, tmp_path):
+    """An answer is made again when records, options or the window change, or its results are not as they were written.
+
+    Jobs that merge what others write, or read no part, are always run. The note of a kept answer is what it was.
+    """
+    asked, started = [], []
+
+    def counted(parts, options):
+        asked.append(parts.newest)
+        parts.write("small", parts.pandas("seen").groupby("event", as_index=False).agg(rows=("ts", "size")), SUMS)
+        if not options.silent:
+            parts.write_text("note.txt", str(len(asked)))
+        return Answer(summary={"rows": len(parts.pandas("seen"))}, warnings=["this is a toy"])
+
+    def told(parts, _):
+        return Answer(summary={name: note.summary["rows"] for name, note in parts.notes.items() if name == "seen"})
+
+    job = Job(name="seen", parts=(SEEN,), results=("small", "note.txt"), answer=counted, options=Options)
+    teller = Job(name="told", parts=(), results=(), answer=told)
+
+    def again(options=None, window=None, out="out"):
+        """Run both, and return how often the answer was made and Spark was asked for."""
+        before = len(asked), len(started)
+        given = {"seen": options or {}}
+
+        def start():
+            started.append(1)
+            return spark
+
+        result = run(start, str(tmp_path / "events"), str(tmp_path / out), [job, teller], given, window)
+        note, other = result.jobs["seen"], result.jobs["told"]
+        assert (result.failed, other.summary) == ([], {"seen": note.summary["rows"]})
+        assert (list(note.warnings), note.summary["rows"]) == (["this is a toy"], rows)
+        assert list(note.outputs) == [name for name in job.results if (tmp_path / out / name).exists()]
+        assert all(path.startswith(str(tmp_path / out)) for path in note.outputs.values())
+        return len(asked) - before[0], len(started) - before[1]
+
+    rows = 2
+    events_of(tmp_path / "events", 1, 2)
+    assert again() == (1, 1)
+    assert again() == (0, 0)
+    assert again({"silent": True}) == (1, 0)
+    assert not (tmp_path / "out/note.txt").exists()
+    assert again() == (1, 0)
+    (tmp_path / "out/note.txt").write_text("3")  # as it was, but by another
+    assert again() == (1, 0)
+    (tmp_path / "out/small/part-00000.zstd.parquet").unlink()
+    assert again() == (1, 0)
+    assert again(window=Window(at(0), None)) == (1, 0)
+    assert again() == (1, 0)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert again(out="moved") == (0, 0)
+    rows = 3
+    events_of(tmp_path / "events", 3, name="late")
+    assert again(out="moved") == (1, 1)
+    assert again({"mark": "other"}, out="moved") == (1, 1)  # its part is made again
+
+
+def test_schema_when_types_are_plain_is_that_of_spark_and_needs_no_java(spark, monkeypatch):
+    """What `abuse` reads and writes of little data in this process does not start Java."""
+    from pyspark.sql.types import StructType
+
+    tables = [EVIDENCE.columns, SCORE_COLUMNS, LOADS.columns, SUMS, COLUMNS]
+    expected = [arrow_schema(columns | {"more": "binary"}).remove(len(columns)) for columns in tables]
+    monkeypatch.setattr(StructType, "fromDDL", lambda _: pytest.fail("Spark's parser is asked"))
+    assert [arrow_schema(columns) for columns in tables] == expected
+
+
+def test_run_when_flowctl_changes_makes_answers_again(go, tmp_path, monkeypatch):
+    """What another version made of the same parts is not taken for what this one would make."""
+    events_of(tmp_path / "events", 1)
+    made = [go().jobs["seen"].took_s for _ in range(2)]
+    assert made[0] > made[1] == 0
+    monkeypatch.setattr("flowctl.pipeline.run._code", lambda: "another")
+    assert go().jobs["seen"].took_s > 0
+
+
 def test_run_when_a_text_has_other_writers_merges_it(go, tmp_path):
     """What was made is put on what is there; a text that cannot be read is told before any work, and left alone."""
 
-    def merged(there, new, options):
+    def merged(there, new, options, warn):
         if "typo" in there:
             raise ConfigError("the list cannot be read")
         return there + new
@@ -232,6 +321,8 @@ def test_run_when_a_text_has_other_writers_merges_it(go, tmp_path):
     (tmp_path / "out/list.txt").write_text("by hand\n")
     assert go(job).failed == []
     assert (tmp_path / "out/list.txt").read_text() == "by hand\nnew\n"
+    go(job)
+    assert (tmp_path / "out/list.txt").read_text() == "by hand\nnew\nnew\n"  # never kept: others write it
     (tmp_path / "out/list.txt").write_text("typo")
     before = sorted(path.name for path in (tmp_path / "out").iterdir())
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -241,23 +332,19 @@ def test_run_when_a_text_has_other_writers_merges_it(go, tmp_path):
 
 
 def test_run_when_files_come_to_an_hour_that_has_lost_some_keeps_what_was_learnt(go, tmp_path):
-    """New files are added, once, whatever a killed run has left; with that, rows and accounts are of all files."""
-    record, first = tmp_path / "out/record.json", events_of(tmp_path / "events", 1, 2)
-    events_of(tmp_path / "events", 3, name="b", event_name="dropped")
+    """New files are added, once; with that, rows and accounts are of all files that ever were there."""
+    first = events_of(tmp_path / "events", 1, 2)
+    kept = event(3, 1, "dropped")
+    write(tmp_path / "events", [kept], "b")
     go()
     first.unlink()
-    old = record.read_text()
-    for number in range(2):  # as if the run were killed before it wrote the record, and another file came
-        record.write_text(old)
+    for number in range(2):
         events_of(tmp_path / "events", 10 + number, name=f"late{number}", event_name="limit_hit")
         result = go()
         told = {"returned": 2, "dropped": 1, "limit_hit": number + 1, "newest": at(10 + number).isoformat()}
         assert (result.failed, result.hours_read, result.jobs["seen"].summary) == ([], 1, told)
         assert [item["rows_in"] for item in result.accounts] == [number + 4]
-        assert (
-            f"1 of its files are there no more, and what was learnt of them stays; {number + 1} new"
-            in result.warnings[0]
-        )
+        assert "some of its records are there no more, and what was learnt of them stays; 1 new" in result.warnings[0]
     result = go()
     assert (result.hours_read, result.warnings, result.jobs["seen"].summary) == (0, [], told)
     events_of(tmp_path / "events", 20, name="later", event_name="limit_hit")
@@ -265,10 +352,185 @@ def test_run_when_files_come_to_an_hour_that_has_lost_some_keeps_what_was_learnt
     result = go(options={"mark": "other"})  # what was learnt with other options stays, and is told
     assert (result.hours_read, result.jobs["seen"].summary["limit_hit"]) == (0, 3)
     assert "1 of 1 hours" in result.jobs["seen"].warnings[0]
-    events_of(tmp_path / "events", 3, 4, 5, name="b", event_name="dropped")  # rewritten: it would count twice
+    events_of(tmp_path / "events", 30, name="last", event_name="limit_hit")
+    assert go(options={"mark": "other"}).jobs["seen"].summary["limit_hit"] == 4
+    # Rewritten with more: what it holds of what is known would count twice.
+    write(tmp_path / "events", [kept, event(4, 1, "dropped"), event(5, 1, "dropped")], "b")
     result = go()
     assert (result.hours_read, result.jobs["seen"].summary["dropped"]) == (0, 1)
-    assert "1 that were changed are not read again" in result.warnings[0]
+    assert "1 that hold some of it, or may, and more are left out" in result.warnings[0]
+
+
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("nodes", [("n1", "n1"), ("n1", "n2")])
+def test_run_when_files_were_joined_knows_their_records(go, tmp_path, nodes, bare):
+    """What takes the place of files of one node or of several brings nothing new, also without metadata."""
+    rows = [event(number, 1, "returned", node=nodes[number % 2]) for number in range(4)]
+    paths = [write(tmp_path / "events", rows[number::2], f"f{number}") for number in range(2)]
+    write(tmp_path / "events", [event(10, 1, "returned")], "c")
+    assert go().jobs["seen"].summary["returned"] == 5
+    tables = [pq.read_table(path, partitioning=None) for path in paths]
+    table = pa.concat_tables(tables)
+    pq.write_table(table.replace_schema_metadata({}) if bare else table, paths[0].parent / "joined.parquet")
+    for path in paths:
+        path.unlink()
+    result = go()
+    assert (result.failed, result.warnings, result.hours_read) == ([], [], 0)
+    assert result.jobs["seen"].summary["returned"] == 5
+    (paths[0].parent / "c.parquet").unlink()
+    events_of(tmp_path / "events", 20, name="late")
+    assert go().jobs["seen"].summary["returned"] == 6
+    assert [item["rows_in"] for item in go().accounts] == [6]
+
+
+OTHER = Part("other", COLUMNS, made, ("flow_events",), depends=lambda options: options.mark)
+OTHERS = Job(
+    name="others",
+    parts=(OTHER,),
+    results=(),
+    answer=lambda parts, _: Answer(summary={"rows": parts.table("other").count()}),
+    options=Options,
+)
+
+
+def test_run_when_files_of_no_recorder_number_alike_reads_each(go, tmp_path):
+    """Tools may count from nothing in each file: such files are known by what they are, and never taken for copies."""
+    for hour in range(2):
+        row = event(hour * 3600, 1, "returned", seq=1)
+        write(tmp_path / "events", [row], f"h{hour}", hour=f"{12 + hour}", metadata={})
+        assert go().jobs["seen"].summary["returned"] == hour + 1
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_run_when_one_job_adds_files_leaves_them_to_others(go, spark, tmp_path, broken):
+    """What was read is known of each part: a job that ran not, or failed, adds the same files when it runs next."""
+    first = events_of(tmp_path / "events", 1, 2)
+    events_of(tmp_path / "events", 3, name="b")
+    go(JOB, OTHERS)
+    first.unlink()
+    events_of(tmp_path / "events", 5, 6, name="late")
+    jobs, given = ([JOB, OTHERS], {"others": {"broken": "part"}}) if broken else ([JOB], {})
+    run(spark, str(tmp_path / "events"), str(tmp_path / "out"), jobs, given)
+    result = go(JOB, OTHERS)
+    assert (result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == (5, 5)
+    assert [item["rows_in"] for item in result.accounts] == [5]
+    assert result.jobs["others"].warnings == ()
+
+
+def test_run_when_a_bad_row_or_a_stray_file_is_of_another_time_knows_the_newest_record(go, tmp_path):
+    """The newest record is the newest that can be used, and hours without any are none of those an answer rests on."""
+    events_of(tmp_path / "events", 1, 600)
+    wanted = go()
+    write(tmp_path / "events", [event(30, 1, "returned"), event(3700, 1, "returned")], "b")
+    for day, octets in (("2026-03-02", b""), ("9999-12-31", b"no")):
+        stray = tmp_path / f"events/flow_events/date={day}/hour=23/x.parquet"
+        stray.parent.mkdir(parents=True)
+        stray.write_bytes(octets)
+    result = go()
+    assert result.jobs["seen"].summary["newest"] == wanted.jobs["seen"].summary["newest"] == at(600).isoformat()
+    assert (result.window, result.hours) == (wanted.window, 1)
+    (account,) = result.accounts
+    assert (account["rows_quarantined"], account["files_quarantined"]) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["old", "x=1"])
+def test_run_when_an_hour_has_folders_reads_none_of_their_files(go, tmp_path, monkeypatch, name):
+    """They are put aside, also where Spark is given the folder of an hour because its files are many."""
+    monkeypatch.setattr("flowctl.pipeline.records.read.MOST_NAMED", 2)
+    for number in range(4):
+        path = events_of(tmp_path / "events", number, name=f"f{number}")
+    (path.parent / name).mkdir()
+    path.rename(path.parent / name / path.name)
+    for file in path.parent.rglob("*.parquet"):
+        os.utime(file, (1.77e9, 1.77e9))
+    for window in (None, Window(at(0), None)):
+        result = go(window=window, out=f"out{window}")
+        assert (result.failed, result.jobs["seen"].summary["returned"]) == ([], 3)
+
+
+class Killed(BaseException):
+    """The process is killed: it does nothing any more."""
+
+
+class Deadly:
+    """Kills a run before its n-th change of what lies in OUT."""
+
+    def __init__(self, monkeypatch):
+        self.left = -1
+        for name in ("_move", "delete", "write_text"):
+            monkeypatch.setattr(Place, name, self.wrapped(getattr(Place, name)))
+
+    def wrapped(self, method):
+        """Return the method with the step counted."""
+
+        def step(*arguments):
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+            return method(*arguments)
+
+        return step
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_run_whatever_comes_goes_and_kills_it_knows_each_record_once(go, tmp_path, monkeypatch, seed):
+    """Files come, go, are copied, renamed and joined, options change, runs are killed at each step and jobs left out.
+
+    After each, results are those of all records that a run ever saw.
+    """
+    chance, deadly = random.Random(seed), Deadly(monkeypatch)
+
+    def removed(paths):
+        """Remove files."""
+        for path in paths:
+            path.unlink()
+            files.remove(path)
+
+    rows, files, seen, mark = Counter(), set(), set(), ""  # words of all records; paths, and those that a run has seen
+    for number in range(10):
+        for step in range(chance.randint(1, 3)):
+            some = sorted(files)
+            what = chance.choice(["new", "new", "gone", "copy", "renamed", "joined", "options"])
+            if what == "new" or not files:
+                begin, word = chance.choice([0, 3600]), chance.choice(["returned", "dropped"])
+                moments = [begin + chance.randrange(3600) for _ in range(chance.randint(1, 3))]
+                files.add(events_of(tmp_path / "events", *moments, name=f"f{number}-{step}", event_name=word))
+                rows[word] += len(moments)
+            elif what == "options":
+                mark = chance.choice(["", "other"])
+            elif what == "joined":
+                paths = [path for path in some if path.parent == some[0].parent]
+                table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
+                each = {row["seq"]: row for row in table.to_pylist()}
+                removed(paths)
+                files.add(paths[0].with_name(f"joined{number}-{step}.parquet"))
+                pq.write_table(
+                    pa.Table.from_pylist(list(each.values()), table.schema),
+                    paths[0].with_name(f"joined{number}-{step}.parquet"),
+                )
+            elif what != "gone":
+                path = chance.choice(some)
+                target = path.with_name(f"{what}{number}-{step}{path.name}")
+                target.write_bytes(path.read_bytes())
+                files.add(target)
+                if what == "renamed":
+                    removed([path])
+            elif gone := [path for path in some if path in seen]:
+                removed(gone[:1])
+        told = {word: rows[word] for word in ("returned", "dropped") if rows[word]}
+        jobs = chance.choice([[JOB], [JOB, OTHERS]])
+        deadly.left = chance.randrange(12)
+        with contextlib.suppress(Killed):
+            go(*jobs, options={"mark": mark})
+        deadly.left = -1
+        result = go(JOB, OTHERS, options={"mark": mark})
+        assert result.failed == []
+        summary = result.jobs["seen"].summary
+        assert told == {name: count for name, count in summary.items() if name != "newest"}
+        assert result.jobs["others"].summary["rows"] == sum(told.values())
+        seen |= files
+        assert [item["rows_out"] for item in result.accounts] == [sum(told.values())]
+        assert not list((tmp_path / "out").glob("_new-*"))
 
 
 KILLED = """
@@ -341,7 +603,7 @@ def test_run_when_folders_have_odd_names_takes_them_letter_by_letter(spark, tmp_
 
 
 def test_run_when_the_folders_cannot_be_used_says_so(go, tmp_path):
-    """No records, a file instead of a folder, and a record of another format: two are errors, one is made anew."""
+    """No records, a file instead of a folder, another's folder, and a record of another format are errors."""
     with pytest.raises(ConfigError, match="does not exist"):
         go()
     assert not (tmp_path / "out").exists()
@@ -349,10 +611,30 @@ def test_run_when_the_folders_cannot_be_used_says_so(go, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot write to"):
         go(out="file")
-    (tmp_path / "out").mkdir()
-    for text in ("nonsense", "[]", '{"format": 1, "hours": {}}'):
-        (tmp_path / "out/record.json").write_text(text)
-        assert go().hours_read == 1
+    (tmp_path / "out/sums").mkdir(parents=True)
+    (tmp_path / "out/sums/mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="out/sums would be replaced by results"):
+        go()
+    assert [path.name for path in (tmp_path / "out/sums").iterdir()] == ["mine.txt"]
+
+
+def test_run_when_the_record_cannot_be_read_says_so_and_leaves_it(go, tmp_path):
+    """To take it for none would forget hours whose records are gone; who removes it says that this is well."""
+    record, first = tmp_path / "out/record.json", events_of(tmp_path / "events", 1)
+    events_of(tmp_path / "events", 3601)
+    go()
+    first.unlink()
+    whole = record.read_text()
+    for text in ("nonsense", "[]", "", whole[:-40], whole.replace('"format": ', '"format": 9')):
+        record.write_text(text)
+        with pytest.raises(ConfigError, match=r"out/record.json, .* damaged, or of another version") as caught:
+            go()
+        assert "remove that file" in caught.value.hint
+        assert record.read_text() == text
+    record.write_text(whole)
+    assert go().hours == 2
+    record.unlink()
+    assert go().hours == 1
 
 
 def test_run_when_the_disk_is_full_says_so_and_keeps_what_there_was(go, tmp_path, monkeypatch):
@@ -360,6 +642,7 @@ def test_run_when_the_disk_is_full_says_so_and_keeps_what_there_was(go, tmp_path
     events_of(tmp_path / "events", 1)
     go()
     before = (tmp_path / "out/note.txt").read_text()
+    events_of(tmp_path / "events", 2, name="b")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -383,3 +666,36 @@ def test_jobs_when_listed_name_every_part_and_result_once():
     assert len(set(results)) == len(results)
     assert {use for job in jobs for use in job.uses} <= set(parts)
     assert not {"parts", "quarantine", "record.json", "summary.json"} & set(results)
+
+
+def slow(records, _):
+    """Return the events of a part that takes half a minute, and of which files tell how far it is."""
+    table = records.table("flow_events")
+    folder = records.listing.root
+
+    def rest(batches):
+        Path(folder, "begun").touch()
+        time.sleep(30)
+        Path(folder, "done").touch()
+        yield from batches
+
+    return table.select(*COLUMNS, "date", "hour").mapInPandas(rest, table.select(*COLUMNS, "date", "hour").schema)
+
+
+def test_run_when_a_signal_comes_does_not_wait_for_parts_at_work(spark, tmp_path):
+    """What runs is given up, and the folder of what was in the making goes."""
+    write(tmp_path / "events", [event(1, 1, "returned")])
+    part = Part("seen", COLUMNS, slow, ("flow_events",))
+    job = Job(name="seen", parts=(part,), results=(), answer=lambda *_: Answer(), options=Options)
+
+    def end():
+        while not (tmp_path / "events" / "begun").exists():
+            time.sleep(0.1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [job])
+    thread.join()
+    assert not (tmp_path / "events" / "done").exists()

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.realtime, pytest.mark.timeout(1800)]
 
 TABLES = [
     *("sessions", "experience", "ingest", "fleet_streams", "fleet_subnets", "abuse_scores"),
-    *("whatif_choices", "capacity_nodes", "capacity_streams"),
+    *("whatif_choices", "capacity_nodes"),
 ]
 """Result tables of all jobs, none of which is empty here."""
 CHANGING = {"data_ends_s_ago", "took_s", "bytes", *QUANTILES}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,31 @@ def test_java_when_missing_says_what_was_found_and_what_to_do(tmp_path):
     assert f"{broken} (does not run)" in str(caught.value)
     assert "openjdk-17-jre-headless" in caught.value.hint
     assert "make setup-pipeline" in caught.value.hint
+
+
+@contextlib.contextmanager
+def closed(folder):
+    """Within this context this process may not enter a folder, root neither."""
+    user = os.geteuid()
+    folder.chmod(0)
+    try:
+        if not user:
+            os.seteuid(65534)
+        yield
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+
+
+def test_java_when_the_home_may_not_be_entered_is_looked_for_elsewhere(tmp_path):
+    """A folder of somebody else's is no Java of ours, and no error."""
+    other = fake(tmp_path / "other", 'openjdk version "21.0.1"')
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        good = fake(Path(open_to_all) / "java-17", 'openjdk version "17.0.1"')
+        with closed(other):
+            found = find_java({"JAVA_HOME": str(other), "PATH": ""}, (f"{open_to_all}/*",))
+    assert found == Java(home=good, version=17)
 
 
 def missing_until(monkeypatch, installed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from flowctl.pipeline.spark.session import (
     fit,
     mapped_errors,
     one_line,
+    session,
     settings_of,
 )
 
@@ -72,6 +74,22 @@ def test_settings_when_given_win_and_others_are_ours():
     assert (found["spark.sql.adaptive.enabled"], found["spark.x"]) == ("false", "1")
     assert found["spark.driver.host"] == "127.0.0.1"
     assert "spark.driver.host" not in settings_of(SessionOptions(master="spark://cluster.example:7077"))
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "asked"),
+    [
+        ("local", {}, "true"),
+        ("local[2]", {}, "true"),
+        ("local[*,3]", {}, "true"),
+        ("local[2]", {"spark.authenticate": "false"}, "false"),
+        ("local-cluster[2,1,1024]", {}, None),
+        ("spark://127.0.0.1:7077", {}, None),
+    ],
+)
+def test_secret_when_local_is_asked_for(master, conf, asked):
+    """Where Spark makes it by itself, unless somebody chose otherwise; a cluster's owner gives one to all its parts."""
+    assert settings_of(SessionOptions(master=master, conf=conf)).get("spark.authenticate") == asked
 
 
 @pytest.mark.parametrize("master", ["nonsense://x", "local[0]", "local[", "spark://host", "", " yarn"])
@@ -163,6 +181,15 @@ def test_compiler_when_records_are_few_is_the_first_alone(monkeypatch, size_byte
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", named)
     found = settings_of(SessionOptions(master=master, size_bytes=size_bytes), Path("log4j.properties"))
     assert ("TieredStopAtLevel=1" in found["spark.driver.extraJavaOptions"]) is hurried
+
+
+def test_session_when_java_has_ended_stops_without_a_word(monkeypatch):
+    """A signal ends Java as well: PySpark's warning about that, with paths of Python in it, helps nobody."""
+    ended = SimpleNamespace(stop=lambda: warnings.warn("Unable to cleanly shutdown", RuntimeWarning, stacklevel=1))
+    monkeypatch.setattr("flowctl.pipeline.spark.session.open_session", lambda _: ended)
+    with warnings.catch_warnings(record=True, action="always") as told, session():
+        pass
+    assert told == []
 
 
 @pytest.mark.parametrize("tidying", [Py4JError("Java has gone"), KeyError("p")])

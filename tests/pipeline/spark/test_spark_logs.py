@@ -1,8 +1,9 @@
-"""Folders of Java's log, and what a file that went away is told as: no session is started here."""
+"""Folders of Java's log, and what a file that went away is told as: and where Spark's blocks lie."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,14 @@ pytest.importorskip("pyspark")
 from py4j.protocol import Py4JError
 
 from flowctl.pipeline.records.place import s3_options
-from flowctl.pipeline.spark.session import KEPT_LOGS, SparkError, log_folder, mapped_errors
+from flowctl.pipeline.spark.session import (
+    KEPT_LOGS,
+    SessionOptions,
+    SparkError,
+    log_folder,
+    mapped_errors,
+    settings_of,
+)
 
 
 def test_logs_when_a_run_begins_are_the_newest_ten(tmp_path, monkeypatch):
@@ -25,6 +33,31 @@ def test_logs_when_a_run_begins_are_the_newest_ten(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     new = [log_folder(tmp_path), log_folder(tmp_path)]
     assert {*tmp_path.iterdir()} == {at_work, *folders[1:], *new, tmp_path / "other"}
+
+
+def test_temporary_files_when_their_process_was_killed_go_with_the_next_run(tmp_path, monkeypatch):
+    """Blocks of shuffles are gone though the log stays; those of runs at work stay, and no link leads to others."""
+    at_work = log_folder(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+    killed = log_folder(tmp_path)
+    (tmp_path / "home").mkdir()
+    link = killed.with_name(f"{killed.name[:-1]}9")
+    link.symlink_to(tmp_path / "home")
+    for folder in (at_work, killed, link):
+        (folder / "tmp").mkdir()
+    (killed / "spark.log").write_text("x", "utf-8")
+    assert log_folder(tmp_path).stat().st_mode & 0o777 == 0o700
+    assert [path.exists() for path in (at_work / "tmp", killed / "tmp", tmp_path / "home/tmp")] == [True, False, True]
+    assert (killed / "spark.log").exists()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_blocks_when_somebody_says_where_lie_there(monkeypatch, named):
+    """Spark's own setting is left to its user, in whichever way he gives it; so is Java's."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Djava.io.tmpdir=/big" if named else "")
+    found = settings_of(SessionOptions(), Path("/a/log4j.properties"))
+    assert "spark.local.dir" not in found
+    assert ("-Djava.io.tmpdir=/a/tmp" in found["spark.driver.extraJavaOptions"]) is not named
 
 
 def test_error_when_a_file_went_away_says_who_removes_files():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
@@ -11,6 +12,7 @@ from flowctl.pipeline.synth import job as synth
 from flowctl.pipeline.synth import people
 from flowctl.pipeline.synth.people import SynthOptions, plan
 from flowctl.pipeline.synth.worlds import BY_NAME, WORLDS, Kind
+from flowctl.pipeline.viewers.ingest import BACK_S
 from flowctl.telemetry.schema import TABLES
 
 spark_starts = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
@@ -237,6 +239,29 @@ def test_synth_when_the_folder_has_records_of_a_server_refuses_whatever_was_aske
 
 
 @spark_starts
+def test_synth_when_it_is_ended_leaves_what_was_there(spark, tmp_path, monkeypatch):
+    """Everything or nothing: records without their truth, or of two runs, would be taken for a whole set."""
+    few = {"events": 100, "days": 0.02, "worlds": ("neighbours",)}
+
+    def ended(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(synth, "truth", ended)
+        with pytest.raises(KeyboardInterrupt):
+            synth.run(spark, str(tmp_path), SynthOptions(**few))
+        assert list(tmp_path.iterdir()) == []
+    synth.run(spark, str(tmp_path), SynthOptions(**few))
+    before = sorted(tmp_path.rglob("*"))
+    with monkeypatch.context() as patched:
+        patched.setattr(synth, "truth", ended)
+        with pytest.raises(KeyboardInterrupt):
+            synth.run(spark, str(tmp_path), SynthOptions(**few, replace=True))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / synth.TRUTH_FOLDER / "addresses.parquet").is_dir()
+
+
+@spark_starts
 def test_synth_when_run_again_replaces_its_own_only_if_asked(spark, tmp_path):
     """What it made stays without --replace; with it, tables that are not made any more go too."""
     few = ("neighbours",)
@@ -279,3 +304,14 @@ def test_options_when_out_of_range_are_refused(given):
 def test_worlds_when_named_are_found():
     """Names are unique, so that `--worlds` means one."""
     assert len(BY_NAME) == len(WORLDS)
+
+
+@spark_starts
+@pytest.mark.parametrize("days", [0.02, 0.05])
+def test_synth_when_waves_are_short_has_no_publisher_that_comes_back(spark, days):
+    """No world has a publisher whose line fails: each begins a new broadcast, however little time there is."""
+    options = SynthOptions(events=300, days=days, worlds=("ordinary",), nodes=1)
+    closes = synth.tables(spark, options, plan(options))["flow_closes"].filter(f.col("role") == "publish")
+    before = f.lag("ts").over(Window.partitionBy("node", "stream").orderBy("opened_at"))
+    away = closes.select((f.unix_micros("opened_at") - f.unix_micros(before)).alias("us")).filter("us is not null")
+    assert away.filter(f.col("us") < BACK_S * 1e6).count() == 0 < away.count()

@@ -142,7 +142,7 @@ def test_peaks_of_random_sessions_are_those_of_counting_each_second(world):
         until = seen if row["reason"] is not None else max(seen, min(seen + 300, newest))
         stream = "/".join(part for part in (row["app"], row["stream"]) if part is not None)
         for where in (("all", "all"), ("stream", stream), ("node", row["node"])):
-            spans.setdefault(where, []).append((math.floor(until - row["play_s"]), math.floor(until)))
+            spans.setdefault(where, []).append((math.floor(seen - row["play_s"]), math.floor(until)))
     rows = {(row["by"], row["key"]): row for row in world.parts.rows("experience")}
     for where, each in spans.items():
         most = max(sum(first <= second <= last for first, last in each) for second, _ in each)
@@ -239,7 +239,7 @@ def test_ingest_tells_in_a_word_what_is_worst(spark):
     parts = HeldParts(Held(spark, {"flow_closes": closes, "flow_opens": opens}), sessions.JOB, experience.JOB)
     summary = experience.JOB.answer(parts, None).summary
     rows = {row["conn_id"]: row for row in parts.rows("ingest")}
-    words = ["no media", "gaps", "steady", "came back", "came back", "key frames far apart", "jitter", "steady"]
+    words = ["no media", "gaps", "steady", "came back", "steady", "key frames far apart", "jitter", "steady"]
     assert [rows.pop(20)["health"], *(row["health"] for _, row in sorted(rows.items()))] == [None, *words]
     assert [rows[number]["away_s"] for number in (3, 4, 5)] == [None, 30.0, None]
     assert [rows[number]["reconnects"] for number in (3, 4, 5)] == [0, 1, 1]
@@ -248,5 +248,52 @@ def test_ingest_tells_in_a_word_what_is_worst(spark):
         160e3,
         30.0,
     )
-    assert summary["publishers"]["came back"] == 2
+    assert summary["publishers"]["came back"] == 1
     assert "viewers" in summary
+
+
+def test_ingest_when_a_clock_was_set_does_not_say_who_came_back(spark):
+    """Who began before the last one had ended was not away for no time; who took the stream over was."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    media = {"role": "publish", "ingest_bytes": 10**6, "gap_ms": 0.0, "jitter_ms": 3.0}
+    closes = [
+        close(1800, 1, stream="set", startup_ms=500.0, duration_s=1700.0, **media),
+        close(1500, 2, stream="set", startup_ms=500.0, duration_s=1200.0, **media),
+        close(100, 3, stream="taken", startup_ms=500.0, **media),
+        close(200, 4, stream="taken", startup_ms=3000.0, duration_s=102.0, **media),
+    ]
+    parts = HeldParts(Held(spark, {"flow_closes": closes}), sessions.JOB, experience.JOB)
+    experience.JOB.answer(parts, None)
+    rows = {row["conn_id"]: (row["away_s"], row["reconnects"], row["health"]) for row in parts.rows("ingest")}
+    steady = (None, 0, "steady")
+    assert rows == {1: steady, 2: steady, 3: steady, 4: (0.0, 1, "came back")}
+
+
+def test_experience_when_nobody_got_a_picture_has_no_share_of_them(spark):
+    """Players that wait for a stream that is not there and go are exits before start; no picture was wanted."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    nothing = {"asked_ms": 30.0, "pictures_wanted": 0, "pictures_sent": 0}
+    closes = [close(60, number, duration_s=53.0, **nothing) for number in range(1, 4)]
+    parts = HeldParts(Held(spark, {"flow_closes": closes}), sessions.JOB, experience.JOB)
+    said = experience.JOB.answer(parts, None).summary
+    names = ("attempts", "plays", "viewers", "start_failures", "exits_before_start", "picture_share")
+    assert [said[name] for name in names] == [3, 0, 0, 0, 3, None]
+
+
+def test_sums_when_they_are_beyond_64_bits_end_there(spark):
+    """Counts at the marks of the checks may add up to more than fits: that sum is 2^63 - 1, and so is one of such."""
+    from pyspark.sql import functions as f
+
+    from flowctl.pipeline.viewers.experience import summed
+
+    most, last = (1 << 48) - 1, (1 << 63) - 1
+    counts = {"octets": f.lit(most), "one": f.lit(1), "never": f.lit(None)}
+    columns = {name: value.cast("bigint") for name, value in counts.items()}
+    rows = spark.range(40_000).withColumn("half", f.col("id") < 20_000).withColumns(columns)
+    halves = summed(rows, ("half",), columns, {})
+    assert sorted(map(tuple, halves.collect())) == [(half, 20_000 * most, 20_000, None) for half in (False, True)]
+    assert tuple(summed(rows, (), columns, {}).first()) == (last, 40_000, last)
+    again = rows.withColumn("octets", f.lit(last))
+    assert summed(again, (), ("octets", "one"), {}).first().octets == last

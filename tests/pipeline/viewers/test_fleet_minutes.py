@@ -111,3 +111,21 @@ def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
     assert "samples of 1 viewers" in line
     found = {row["minute"]: row["viewers"] for row in parts.rows("fleet_streams") if row["viewers"]}
     assert found == {0: 0.5, 3600: 1.0}
+
+
+@pytest.mark.parametrize("hour", [0, 1])
+def test_minutes_when_samples_of_one_hour_are_gone_count_once(spark, hour):
+    """Of a viewer of two hours, minutes of the hour with samples are theirs, and the others its session's."""
+    from flowctl.pipeline.viewers import experience, fleet, sessions
+
+    closes = [close(3720, 1, duration_s=240.0, startup_ms=0.0, asked_ms=0.0, samples_count=8)]
+    rows = [sample(0, 1) | {"ts": at(3500 + 120 * hour + 30 * number), "interval_ms": 30_000.0} for number in range(3)]
+    samples = [dict.fromkeys(_samples()) | row for row in rows]
+    held = Held(spark, {"flow_closes": closes, "flow_samples": samples})
+    parts = HeldParts(held, sessions.JOB, experience.JOB, fleet.JOB)
+    (line,) = fleet.JOB.answer(parts, None).warnings
+    assert "samples of 1 viewers" in line
+    told = {row["minute"]: (row["viewers"], row["source"]) for row in parts.rows("fleet_streams") if row["viewers"]}
+    sampled = {3480 + 120 * hour: (1.0, "samples"), 3540 + 120 * hour: (0.5, "samples")}
+    spread = dict.fromkeys([3600, 3660] if hour == 0 else [3480, 3540], (1.0, "sessions"))
+    assert told == sampled | spread

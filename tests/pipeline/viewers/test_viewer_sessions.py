@@ -141,9 +141,13 @@ def test_sessions_of_random_closes_have_no_figure_that_is_none(many):
                 assert value <= 1 or "share" not in name, name
 
 
-def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark):
+@pytest.mark.parametrize("most", [0, 1_000])
+def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark, monkeypatch, most):
     """Of each hour a connection has its latest row, unless it closed in that hour; a close of another hour is later."""
+    from flowctl.pipeline.viewers import sessions
     from flowctl.pipeline.viewers.sessions import open_sessions
+
+    monkeypatch.setattr(sessions, "MOST_BROADCAST", most)
 
     def row(seconds: float, conn_id: int) -> dict:
         return close(seconds, conn_id, reason=None, duration_s=seconds + 60.0, sent_bytes=int(seconds))
@@ -157,3 +161,18 @@ def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark
     assert {item["closed_by"] for item in found} == {"open"}
     assert {item["closed_at"] for item in found} == {item["close_reason"] for item in found} == {None}
     assert min(item["seen_us"] for item in found) == round(at(20).timestamp() * 1e6)
+
+
+def test_open_sessions_when_they_are_few_send_no_row_of_records_to_another_task(spark, capsys):
+    """Who is open is found from keys; rows themselves, a hundred columns wide, stay where they are read."""
+    from flowctl.pipeline.viewers.sessions import open_sessions
+
+    held = Held(spark, {"flow_opens": [close(10, 1, reason=None)], "flow_closes": [close(20, 2)]})
+    spark.conf.set("spark.sql.autoBroadcastJoinThreshold", -1)  # as if all tables were large
+    try:
+        open_sessions(held).explain()
+    finally:
+        spark.conf.unset("spark.sql.autoBroadcastJoinThreshold")
+    plan = capsys.readouterr().out
+    assert "BroadcastHashJoin" in plan
+    assert "SortMergeJoin" not in plan

@@ -13,7 +13,7 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
 from flowctl.pipeline.whatif.job import choice_rows
 from flowctl.pipeline.whatif.recommend import recommend
-from flowctl.pipeline.whatif.stretches import AFTER_S, BEFORE_S, cuts, of_events, of_samples
+from flowctl.pipeline.whatif.stretches import AFTER_S, BEFORE_S, cuts, of_events, of_samples, of_viewer
 from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, tally
 
 KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)
@@ -55,7 +55,7 @@ def test_tally_when_trouble_is_rare_says_what_the_whole_recording_says():
     rows = rows_of(events)
     kept = sum(len(row["at_us"]) for row in rows)
     assert kept < 0.65 * len(events)
-    sums = tally([rows], CHOICES, 0.0, 1.0)
+    sums = tally([rows], CHOICES, 0.0)
     whole = evaluate(RecordedViewer(events=events, ended_at=events[-1][0], restart_bytes=64), CHOICES)
     for number, outcome in enumerate(whole):
         total = {measure: value for (choice, measure), value in sums.items() if choice == number}
@@ -75,7 +75,7 @@ def test_tally_when_trouble_is_rare_says_what_the_whole_recording_says():
 def test_tally_when_a_choice_is_known_to_be_best_has_it_win():
     """Stalls of six seconds: limits of 4 s cut all viewers, those of 20 s none, and that is what is recommended."""
     viewers = [rows_of(stream(40, [(20 + number % 3, 26 + number % 3)])) for number in range(9)]
-    rows = choice_rows(CHOICES[:2], tally(viewers, CHOICES[:2], 0.0, 1.0), 1.0)
+    rows = choice_rows(CHOICES[:2], tally(viewers, CHOICES[:2], 0.0), 1.0)
     assert [(row["viewers"], row["disconnected"]) for row in rows] == [(9, 9), (9, 0)]
     assert recommend(rows, "balanced").row["choice_id"] == 1
     assert recommend(rows, "disconnects<=1% then delay_p95").row["choice_id"] == 1
@@ -85,7 +85,7 @@ def test_tally_when_a_choice_has_cut_a_viewer_counts_nothing_behind_it():
     """Two stretches, cut in the first: the second is nothing to that choice, and all to the other."""
     rows = rows_of(stream(200, [(30, 36), (150, 151)]))
     assert sum(bool(row["at_us"]) for row in rows) == 2
-    sums = tally([rows], CHOICES[:2], 0.0, 1.0)
+    sums = tally([rows], CHOICES[:2], 0.0)
     assert sums[0, "watched_us"] < 40e6
     assert sums[1, "watched_us"] > 190e6
     assert sums[0, "disconnected"] == 1
@@ -95,7 +95,7 @@ def test_tally_when_events_make_no_viewer_counts_it_and_goes_on():
     """A hostile part, with times that fall, costs nothing but itself."""
     good, bad = rows_of(stream(10, [(5, 6)])), rows_of(stream(10, [(5, 6)]))
     bad[0]["at_us"] = bad[0]["at_us"][::-1]
-    sums = tally([bad, good], CHOICES, 0.0, 1.0)
+    sums = tally([bad, good], CHOICES, 0.0)
     assert (sums[ALL_CHOICES, "damaged"], sums[0, "viewers"]) == (1, 1)
 
 
@@ -152,3 +152,30 @@ def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
     nobody = [row | dict.fromkeys((name for name in row if name.startswith("accepted")), 0) for row in rows[:2]]
     assert [row["reason"] for row in of_samples(nobody, 120.0)] == ["it followed no stream"]
     assert [row["reason"] for row in of_samples(rows[:1], 120.0)] == ["it was there for less than 2 s"]
+
+
+def test_tally_when_a_viewer_was_cut_has_the_delay_of_its_line_in_what_is_assumed():
+    """A link at half the rate, cut early: who keeps it has the growing delay, and says how much is assumed."""
+    rows = [second(number, sent=130_000, state="SOFT_LIMIT") | {"close_reason": "hard limit"} for number in range(6)]
+    (found,) = of_samples(rows, 120.0)
+    kept = {**dict.fromkeys(("calm_us", "calm_bytes", "given", "restart_bytes"), 0), "calm_messages": [], **found}
+    sums = tally([[kept]], CHOICES[:2], 30.0)
+    late = {
+        number: max(int(name[6:]) for key, name in sums if key == number and name.startswith(DELAY))
+        for number in (0, 1)
+    }
+    assert sums[0, "disconnected"] == 1
+    assert sums[1, "assumed_us"] > 10e6
+    assert sums[1, "watched_us"] > sums[1, "assumed_us"]
+    assert late[1] > late[0]
+
+
+@pytest.mark.parametrize(("column", "value"), [("sent_bytes", 1 << 47), ("accepted_bytes_key", 1 << 47)])
+def test_stretches_when_a_count_is_huge_are_tried_like_others(column, value):
+    """A row that is within what rows may say breaks neither the table of stretches nor the memory of a trial."""
+    pa = pytest.importorskip("pyarrow")
+    rows = [second(number, sent=130_000, state="SOFT_LIMIT") for number in range(60)]
+    rows[2] |= {column: value}
+    head = {"picked": 1, "address": "192.0.2.1", "date": "2026-03-01", "hour": "12"}
+    found = of_viewer(pa.Table.from_pylist([row | head for row in rows]), "samples", 120.0).to_pylist()
+    assert tally([found], CHOICES, 0.0)[0, "viewers"] == 1

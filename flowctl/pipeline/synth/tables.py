@@ -1,25 +1,36 @@
-"""Synthetic `flow_closes` and `flow_opens`: one row of what a connection was, or is by now, all columns from one clock.
+"""Synthetic `flow_closes`, `flow_opens`, `flow_events` and `flow_samples`: all columns of a row come from one clock.
 
-Everything that grows is a function of the time since the connection was opened (`clocks`): so a row at its end, a row
-of it open, and what happened between two samples come from the same arithmetic and add up to the last message.
-What is published runs on the media clock, which a burst hurries; of it the part that is lost in trouble is dropped.
-Messages of a class have one size in a stream, so that octets follow from counts. What samples saw is told as it was.
+Everything that grows is a function of the time since the connection was opened (`clocks`): a row at its end, a row of
+it open, and what happened between two samples come from the same arithmetic and add up to the last message. What is
+published runs on the media clock, which a burst hurries; of it the part that is lost in trouble is dropped. Messages of
+a class have one size in a stream, so octets follow from counts. Events are the script of the connection's kind, each
+at its place in time. What no job reads is null.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.pipeline.synth.people import SURGE_US, SynthOptions
+from flowctl.pipeline.synth.people import DOWN_S, SURGE_US, Cast, SynthOptions
 from flowctl.reasons import CloseReason
-from flowctl.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, OPENS_EVERY_S, OPENS_FIRST_S, SPARK_TYPES
+from flowctl.telemetry.schema import (
+    CLASS_NAMES,
+    FLOW_CLOSES,
+    FLOW_EVENTS,
+    FLOW_SAMPLES,
+    OPENS_EVERY_S,
+    OPENS_FIRST_S,
+    SPARK_TYPES,
+    EventName,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from flowctl.telemetry.schema import Table
 
@@ -30,6 +41,8 @@ SIZES: Final = {"key": 12.0, "inter": 1.0, "audio": 0.1}
 TARGET_MS: Final = 2000.0
 DELAYS_MS: Final = (0.0, 900.0, 3500.0)
 """Behind live by queueing while READY, OVERLOADED, and worse."""
+LIMITS: Final = {"messages": None, "bytes": "4194304 8388608", "age": "2s 8s"}
+"""In force at all servers."""
 
 
 def clocks(frame: DataFrame, at: str, name: str) -> DataFrame:
@@ -102,39 +115,115 @@ def delay_ms(state: int) -> Column:
     return f.lit(DELAYS_MS[state]) * (0.5 + f.col("luck")) + f.col("far") * 30
 
 
-def at_place(step: Column, **places: Column | float) -> Column:
-    """Return what stands at the place of a step, see `worlds`; null at the others."""
-    return f.coalesce(*(f.when(step["place"] == name, value) for name, value in places.items()))
-
-
 def event_at(step: Column) -> Column:
     """Return when a step of a script happens, us since the connection was opened."""
     begin = f.col("lead_us") + step["episode"] * f.col("slice_us")
     leave, back = begin + f.col("leave_us"), begin + f.col("slice_us")
-    ends, half = f.col("duration_us") - f.col("hard_us"), f.floor(f.col("duration_us") / 2)
-    soft = leave + f.col("over_us")
-    return at_place(step, leaves=leave, softens=soft, drops=back - 1000, returns=back, hardens=ends, hits=half)
+    places = {
+        "leaves": leave,
+        "softens": leave + f.col("over_us"),
+        "drops": back - 1000,
+        "returns": back,
+        "hardens": f.col("duration_us") - f.col("hard_us"),
+        "hits": f.floor(f.col("duration_us") / 2),
+    }
+    return f.coalesce(*(f.when(step["place"] == name, at) for name, at in places.items()))
 
 
 def closes(frame: DataFrame, options: SynthOptions) -> DataFrame:
-    """Return `flow_closes` of connections (see `connections`), with ``date`` and ``hour``."""
+    """Return `flow_closes` of connections (see `connections`), with ``date`` and ``hour``, as all tables here."""
     ended = frame.where(~f.col("refused")).withColumns({"at_us": f.col("duration_us"), "seq": f.col("number")})
     return _rows(ended, options)
 
 
 def opens(frame: DataFrame, options: SynthOptions) -> DataFrame:
     """Return `flow_opens` of the same."""
-    first, every = f.col("startup_us") + int(OPENS_FIRST_S * 1e6), int(OPENS_EVERY_S * 1_000_000)
+    first, every = f.col("startup_us") + int(OPENS_FIRST_S * 1e6), int(OPENS_EVERY_S * 1e6)
     there = frame.where((first < f.col("duration_us")) & ~f.col("refused"))
-    number = f.explode(f.sequence(f.lit(0), f.floor((f.col("duration_us") - 1 - first) / every)))
-    there = there.withColumn("opens", number).withColumns(
+    there = there.withColumn(
+        "row", f.explode(f.sequence(f.lit(0), f.floor((f.col("duration_us") - 1 - first) / every)))
+    )
+    numbers = {"at_us": first + f.col("row") * every, "seq": f.shiftleft("number", 14) + f.col("row")}
+    return _rows(there.withColumns(numbers | {"end": f.lit(None).cast("string")}), options)
+
+
+def events(frame: DataFrame, options: SynthOptions) -> DataFrame:
+    """Return `flow_events` of connections that play, publish or hit a limit; a script has fewer than 64."""
+    col, step = f.col, f.col("step")
+    frame = frame.where(col("startup_us").isNotNull() | (f.size("limits") > 0))
+    frame = frame.select("*", f.posexplode("script").alias("row", "step")).withColumns(
         {
-            "at_us": first + f.col("opens") * every,
-            "seq": f.shiftleft("number", 14) + f.col("opens"),
-            "end": f.lit(None).cast("string"),
+            "seq": f.shiftleft("number", 6) + col("row"),
+            "at_us": f.when(col("refused"), 0).otherwise(event_at(step)).cast("bigint"),
+            "conn_id": f.when(col("refused"), 0).otherwise(col("conn_id")),
         }
     )
-    return _rows(there, options)
+    hits = step["place"] == "hits"
+    columns = {
+        "event": f.when(col("refused"), EventName.CONN_REFUSED.value).otherwise(step["event"]),
+        **{name: step[name] for name in ("state_from", "state_to", "cause")},
+        "axis": f.when(hits, col("hit.axis")).otherwise(step["axis"]),
+        **{name: f.when(hits, col("hit")[name]) for name in ("value", "limit")},
+        "reason": f.when(col("refused"), col("hit.axis")),
+        "count": 1,
+    }
+    return told(alive(frame, options), FLOW_EVENTS, identity(options) | columns)
+
+
+def server_events(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
+    """Return what servers say of themselves: their start, and the start after they died."""
+    worlds = [crowd.world for crowd in cast.crowds]
+    nodes = [f"node-{number + 1}" for number in range(options.nodes)] + [world.node for world in worlds if world.node]
+    starts = [(node, options.start_s - 60) for node in nodes]
+    starts += [(world.node, options.middle_us // 1_000_000 + DOWN_S) for world in worlds if world.dies]
+    rows = [(node, at_s, -1 - number) for number, (node, at_s) in enumerate(starts)]
+    columns = {
+        "ts": f.timestamp_seconds("at_s"),
+        **{name: f.col(name) for name in ("node", "seq")},
+        "conn_id": 0,
+        "event": EventName.SERVER_STARTED.value,
+        "detail": json.dumps({"limits": LIMITS, "policy": "thin", "made_by": "flowctl analyze synth"}),
+        "count": 1,
+    }
+    return told(spark.createDataFrame(rows, "node string, at_s bigint, seq bigint"), FLOW_EVENTS, columns)
+
+
+def samples(frame: DataFrame, options: SynthOptions) -> DataFrame:
+    """Return `flow_samples` of connections that play, one per interval and a shorter one at the end."""
+    col, every = f.col, options.interval_us
+    frame = frame.where((col("role") == "play") & col("startup_us").isNotNull())
+    frame = frame.withColumn("row", f.explode(f.sequence(f.lit(1), f.ceil(col("duration_us") / every)))).withColumns(
+        {
+            "at_us": f.least(col("duration_us"), col("row") * every),
+            "then_us": (col("row") - 1) * every,
+            "seq": f.shiftleft("number", 22) + col("row"),
+        }
+    )
+    frame = clocks(clocks(alive(frame, options), "at_us", "now"), "then_us", "then")
+    over, soft, hard, lost, whole = (
+        col(f"now_{it}") - col(f"then_{it}") for it in ("over", "soft", "hard", "lost", "whole")
+    )
+    rest, span_us = col("now_rest"), col("at_us") - col("then_us")
+    is_soft = (col("soft_us") > 0) & (rest > col("leave_us") + col("over_us"))
+    state = f.when(col("now_hard") > 0, "HARD_LIMIT").when(is_soft, "SOFT_LIMIT")
+    # A viewer is as late as it was at worst in the interval.
+    waits = f.when(soft + hard > 0, delay_ms(2)).when(over > 0, delay_ms(1)).otherwise(0.0)
+    strained = col("strained") & (rest > col("leave_us"))
+    columns = {
+        "interval_ms": span_us / 1000,
+        "state": state.when(rest > col("leave_us"), "OVERLOADED").otherwise("READY"),
+        "picture_share": 1 - lost / f.greatest(f.lit(1), whole),
+        "queued_bytes": waits * 1000 * rate_per_us(),
+        "queued_age_ms": waits,
+        "thread_busy": f.when(strained, 0.97).otherwise(0.2 + 0.1 * col("luck")),
+        "viewer_delay_ms": f.when(waits > 0, waits).otherwise(delay_ms(0)),
+        "sent_bytes": octets("now", "sent") - octets("then", "sent"),
+    }
+    for what in ("accepted", "sent", "dropped"):
+        for item in CLASS_NAMES:
+            count = messages("now", what, item) - messages("then", what, item)
+            columns |= {f"{what}_messages_{item}": count, f"{what}_bytes_{item}": count * size_of(item)}
+    return told(frame, FLOW_SAMPLES, identity(options) | columns)
 
 
 def alive(frame: DataFrame, options: SynthOptions) -> DataFrame:
@@ -183,7 +272,13 @@ def _rows(frame: DataFrame, options: SynthOptions) -> DataFrame:
             "left_us": f.least("at_us", begun * f.least(trouble, f.lit(options.interval_us))),
         }
     )
-    return told(frame, FLOW_CLOSES, _known(options) | _sent() | _sampled(options) | _ingest())
+    watched = (col("role") == "play") & col("startup_us").isNotNull()
+    sampled = {name: f.when(watched, value) for name, value in _sampled().items()}
+    number = f.ceil(col("at_us") / options.interval_us) if options.samples_s else f.lit(None)
+    sampled["samples_count"] = f.when(watched, number).otherwise(0 if options.samples_s else None)
+    published = (col("role") == "publish") & (col("startup_us") <= col("at_us"))
+    ingest = {name: f.when(published, value) for name, value in _ingest().items()}
+    return told(frame, FLOW_CLOSES, identity(options) | _known(options) | _sent() | sampled | ingest)
 
 
 def _known(options: SynthOptions) -> dict[str, Any]:
@@ -191,12 +286,12 @@ def _known(options: SynthOptions) -> dict[str, Any]:
     col = f.col
     reasons = CloseReason.HANDSHAKE_TIMEOUT, CloseReason.PROTOCOL_ERROR, CloseReason.AUTH_REFUSED, CloseReason.LIMIT_HIT
     timeout, error, refused, hit = (f.coalesce(col("end") == reason.value, f.lit(False)) for reason in reasons)
-    shook = ~(timeout | error)
 
     def reached(ms: Column) -> Column:
-        return f.when((ms * 1000 < col("at_us")) & shook, ms)
+        return f.when((ms * 1000 < col("at_us")) & ~(timeout | error), ms)
 
-    return identity(options) | {
+    happened = f.size(f.filter("script", lambda step: event_at(step) <= col("at_us")))
+    return {
         "agent": f.when(col("role") == "publish", "FMLE/3.0").when(col("role") == "play", "LNX 9,0,124,2"),
         "opened_at": wall(col("opened_us"), options),
         "duration_s": col("at_us") / 1e6,
@@ -208,10 +303,7 @@ def _known(options: SynthOptions) -> dict[str, Any]:
         "asked_ms": f.when((col("role") != "unknown") | refused, reached(col("far") * 48)),
         "startup_ms": f.when(col("startup_us") <= col("at_us"), col("startup_us") / 1000),
         "limit_hits": (f.size("limits") > 0).cast("bigint"),
-        "events_count": f.when(
-            col("startup_us").isNotNull() | (f.size("limits") > 0),
-            f.size(f.filter("script", lambda step: event_at(step) <= col("at_us"))),
-        ).otherwise(0),
+        "events_count": f.when(col("startup_us").isNotNull() | (f.size("limits") > 0), happened).otherwise(0),
     }
 
 
@@ -223,9 +315,12 @@ def _sent() -> dict[str, Any]:
     left, softened = (
         (col("now_rest") > begin).cast("int") for begin in (col("leave_us"), col("leave_us") + col("over_us"))
     )
-    lost, thinned = messages("now", "dropped", *PER_S), "dropped_by_thinned"
+    lost, kinds = messages("now", "dropped", *PER_S), ("accepted", "sent", "dropped")
     taken = col("gone_us") * rate_per_us() * (1 - col("loss"))
+    zeros = [name for name in FLOW_CLOSES.names if name.startswith("dropped_by_")]
+    zeros += ["late_episodes", "returns", "input_pauses", "input_paused_ms", "edges_missed"]
     return {
+        **dict.fromkeys(zeros, 0),
         "time_ready_ms": (col("at_us") - sum(times.values(), f.lit(0))) / 1000,
         **{f"time_{name}_ms": value / 1000 for name, value in times.items()},
         "episodes_overloaded": f.when(col("over_us") > 0, back + left).otherwise(0),
@@ -235,14 +330,9 @@ def _sent() -> dict[str, Any]:
         "recoveries": back,
         "recover_ms": back * whole_ms,
         "recover_max_ms": f.when(back > 0, whole_ms).otherwise(0),
-        **dict.fromkeys(("late_episodes", "returns", "input_pauses", "input_paused_ms", "edges_missed"), 0),
-        **{
-            f"{what}_messages_{item}": messages("now", what, item)
-            for what in ("accepted", "sent", "dropped")
-            for item in CLASS_NAMES
-        },
-        **{f"{what}_bytes": octets("now", what) for what in ("accepted", "sent", "dropped")},
-        **{name: lost if name == thinned else 0 for name in FLOW_CLOSES.names if name.startswith("dropped_by_")},
+        **{f"{what}_messages_{item}": messages("now", what, item) for what in kinds for item in CLASS_NAMES},
+        **{f"{what}_bytes": octets("now", what) for what in kinds},
+        "dropped_by_thinned": lost,
         "pictures_wanted": messages("now", "accepted", "key", "inter"),
         "pictures_sent": messages("now", "sent", "key", "inter"),
         "lost_messages": lost,
@@ -251,26 +341,24 @@ def _sent() -> dict[str, Any]:
     }
 
 
-def _sampled(options: SynthOptions) -> dict[str, Any]:
-    """Return what samples saw; null where nothing is sampled."""
+def _sampled() -> dict[str, Any]:
+    """Return what samples saw of a viewer."""
     col = f.col
     whole, over, soft = col("at_us"), col("now_over"), col("now_soft") + col("now_hard")
-    plays = (col("role") == "play") & col("startup_us").isNotNull()
-    delays = [(delay_ms(state), time) for state, time in enumerate((whole - over - soft, over, soft))]
+    ready = whole - over - soft
+    delays = [(delay_ms(state), time) for state, time in enumerate((ready, over, soft))]
     stalled = f.when(col("stalls"), col("now_soft")).otherwise(0)
     stream = octets("now", "accepted") * (over + soft) / f.greatest(f.lit(1), col("now_whole"))
     lined = f.when(over + soft > 0, stream)
 
     def nearest(of: Column) -> Column:
         """Return the delay of that time, the least first."""
-        first, second, third = (delay for delay, _ in delays)
-        return f.when(of <= whole - over - soft, first).when(of <= whole - soft, second).otherwise(third)
+        return f.when(of <= ready, delay_ms(0)).when(of <= whole - soft, delay_ms(1)).otherwise(delay_ms(2))
 
-    found = {
+    return {
         "sampled_ms": whole / 1000,
         **{f"delay_p{share}_ms": nearest(whole * (share / 100)) for share in (50, 95, 99)},
         "delay_max_ms": nearest(whole),
-        "delay_mean_ms": sum((delay * time for delay, time in delays), f.lit(0)) / whole,
         "target_delay_ms": f.lit(TARGET_MS),
         "late_ms": sum((f.when(delay > TARGET_MS, time).otherwise(0) for delay, time in delays), f.lit(0)) / 1000,
         "stall_count": f.coalesce(f.ceil(f.try_divide(stalled, col("soft_us"))), f.lit(0)),
@@ -282,11 +370,6 @@ def _sampled(options: SynthOptions) -> dict[str, Any]:
         "unforced_drops": f.lit(0),
         "line_stream_bytes": lined,
         "line_bytes": f.when(lined > 0, f.greatest(f.lit(0), lined - octets("now", "dropped"))),
-        "rtt_us": col("far") * 12_000,
-    }
-    counted = f.ceil(whole / options.interval_us) if options.samples_s else f.lit(None)
-    return {name: f.when(plays, value) for name, value in found.items()} | {
-        "samples_count": f.when(plays, counted).otherwise(0 if options.samples_s else None)
     }
 
 
@@ -298,7 +381,7 @@ def _ingest() -> dict[str, Any]:
     live_us = f.greatest(f.lit(0), col("at_us") - col("startup_us") - gaps * each_us)
     audio, keys = f.floor(live_us * 43 / 1e6), f.floor(live_us / key_us) + 1
     inter = f.greatest(f.lit(0), f.floor(live_us * 30 / 1e6) - keys)
-    found = {
+    return {
         "ingest_bytes": keys * size_of("key") + inter * size_of("inter") + audio * size_of("audio"),
         "ingest_pictures": keys + inter,
         "ingest_key_frames": keys,
@@ -310,5 +393,3 @@ def _ingest() -> dict[str, Any]:
         "gap_max_ms": f.when(gaps > 0, each_us / 1000).otherwise(0),
         "jitter_ms": col("jitter_ms"),
     }
-    publishes = (col("role") == "publish") & (col("startup_us") <= col("at_us"))
-    return {name: f.when(publishes, value) for name, value in found.items()}
