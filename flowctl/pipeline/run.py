@@ -146,7 +146,7 @@ def run(
     settings = {}
     if not callable(spark) or local_path(out) is None:
         settings = dict(session().sparkContext.getConf().getAll())
-    if listing is None and events is not None and list(jobs) != ["report"]:
+    if listing is None and events is not None:
         # Before a folder is made for results of nothing.
         listing = list_records(events, window, settings)
     place = Place(out, settings)

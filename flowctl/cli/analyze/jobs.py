@@ -28,7 +28,7 @@ _HELP: Final = {
     "serve live --limits.",
     "capacity": "Say what a node carries, and how many nodes a crowd takes. A node is fitted to what was measured; "
     "which resource ends it is told. Without EVENTS it goes by --measurements.",
-    "report": "Write report.html of the results in DIR. No records are read.",
+    "report": "Write report.html anew, of the results in DIR. It takes no EVENTS: no records are read.",
 }
 _SKIP: Final = {"skip": Setting("Leave this job out. Repeatable.", "JOB", many=True)}
 
@@ -45,9 +45,11 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     from flowctl.pipeline.spark.session import check_available
 
     check_available()
+    from flowctl.errors import ConfigError
     from flowctl.pipeline.records.listing import list_records
+    from flowctl.pipeline.records.place import Place
     from flowctl.pipeline.records.window import parse_window
-    from flowctl.pipeline.run import job_of, run
+    from flowctl.pipeline.run import SUMMARY_FILE, job_of, run
 
     jobs = _jobs(values["skip"] or []) if name == "all" else [name]
     if events is not None:
@@ -56,9 +58,12 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     wanted = {job: given(values, group) for job, group in OF_JOBS.items() if job in jobs}
     options = {job: replace(job_of(job).options(), **found) for job, found in wanted.items() if found}
     listing = size_bytes = None
-    if events is not None and name != "report":
-        listing = list_records(events, window, options_of(values, name).conf)
+    settings = options_of(values, name).conf
+    if events is not None:
+        listing = list_records(events, window, settings)
         size_bytes = sum(file.size_bytes for file in listing.files)
+    elif name == "report" and not Place(out, settings, make=False).exists(SUMMARY_FILE):
+        raise ConfigError(f"{out} has no results", hint=f"make them: flowctl analyze all EVENTS --out {out}")
     with started(name, values, size_bytes, out) as (start, progress):
         result = run(start, events, out, jobs, options, window, progress.say, listing)
     if jobs == [name] and result.errors:
@@ -106,7 +111,11 @@ def _command(name: str) -> Command:
     def capacity(events: _Maybe = None, *, out: Out, **values: Any) -> None:
         _run(name, events, out, values)
 
-    command: Command = {"abuse": abuse, "capacity": capacity}.get(name, job)
+    def report(*, out: Out, **values: Any) -> None:
+        _run(name, None, out, values)
+
+    others: dict[str, Command] = {"abuse": abuse, "capacity": capacity, "report": report}
+    command = others.get(name, job)
     command.__doc__ = _HELP[name] + _ENDS
     groups = [_SKIP, OF_ALL] if name == "all" else [OF_JOBS.get(name, {})]
     return shared(*groups, *([] if name == "report" else [WINDOW]), SPARK)(command)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from flowctl.pipeline.job import Answer, Job, Parts
+from flowctl.pipeline.record import RECORD_FILE
 from flowctl.pipeline.report.answers import answers
 from flowctl.pipeline.report.found import FORMAT, Found, json_of
 from flowctl.pipeline.report.gather import Tables, gather
@@ -22,9 +23,9 @@ def answer(parts: Parts, _: Any = None) -> Answer:
     """Write the page."""
     tables = Tables(parts.staging.folder, parts.place.folder, since=parts.since, until=parts.until)
     jobs = {name: note.as_dict() for name, note in parts.notes.items()}
-    before = json_of(tables.text("summary.json")).get("jobs")
+    events = parts.events or str(json_of(tables.text(RECORD_FILE)).get("events") or "")  # alone it is given none
     bounds = [f"{word} {at:%Y-%m-%d %H:%M} UTC" for word, at in (("from", parts.since), ("to", parts.until)) if at]
-    found = gather(tables, parts.events, jobs or dict(before or {}), parts.accounts, " ".join(bounds))
+    found = gather(tables, events, jobs, parts.accounts, " ".join(bounds))
     parts.write_text(REPORT_FILE, render(found))
     return Answer(summary={"answers": [item._asdict() for item in answers(found)], "figures": figures(found)})
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from record_kit import close, event, write, write_closes
+from report_kit import run_in
 
 from flowctl.charts.words import filled
 from flowctl.cli import main
@@ -215,6 +216,8 @@ def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
         (["synth", __file__], ["cannot write to"]),
         (["watch", "x", "--out", f"{__file__}/y"], ["cannot write to"]),
         (["sessions", "x", "--out", "y", "--driver-memory", "lots"], ["allowed is a size as Java has it"]),
+        (["report", "x", "--out", "y"], ["unexpected extra argument"]),
+        (["report", "--out", "y"], ["y has no results", "flowctl analyze all EVENTS --out y"]),
     ],
 )
 def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, capsys, words, told):
@@ -246,6 +249,18 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp
     assert "  flow_closes: 1 files, rows in 2 = out 2 + quarantined 0" in lines
     assert lines[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "{" not in shown
+
+
+def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch, tmp_path):
+    """It takes the folder of results and nothing else: where their records lie stands there, and Java is not needed."""
+    pytest.importorskip("pyspark")
+    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: pytest.fail("Java is started"))
+    out = Path(run_in(tmp_path / "out"))
+    (out / "record.json").write_text(json.dumps({"format": 3, "events": "/data/of-servers", "hours": {}}))
+    assert main(["analyze", "report", "--out", str(out)]) == 0
+    assert "Records of <code>/data/of-servers</code>" in (out / "report.html").read_text("utf-8")
+    figures = json.loads((out / "summary.json").read_text("utf-8"))["jobs"]["report"]["summary"]["figures"]
+    assert (figures["events"], figures["totals"]["viewers"]) == ("/data/of-servers", 400)
 
 
 def test_answers_when_said_name_figures_that_jobs_have():
