@@ -72,15 +72,19 @@ class Comparison:
     warnings: Sequence[str]
 
     @property
+    def known(self) -> bool:
+        """Whether any figure of one run could be held against that of the other."""
+        return any(change.verdict != "too few" for change in self.changes)
+
+    @property
     def answer(self) -> str:
         """What got better or worse, in one sentence."""
         told = {verdict: [c.what for c in self.changes if c.verdict == verdict] for verdict in ("better", "worse")}
         named = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in told.items() if names)
+        if named:
+            return f"{named[0].upper()}{named[1:]}."
         none = "No difference that these viewers show."
-        known = any(change.verdict != "too few" for change in self.changes)
-        return (
-            f"{named[0].upper()}{named[1:]}." if named else none if known else "Not known: there are too few viewers."
-        )
+        return none if self.known else "Not known: no figure is known of enough viewers in both runs."
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values for JSON."""

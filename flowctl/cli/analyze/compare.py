@@ -20,9 +20,10 @@ def compare(
     """Say what got better or worse from OUT_A to OUT_B. How sure that is, too; no records are read.
 
     Both are folders that `flowctl analyze all` wrote with --out. Exit status: 0 done; 2 wrong use, or results that
-    cannot be compared.
+    cannot be compared: of another version, or without a figure that both have. What else there is, is written then too.
     """
     from flowctl.cli.common import print_json
+    from flowctl.errors import ConfigError
     from flowctl.pipeline import compare as runs
 
     found = runs.compare(before, after)
@@ -30,3 +31,6 @@ def compare(
         print_json(found.as_dict())
     else:
         say(found.as_text(shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+    if not found.known:
+        told = f"{before} and {after} cannot be compared: no figure is known of enough viewers in both"
+        raise ConfigError(told, hint="name runs in which viewers played and the jobs sessions and experience were done")

@@ -15,10 +15,13 @@ import pandas as pd
 import pytest
 from report_kit import NASTY, felt, found_of, run_in, session, tables_of
 
+from flowctl.cli import main
 from flowctl.errors import ConfigError
 from flowctl.pipeline import compare
 from flowctl.pipeline.report import gather, job
 from flowctl.pipeline.report.found import MEASURES
+
+NOT_KNOWN = "Not known: no figure is known of enough viewers in both runs."
 
 
 def a_share(part, n):
@@ -176,7 +179,27 @@ def test_runs_when_a_job_failed_compare_nothing_that_an_earlier_run_has_left(tmp
     assert found.warnings == [
         f"before, the job {name}: failed; what it tells is not compared" for name in reversed(failed)
     ]
-    assert found.answer == "Not known: there are too few viewers."
+    assert found.answer == NOT_KNOWN
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"viewers": 0},
+        {"tables": {}, "texts": {}},
+        {"failed": {name: {"state": "failed", "message": "no"} for name in ("sessions", "experience")}},
+    ],
+)
+def test_command_when_nothing_can_be_compared_fails_and_tells_what_it_has(tmp_path, capsys, empty, as_json):
+    """Status 2 and one sentence, so that no script takes it for "no difference"; what there is, is written too."""
+    folders = [run_in(tmp_path / "a", choose=1), run_in(tmp_path / "b", **{"choose": 7, **empty})]
+    assert main(["analyze", "compare", *folders, *as_json]) == 2
+    shown = capsys.readouterr()
+    assert "cannot be compared: no figure is known of enough viewers in both" in shown.err
+    assert NOT_KNOWN in (json.loads(shown.out)["answer"] if as_json else shown.out.splitlines()[0])
+    assert main(["analyze", "compare", folders[0], folders[0], *as_json]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("viewers", [0, 2, 5, 20])
@@ -184,9 +207,7 @@ def test_runs_when_one_side_has_few_viewers_claim_nothing(tmp_path, viewers):
     """Of nobody, or a handful, nothing is better or worse; nobody at all is no "no difference"."""
     found = compare.compare(run_in(tmp_path / "a"), run_in(tmp_path / "b", viewers))
     assert {"better", "worse"}.isdisjoint(change.verdict for change in found.changes)
-    assert found.answer == (
-        "No difference that these viewers show." if viewers else "Not known: there are too few viewers."
-    )
+    assert found.answer == ("No difference that these viewers show." if viewers else NOT_KNOWN)
     assert ("fewer than 20 show little" in found.runs[1]) == (viewers < 20)
 
 
