@@ -182,9 +182,20 @@ def _take_rights(temporary: Path, target: Path, *, shared: bool) -> None:
                     break
             temporary.chmod(stat.S_IMODE(there.st_mode) & 0o666)
             return
-    mask = os.umask(0o077)
-    os.umask(mask)
-    temporary.chmod(0o666 & ~mask)
+    temporary.chmod(0o666 & ~umask())
+
+
+def umask() -> int:
+    """Return the mask of rights of new files.
+
+    Linux tells it. Elsewhere it has to be changed to be known, and what another thread makes meanwhile is its owner's.
+    """
+    try:
+        return int(Path("/proc/self/status").read_bytes().partition(b"\nUmask:")[2].split()[0], 8)
+    except (OSError, IndexError, ValueError):
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
 
 
 def sync(path: Path) -> None:

@@ -97,8 +97,9 @@ def _private() -> Iterator[None]:
     """
     import os
 
-    before = os.umask(0o077)
-    os.umask(before | 0o027)
+    from flowctl.text.files import umask
+
+    before = os.umask(umask() | 0o027)
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.spark.classarchive import java_option
 from flowctl.pipeline.spark.java import Java, find_java
+from flowctl.text.files import umask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,13 +90,6 @@ def check_available() -> None:
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
-
-
-def _mask() -> int:
-    """Return the mask of rights of new files."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def fitting(size_bytes: int, cores: int) -> dict[str, str]:
@@ -163,7 +157,7 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         "spark.sql.requireAllClusterKeysForCoPartition": "false",
         "spark.ui.enabled": "false",
         # Hadoop sets the rights of files by a mask of its own, not by that of the process.
-        "spark.hadoop.fs.permissions.umask-mode": f"{_mask():03o}",
+        "spark.hadoop.fs.permissions.umask-mode": f"{umask():03o}",
         **fitting(0, 1),
         _CHOSEN: " ".join(chosen),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.text.files import check_target, write_text
+from flowctl.text.files import check_target, umask, write_text
 
 
 def test_result_when_the_name_is_a_pipe(tmp_path):
@@ -78,6 +78,21 @@ def test_result_when_a_file_is_there_has_its_rights(tmp_path):
         assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o604
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_umask_when_read_stays_what_it_is(monkeypatch, known):
+    """Where the system tells it, it is never changed, not even for a moment in which other threads make files."""
+    before = os.umask(0o031)
+    try:
+        if known:
+            monkeypatch.setattr("os.umask", lambda _: pytest.fail("it is changed"))
+        else:
+            monkeypatch.setattr(Path, "read_bytes", lambda path: b"Name:\t" + os.fsencode(path))
+        assert umask() == 0o031
+        monkeypatch.undo()
+    finally:
+        assert os.umask(before) == 0o031
 
 
 def test_result_when_a_device_takes_nothing(tmp_path):
