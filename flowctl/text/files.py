@@ -4,7 +4,7 @@ A reader of the file, a CI job that was interrupted for instance, never finds ha
 root's) keeps leading to the file that it names, so a server's ban list may be one; a device or a pipe (/dev/stdout,
 /dev/null) is written to as it is and never replaced by a file. A link or a named pipe of another user is replaced: in a
 folder that others may write to, it would lead to any file of the user that runs this, or tell its maker what is
-written.
+written. Nothing is written to a folder that another user has put into one where everybody may write (`check_way`).
 
 A file that several write, a server and jobs for instance, is read, changed and replaced while it is `held`, and stays
 whose it was (`shared`).
@@ -13,6 +13,7 @@ whose it was (`shared`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -78,10 +79,30 @@ def planted(path: Path) -> bool:
     return (stat.S_ISLNK(found.st_mode) or stat.S_ISFIFO(found.st_mode)) and found.st_uid not in (0, os.geteuid())
 
 
+def check_way(folder: Path) -> None:
+    """See to it that nothing on the way to a folder was put by another user where everybody may, as in /tmp.
+
+    Who owns a folder, or a link to one, can put anything in the place of what is written, and by links have files of
+    this user overwritten. Linux refuses such links by itself (``fs.protected_symlinks``), folders it does not.
+
+    Raises:
+        PermissionError: something was.
+    """
+    ways = (folder.absolute(), Path(os.path.realpath(folder)))
+    for at in dict.fromkeys(part for way in ways for part in (way, *way.parents)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            owner, above = at.lstat().st_uid, at.parent.stat()
+            if above.st_mode & stat.S_IWOTH and owner not in (0, os.geteuid(), above.st_uid):
+                raise PermissionError(errno.EACCES, f"{at} is another user's, in a folder where everybody may write")
+
+
 def _target(path: Path) -> Path:
     """Return where links lead, one by one, up to the first of another user; a device as it was named.
 
     The last step is never taken by name again, so that a link that comes in between is replaced like any other.
+
+    Raises:
+        OSError: it may not be looked at, or see `check_way`.
     """
     at = path
     for _ in range(_MOST_LINKS):
@@ -90,6 +111,7 @@ def _target(path: Path) -> Path:
         if _is_special(at):  # /dev/stdout: what it leads to at last has no name
             return path
         at = at.parent / at.readlink()
+    check_way(at.parent)
     return Path(os.path.realpath(at.parent)) / at.name
 
 

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.text.files import held, planted, write_text
+from flowctl.text.files import check_way, held, planted, write_text
 
 MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
 """Longest text file that is read here: four times the longest ban list, so that one that outgrew it can be cut."""
@@ -35,6 +36,8 @@ _STAGING: Final = "_new-"
 """Begin of the names of folders in the making: Spark passes over names that begin with ``_``."""
 _MARK: Final = "_flowctl"
 """File in each folder of results: without it a folder is somebody else's, and left alone."""
+_FOR_ALL: Final = stat.S_ISVTX | stat.S_IWOTH
+"""Rights of a folder like /tmp."""
 _FLAT: Final = ("s3", "gcs")
 """Stores that cannot rename a folder."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -189,8 +192,12 @@ class Place:
             if self.storage.prefix:
                 self.storage.system.create_dir(self.storage.base, recursive=True)
             else:  # as hidden as the records' own: who else is to read it is in the group
-                Path(self.storage.base).mkdir(0o750, parents=True, exist_ok=True)
-                if not os.access(self.storage.base, os.W_OK):
+                path = Path(self.storage.base)
+                path.mkdir(0o750, parents=True, exist_ok=True)
+                check_way(path)
+                if path.stat().st_mode & _FOR_ALL == _FOR_ALL:  # what is found there counts, `record.json` for instance
+                    raise PermissionError(errno.EACCES, "it is for everybody's files; name a folder in it")
+                if not os.access(path, os.W_OK):
                     raise PermissionError(errno.EACCES, "permission denied")
         except OSError as error:
             reason = error.strerror or str(error).splitlines()[0]

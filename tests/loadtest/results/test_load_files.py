@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.text.files import check_target, umask, write_text
+from flowctl.text.files import check_target, held, umask, write_text
 
 
 def test_result_when_the_name_is_a_pipe(tmp_path):
@@ -78,6 +78,36 @@ def test_result_when_a_file_is_there_has_its_rights(tmp_path):
         assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o604
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("name", ["theirs", "link", "theirs/deeper"])
+def test_result_when_another_user_put_the_folder_where_everybody_may_is_refused(monkeypatch, tmp_path, name):
+    """Its owner could make a link of the temporary file, and have any file of ours overwritten; ours is well there."""
+    shared = tmp_path / "shared"
+    (shared / "theirs" / "deeper").mkdir(parents=True)
+    shared.chmod(0o1777)
+    (tmp_path / "ours").mkdir()
+    (shared / "link").symlink_to(tmp_path / "ours")
+    theirs = [(shared / name).lstat().st_ino for name in ("theirs", "link")]
+    lstat = Path.lstat
+
+    def looked_at(path):
+        found = lstat(path)
+        return os.stat_result([*found[:4], 65534, *found[5:]]) if found.st_ino in theirs else found
+
+    monkeypatch.setattr(Path, "lstat", looked_at)
+    with pytest.raises(ConfigError, match=r"--report .* is another user's, in a folder where everybody may write"):
+        check_target(shared / name / "x", "--report")
+    with pytest.raises(FlowctlError, match=r"cannot write .* is another user's"):
+        write_text(shared / name / "x", "the report")
+    with pytest.raises(FlowctlError, match=r"cannot lock .* is another user's"), held(shared / name / "x"):
+        pass
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    for ours in (shared / "x", tmp_path / "ours" / "x"):
+        check_target(ours, "--report")
+        write_text(ours, "the report")
+    shared.chmod(0o755)  # here only its owner can have put it
+    write_text(shared / name / "x", "the report")
 
 
 @pytest.mark.parametrize("known", [True, False])

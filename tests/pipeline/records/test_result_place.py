@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,24 @@ def test_place_when_another_user_has_put_links_there_takes_them_away(tmp_path, m
     Place(str(tmp_path / "out")).clear_staging()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bans.jsonl"]
     assert (tmp_path / "elsewhere").is_dir()
+
+
+@pytest.mark.parametrize("name", ["shared", "shared/theirs", "shared/theirs/out"])
+def test_place_when_another_user_can_turn_it_is_refused(tmp_path, monkeypatch, name):
+    """Whose `record.json` is found there says which folders a run deletes; in /tmp that may be anybody's."""
+    (tmp_path / "shared" / "theirs").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    theirs, lstat = (tmp_path / "shared" / "theirs").lstat().st_ino, Path.lstat
+
+    def looked_at(path):
+        found = lstat(path)
+        return os.stat_result([*found[:4], 65534, *found[5:]]) if found.st_ino == theirs else found
+
+    monkeypatch.setattr(Path, "lstat", looked_at)
+    with pytest.raises(ConfigError, match=r"cannot write to .*everybody") as error:
+        Place(str(tmp_path / name))
+    assert error.value.hint == "--out names a folder of your own"
+    assert Place(str(tmp_path / "shared" / "ours")).names() == []
 
 
 def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
