@@ -79,7 +79,7 @@ def open_spark(heap: str, conf: dict[str, str]) -> Any:
     """Return a context manager with a session of two cores."""
     from flowctl.pipeline.spark.session import SessionOptions, session
 
-    return session(SessionOptions(master=f"local[{THREADS}]", driver_memory=heap, conf=conf))
+    return session(SessionOptions(master=f"local[{THREADS}]", conf={"spark.driver.memory": heap, **conf}))
 
 
 def spark_job(events: str, out: str, *, job: str, heap: str, runs: int, conf: dict[str, str]) -> dict[str, Any]:

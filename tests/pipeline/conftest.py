@@ -23,10 +23,10 @@ def spark(tmp_path_factory):
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.default.parallelism": "2",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
     }
-    options = SessionOptions(
-        master="local[2]", conf=conf, driver_memory="1g", shuffle_partitions=2, log_file=folder / "spark.log"
-    )
+    options = SessionOptions(master="local[2]", conf=conf, log_file=folder / "spark.log")
     try:
         session = open_session(options)
     except ConfigError as error:

@@ -31,22 +31,21 @@ def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = Non
     import re
 
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.spark.session import DEFAULT_DRIVER_MEMORY, SessionOptions
+    from flowctl.pipeline.spark.session import SessionOptions
 
-    settings = {}
+    settings = {"spark.app.name": f"flowctl {job}"}
+    if memory := values["driver_memory"]:
+        if not re.fullmatch(r"[1-9]\d{0,6}[kmgt]", memory.lower()):
+            raise ConfigError(f"--driver-memory is {memory!r}, allowed is a size as Java has it, like 2g or 512m")
+        settings["spark.driver.memory"] = memory
     for text in values["conf"] or []:
         key, separator, value = text.partition("=")
         if not separator or not key.startswith("spark."):
             told = f"--conf is {text!r}, it must be a setting of Spark and its value"
             raise ConfigError(told, hint="write it like --conf spark.executor.memory=4g")
         settings[key] = value
-    memory = values["driver_memory"] or DEFAULT_DRIVER_MEMORY
-    if not re.fullmatch(r"[1-9]\d{0,6}[kmgt]", memory.lower()):
-        raise ConfigError(f"--driver-memory is {memory!r}, allowed is a size as Java has it, like 2g or 512m")
     where = values["master"] or os.environ.get("FLOWCTL_MASTER") or None
-    return SessionOptions(
-        master=where, conf=settings, driver_memory=memory, app_name=f"flowctl {job}", size_bytes=size_bytes
-    )
+    return SessionOptions(master=where, conf=settings, size_bytes=size_bytes)
 
 
 @contextlib.contextmanager

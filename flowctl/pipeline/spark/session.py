@@ -31,8 +31,6 @@ from flowctl.text.files import umask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEFAULT_DRIVER_MEMORY: Final = "2g"
-"""Of Java. Jobs collect next to nothing, so it does not grow with the data; when local, it is that of all work."""
 EXTRA_HINT: Final = "in flowctl's source folder: pip install '.[pipeline]'"
 _LOG4J: Final = """
 rootLogger.level = warn
@@ -69,10 +67,7 @@ class SessionOptions:
     """How to start Spark; a ``spark-defaults.conf`` does not change `master`, so a job stays here by default."""
 
     master: str | None = None  # ``local[2]``, ``spark://host:port``, ``yarn`` ...; None: ``spark.master``, ``local[*]``
-    app_name: str = "flowctl"
     conf: Mapping[str, str] = field(default_factory=dict)  # settings of Spark, which win over everything chosen here
-    driver_memory: str = DEFAULT_DRIVER_MEMORY  # heap of Java
-    shuffle_partitions: int | None = None  # of joins and aggregations; None: by the size of the data, see `fit`
     size_bytes: int | None = None  # of the records, as far as known; for little, Java compiles in a hurry
     log_file: Path | None = None  # where Java's output goes; None: a file of its own
 
@@ -127,13 +122,11 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
             f"--master is {master!r}, which is no place where Spark runs",
             hint="allowed are local[N], spark://HOST:PORT, yarn and k8s://URL",
         )
-    chosen = dict(options.conf)
-    if options.shuffle_partitions is not None:
-        chosen = {"spark.sql.shuffle.partitions": str(options.shuffle_partitions)} | chosen
     settings = {
-        "spark.app.name": options.app_name,
+        "spark.app.name": "flowctl",
         "spark.master": master,
-        "spark.driver.memory": options.driver_memory,
+        # Jobs collect next to nothing, so it does not grow with the data; when local, it is that of all work.
+        "spark.driver.memory": "2g",
         "spark.sql.session.timeZone": "UTC",
         # Columns are named exactly: a file may have another `Stream` beside `stream`.
         "spark.sql.caseSensitive": "true",
@@ -159,7 +152,7 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # Hadoop sets the rights of files by a mask of its own, not by that of the process.
         "spark.hadoop.fs.permissions.umask-mode": f"{umask():03o}",
         **fitting(0, 1),
-        _CHOSEN: " ".join(chosen),
+        _CHOSEN: " ".join(options.conf),
     }
     local = master.startswith("local")
     if log4j is not None:
@@ -187,7 +180,7 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # Every user of this machine reaches the driver's ports, and Java makes objects of what is sent there. Spark
         # makes the secret itself, so that it stands on no command line; a cluster's has to be on its workers as well.
         settings["spark.authenticate"] = "true"
-    return settings | chosen
+    return settings | dict(options.conf)
 
 
 _own: dict[str, Any] = {}

@@ -82,14 +82,8 @@ GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryM
 def context(master: str, python: str, conf: dict[str, str]) -> Iterator[Any]:
     """Open a session on `master` whose workers run `python`; all sessions share one Java, which outlives this."""
     os.environ["PYSPARK_PYTHON"] = python
-    session = open_session(
-        SessionOptions(
-            master=master,
-            driver_memory="512m",
-            shuffle_partitions=4,
-            conf={"spark.pyspark.python": python, **conf},
-        )
-    )
+    ours = {"spark.pyspark.python": python, "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "4"}
+    session = open_session(SessionOptions(master=master, conf=ours | conf))
     try:
         yield session
     finally:

@@ -117,6 +117,20 @@ def test_options_when_wrong_are_named(conf, memory):
         options_of({"master": None, "conf": conf, "driver_memory": memory}, "sessions")
 
 
+@pytest.mark.parametrize(
+    ("conf", "memory", "settings"),
+    [
+        (None, None, ("flowctl fleet", "2g")),
+        (["spark.sql.adaptive.enabled=true"], "512m", ("flowctl fleet", "512m")),
+        (["spark.app.name=mine", "spark.driver.memory=3g"], "512m", ("mine", "3g")),
+    ],
+)
+def test_options_when_given_are_settings_of_spark(conf, memory, settings):
+    """A name and a size as by default, then as the command has them, and over both what `--conf` says."""
+    found = settings_of(options_of({"master": None, "conf": conf, "driver_memory": memory}, "fleet"))
+    assert (found["spark.app.name"], found["spark.driver.memory"]) == settings
+
+
 def test_pyspark_when_missing_says_what_to_install(monkeypatch):
     """Without the extra, the error names the packages and the hint the command."""
     monkeypatch.setattr("flowctl.pipeline.spark.session.importlib.util.find_spec", lambda name: None)
@@ -139,9 +153,9 @@ class Conf(dict):
     set = dict.__setitem__
 
 
-def fitted(size_bytes, chosen=None, **options):
+def fitted(size_bytes, chosen=None):
     """Return the settings of a session that was opened with `chosen` and is to read records of this size."""
-    conf = Conf(settings_of(SessionOptions(conf=chosen or {}, **options)))
+    conf = Conf(settings_of(SessionOptions(conf=chosen or {})))
     fit(SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(defaultParallelism=2)), size_bytes)
     return {name.removeprefix("spark.sql."): value for name, value in conf.items()}
 
@@ -158,8 +172,8 @@ def test_settings_when_data_is_little_or_much_fit_it():
 @pytest.mark.parametrize("size_bytes", [0, LARGE_FROM_BYTES])
 def test_settings_when_somebody_has_chosen_are_left_to_them(size_bytes):
     """What was given at the start stays, whatever the size; the others still fit."""
-    chosen = {"spark.sql.codegen.wholeStage": "true", "spark.sql.adaptive.enabled": "false"}
-    found = fitted(size_bytes, chosen, shuffle_partitions=7)
+    chosen = {"codegen.wholeStage": "true", "adaptive.enabled": "false", "shuffle.partitions": "7"}
+    found = fitted(size_bytes, {f"spark.sql.{name}": value for name, value in chosen.items()})
     assert (found["codegen.wholeStage"], found["adaptive.enabled"]) == ("true", "false")
     assert found["shuffle.partitions"] == "7"
     assert found["codegen.factoryMode"] == ("FALLBACK" if size_bytes else "NO_CODEGEN")
