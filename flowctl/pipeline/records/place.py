@@ -346,7 +346,7 @@ class Place:
             ConfigError: one cannot be deleted.
         """
         for path in () if self.storage.prefix else Path(self.storage.base).iterdir():
-            if path.name.startswith(_STAGING) or planted(path):
+            if re.fullmatch(f"{_STAGING}[0-9a-f]{{8}}", path.name) or planted(path):
                 try:
                     self.delete(path.name)
                 except OSError as error:

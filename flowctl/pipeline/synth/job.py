@@ -22,6 +22,7 @@ from flowctl.errors import ConfigError
 from flowctl.pipeline.job import JobNote, JobState
 from flowctl.pipeline.records import addresses
 from flowctl.pipeline.records.place import Place, local_path
+from flowctl.pipeline.run import locked
 from flowctl.pipeline.synth.people import Cast, SynthOptions, connections, plan
 from flowctl.pipeline.synth.tables import alive, closes, events, opens, samples, server_events
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, TABLES
@@ -102,7 +103,7 @@ def run(spark: SparkSession | Callable[[], SparkSession], out: str, options: Syn
         `summary` has the numbers of rows by table, clients, and the worlds.
 
     Raises:
-        ConfigError: `out` cannot be written, or holds tables that are not to be replaced.
+        ConfigError: `out` cannot be written, holds tables that are not to be replaced, or another run is at work in it.
     """
     options = options or SynthOptions()
     cast = plan(options)
@@ -112,12 +113,14 @@ def run(spark: SparkSession | Callable[[], SparkSession], out: str, options: Syn
         settings = dict(spark.sparkContext.getConf().getAll())
     place = Place(out, settings)
     _check(place, replace=options.replace)
-    spark = spark() if callable(spark) else spark
-    staging = place.staging()
-    try:
-        return _make(spark, place, staging, options, cast)
-    finally:
-        staging.remove()
+    with locked(place):
+        place.clear_staging()
+        spark = spark() if callable(spark) else spark
+        staging = place.staging()
+        try:
+            return _make(spark, place, staging, options, cast)
+        finally:
+            staging.remove()
 
 
 def _make(spark: SparkSession, place: Place, staging: Place, options: SynthOptions, cast: Cast) -> JobNote:

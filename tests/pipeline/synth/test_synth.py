@@ -8,6 +8,8 @@ from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline import run as runner
+from flowctl.pipeline.records.place import Place
+from flowctl.pipeline.run import locked
 from flowctl.pipeline.synth import job as synth
 from flowctl.pipeline.synth import people
 from flowctl.pipeline.synth.people import SynthOptions, plan
@@ -250,7 +252,7 @@ def test_synth_when_it_is_ended_leaves_what_was_there(spark, tmp_path, monkeypat
         patched.setattr(synth, "truth", ended)
         with pytest.raises(KeyboardInterrupt):
             synth.run(spark, str(tmp_path), SynthOptions(**few))
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == ["_lock"]
     synth.run(spark, str(tmp_path), SynthOptions(**few))
     before = sorted(tmp_path.rglob("*"))
     with monkeypatch.context() as patched:
@@ -259,6 +261,23 @@ def test_synth_when_it_is_ended_leaves_what_was_there(spark, tmp_path, monkeypat
             synth.run(spark, str(tmp_path), SynthOptions(**few, replace=True))
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / synth.TRUTH_FOLDER / "addresses.parquet").is_dir()
+
+
+@spark_starts
+def test_synth_when_runs_were_killed_clears_what_they_left(spark, tmp_path):
+    """What was in the making of a run that lives no more goes, nothing else does; one that lives keeps others away."""
+    few = SynthOptions(events=100, days=0.02, worlds=("neighbours",))
+    place = Place(str(tmp_path / "data"))
+    place.staging().write_text("flow_closes/date=2026-01-01/hour=00/part-0.parquet", "half of it")
+    place.write_text("_new-ideas/mine.txt", "mine")
+    before = sorted(tmp_path.rglob("*"))
+    with locked(place), pytest.raises(ConfigError, match="another run is at work"):
+        synth.run(lambda: pytest.fail("Java is started"), str(tmp_path / "data"), few)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "_lock"] == before
+    synth.run(spark, str(tmp_path / "data"), few)
+    assert [path.name for path in (tmp_path / "data").glob("_new-*")] == ["_new-ideas"]
+    assert place.read_text("_new-ideas/mine.txt") == "mine"
+    assert place.names("flow_closes")
 
 
 @spark_starts
