@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
+from flowctl.pipeline.records.place import Place
 from flowctl.pipeline.report import gather, job
 from flowctl.pipeline.report.found import Found
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -189,7 +190,7 @@ def found_of(folder, tables=None, texts=None, jobs=None, text=""):
     """Return what a report finds in results; all there may be if none are given."""
     lay(folder, tables_of(text) if tables is None else tables, texts_of(text) if texts is None else texts)
     shown = notes(text) if jobs is None else jobs
-    return gather.gather(gather.Tables(str(folder)), f"/data/events{text}", shown, [accounts(text=text)])
+    return gather.gather(gather.Tables(Place(str(folder))), f"/data/events{text}", shown, [accounts(text=text)])
 
 
 def empty():

@@ -74,31 +74,28 @@ TOPS: Final[Mapping[str, Top]] = {
 
 
 class Tables:
-    """The results in some folders; of two with the same name that in the first folder counts."""
+    """The results in a folder; of tables with a time those rows that lie in the window."""
 
-    def __init__(self, *folders: str, since: datetime | None = None, until: datetime | None = None) -> None:
-        self._places = [Place(folder) for folder in folders]
+    def __init__(self, place: Place, *, since: datetime | None = None, until: datetime | None = None) -> None:
         self._since, self._until = since, until
-
-    def text(self, name: str) -> str | None:
-        """Return a text file; None: there is none."""
-        return next((place.read_text(name) for place in self._places if place.exists(name)), None)
+        self.place = place
 
     def batches(self, name: str, columns: Sequence[str] = (), at: str = "") -> Iterator[pd.DataFrame]:
         """Yield a table in pieces: these columns, or all; `at`: the column with the time by which the window cuts."""
-        for place in [place for place in self._places if place.exists(name)][:1]:
-            source = ds.dataset(place.storage.path(name), format="parquet", filesystem=place.storage.system)
-            there = [column for column in columns or source.schema.names if column in source.schema.names]
-            wanted = pc.scalar(True)
-            if at in there and self._since:
-                wanted &= ds.field(at) >= pa.scalar(self._since)
-            if at in there and self._until:
-                wanted &= ds.field(at) < pa.scalar(self._until)
-            batches = source.to_batches(columns=there, filter=wanted, batch_size=_BATCH_ROWS)
-            # An hour is a file, and a file at least a batch: small ones are put together.
-            while some := list(itertools.islice(batches, _BATCHES)):
-                if any(batch.num_rows for batch in some):
-                    yield pa.Table.from_batches(some).to_pandas().reindex(columns=list(columns or there))
+        if not self.place.exists(name):
+            return
+        source = ds.dataset(self.place.storage.path(name), format="parquet", filesystem=self.place.storage.system)
+        there = [column for column in columns or source.schema.names if column in source.schema.names]
+        wanted = pc.scalar(True)
+        if at in there and self._since:
+            wanted &= ds.field(at) >= pa.scalar(self._since)
+        if at in there and self._until:
+            wanted &= ds.field(at) < pa.scalar(self._until)
+        batches = source.to_batches(columns=there, filter=wanted, batch_size=_BATCH_ROWS)
+        # An hour is a file, and a file at least a batch: small ones are put together.
+        while some := list(itertools.islice(batches, _BATCHES)):
+            if any(batch.num_rows for batch in some):
+                yield pa.Table.from_batches(some).to_pandas().reindex(columns=list(columns or there))
 
     def sample(self, names: Mapping[str, str], columns: Sequence[str]) -> tuple[pd.DataFrame, float]:
         """Return all rows of tables (name -> column with the time), or a random sample, and which share that is."""
@@ -160,7 +157,7 @@ def gather(
     cuts: dict[str, Cut] = {}
     for name, top in TOPS.items():
         cuts |= read(top.job, name, functools.partial(tables.top, name, top)) or {}
-    if (bans := read("abuse", "bans.jsonl", lambda: tables.text("bans.jsonl"))) is not None:
+    if (bans := read("abuse", "bans.jsonl", lambda: tables.place.read_text("bans.jsonl"))) is not None:
         lines = sorted(map(json_of, bans.split("\n")), key=lambda row: -(number(row.get("score")) or 0.0))
         cuts["bans"] = Cut(list(filter(None, lines)))
     listed = Listed(row.get("cidr") for row in cuts.get("bans", Cut()).rows)

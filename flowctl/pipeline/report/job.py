@@ -21,9 +21,10 @@ REPORT_FILE: Final = "report.html"
 
 def answer(parts: Parts, _: Any = None) -> Answer:
     """Write the page."""
-    tables = Tables(parts.staging.folder, parts.place.folder, since=parts.since, until=parts.until)
+    tables = Tables(parts.place, since=parts.since, until=parts.until)
     jobs = {name: note.as_dict() for name, note in parts.notes.items()}
-    events = parts.events or str(json_of(tables.text(RECORD_FILE)).get("events") or "")  # alone it is given none
+    # Alone it is given none: the record knows them.
+    events = parts.events or str(json_of(parts.place.read_text(RECORD_FILE)).get("events") or "")
     bounds = [f"{word} {at:%Y-%m-%d %H:%M} UTC" for word, at in (("from", parts.since), ("to", parts.until)) if at]
     found = gather(tables, events, jobs, parts.accounts, " ".join(bounds))
     parts.write_text(REPORT_FILE, render(found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,8 @@ from report_kit import (
 )
 
 from flowctl.charts.page import STYLE
-from flowctl.pipeline.report import evidence, gather, page
+from flowctl.pipeline.records.place import Place, Storage
+from flowctl.pipeline.report import evidence, gather, job, page
 from flowctl.pipeline.report.page import render
 
 
@@ -115,11 +117,21 @@ def test_page_when_a_table_is_broken_says_which_and_why(tmp_path):
     """A file that is no Parquet costs its own section only, and is named."""
     folder = lay(tmp_path / "r", tables_of(), texts_of())
     (folder / "whatif_choices" / "part-0.parquet").write_bytes(b"PAR1 is not enough")
-    found = gather.gather(gather.Tables(str(folder)), "e", notes())
+    found = gather.gather(gather.Tables(Place(str(folder))), "e", notes())
     words = Page(render(found)).words
     assert "a table could not be read (whatif_choices: " in words
     assert "found nothing to say" not in words.partition("Whom to keep out?")[0]
     assert "Keep out 1 address" in words
+
+
+def test_report_when_results_lie_in_a_place_reads_them_as_that_does(tmp_path, monkeypatch):
+    """A store is found by settings that its place alone knows; nothing is opened by an address once more."""
+    place, written = Place(str(lay(tmp_path / "r", tables_of(), texts_of()))), {}
+    given = {"since": None, "until": None, "events": "/data/events", "accounts": [], "notes": {}}
+    parts = SimpleNamespace(place=place, staging=place, write_text=written.__setitem__, **given)
+    monkeypatch.setattr(Storage, "of", lambda *_: pytest.fail("a place is opened by its address"))
+    assert job.answer(parts).summary["figures"]["totals"]["viewers"] == 400
+    assert "Records of <code>/data/events</code>" in written["report.html"]
 
 
 def test_page_when_a_job_failed_shows_neither_its_old_tables_nor_hides_why(tmp_path):
@@ -335,7 +347,7 @@ def test_figures_when_a_window_is_asked_for_are_of_it(tmp_path):
     """Sessions that closed outside the window do not count."""
     folder = lay(tmp_path / "r", {"sessions": [session(number) for number in range(60)]})
     first, last = session(10)["closed_at"], session(20)["closed_at"]
-    found = gather.gather(gather.Tables(str(folder), since=first, until=last), "e", {})
+    found = gather.gather(gather.Tables(Place(str(folder)), since=first, until=last), "e", {})
     assert found.totals["connections"] == 10
 
 

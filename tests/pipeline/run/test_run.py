@@ -139,7 +139,7 @@ def test_run_when_a_part_is_a_result_has_it_where_the_report_looks(go, tmp_path)
     """In the first run too: no folder that is left of its making is taken for the table."""
 
     def counted(parts, _):
-        return Answer(summary={"rows": sum(map(len, Tables(parts.staging.folder, parts.place.folder).batches("kept")))})
+        return Answer(summary={"rows": sum(map(len, Tables(parts.place).batches("kept")))})
 
     kept = Part("kept", COLUMNS, made, ("flow_events",), result=True)
     events_of(tmp_path / "events", 1, 2)
