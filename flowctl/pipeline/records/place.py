@@ -36,6 +36,8 @@ _STAGING: Final = "_new-"
 """Begin of the names of folders in the making: Spark passes over names that begin with ``_``."""
 _MARK: Final = "_flowctl"
 """File in each folder of results: without it a folder is somebody else's, and left alone."""
+_PATIENCE_S: Final = 60.0
+"""For others who write a file, which takes them seconds; any user who may read a folder can lock it for ever."""
 _FOR_ALL: Final = stat.S_ISVTX | stat.S_IWOTH
 """Rights of a folder like /tmp."""
 _FLAT: Final = ("s3", "gcs")
@@ -269,10 +271,11 @@ class Place:
         On a store nothing is locked.
 
         Raises:
+            BusyError: others do not end writing it.
             ConfigError: it is too long to be one of ours.
             FlowctlError: it cannot be written.
         """
-        with contextlib.nullcontext() if self.storage.prefix else held(Path(self.storage.path(name))):
+        with contextlib.nullcontext() if self.storage.prefix else held(Path(self.storage.path(name)), _PATIENCE_S):
             there = self.read_text(name)
             text = change(there or "")
             if text != there:

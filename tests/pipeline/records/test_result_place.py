@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from pyarrow._fs import _MockFileSystem
 
-from flowctl.errors import ConfigError
+from flowctl.errors import BusyError, ConfigError
 from flowctl.pipeline.records.place import MOST_TEXT_BYTES, Place, Storage, local_path, s3_options
 from flowctl.pipeline.run import locked
+from flowctl.text.files import held
 
 
 def made(place, name, text="new"):
@@ -130,6 +131,16 @@ def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
         pass
     assert place.read_text("notes") == "more"
     assert not (tmp_path / "made").exists()
+
+
+def test_text_when_another_program_holds_its_folder_is_waited_for_and_then_said(tmp_path, monkeypatch):
+    """Who may read the folder can hold it for ever: that is an error in a line, and no run that never ends."""
+    monkeypatch.setattr("flowctl.pipeline.records.place._PATIENCE_S", 0.05)
+    place = Place(str(tmp_path))
+    with held(tmp_path / "bans.jsonl"), pytest.raises(BusyError, match=r"another program writes to .*bans.jsonl"):
+        place.change_text("bans.jsonl", lambda there: f"{there}more")
+    place.change_text("bans.jsonl", lambda there: f"{there}more")
+    assert place.read_text("bans.jsonl") == "more"
 
 
 def test_place_when_it_cannot_be_made_names_the_folder(tmp_path):
