@@ -7,6 +7,7 @@ table of another version costs less of the page, not all of it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import itertools
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from flowctl.addresses import embedded_ipv4
+from flowctl.addresses import Network, meanings
 from flowctl.charts.words import number
 from flowctl.pipeline.records.place import Place
 from flowctl.pipeline.report.found import MEASURES, STATES, SURE, Cut, Found, Row, json_of
@@ -261,33 +262,29 @@ class Listed:
     """Addresses and networks of a ban list; ``address in listed`` is true of what one of them holds."""
 
     def __init__(self, cidrs: Iterable[Any]) -> None:
-        self._networks = {network for cidr in cidrs if (network := _network(str(cidr)))}
+        self._networks = {network for cidr in cidrs for network in _meant(str(cidr))}
         self._lengths = {(network.version, network.prefixlen) for network in self._networks}
 
     def __contains__(self, address: object) -> bool:
-        host = _network(str(address))
-        return host is not None and any(
+        return any(
             host.version == version and host.prefixlen >= bits and host.supernet(new_prefix=bits) in self._networks
+            for host in _meant(str(address))
             for version, bits in self._lengths
         )
 
 
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return an address or network, IPv4 in IPv6 as IPv4; None: it is none."""
-    try:
-        found = ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return None
-    plain = getattr(found.network_address, "ipv4_mapped", None)
-    return ipaddress.ip_network(plain) if plain and found.prefixlen == 128 else found
+def _meant(text: str) -> list[Network]:
+    """Return the networks of one by which an address is found (`meanings`), or a network as it is; none for a text."""
+    with contextlib.suppress(ValueError):
+        return [*map(ipaddress.ip_network, meanings(text))] or [ipaddress.ip_network(text, strict=False)]
+    return []
 
 
 def _networks_of(address: str) -> tuple[str, str]:
     """Return what a ban of an address would name, and its network as in `experience`; what is none as it is."""
-    if (host := _network(address)) is None:
+    if not (meant := _meant(address)):
         return address, address
-    if host.prefixlen == 128 and (plain := embedded_ipv4(host.network_address)):
-        host = ipaddress.ip_network(plain)
+    host = meant[-1]
     unit, network = (
         host.supernet(new_prefix=min(bits, host.prefixlen)) for bits in ((32, 24), (64, 48))[host.version == 6]
     )

@@ -31,6 +31,7 @@ from flowctl.charts.page import STYLE
 from flowctl.pipeline.records.place import Place, Storage
 from flowctl.pipeline.report import evidence, gather, job, page
 from flowctl.pipeline.report.page import render
+from flowctl.server.bans import BanList
 
 
 def test_page_when_made_answers_first_and_keeps_books_last(tmp_path):
@@ -122,6 +123,28 @@ def test_page_when_a_table_is_broken_says_which_and_why(tmp_path):
     assert "a table could not be read (whatif_choices: " in words
     assert "found nothing to say" not in words.partition("Whom to keep out?")[0]
     assert "Keep out 1 address" in words
+
+
+@pytest.mark.parametrize(
+    ("address", "unit"),
+    [
+        ("198.51.100.7", "198.51.100.7/32"),
+        ("::ffff:198.51.100.7", "198.51.100.7/32"),
+        ("64:ff9b::c633:6407", "198.51.100.7/32"),
+        ("2002:c633:6407::1", "198.51.100.7/32"),
+        ("203.0.113.200", "203.0.113.200/32"),
+        ("2001:db8:1:2::9%eth0", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("192.0.2.1", "192.0.2.1/32"),
+        ("h:1f00", "h:1f00"),
+    ],
+)
+def test_listed_when_asked_says_what_a_server_does(address, unit):
+    """Who is kept out counts as such by every address by which the server finds them; what a ban would name, too."""
+    cidrs = ["198.51.100.7/32", "203.0.113.0/24", "2001:db8:1:2::/64"]
+    bans = BanList.parse("\n".join(json.dumps({"cidr": cidr, "expires": "2100-01-01T00:00:00Z"}) for cidr in cidrs))
+    assert (address in gather.Listed(cidrs)) is (bans.match(address, 0.0) is not None)
+    assert gather._networks_of(address)[0] == unit
 
 
 def test_report_when_results_lie_in_a_place_reads_them_as_that_does(tmp_path, monkeypatch):
