@@ -36,7 +36,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.errors import ConfigError, FlowctlError
+from flowctl.errors import ConfigError, FlowctlError, RecordsError
 from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
 from flowctl.pipeline.record import (
     ALL,
@@ -243,7 +243,7 @@ class _Run:
         hours = sorted(hour for hour in self.known if self.window.meets(hour))
         if self.listing is not None and not hours:
             where = " in the window" if self.window != Window() else ""
-            raise ConfigError(f"{self.events} has no records{where}", hint="is it the folder of --events of a server?")
+            raise RecordsError(f"{self.events} has no records{where}", hint="is it the folder of --events of a server?")
         jobs_then = read_json(self.place, SUMMARY_FILE, FORMAT).get("jobs", {})
         earlier = {
             name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()

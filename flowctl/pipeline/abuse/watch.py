@@ -6,7 +6,8 @@ keeps these sums (its state) and gives back those that a batch changed. Where on
 runs over the records of the last day, in a folder of its own in which it remembers the hours that it has read. What its
 list says of the addresses of the alarm is merged into the list of the server. So sums need not be exact: an alarm for
 nothing (a copied file, one of another table) costs a look and bans nobody; nor does one of records that the job cannot
-use, which would otherwise end the watch again with each start.
+use, which would otherwise end the watch again with each start. Where the job cannot work in its folder (another run is
+at work there, it has results of other records), the alarm waits, and all later ones behind it, until it can.
 
 Exactly once. Spark remembers in its checkpoint which files a batch has, and its state as of each batch; a batch is done
 when the ban list is written. Killed before, it is run again with the same files and the same state, judged as of the
@@ -26,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.errors import ConfigError, FlowctlError
+from flowctl.errors import ConfigError, FlowctlError, RecordsError
 from flowctl.pipeline.abuse.evidence import with_evidence
 from flowctl.pipeline.abuse.job import BANS_FILE, JOB, AbuseOptions, merge_lists
 from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import JobNote, JobState
 from flowctl.pipeline.records.place import Place, Storage, literal
 from flowctl.pipeline.records.window import Window
+from flowctl.pipeline.run import AllResult
 from flowctl.pipeline.run import run as run_jobs
 from flowctl.server.bans import Ban, BanList, parse_lines, render
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FORMAT, SPARK_TYPES
@@ -145,8 +147,11 @@ def _own(text: str) -> str:
 class Watch:
     """A running watch, see `run`; batches come on a thread of Spark's, everything else is called by one thread."""
 
-    def __init__(self, spark: SparkSession, events: str, out: str, options: WatchOptions, tell: Tell) -> None:
+    def __init__(
+        self, spark: SparkSession, events: str, out: str, options: WatchOptions, tell: Tell, stop: threading.Event
+    ) -> None:
         self._spark, self._events, self._options, self._tell = spark, events.rstrip("/"), options, tell
+        self._stop = stop
         self._place: Final = Place(out)
         merge_into(self._place, [], options.judge, anew=options.judge.replace_bans)
         self._accounts: Sequence[Mapping[str, Any]] = ()  # of the newest judgement
@@ -208,18 +213,38 @@ class Watch:
         judge = replace(self._options.judge, now_s=now_s, truth=None, replace_bans=True)
         since = dt.datetime.fromtimestamp(now_s, dt.UTC) - LOOK_BACK
         where = Place(self._place.path(JUDGE_FOLDER))
-        try:
-            result = run_jobs(self._spark, self._events, where.folder, [JOB], {JOB.name: judge}, Window(since=since))
-            for error in result.errors.values():
-                raise error
-        except ConfigError as error:  # of the records, which no restart would mend
-            self._tell(f"warning: nobody is banned for this alarm: {error}")
+        result = self._judged(where.folder, judge, Window(since=since))
+        if result is None:
             return []
         self.counts["judgements"] += 1
         self._accounts = result.accounts
         made = BanList.parse(where.read_text(BANS_FILE) or "")
         found = (made.match(address.removesuffix("/64"), now_s) for address in who)
         return list({(ban.cidr, ban.action): ban for ban in found if ban is not None}.values())
+
+    def _judged(self, folder: str, judge: AbuseOptions, window: Window) -> AllResult | None:
+        """Run the job, again and again where it cannot work in its folder; None: the records are of no use to it.
+
+        Raises:
+            ConfigError: it cannot, and the watch ends; the batch comes again with the next one.
+        """
+        told = False
+        while True:
+            try:
+                result = run_jobs(self._spark, self._events, folder, [JOB], {JOB.name: judge}, window)
+                for error in result.errors.values():
+                    raise error
+            except RecordsError as error:  # no restart would mend them
+                self._tell(f"warning: nobody is banned for this alarm: {error}")
+                return None
+            except ConfigError as error:
+                if not told:
+                    self._tell(f"warning: nobody is banned until this alarm can be judged: {error}")
+                told = True
+                if self._options.once or self._stop.wait(self._options.trigger_s):
+                    raise
+            else:
+                return result
 
     def note_progress(self, query: StreamingQuery) -> None:
         """Count what batches had that have ended since the last call, and tell of them."""
@@ -269,7 +294,7 @@ def run(
     from flowctl.pipeline.spark.session import SparkError, one_line
 
     options, stop = options or WatchOptions(), stop or threading.Event()
-    watch = Watch(spark, events, out.rstrip("/"), options, tell)
+    watch = Watch(spark, events, out.rstrip("/"), options, tell, stop)
     storage = Storage.of(events)
     if not any(storage.is_folder(table.name) for table in _TABLES):
         told = f"{events} has no {' and no '.join(table.name for table in _TABLES)}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.errors import ConfigError
+from flowctl.errors import RecordsError
 from flowctl.pipeline.records.place import Storage
 from flowctl.pipeline.records.window import ODD_HOUR, Hour, Window, begin_of
 from flowctl.telemetry.schema import TABLES
@@ -61,7 +61,8 @@ def list_records(root: str, window: Window | None = None, settings: Mapping[str,
         settings: of Spark, which say where an S3 store is. None: as the environment says.
 
     Raises:
-        ConfigError: `root` is not there, cannot be read, or has no table.
+        RecordsError: `root` is not there, or has no table.
+        ConfigError: it cannot be read.
     """
     storage = Storage.of(root, settings)
     found, deep = [], set()
@@ -90,14 +91,14 @@ def _tables(storage: Storage, root: str) -> list[str]:
     """Return the tables that have a folder, in the order of the contract.
 
     Raises:
-        ConfigError: there is none.
+        RecordsError: there is none.
     """
     if there := [name for name in TABLES if storage.is_folder(name)]:
         return there
     if not storage.is_folder(""):
         what = "is no folder" if storage.exists("") else "does not exist"
-        raise ConfigError(f"{root} {what}, so there are no records", hint=_HINT)
+        raise RecordsError(f"{root} {what}, so there are no records", hint=_HINT)
     if root.rstrip("/").rpartition("/")[2] in TABLES:
-        raise ConfigError(f"{root} is the folder of one table", hint="give the folder it is in")
+        raise RecordsError(f"{root} is the folder of one table", hint="give the folder it is in")
     new = "a server that was just started writes its first file after some ten seconds"
-    raise ConfigError(f"{root} has no records: none of {', '.join(TABLES)}", hint=f"{_HINT}; {new}")
+    raise RecordsError(f"{root} has no records: none of {', '.join(TABLES)}", hint=f"{_HINT}; {new}")

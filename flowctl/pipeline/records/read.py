@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from flowctl.errors import ConfigError
+from flowctl.errors import RecordsError
 from flowctl.pipeline.records import old
 from flowctl.pipeline.records.accounts import Accounts
 from flowctl.pipeline.records.checks import checks_of, reasons
@@ -127,7 +127,7 @@ class Read:
         """Enter files and their facts, by path.
 
         Raises:
-            ConfigError: records are there twice.
+            RecordsError: records are there twice.
         """
         bad: dict[str, list[tuple[Any, ...]]] = {}
         for file, facts in judged:
@@ -218,7 +218,7 @@ class Read:
         """See to it that no record is there twice in files that are no copies of each other.
 
         Raises:
-            ConfigError: one is; names it and its files. Which of two rows is right nobody can tell, and jobs that add
+            RecordsError: one is; names it and its files. Which of two rows is right nobody can tell, and jobs that add
                 up would count both.
         """
         if not meeting([good.facts for good in goods]):
@@ -233,7 +233,7 @@ class Read:
             for good in goods
             if (good.facts.first_seq or 0) <= seq <= (good.facts.last_seq or seq)
         ]
-        raise ConfigError(
+        raise RecordsError(
             f"{table}: some records are there twice (same node and seq, in files that are no copies of each other): "
             f"{told['more']}, the first is {seq} of node {node} in {', '.join(names[:3])}",
             hint="were files joined or rewritten beside the old ones? Take one of the two away",
@@ -258,8 +258,8 @@ def read_hours(
         used: identities of files that are used elsewhere: copies of them are left out.
 
     Raises:
-        ConfigError: records are there twice, in files that are no copies of each other, or there are files, and none of
-            them can be used.
+        RecordsError: records are there twice, in files that are no copies of each other, or there are files, and none
+            of them can be used.
     """
     read = Read(lambda: spark, listing, time.time_ns() // 1_000 if now_us is None else now_us)
     looked = judged(look(read, listing.of(hours)), lambda _, facts: facts.identity in used)
@@ -295,14 +295,14 @@ def check_any(listing: Listing, judged: Sequence[tuple[File, Facts]]) -> None:
     """See to it that a file of these can be used.
 
     Raises:
-        ConfigError: there are files, and none can.
+        RecordsError: there are files, and none can.
     """
     if not judged or any(facts.problem is None for _, facts in judged):
         return
     counts = Counter(str(facts.problem) for _, facts in judged)
     told = ", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items()))
     file, facts = judged[0]
-    raise ConfigError(
+    raise RecordsError(
         f"{listing.root}: none of its {len(judged)} files can be used ({told}); "
         f"the first is {file.path}: {facts.detail}",
         hint="is it a folder that a server wrote with --events?",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import shutil
@@ -30,6 +31,9 @@ from flowctl.pipeline.abuse import watch as watching
 from flowctl.pipeline.abuse.job import JOB, AbuseOptions
 from flowctl.pipeline.abuse.watch import WatchOptions, merge_into
 from flowctl.pipeline.abuse.weights import Weights
+from flowctl.pipeline.record import RECORD_FORMAT
+from flowctl.pipeline.records.place import Place
+from flowctl.pipeline.run import locked
 from flowctl.pipeline.run import run as run_jobs
 from flowctl.server.bans import Ban, BanList, render
 
@@ -157,6 +161,53 @@ def test_watch_when_the_judge_cannot_use_the_records_goes_on(look, tmp_path):
     write(events, hits("192.0.2.3", "amf_depth", 9, now), "good")
     look()
     assert banned(tmp_path / "out") == {"192.0.2.3/32": "ban"}
+
+
+def test_watch_when_the_judge_cannot_work_tries_the_alarm_again(spark, look, tmp_path, monkeypatch):
+    """While another run is at work in its folder nobody is banned, which is told once; then all are, lost is nothing.
+
+    A watch that works off what is there ends with that as its error, one that is ended meanwhile in order; the next
+    one goes on with the same alarm. So it does where the folder had results of other records, once that is mended.
+    """
+    events, out, stop, told, tries = tmp_path / "events [1]", tmp_path / "out", threading.Event(), [], []
+    write(events, hits("192.0.2.1", "amf_depth", 1, time.time()))
+
+    def tried(*values):
+        tries.append(values)
+        return run_jobs(*values)
+
+    monkeypatch.setattr(watching, "run_jobs", tried)
+    options = WatchOptions(trigger_s=0.2)
+    args = (spark.newSession(), str(events), str(out), options)
+    judge = Place(str(out / "_watch"))
+    record = out / "_watch" / "record.json"
+    with locked(judge):
+        with pytest.raises(ConfigError, match="another run is at work"):
+            look()
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(watching.run, *args, stop=stop, tell=told.append)
+            try:
+                wait_for(lambda: len(tries) > 3 or job.done(), "second try")
+                assert [line for line in told if "another run is at work" in line] == told
+                assert len(told) == 1
+            finally:
+                stop.set()
+            assert job.result(PATIENCE_S).summary["judgements"] == 0
+    assert banned(out) == {}
+    record.write_text(json.dumps({"format": RECORD_FORMAT, "events": "/elsewhere", "pending": {}, "hours": {}}))
+    told.clear()
+    stop.clear()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(watching.run, *args, stop=stop, tell=told.append)
+        try:
+            wait_for(lambda: told or job.done(), "word of the other records")
+            assert "has the results of other records" in told[0]
+            record.unlink()
+            wait_for(lambda: banned(out) or job.done(), "ban")
+        finally:
+            stop.set()
+        assert job.result(PATIENCE_S).summary["judgements"] == 1
+    assert banned(out) == {"192.0.2.1/32": "ban"}
 
 
 def test_watch_when_it_ends_around_the_list_counts_the_batch_once(look, tmp_path, monkeypatch):
