@@ -545,7 +545,7 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 runner._Run._remember = die
-with session(SessionOptions(master="local[1]", conf={"spark.driver.memory": "512m"}, size_bytes=0)) as spark:
+with session(SessionOptions(master="local[1]", conf={{"spark.driver.memory": "512m"}}, size_bytes=0)) as spark:
     runner.run(spark, {events!r}, {out!r}, [test_run.JOB])
 """
 
