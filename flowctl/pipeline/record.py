@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.job import digest
-from flowctl.pipeline.records.footers import Facts, spans_of
+from flowctl.pipeline.records.footers import DAMAGED, Facts, spans_of
 from flowctl.pipeline.records.seen import Content, Span, apart, holds, joined, refined
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ def plans_of(
     """
     ever = known.content(ALL)
     found = [Found(file, facts, (refined(content_of(file, facts), ever),)) for file, facts in looked]
-    names = [{_aside(file): [[1, 1, 1]]} for file, _ in looked]
+    # One that was put aside, and has been written anew, is there; so are records that are known, and damaged now.
+    names = [{(name := _aside(file)): ever.get(name, ())} for file, _ in looked]
+    damaged = [content_of(file, facts._replace(problem=None)) for file, facts in looked if facts.problem == DAMAGED]
     there = joined([*names, *(x.contents[0] for x in found)])
     if lost := not holds(there, ever):
         found = [x._replace(contents=(*x.contents, *_exactly(listing, x, ever))) for x in found]
@@ -120,7 +122,7 @@ def plans_of(
         new = [x for x in mine if not any(holds(before, content) for content in x.contents)]
         if made is not None and made.made_with == made_with and not new:
             made.listed = listed
-        elif holds(there, before):
+        elif holds(joined([there, *damaged]) if name == ALL else there, before):
             content = joined(x.contents[-1] for x in mine)
             plans[name] = Plan(False, made_with, tuple(mine), content, listed)
             without += [name] if lost and name != ALL else []
@@ -184,8 +186,9 @@ def _aside(file: File) -> str:
 
 def content_of(file: File, facts: Facts) -> dict[str, list[Span]]:
     """Return what is in a file, as its footer tells."""
-    if facts.problem is not None:
-        return {_aside(file): [[1, 1, 1]]}
+    if facts.problem is not None:  # what is damaged was well, and is when it is written anew: known by its time
+        moment = file.mtime_ns if facts.problem == DAMAGED else 1
+        return {_aside(file): [[moment, moment, 1]]}
     rows = facts.rows or 0
     # Only of a recorder it is known that no two records have the same `seq`.
     if not facts.recorded or facts.node is None or facts.first_seq is None or facts.last_seq is None:

@@ -51,13 +51,13 @@ from flowctl.pipeline.record import (
     read_record,
     settle,
 )
-from flowctl.pipeline.records.footers import Facts
+from flowctl.pipeline.records.footers import DAMAGED, Facts
 from flowctl.pipeline.records.listing import File, Listing, list_records
 from flowctl.pipeline.records.place import Place, local_path, resolved
 from flowctl.pipeline.records.read import Read, check_any, judged, look
 from flowctl.pipeline.records.seen import Content, holds, joined
 from flowctl.pipeline.records.window import Hour, Window, begin_of, end_of
-from flowctl.pipeline.spark.session import fit, mapped_errors
+from flowctl.pipeline.spark.session import SparkError, fit, mapped_errors
 from flowctl.printable import foreign
 from flowctl.text.files import sync
 
@@ -78,6 +78,8 @@ SUMMARY_FILE: Final = "summary.json"
 FORMAT: Final = 2
 """Of the summary; counted up when a key goes or changes its meaning."""
 QUARANTINE: Final = "quarantine"
+MOST_DAMAGED: Final = 8
+"""More is not a damaged file, but a disk that fails."""
 PARTS_AT_A_TIME: Final = 2
 """While one is planned, which one core does, another can be computed."""
 SMALL_BYTES: Final = 32 << 20
@@ -307,13 +309,43 @@ class _Run:
         return found
 
     def _read(self, listing: Listing) -> None:
-        """Make parts of the hours that are new or have changed."""
+        """Make parts of the hours that are new or have changed, without files that prove to be damaged."""
         wanted = {ALL: ""} | {name: self._made_with(name) for name in self.wanted}
         if not (stale := self._stale(listing, wanted)):
             return
         self.tell(f"records of {len(stale)} hours")
-        records = Read(self.session, listing, time.time_ns() // 1_000)
-        looked = judged(look(records, listing.of(stale)), self._used)
+        read = Read(self.session, listing, time.time_ns() // 1_000)
+        looked = {file: self._as_known(file, facts) for file, facts in look(read, listing.of(stale))}
+        told: list[str] = []
+        while found := self._read_files(read, looked, {hour: {x: wanted[x] for x in of} for hour, of in stale.items()}):
+            looked |= found
+            told += [f"{foreign(file.path)}: {foreign(facts.detail)}" for file, facts in found.items()]
+            if len(told) > MOST_DAMAGED:
+                raise FlowctlError(
+                    f"{len(told)} files of records are damaged, and a run does without {MOST_DAMAGED} at most; "
+                    f"the first is {told[0]}",
+                    hint="is the disk failing? Put files of a copy in their place, or move them away",
+                )
+        self.warnings += [f"a damaged file is put aside: {line}" for line in told]
+
+    def _as_known(self, file: File, facts: Facts) -> Facts:
+        """Return the facts of a file, which is damaged if it was and is as it was then."""
+        damaged = facts._replace(problem=DAMAGED, detail="an earlier run found it so")
+        was = facts.problem is None and file.hour in self.known
+        return damaged if was and holds(self.known[file.hour].content(ALL), content_of(file, damaged)) else facts
+
+    def _read_files(
+        self, read: Read, files: Mapping[File, Facts], wanted: Mapping[Hour, Mapping[str, str]]
+    ) -> dict[File, Facts]:
+        """Make parts of hours; return files that prove to be damaged, without which it is to be done again.
+
+        Args:
+            read: of these records, with nothing entered.
+            files: of the hours, and what is known of them.
+            wanted: name of each part that an hour needs -> with what it is to be made.
+        """
+        listing, looked = read.listing, judged(files.items(), self._used)
+        self.broken.clear()
         if not self.known:
             check_any(listing, looked)
         there: dict[Hour, list[tuple[File, Facts]]] = {}
@@ -321,8 +353,7 @@ class _Run:
             there.setdefault(file.hour, []).append((file, facts))
         listed = _listed(listing)
         plans: dict[str, dict[Hour, Plan]] = {}
-        for hour, names in stale.items():
-            of_hour = {name: wanted[name] for name in names}
+        for hour, of_hour in wanted.items():
             known = self.known.get(hour) or Known()
             found, told = plans_of(known, listing, of_hour, there[hour], listed[hour])
             self.warnings += [f"{' '.join(hour)}: {line}" for line in told]
@@ -334,16 +365,31 @@ class _Run:
                 name
             )
         for names in groups.values():
-            records = Read(self.session, listing, records.now_us)
+            records = Read(read.session, listing, read.now_us)
             # That of accounts has the files too that are put aside.
             first = plans[ALL if ALL in names else names[0]]
-            records.enter((x.file, x.facts) for plan in first.values() for x in plan.found)
-            fit(self.session(), records.size_bytes)
-            self.warnings += records.warnings
-            self._make(records, names)
-            self._remember(records, [name for name in names if name not in self.broken], plans)
+            broken: dict[str, FlowctlError] = {}
+            spark = self.session()
+            with self._kept_as(ALL, broken):
+                records.enter((x.file, x.facts) for plan in first.values() for x in plan.found)
+                fit(spark, records.size_bytes)
+                self._make(records, names, broken)
+            # Of what Spark cannot read it seldom names the file: dictionaries are looked up far from where it is known.
+            damaged = records.damaged() if any(isinstance(error, SparkError) for error in broken.values()) else {}
+            if ALL in broken and not damaged:
+                raise broken[ALL]
+            if not damaged:
+                self.warnings += records.warnings
+                self.broken |= broken
+                self._remember(records, [name for name in names if name not in broken], plans)
+            # What is left is no table, and an answer that looks here first would take it for one.
+            for name in (QUARANTINE, *(self.wanted[name][0].folder() for name in names if name != ALL)):
+                self.staging.delete(name)
+            if damaged:
+                return damaged
         if not groups:
             self._write_record({})
+        return {}
 
     def _used(self, file: File, facts: Facts) -> bool:
         """Return whether all records of a file are known of other hours."""
@@ -355,13 +401,13 @@ class _Run:
             self._others[hour] = joined(known.content(ALL) for other, known in self.known.items() if other != hour)
         return self._others[hour]
 
-    def _make(self, records: Read, names: Sequence[str]) -> None:
-        """Write what is put aside, and parts, in one query each, to the staging folder."""
+    def _make(self, records: Read, names: Sequence[str], broken: dict[str, FlowctlError]) -> None:
+        """Write what is put aside, and parts, in a query each, to the staging folder; parts that fail are `broken`."""
         for name, frame in records.quarantine.items() if ALL in names else ():
             frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
         pool = ThreadPoolExecutor(PARTS_AT_A_TIME)
         try:
-            list(pool.map(lambda name: self._write(name, records), [name for name in names if name != ALL]))
+            list(pool.map(lambda name: self._write(name, records, broken), [name for name in names if name != ALL]))
         except BaseException:  # a signal: what runs would be waited for
             with contextlib.suppress(Exception):
                 self.session().sparkContext.cancelAllJobs()
@@ -369,9 +415,9 @@ class _Run:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, name: str, records: Read) -> None:
+    def _write(self, name: str, records: Read, broken: dict[str, FlowctlError]) -> None:
         part, options = self.wanted[name]
-        with self._kept_as(name, self.broken):
+        with self._kept_as(name, broken):
             if any(map(records.has, part.reads)):
                 save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
 
@@ -394,9 +440,6 @@ class _Run:
                 known.enter(name, Made(plan.made_with, size_bytes, key, plan.listed), plan.content)
                 self.read |= {hour}
         self._write_record(pending | {"staging": self.staging.folder.rpartition("/")[2]})
-        # What is left of them is a folder without rows, which an answer that looks here first would take for the table.
-        for name in (QUARANTINE, *(self.wanted[name][0].folder() for name in made if name != ALL)):
-            self.staging.delete(name)
 
     def _account(self, records: Read, hour: Hour, known: Known, *, add: bool) -> None:
         """Enter the accounts and the newest record of an hour."""
@@ -557,7 +600,7 @@ class _Run:
             hours=len(real),
             hours_read=len(self.read & set(real)),
             window={name: window[name].isoformat() if window else "" for name in ("since", "until")},
-            warnings=self.warnings,
+            warnings=[*dict.fromkeys(self.warnings)],  # what was tried again says so twice
             errors={name: self.errors[name] for name in notes if name in self.errors},
         )
 
@@ -600,10 +643,11 @@ def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(listing: Listing) -> dict[Hour, str]:
-    """Return of each hour a digest of its files: their tables, names and sizes."""
+    """Return of each hour a digest of its files: their tables, names, sizes and times of change."""
     found: dict[Hour, list[str]] = {}
     for file in listing.files:
-        found.setdefault(file.hour, []).append(f"{file.table} {file.path.rpartition('/')[2]} {file.size_bytes}")
+        name = file.path.rpartition("/")[2]
+        found.setdefault(file.hour, []).append(f"{file.table} {name} {file.size_bytes} {file.mtime_ns}")
     return {hour: digest("\n".join(sorted(files))) for hour, files in found.items()}
 
 

@@ -35,6 +35,8 @@ _FITTING: Final = {
 """Types of a file that are read as the type of the table, by Spark too, without losing anything."""
 CODECS: Final = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "LZ4", "ZSTD"})
 """That Spark reads by itself."""
+DAMAGED: Final = "damaged"
+"""Problem of a file whose footer is well and of whose pages some cannot be read."""
 _ARROW: Final = {
     kind: pa.timestamp("us", tz="UTC") if kind is Kind.TIMESTAMP else pa.type_for_alias(name)
     for kind, name in ARROW_TYPES.items()
@@ -59,7 +61,7 @@ class Facts(NamedTuple):
     reasons: dict[str, int] = {}  # noqa: RUF012 - never changed; rows that cannot be used, by reason
 
 
-def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int) -> Facts:
+def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int, *, whole: bool = False) -> Facts:
     """Return the facts of a file, never raising for what is wrong with it.
 
     Args:
@@ -68,6 +70,7 @@ def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int)
         table: which one it should hold.
         hour: of the folder that it lies in. None: it lies in none of an hour.
         now_us: time of the run, microseconds since the epoch.
+        whole: every page is read, too, to see that none is damaged.
     """
     size_bytes = None
     try:
@@ -83,11 +86,26 @@ def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int)
                     detail = f"{name} unpacks to more than {MOST_UNPACKED_BYTES >> 20} MiB"
                     return facts._replace(problem="too large unpacked", detail=detail)
                 facts = _looked(facts, file, table, checks)
+                if whole and (damage := _damage(file, table)):
+                    return facts._replace(problem=DAMAGED, detail=damage)
             return facts
     except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds; whatever it is, the file is put aside
         problem = "unreadable file" if size_bytes is None else "not Parquet or damaged"
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return Facts(path, problem, lines[0][:300], size_bytes=size_bytes or 0)
+        return Facts(path, problem, _line(error), size_bytes=size_bytes or 0)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _damage(file: Any, table: str) -> str | None:
+    """Return why some rows of an open file cannot be read; None: all can, or the system is at fault."""
+    try:
+        for _ in pieces(file, table, TABLES[table].names):
+            pass
+    except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds
+        return None if getattr(error, "errno", None) else _line(error)
+    return None
 
 
 def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, dict[str, Bounds]]:

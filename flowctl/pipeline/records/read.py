@@ -29,7 +29,7 @@ from flowctl.errors import RecordsError
 from flowctl.pipeline.records import old
 from flowctl.pipeline.records.accounts import Accounts
 from flowctl.pipeline.records.checks import checks_of, reasons
-from flowctl.pipeline.records.footers import Facts, facts_of, opened, pieces
+from flowctl.pipeline.records.footers import DAMAGED, Facts, facts_of, opened, pieces
 from flowctl.pipeline.records.place import literal
 from flowctl.pipeline.records.window import ODD_HOUR, Hour, end_of
 from flowctl.printable import foreign
@@ -122,6 +122,11 @@ class Read:
             return old.events(told)
         sampled = self._scan("flow_samples", samples, old.SAMPLES_DDL) if samples else None
         return old.connections(told, sampled, ended=name == "flow_closes")
+
+    def damaged(self) -> dict[File, Facts]:
+        """Read all pages of the usable files, and return those of which some cannot be."""
+        files = [good.file for goods in self._good.values() for good in goods]
+        return {file: facts for file, facts in look(self, files, whole=True) if facts.problem == DAMAGED}
 
     def enter(self, judged: Iterable[tuple[File, Facts]]) -> None:
         """Enter files and their facts, by path.
@@ -309,14 +314,14 @@ def check_any(listing: Listing, judged: Sequence[tuple[File, Facts]]) -> None:
     )
 
 
-def look(read: Read, files: Sequence[File]) -> list[tuple[File, Facts]]:
-    """Return files and their facts, in their order."""
+def look(read: Read, files: Sequence[File], *, whole: bool = False) -> list[tuple[File, Facts]]:
+    """Return files and their facts, in their order; see `facts_of`."""
     storage, now_us = read.listing.storage, read.now_us
     system = storage.system
     rows = [(storage.name(file.path), file.table, file.hour) for file in files]
 
     def look(row: tuple[str, str, Hour]) -> Facts:
-        return facts_of(system, *row, now_us)
+        return facts_of(system, *row, now_us, whole=whole)
 
     if len(files) <= DRIVER_FILES and sum(file.size_bytes for file in files) <= DRIVER_BYTES:
         with ThreadPoolExecutor(THREADS) as pool:

@@ -108,12 +108,13 @@ def test_run_when_files_come_reads_their_hours_again_and_no_others(go, tmp_path)
     assert [(item["table"], item["rows_in"], item["rows_out"]) for item in result.accounts] == [("flow_events", 2, 2)]
 
     events_of(tmp_path / "events", 3601)
-    octets = first.read_bytes()
+    octets, time_ns = first.read_bytes(), first.stat().st_mtime_ns
     first.write_bytes(b"x" * len(octets))  # who opened it would notice
+    os.utime(first, ns=(time_ns, time_ns))
     result = go()
     assert (result.failed, result.hours, result.hours_read) == ([], 2, 1)
     assert result.jobs["seen"].summary["returned"] == 3
-    first.write_bytes(octets)
+    first.write_bytes(octets)  # another time and nothing new: looked at, and not read
 
     events_of(tmp_path / "events", 3, name="late", event_name="dropped")  # into the first hour
     result = go()
@@ -381,6 +382,103 @@ def test_run_when_files_were_joined_knows_their_records(go, tmp_path, nodes, bar
     events_of(tmp_path / "events", 20, name="late")
     assert go().jobs["seen"].summary["returned"] == 6
     assert [item["rows_in"] for item in go().accounts] == [6]
+
+
+def damage(path, column):
+    """Overwrite 16 octets of the pages of a column: its footer, size and all other columns stay as they are."""
+    octets, chunk = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0)
+    (at_byte,) = {
+        chunk.column(number).dictionary_page_offset or chunk.column(number).data_page_offset
+        for number in range(chunk.num_columns)
+        if chunk.column(number).path_in_schema == column
+    }
+    octets[at_byte : at_byte + 16] = b"\xff" * 16
+    path.write_bytes(octets)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_run_when_a_file_is_damaged_inside_puts_it_aside_and_reads_the_rest(go, tmp_path, checked):
+    """Neither Spark nor its workers can read it; accounts and a warning tell, and it counts again when it is mended.
+
+    No later run tries it again as long as it is as it was, also where other files come to its hour.
+    """
+    events_of(tmp_path / "events", 1, 2, name="good")
+    rows = [event(number, 7, "dropped") for number in (3, 4, 5)]
+    if checked:  # Arrow in the workers reads those of which not every row can be used
+        rows.append(event(6, -7, "dropped"))
+    path = write(tmp_path / "events", rows, "bad")
+    healthy = path.read_bytes()
+    damage(path, "node")
+    result = go()
+    told = {"returned": 2, "newest": at(2).isoformat()}
+    assert (result.failed, result.jobs["seen"].summary) == ([], told)
+    (line,) = result.warnings
+    assert line.startswith(f"a damaged file is put aside: {path}: ")
+
+    def books(result):
+        """Return what accounts and what is put aside say of files."""
+        (item,) = result.accounts
+        aside = pq.read_table(tmp_path / "out/quarantine/flow_events_files").to_pylist()
+        counts = item["files_in"], item["rows_in"], item["rows_out"], item["rows_quarantined"]
+        return counts, item["files_by_reason"], [(row["path"], row["reason"], row["rows"]) for row in aside]
+
+    aside = [(str(path), "damaged", len(rows))]
+    assert books(result) == ((2, 2 + len(rows), 2, len(rows)), {"damaged": 1}, aside)
+    assert (again := go()).hours_read == 0
+    assert books(again) == books(result)
+    events_of(tmp_path / "events", 10, name="late", event_name="returned")
+    result = go()
+    assert (result.hours_read, result.warnings, result.jobs["seen"].summary["returned"]) == (1, [], 3)
+    assert books(result) == ((3, 3 + len(rows), 3, len(rows)), {"damaged": 1}, aside)
+    path.write_bytes(healthy)
+    result = go()
+    assert (result.failed, result.hours_read, result.warnings) == ([], 1, [])
+    assert (result.jobs["seen"].summary["returned"], result.jobs["seen"].summary["dropped"]) == (3, 3)
+    (item,) = result.accounts
+    assert (item["files_in"], item["rows_in"], item["files_by_reason"]) == (3, 3 + len(rows), {})
+    assert item["rows_out"] == 6
+
+
+def test_run_when_what_was_read_is_damaged_later_keeps_what_was_learnt(go, tmp_path):
+    """Parts that have its records keep them, others go without, and the accounts say that it is put aside."""
+    path = events_of(tmp_path / "events", 1, 2)
+    events_of(tmp_path / "events", 3, name="b")
+    go(JOB)
+    damage(path, "node")
+    events_of(tmp_path / "events", 5, name="late")
+    result = go(JOB, OTHERS)
+    assert (result.failed, result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == ([], 4, 2)
+    assert any(str(path) in line for line in result.warnings)
+    (item,) = result.accounts
+    assert (item["files_in"], item["rows_in"], item["rows_out"], item["rows_quarantined"]) == (3, 4, 2, 2)
+    events_of(tmp_path / "events", 6, name="later")
+    result = go(JOB, OTHERS)
+    assert (result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == (5, 3)
+    assert not any("damaged" in line for line in result.warnings)
+    assert go(JOB, OTHERS).hours_read == 0
+
+
+def test_run_when_a_copy_of_a_damaged_file_is_there_reads_that(go, tmp_path):
+    """A file is a copy of another only if that can be used."""
+    path = events_of(tmp_path / "events", 1, 2)
+    (path.parent / "z.parquet").write_bytes(path.read_bytes())
+    damage(path, "conn_id")
+    result = go()
+    assert (result.failed, result.jobs["seen"].summary["returned"]) == ([], 2)
+    (item,) = result.accounts
+    assert (item["rows_out"], item["files_by_reason"]) == (2, {"damaged": 1})
+
+
+def test_run_when_many_files_are_damaged_says_so(go, tmp_path):
+    """More than a run does without is an error with what, where and how many are allowed; nothing is remembered."""
+    for number in range(10):
+        path = events_of(tmp_path / "events", number, name=f"f{number}")
+        if number:
+            damage(path, "node")
+    with pytest.raises(FlowctlError, match=r"9 files of records are damaged.* 8 at most; the first is .*/f1.parquet: "):
+        go()
+    path.unlink()
+    assert go().jobs["seen"].summary["returned"] == 1
 
 
 OTHER = Part("other", COLUMNS, made, ("flow_events",), depends=lambda options: options.mark)
