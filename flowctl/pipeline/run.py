@@ -4,8 +4,8 @@ Theory of operation. What was read is remembered in ``OUT/record.json``: where t
 hour with what it was made and which records it was made of, as spans of `seq` (`flowctl.pipeline.records.seen`). A run
 lists the files, looks at those of hours whose files are not as they were, or of which a part is missing or was made
 with other options, and reads only what parts need, all in one query per part. Then the answers are made of the parts
-of all hours in the window, in a folder of their own; results are renamed when all is done, and ``summary.json`` is
-written last: who finds a summary finds all that it names.
+of all hours in the window, in a folder of their own; results are renamed when a job is done. Before, ``summary.json``
+loses what it says of that job, and it is written anew at the end: who finds a summary finds all that it names.
 
 Parts are made in a folder of their own, too. First the record is written, which says what it is made of now and where
 each of these parts has to go (`settle`); then they go there. A run that is killed before has changed nothing; one that
@@ -214,6 +214,7 @@ class _Run:
     options: dict[str, Any]
     known: dict[Hour, Known]
     source: str = ""  # where the records lie, without links
+    summary: dict[str, Any] = field(default_factory=dict)  # of the run before, as it lies there
     settled: bool = True  # all that the record names has its place
     wanted: dict[str, tuple[Part, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
     errors: dict[str, FlowctlError] = field(default_factory=dict)  # of jobs
@@ -246,7 +247,8 @@ class _Run:
         if self.listing is not None and not hours:
             where = " in the window" if self.window != Window() else ""
             raise RecordsError(f"{self.events} has no records{where}", hint="is it the folder of --events of a server?")
-        jobs_then = read_json(self.place, SUMMARY_FILE, FORMAT).get("jobs", {})
+        self.summary = read_json(self.place, SUMMARY_FILE, FORMAT)
+        jobs_then = self.summary.get("jobs", {})
         earlier = {
             name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()
         }
@@ -254,9 +256,11 @@ class _Run:
         for name in names:
             notes[name] = self._answer(name, jobs.get(name), hours, notes, earlier.get(name))
         result = self._result({name: notes[name] for name in names}, hours)
-        summary = result.as_dict() | {"jobs": {name: note.as_dict() for name, note in notes.items()}}
-        self.place.write_text(SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
+        self._write_summary(result.as_dict() | {"jobs": {name: note.as_dict() for name, note in notes.items()}})
         return result
+
+    def _write_summary(self, summary: Mapping[str, Any]) -> None:
+        self.place.write_text(SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
 
     def _load(self, asked: Mapping[str, Job | str]) -> dict[str, Job]:
         """Return the jobs, find their options and the parts that they make and use; one that is broken has failed."""
@@ -505,6 +509,7 @@ class _Run:
                     return replace(earlier, outputs=self._outputs(job), took_s=0.0)
                 answer = job.answer(self._parts(needed, hours, notes), self.options[name])
                 warnings = (*self._missing(needed, hours), *answer.warnings)
+                self._forget(name)
                 self._adopt_results(job)
                 made_of, outputs = self._made_of(job, needed, hours), self._outputs(job)
                 note = JobNote(name, note.state, "", "", None, answer.summary, outputs, warnings, made_of)
@@ -572,6 +577,14 @@ class _Run:
         """Return where the results of a job are, those first that are parts as well."""
         names = dict.fromkeys((*(part.name for part in job.parts if part.result), *job.results))
         return {name: self.place.path(name) for name in names if self.place.exists(name)}
+
+    def _forget(self, name: str) -> None:
+        """Take a job out of the summary before its results change, so that all that it names is always there."""
+        if note := self.summary.get("jobs", {}).pop(name, None):
+            self.summary["outputs"] = {
+                result: path for result, path in self.summary["outputs"].items() if result not in note["outputs"]
+            }
+            self._write_summary(self.summary)
 
     def _adopt_results(self, job: Job) -> None:
         """Give the results of a job their places, but for parts, which have them; delete those it has no longer."""

@@ -570,6 +570,41 @@ class Deadly:
         return step
 
 
+def test_run_when_killed_at_any_step_leaves_a_summary_of_what_is_there(go, tmp_path, monkeypatch):
+    """A result that is replaced or goes is named by no summary meanwhile; those of other jobs still are."""
+
+    def written(parts, options):
+        parts.write("small", parts.pandas("seen").groupby("event", as_index=False).agg(rows=("ts", "size")), SUMS)
+        if not options.silent:
+            parts.write_text("note.txt", "there")
+        return Answer()
+
+    def kept_as_it_is(parts, _):
+        parts.write_text("kept.txt", "kept")
+        return Answer()
+
+    job = Job(name="seen", parts=(SEEN,), results=("small", "note.txt"), answer=written, options=Options)
+    kept = Job(name="kept", parts=(), uses=("seen",), results=("kept.txt",), answer=kept_as_it_is)
+    deadly, file = Deadly(monkeypatch), tmp_path / "out/summary.json"
+    events_of(tmp_path / "events", 1)
+    go(job, kept)
+    for step in range(100):
+        deadly.left = step
+        with contextlib.suppress(Killed):
+            go(job, kept, options={"silent": True})
+        killed, deadly.left = deadly.left == 0, -1
+        summary = json.loads(file.read_text())
+        named = [summary["outputs"], *(note["outputs"] for note in summary["jobs"].values())]
+        assert [path for outputs in named for path in outputs.values() if not Path(path).exists()] == []
+        assert "kept.txt" in summary["outputs"]
+        if not killed:
+            break
+        assert go(job, kept).failed == []
+        assert json.loads(file.read_text())["outputs"].keys() == {"small", "note.txt", "kept.txt"}
+    assert step > 5
+    assert summary["outputs"].keys() == {"small", "kept.txt"}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_run_whatever_comes_goes_and_kills_it_knows_each_record_once(go, tmp_path, monkeypatch, seed):
     """Files come, go, are copied, renamed and joined, options change, runs are killed at each step and jobs left out.
