@@ -239,6 +239,8 @@ class JobNote:
     summary: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)  # name of a result -> path
     warnings: tuple[str, ...] = ()  # for the person who started it
+    hours: int = 0  # that its answer rests on
+    window: Mapping[str, str] = field(default_factory=dict)  # begin of the first of these, end of the last
     made_of: str = ""  # digest of what its answer follows from, and of the results as they were written; "": not kept
 
     def as_dict(self) -> dict[str, Any]:

@@ -252,9 +252,10 @@ class _Run:
         earlier = {
             name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()
         }
-        notes = dict(earlier) if len(names) == 1 else {}
+        notes = {name: note for name, note in earlier.items() if name not in names} if len(names) == 1 else {}
         for name in names:
-            notes[name] = self._answer(name, jobs.get(name), hours, notes, earlier.get(name))
+            note = self._answer(name, jobs.get(name), hours, notes, earlier.get(name))
+            notes[name] = replace(note, **self._span(hours))
         result = self._result({name: notes[name] for name in names}, hours)
         self._write_summary(result.as_dict() | {"jobs": {name: note.as_dict() for name, note in notes.items()}})
         return result
@@ -499,6 +500,8 @@ class _Run:
         self.tell(name)
         begun = time.monotonic()
         needed = () if job is None else (*(part.name for part in job.parts), *job.uses)
+        others = self._others_of(notes, hours)
+        self.warnings += others.values()
         for part in self.broken.keys() & needed:
             error = self.broken[part]
             self.errors.setdefault(name, type(error)(f"no {part}: {error}", hint=error.hint))
@@ -507,12 +510,17 @@ class _Run:
             with self._kept_as(name, self.errors):
                 if earlier is not None and earlier.made_of and earlier.made_of == self._made_of(job, needed, hours):
                     return replace(earlier, outputs=self._outputs(job), took_s=0.0)
-                answer = job.answer(self._parts(needed, hours, notes), self.options[name])
-                warnings = (*self._missing(needed, hours), *answer.warnings)
+                told = {
+                    of: replace(note, warnings=(*note.warnings, others[of]))
+                    for of, note in notes.items()
+                    if of in others
+                }
+                answer = job.answer(self._parts(needed, hours, {**notes, **told}), self.options[name])
+                warnings = (*self._missing(needed, hours), *answer.warnings, *(() if needed else others.values()))
                 self._forget(name)
                 self._adopt_results(job)
                 made_of, outputs = self._made_of(job, needed, hours), self._outputs(job)
-                note = JobNote(name, note.state, "", "", None, answer.summary, outputs, warnings, made_of)
+                note = JobNote(name, note.state, "", "", None, answer.summary, outputs, warnings, made_of=made_of)
         note = replace(note, took_s=round(time.monotonic() - begun, 3))
         if name not in self.errors:
             return note
@@ -520,6 +528,16 @@ class _Run:
             self.staging.delete(result)
         error = self.errors[name]
         return JobNote(name, JobState.FAILED, str(error), error.hint or "", note.took_s)
+
+    def _others_of(self, notes: Mapping[str, JobNote], hours: Sequence[Hour]) -> dict[str, str]:
+        """Return what to say of jobs whose results are of other hours than this run, by name."""
+        span = self._span(hours)
+        lines = {}
+        for name, note in notes.items():
+            if note.state is JobState.DONE and note.window and {"hours": note.hours, "window": note.window} != span:
+                bounds = f"from {note.window['since']} to {note.window['until']}"
+                lines[name] = f"the results of {name} are of other hours: {note.hours}, {bounds}"
+        return lines
 
     def _made_of(self, job: Job, needed: Sequence[str], hours: Sequence[Hour]) -> str:
         """Return what tells an answer and its results, as they lie there, from any other; "": it is not to be kept."""
@@ -604,18 +622,21 @@ class _Run:
     def _result(self, notes: Mapping[str, JobNote], hours: Sequence[Hour]) -> AllResult:
         outputs = {name: path for note in notes.values() for name, path in note.outputs.items()}
         aside = [f"{QUARANTINE}/{name}" for name in self.place.names(QUARANTINE)]
-        real = [hour for hour in hours if self.known[hour].newest]
-        window = {"since": begin_of(real[0]), "until": end_of(real[-1])} if real else {}
         return AllResult(
             jobs=notes,
             outputs=outputs | {name: self.place.path(name) for name in aside},
             accounts=self._accounts(hours),
-            hours=len(real),
-            hours_read=len(self.read & set(real)),
-            window={name: window[name].isoformat() if window else "" for name in ("since", "until")},
+            **self._span(hours),
+            hours_read=sum(bool(self.known[hour].newest) for hour in self.read & {*hours}),
             warnings=[*dict.fromkeys(self.warnings)],  # what was tried again says so twice
             errors={name: self.errors[name] for name in notes if name in self.errors},
         )
+
+    def _span(self, hours: Sequence[Hour]) -> dict[str, Any]:
+        """Return how many hours have records that can be used, and from when to when they are."""
+        real = [hour for hour in hours if self.known[hour].newest]
+        bounds = [begin_of(real[0]).isoformat(), end_of(real[-1]).isoformat()] if real else ["", ""]
+        return {"hours": len(real), "window": dict(zip(("since", "until"), bounds, strict=True))}
 
     def _accounts(self, hours: Sequence[Hour]) -> list[dict[str, Any]]:
         """Return the accounts of each table, added up over hours."""

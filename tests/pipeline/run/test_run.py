@@ -191,6 +191,41 @@ def test_run_when_a_window_is_given_takes_its_whole_hours_and_forgets_nothing(go
         go(window=Window(at(0) + dt.timedelta(days=2), None))
 
 
+def test_run_when_results_of_other_hours_lie_beside_says_so(go, tmp_path):
+    """Each job's note knows its hours; a job that runs alone, the report too, names those of other ones."""
+
+    def told(parts, _):
+        return Answer(summary={name: list(note.warnings) for name, note in parts.notes.items()})
+
+    def counted(parts, _):
+        return Answer(summary={"rows": len(parts.pandas("seen"))})
+
+    job = Job(name="seen", parts=(SEEN,), results=(), answer=counted, options=Options)
+    user = Job(name="user", parts=(), uses=("seen",), results=(), answer=counted)
+    report = Job(name="told", parts=(), results=(), answer=told)
+    for begin in (0, 3600):
+        events_of(tmp_path / "events", begin, begin + 1)
+    late = Window(at(3600), None)
+    for jobs, window in (([job, user, report], None), ([report], None), ([job, user, report], late)):
+        result = go(*jobs, window=window)
+        assert (result.warnings, result.jobs["told"].summary) == ([], {"seen": [], "user": []})
+    spans = json.loads((tmp_path / "out/summary.json").read_text())["jobs"]
+    assert {name: (note["hours"], *note["window"].values()) for name, note in spans.items()} == dict.fromkeys(
+        ("seen", "user", "told"), (1, at(3600).isoformat(), at(7200).isoformat())
+    )
+
+    result = go(report)
+    bounds = f"1, from {at(3600).isoformat()} to {at(7200).isoformat()}"
+    lines = [f"the results of {name} are of other hours: {bounds}" for name in ("seen", "user")]
+    assert result.warnings == [*result.jobs["told"].warnings] == lines
+    assert result.jobs["told"].summary == {"seen": lines[:1], "user": lines[1:]}
+    result = go(job)
+    assert (result.warnings, result.jobs["seen"].warnings) == (lines[1:], ())
+    result = go(report)
+    assert result.jobs["told"].summary == {"seen": [], "user": lines[1:]}
+    assert go(job, user).warnings == go(report).warnings == []
+
+
 def test_run_when_a_job_fails_costs_only_those_that_need_it(go, tmp_path):
     """Its error and hint are told, its earlier results stay, half of new ones does not, and others are done."""
     events_of(tmp_path / "events", 1)
