@@ -378,7 +378,7 @@ class _Run:
             with self._kept_as(ALL, broken):
                 records.enter((x.file, x.facts) for plan in first.values() for x in plan.found)
                 fit(spark, records.size_bytes)
-                self._make(records, names, broken)
+                self._make(records, names, plans, broken)
             # Of what Spark cannot read it seldom names the file: dictionaries are looked up far from where it is known.
             damaged = records.damaged() if any(isinstance(error, SparkError) for error in broken.values()) else {}
             if ALL in broken and not damaged:
@@ -406,13 +406,20 @@ class _Run:
             self._others[hour] = joined(known.content(ALL) for other, known in self.known.items() if other != hour)
         return self._others[hour]
 
-    def _make(self, records: Read, names: Sequence[str], broken: dict[str, FlowctlError]) -> None:
+    def _make(
+        self,
+        records: Read,
+        names: Sequence[str],
+        plans: Mapping[str, Mapping[Hour, Plan]],
+        broken: dict[str, FlowctlError],
+    ) -> None:
         """Write what is put aside, and parts, in a query each, to the staging folder; parts that fail are `broken`."""
         for name, frame in records.quarantine.items() if ALL in names else ():
             frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
         pool = ThreadPoolExecutor(PARTS_AT_A_TIME)
         try:
-            list(pool.map(lambda name: self._write(name, records, broken), [name for name in names if name != ALL]))
+            parts = [name for name in names if name != ALL]
+            list(pool.map(lambda name: self._write(name, records, plans[name], broken), parts))
         except BaseException:  # a signal: what runs would be waited for
             with contextlib.suppress(Exception):
                 self.session().sparkContext.cancelAllJobs()
@@ -420,10 +427,13 @@ class _Run:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, name: str, records: Read, broken: dict[str, FlowctlError]) -> None:
+    def _write(self, name: str, records: Read, plans: Mapping[Hour, Plan], broken: dict[str, FlowctlError]) -> None:
         part, options = self.wanted[name]
+        anew = {hour for hour, plan in plans.items() if not plan.add}
+        known = {hour: known.content(name) for hour, known in self.known.items() if hour not in anew}
         with self._kept_as(name, broken):
             if any(map(records.has, part.reads)):
+                records = replace(records, known=known)
                 save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
 
     def _remember(self, records: Read, made: Sequence[str], plans: Mapping[str, Mapping[Hour, Plan]]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flowctl.pipeline.records.listing import File, Listing
+    from flowctl.pipeline.records.seen import Content
 
 THREADS: Final = 8
 """Footers that are read at a time: a store answers each in some ten milliseconds."""
@@ -74,6 +75,7 @@ class Read:
     session: Callable[[], SparkSession]
     listing: Listing
     now_us: int  # time of the run, since the epoch
+    known: Mapping[Hour, Content] = field(default_factory=dict)  # of what is made, and stays: records that it knows
     accounts: dict[tuple[Hour, str], Accounts] = field(default_factory=dict)  # of each hour and table that has files
     identities: dict[str, str] = field(default_factory=dict)  # of files that are used, by path: what copies share
     quarantine: dict[str, DataFrame] = field(default_factory=dict)
@@ -94,10 +96,11 @@ class Read:
         return bool(self._good.get(name)) or (name in _MADE_OF_OLD and bool(self._old("flow_events")))
 
     def hours(self, name: str) -> list[Hour]:
-        """Return the hours that have a usable file of that table; of files that are not read, those of any."""
+        """Return the hours that have a usable file of that table, or had; of files that are not read, those of any."""
         of_table = (file for file in self.listing.files if file.table == name)
         others = {file.hour for file in of_table if file.path not in self._entered}
-        return sorted(others | {good.file.hour for good in self._good.get(name, ())})
+        known = {hour for hour, content in self.known.items() if any(x.startswith(f"{name} ") for x in content)}
+        return sorted(others | known | {good.file.hour for good in self._good.get(name, ())})
 
     def table(self, name: str) -> DataFrame:
         """Return a table, all its columns, and `date` and `hour` beside; see `Records.table`."""

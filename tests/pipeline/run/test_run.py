@@ -23,7 +23,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as f
-from record_kit import at, event, write
+from record_kit import at, close, event, sample, write, write_closes, write_samples
 
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.abuse.evidence import EVIDENCE
@@ -579,6 +579,37 @@ def test_run_when_an_hour_has_folders_reads_none_of_their_files(go, tmp_path, mo
     for window in (None, Window(at(0), None)):
         result = go(window=window, out=f"out{window}")
         assert (result.failed, result.jobs["seen"].summary["returned"]) == ([], 3)
+
+
+def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, tmp_path):
+    """A close that comes later is not spread over minutes that samples have told, be they of its hour or of another."""
+    events, out = tmp_path / "events", tmp_path / "out"
+
+    def viewers():
+        """Run `fleet` and return how many viewers each minute has, and what tells of it."""
+        result = run(spark, str(events), str(out), ["fleet"])
+        assert (result.failed, result.jobs["fleet"].warnings) == ([], ())
+        rows = spark.read.parquet(str(out / "fleet_streams")).collect()
+        return {int(row["minute"].timestamp() - at(0).timestamp()): (row["viewers"], row["source"]) for row in rows}
+
+    def samples(conn_id, *moments):
+        return [sample(moment, conn_id, interval_ms=30_000.0) for moment in moments]
+
+    def closed(ended_s, conn_id, duration_s):
+        rows = [close(ended_s, conn_id, duration_s, samples_count=3, startup_ms=0.0, asked_ms=0.0)]
+        return write_closes(events, rows, f"close{conn_id}", hour="13")
+
+    first = write_samples(events, samples(1, 3510, 3540, 3570))
+    told = {3480: (0.5, "samples"), 3540: (1.0, "samples")}
+    assert viewers() == told
+    first.unlink()
+    second = write_samples(events, [*samples(1, 3600, 3630, 3659), *samples(2, 3600, 3630, 3659)], "b", hour="13")
+    closed(3659, 1, 179.0)
+    told[3600] = (3.0, "samples")
+    assert viewers() == told
+    second.unlink()
+    closed(3659.5, 2, 59.0)
+    assert viewers() == told
 
 
 class Killed(BaseException):
