@@ -1,6 +1,7 @@
 """What a flight says of stream and link alone, for trying other limits on it (`flowctl.flight.whatif.engine`) (pure).
 
-Of the calls only two things remain: messages as they came, and writes with what the kernel took of them. A message has
+Of the calls three things remain: messages as they came, writes with what the kernel took of them, and the times in
+which our own thread had no room: nobody's pictures are left out as late then, whatever the limits are. A message has
 the time at which it was published: who is blocked sees it only when something makes its Sender look, which may be a
 second later, and other limits would have been crossed meanwhile. Times do not fall all the same: what a write has not
 met was published after it.
@@ -8,6 +9,8 @@ met was published after it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 from flowctl.errors import ConfigError, DamagedFlightError
@@ -15,6 +18,7 @@ from flowctl.flight.reading import Flight
 from flowctl.flight.words import LOG_LANE, FlightRow, TablePolicy, detail_of, limits_from
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
+from flowctl.loop.loadmeter import STRAIN_S
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 TAKEN: Final = -1
@@ -34,6 +38,8 @@ class StreamAndLink(NamedTuple):
         restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
         ended_s: when it ended: with the flight, or with the first log that was left, seconds since BEGIN.
         close_reason: why the connection ended then. None: it did not, or nobody knows.
+        strained: (begin, end) of the times in which the thread had no room, as far as the Sender asked, seconds since
+            BEGIN; in order.
     """
 
     events: list[tuple[float, int, int]]
@@ -41,6 +47,7 @@ class StreamAndLink(NamedTuple):
     restart_bytes: int
     ended_s: float
     close_reason: str | None
+    strained: Sequence[tuple[float, float]] = ()
 
 
 def stream_and_link(flight: Flight) -> StreamAndLink:
@@ -68,7 +75,7 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
             raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
     reader.settle(turn_is_over=True)
     ended_s = max(ended_us, reader.last_us) / 1e6
-    return StreamAndLink(reader.events, reader.given, reader.restart_bytes, ended_s, reason)
+    return StreamAndLink(reader.events, reader.given, reader.restart_bytes, ended_s, reason, reader.strained)
 
 
 def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
@@ -99,6 +106,7 @@ class _Reader:
 
     def __init__(self, turn_bytes: int) -> None:
         self.events: list[tuple[float, int, int]] = []
+        self.strained: list[tuple[float, float]] = []
         self.given = self.restart_bytes = 0
         self.last_us = 0  # of the events so far
         self._turn_bytes = turn_bytes
@@ -120,6 +128,8 @@ class _Reader:
             self._put(row.offset_us, REFUSED)
         elif row.reason == "flush":
             self._turn = 0
+        elif row.reason == "strained":
+            self._strain(row.offset_us / 1e6)
         elif row.reason == "log":
             self.settle(turn_is_over=True)  # what was written before is of replies, whatever comes of the log
             self._joining = True
@@ -140,6 +150,14 @@ class _Reader:
         """
         if self._wrote_us >= 0 and (turn_is_over or self._turn < self._turn_bytes):
             self._put(self._wrote_us, TAKEN)
+
+    def _strain(self, at: float) -> None:
+        """Note that the thread had no room: one time with the answer before, unless it may have had room in between."""
+        began, ended = self.strained[-1] if self.strained else (at, -inf)
+        if at - ended <= STRAIN_S:
+            self.strained[-1] = (began, at)
+        else:
+            self.strained.append((at, at))
 
     def _put(self, at_us: int, what: int) -> None:
         if self.events or self._followed:  # before there is anything of a stream, a write tells nothing of one

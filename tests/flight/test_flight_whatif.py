@@ -17,7 +17,9 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.live.config import LiveConfig, parse_audiences
 from flowctl.live.records.recording import _described
+from flowctl.loop.loadmeter import STRAIN_S
 from flowctl.pipeline.whatif.grid import audiences_of, in_force
+from flowctl.reasons import CloseReason
 from flowctl.sending.settings import SenderSettings
 from tests.pipeline.flight_files import flight_viewer
 
@@ -73,6 +75,37 @@ def test_evaluate_when_a_message_comes_between_two_turns_knows_that_the_first_le
     flight, outcome = check_again(world.viewer)
     assert outcome.closed is not None
     assert max(size for _, what, size in stream_and_link(flight).events if what == REFUSED) == 3000
+
+
+@pytest.mark.parametrize(("room", "closed"), [(150, None), (200, CloseReason.HARD_LIMIT), (350, None)])
+def test_evaluate_when_our_own_thread_had_no_room_leaves_out_what_was_left_out(room, closed):
+    """While the thread is late no picture is, so queues grow to their limits: a what-if fares as the server did."""
+    world = World("0,0,1s", "0,0,2s", target_ms=400)
+    world.reply(300)
+    world.join(size=150)
+    world.go_on(4, room)
+    world.group.is_strained = True
+    world.go_on(60, room)
+    rows, was = world.viewer.rows.stored(), world.viewer.sender.statistics()
+    again = flight_viewer(rows, EXTEND_S)
+    (outcome,) = evaluate(again, [in_force(rows[0]["detail"])])
+    assert outcome.closed is was.close_reason is closed
+    assert outcome.edges == was.transitions
+    ((began_s, ended_s),) = again.strained
+    assert began_s < 2
+    assert ended_s > again.events[0][0] + outcome.watched_s - 0.5
+
+
+def test_stream_and_link_when_the_thread_had_room_in_between_tells_two_times_without():
+    """Answers further apart than a strain lasts are of two; a Sender that has nothing late does not ask."""
+    world = World("0,0,60s", "0,0,90s", target_ms=400)
+    world.join(size=150)
+    for strained in (True, False, True):
+        world.group.is_strained = strained
+        world.go_on(20, 200)
+    first, second = stream_and_link(read_flights(world.viewer.rows.stored())).strained
+    assert first[1] < second[0] - STRAIN_S
+    assert second[0] < second[1]
 
 
 def test_stream_and_link_when_there_is_no_cache_begins_with_the_stream():

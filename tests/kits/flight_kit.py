@@ -146,13 +146,13 @@ class World:
         began_s: when its flight began, on the clock of `group`.
     """
 
-    def __init__(self, soft, hard, *, room=None, turn_bytes=4096) -> None:
+    def __init__(self, soft, hard, *, room=None, turn_bytes=4096, target_ms=0) -> None:
         self.group = ManualGroup()
         self.published = Published(self.group)
         self.fanout = Fanout(self.published.log, self.group)
         self.began_s = self.group.now()
         settings = replace(UNSTEERED, turn_bytes=turn_bytes)
-        limits = Limits.parse(soft, hard, target_delay_ms=0)
+        limits = Limits.parse(soft, hard, target_delay_ms=target_ms)
         self.viewer = RecordedViewer(self.group, Peer(room), policy=LivePolicy(), limits=limits, settings=settings)
         self._number = 0
 

@@ -21,7 +21,8 @@ from flowctl.errors import FlowctlError
 
 EVENTS_ROTATE_S: Final = 2.0
 """Time after which a file of records is complete; short, since the analysis follows at once."""
-_START_S: Final = 30.0
+_START_S: Final = 90.0
+"""Beside other busy processes and a busy disk half a minute was not enough, though a second is usual."""
 _STOP_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _READY_BYTES: Final = 64 * 1024

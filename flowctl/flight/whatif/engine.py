@@ -35,6 +35,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from flowctl.errors import ConfigError
@@ -150,6 +151,7 @@ def recorded_viewer(
     restart_bytes: int,
     ended_s: float,
     close_reason: str | None,
+    strained: Sequence[tuple[float, float]] = (),
     extend_s: float = EXTEND_S,
 ) -> RecordedViewer:
     """Return the viewer of what was recorded as it came: times of any kind, and as many events as there were.
@@ -160,6 +162,7 @@ def recorded_viewer(
         restart_bytes: likewise. 0: not known.
         ended_s: when the recording ended, seconds.
         close_reason: why the connection ended then. None: it did not, or it is not known.
+        strained: see `RecordedViewer`.
         extend_s: how much to add where the server closed it for being slow, seconds.
     """
     viewer = RecordedViewer(
@@ -168,6 +171,7 @@ def recorded_viewer(
         restart_bytes=restart_bytes or RESTART_BYTES,
         ended_at=on_grid(ended_s),
         close_reason=close_reason,
+        strained=strained,
     )
     return extended(viewer, extend_s) if close_reason in SLOW_ENDS else viewer
 
@@ -203,12 +207,4 @@ def extended(viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0) 
             if at + shift <= end + seconds and (what >= 0 or at + shift >= resumes)
         )
         shift += length
-    return RecordedViewer(
-        events=[*viewer.events, *more],
-        given=viewer.given,
-        ended_at=end + seconds,
-        close_reason=viewer.close_reason,
-        restart_bytes=viewer.restart_bytes,
-        kernel_bytes=viewer.kernel_bytes,
-        assumed_from=end,
-    )
+    return replace(viewer, events=[*viewer.events, *more], ended_at=end + seconds, assumed_from=end)

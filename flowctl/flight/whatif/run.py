@@ -252,8 +252,8 @@ class Seat:
         """The link takes what it took."""
 
     def strained(self) -> bool:
-        """Return False: the thread of a what-if has all the time."""
-        return False
+        """Return whether the thread of the recording had no room then: what was late by its fault would be again."""
+        return self.run.strained()
 
 
 _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
@@ -287,6 +287,10 @@ class Run:
         self._key_sequence = -1
         self._wrote_at = self.now
         self._seats = [Seat(self, index, choice) for index, choice in enumerate(choices)]
+
+    def strained(self) -> bool:
+        """Return whether the thread had no room at this time of the recording."""
+        return any(began <= self.now <= ended for began, ended in self._viewer.strained)
 
     # -- what a Sender needs of its fan-out
 

@@ -134,6 +134,7 @@ class RecordedViewer:
         restart_bytes: metadata and codec configuration in front of a key frame after a loss, 0 or more.
         kernel_bytes: size of the kernel's buffer. None: the largest write that was taken, 64 kB at least.
         assumed_from: time from which on the events are extrapolated. None: all of them were recorded.
+        strained: (begin, end) of the times in which our own thread had no room, in seconds, in order.
 
     Raises:
         ConfigError: too many events, times that fall, or a size below 0.
@@ -146,6 +147,7 @@ class RecordedViewer:
     restart_bytes: int = RESTART_BYTES
     kernel_bytes: int | None = None
     assumed_from: float | None = None
+    strained: Sequence[tuple[float, float]] = ()
 
     def __post_init__(self) -> None:
         if len(self.events) > MOST_EVENTS:
