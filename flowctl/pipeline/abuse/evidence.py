@@ -144,7 +144,8 @@ def _ends(weights: Weights) -> dict[str, Column]:
 
     Whether one that was cut as slow reads: the kernel's buffers are full by then, so even the first octet says that it
     does. Where the record does not tell, only who was *stuck* does not: for that reason nothing was taken for seconds.
-    Of one who was cut within moments nothing is known.
+    Of one who was cut within moments nothing is known. Who has its kernel hold megabytes and reads none of them looks
+    like one that read for as long and lost its line, and has cost the server no more.
     Whether a protocol error came after the handshake: where the record does not tell, it did not.
     """
     reason, code, role = f.col("reason"), f.col("code"), f.col("role")
