@@ -103,20 +103,24 @@ class Parts:
 
     def pandas(self, name: str) -> pd.DataFrame:
         """Return the same by pyarrow, without a query of Spark; only where `small`."""
+        return self.arrow(name).to_pandas()
+
+    def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return some columns of it, or all and `BY_HOUR`, likewise."""
         import pyarrow as pa
         from pyarrow import dataset
 
         part, hours = self.hours[name]
         storage, schema = self.place.storage, arrow_schema(part.columns | BY_HOUR)
         if not hours:
-            return schema.empty_table().to_pandas()
+            return schema.empty_table().select(list(columns or schema.names))
         base, by_hour = storage.path(part.folder()), pa.schema([schema.field(column) for column in BY_HOUR])
         folders = [part.folder(hour) for hour in hours]
         files = [storage.path(f"{folder}/{file}") for folder in folders for file in self.place.names(folder)]
         rows = dataset.dataset(
             files, schema, "parquet", storage.system, dataset.HivePartitioning(by_hour), partition_base_dir=base
         )
-        return rows.to_table().to_pandas()
+        return rows.to_table(None if columns is None else list(columns))
 
     def result(self, name: str) -> DataFrame:
         """Return a table that this job has written (`write`), or one that an earlier job or run has."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Part
-from flowctl.pipeline.records.expressions import totals
+from flowctl.pipeline.records.expressions import summed
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
 
 if TYPE_CHECKING:
@@ -49,23 +49,22 @@ def loads(records: Records, _: Any = None) -> DataFrame:
         "trouble_ms": f.when(f.col("state") != "READY", f.col("interval_ms")).otherwise(0),
     }
     busiest = f.max("busy_ppm").alias("busy_ppm")
-    hour, window = ("date", "hour", "window"), f.floor(f.unix_timestamp("ts") / WINDOW_S).alias("window")
-    windows = samples.groupBy("date", "hour", window, "node").agg(
-        *totals({name: f.round(value).cast("bigint") for name, value in values.items()}),
-        f.max(f.round(f.col("thread_busy") * 1e6).cast("bigint")).alias("busy_ppm"),
-    )
-    rows = windows.groupingSets([hour, (*hour, "node")], *hour, "node").agg(
-        *totals({name: f.col(name) for name in _SUMS}), busiest
-    )
+    window = f.floor(f.unix_timestamp("ts") / WINDOW_S).alias("window")
+    rows = samples.select(
+        "date", "hour", window, "node",
+        *(f.round(value).cast("bigint").alias(name) for name, value in values.items()),
+        f.round(f.col("thread_busy") * 1e6).cast("bigint").alias("busy_ppm"),
+    )  # fmt: skip
+    hour = ("date", "hour", "window")
+    windows = summed(rows.groupBy(*hour, "node"), _SUMS, busiest)
+    rows = summed(windows.groupingSets([hour, (*hour, "node")], *hour, "node"), _SUMS, busiest)
     viewers = f.col("ms") / (WINDOW_S * 1000)
     usable = f.col("node").isNotNull() & (viewers >= LEAST_WINDOW_VIEWERS) & (f.col("accepted") > 0)
     usable &= (f.col("busy_ppm") > 0) & (f.col("busy_ppm") <= MOST_BUSY * 1e6)
     step = f.when(usable, f.floor(f.log(viewers) / math.log(1.1))).otherwise(-1)
-    return rows.groupBy("date", "hour", "node", step.alias("step")).agg(
-        f.count("*").alias("windows"),
-        *totals({name: f.col(name) for name in (*_SUMS, "busy_ppm")}),
-        *(f.max(name).alias(f"peak_{name}") for name in ("ms", "busy_ppm")),
-    )
+    peaks = (f.max(name).alias(f"peak_{name}") for name in ("ms", "busy_ppm"))
+    groups = rows.groupBy("date", "hour", "node", step.alias("step"))
+    return summed(groups, (*_SUMS, "busy_ppm"), f.count("*").alias("windows"), *peaks)
 
 
 LOADS: Final = Part("loads", LOAD_COLUMNS, loads, ("flow_samples",), version=3)

@@ -9,22 +9,32 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as f
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.group import GroupedData
 
 
 _LAST: Final = (1 << 63) - 1
 
 
-def totals(values: Mapping[str, Column]) -> list[Column]:
-    """Return aggregates by name: sums of whole numbers, null of nulls alone; one that does not fit 64 bits is 2^63 - 1.
+def summed(groups: GroupedData, sums: Iterable[str], *more: Column) -> DataFrame:
+    """Add up columns of whole numbers by group, beside other aggregates; null of nulls alone.
 
-    Whoever writes among the records may write counts that no check can call wrong and that no sum can hold.
+    A sum that does not fit 64 bits is 2^63 - 1: who writes among the records may write counts that no check can call
+    wrong and that no sum can hold. `try_sum` is null then, as it is of nulls; one more aggregate tells which it was.
+
+    Args:
+        groups: of rows.
+        sums: names of columns, 63 at most, and of those of the result.
+        more: other aggregates, with names.
     """
-    largest = f.max(f.greatest(f.lit(0), *values.values())).cast("double")
-    beyond = f.when(largest * f.count("*") >= float(_LAST), _LAST)
-    return [f.coalesce(f.try_sum(value), beyond).alias(name) for name, value in values.items()]
+    # As text: handed over one by one, expressions of Python take longer than small data do.
+    bits = {f"`{name}`": 1 << place for place, name in enumerate(sums)}
+    seen = f.expr(f"bit_or({' | '.join(f'if({name} is null, 0, {bit}L)' for name, bit in bits.items())}) as _seen")
+    found = groups.agg(*(f.expr(f"try_sum({name}) as {name}") for name in bits), *more, seen)
+    whole = {name: f"nvl({name}, if(_seen & {bit}L = 0, null, {_LAST})) as {name}" for name, bit in bits.items()}
+    return found.selectExpr(*(whole.get(f"`{name}`", f"`{name}`") for name in found.columns if name != "_seen"))
 
 
 def zero(value: Column | str) -> Column:

@@ -26,14 +26,14 @@ from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part, typed
 from flowctl.pipeline.records.addresses import subnet, unit_digits, with_unit
-from flowctl.pipeline.records.expressions import added, totals, zero
+from flowctl.pipeline.records.expressions import added, summed, zero
 from flowctl.pipeline.viewers import ingest
 from flowctl.pipeline.viewers.sessions import seen_sessions, still_open, viewing
 from flowctl.reasons import SLOW_ENDS
 from flowctl.telemetry.schema import CLASS_NAMES, OPENS_EVERY_S, STATE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
 
@@ -45,6 +45,8 @@ MOST: Final = 100
 """Values of a dimension that have a row of their own."""
 FEW: Final = 20
 """A 95th percentile of fewer viewers is the worst of them."""
+BY: Final = ("all", "stream", "application", "network", "agent", "node", "role")
+"""The dimensions."""
 SKETCH_K: Final = 1000
 RANK_ERROR: Final = 2.296 / SKETCH_K**0.9723
 """Of a KLL sketch with that k: 0.28 %."""
@@ -99,7 +101,7 @@ def _dimensions() -> dict[str, Column]:
     }
 
 
-def _keyed(names: tuple[str, ...]) -> Column:
+def _keyed(names: Sequence[str]) -> Column:
     """Return (by, key) of each of these dimensions, as rows."""
     of = _dimensions()
     pairs = (f.struct(f.lit(name).alias("by"), f.coalesce(of[name], f.lit("")).alias("key")) for name in names)
@@ -140,28 +142,22 @@ def _counts() -> dict[str, Column]:
     }
 
 
-def felt(sessions: DataFrame, *more: str) -> DataFrame:
+def felt(sessions: DataFrame, *more: str, by: Sequence[str] = BY) -> DataFrame:
     """Sum up what viewers had (`PART_COLUMNS`), by each value of each dimension and more columns of sessions."""
     stayed = f.col("duration_s") >= LEAST_STAY_S
     once = with_unit(sessions.filter(viewing()), "peer_ip").select(
         *more,
         *(value.cast("bigint").alias(name) for name, value in _counts().items()),
         *(f.when(stayed, f.col(value)).cast("float").alias(name) for name, value in _SKETCHES.items()),
-        _keyed(tuple(_dimensions())),
+        _keyed(by),
     )
-    return summed(once, ("by", "key", *more), _COUNTS, {name: sketch(name) for name in _SKETCHES})
+    return summed(once.groupBy("by", "key", *more), _COUNTS, *(sketch(name).alias(name) for name in _SKETCHES))
 
 
-def summed(rows: DataFrame, keys: Iterable[str], sums: Iterable[str], more: Mapping[str, Column]) -> DataFrame:
-    """Add up columns of rows by keys, beside aggregates by name."""
-    others = (value.alias(name) for name, value in more.items())
-    return rows.groupBy(*keys).agg(*totals({name: f.col(name) for name in sums}), *others)
-
-
-def merged(rows: DataFrame, **more: Column) -> DataFrame:
+def merged(rows: DataFrame, *more: Column) -> DataFrame:
     """Add up rows of `PART_COLUMNS` by dimension and value."""
-    sketches = {name: f.kll_merge_agg_float(name) for name in _SKETCHES}
-    return summed(rows, ("by", "key"), _COUNTS, sketches | more)
+    sketches = (f.kll_merge_agg_float(name).alias(name) for name in _SKETCHES)
+    return summed(rows.groupBy("by", "key"), _COUNTS, *sketches, *more)
 
 
 def sketch(name: str) -> Column:
@@ -192,7 +188,7 @@ def figures() -> dict[str, Column]:
         **{f"share_{name}": f.try_divide(zero(f"{name}_ms"), states) for name in STATE_NAMES},
         "drop_ratio": f.try_divide("dropped_messages", "accepted_messages"),
     }
-    return {name: own.get(name, zero(name)).cast(kind).alias(name) for name, kind in FIGURES.items()}
+    return {name: own.get(name, zero(name)).alias(name) for name in FIGURES}
 
 
 def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
@@ -215,9 +211,10 @@ def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
     return present.groupBy("by", "key").agg(f.max("present").alias("peak_viewers"), peak_at.alias("peak_at"))
 
 
-def by_value(parts: Parts) -> DataFrame:
+def by_value(parts: Parts, by: Sequence[str] = BY) -> DataFrame:
     """Return what all viewers of the window had, by each value of each dimension: `PART_COLUMNS`."""
-    return merged(parts.table("felt").select(*PART_COLUMNS).unionByName(felt(still_open(parts))))
+    closed = parts.table("felt").filter(f.col("by").isin(*by))
+    return merged(closed.select(*PART_COLUMNS).unionByName(felt(still_open(parts), by=by)))
 
 
 def experience(parts: Parts) -> DataFrame:
@@ -234,7 +231,7 @@ def experience(parts: Parts) -> DataFrame:
     )
     there = still_open(parts).select(*names, f.greatest("seen_at", beyond).alias("until"))
     peak = peaks(closed.unionByName(there), 0.0 if parts.since is None else parts.since.timestamp())
-    top = merged(ranked, keys=f.count("*")).join(peak, ["by", "key"], "left")
+    top = merged(ranked, f.count("*").alias("keys")).join(peak, ["by", "key"], "left")
     return top.select("by", "key", "keys", *figures().values(), "peak_viewers", "peak_at")
 
 

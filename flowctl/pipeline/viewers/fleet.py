@@ -18,10 +18,10 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
 from flowctl.pipeline.job import Answer, Job, Part
-from flowctl.pipeline.records.expressions import added, totals, zero
+from flowctl.pipeline.records.expressions import added, summed, zero
 from flowctl.pipeline.records.window import begin_of
 from flowctl.pipeline.viewers import experience
-from flowctl.pipeline.viewers.experience import quantile, sketch, summed
+from flowctl.pipeline.viewers.experience import quantile, sketch
 from flowctl.pipeline.viewers.sessions import WORST_STATES, seen_sessions, still_open, viewing
 from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING
 
@@ -78,17 +78,16 @@ def sampled(samples: DataFrame) -> DataFrame:
         "dropped_messages": _all("dropped"),
         "sent_bytes": f.col("sent_bytes"),
     }
-    weighed = f.sum(f.col("viewer_delay_ms") * us), f.sum(f.when(f.col("viewer_delay_ms").isNotNull(), us * 1.0))
-    viewers = samples.filter(f.col("role").isin(*VIEWING)).groupBy(
-        *KEYS[:3], f.date_trunc("minute", "ts").alias("minute"), "conn_id", "date", "hour"
-    )
-    summed = viewers.agg(
-        *totals({name: value.cast("bigint") for name, value in sums.items()}),
-        f.try_divide(*weighed).cast("float").alias("delay_ms"),
-    )
-    return summed.withColumns(
-        {"viewers_seen": f.lit(1), **dict.fromkeys(("joins", "leaves", "missed"), f.lit(0))}
-    ).drop("conn_id")
+    delay_ms = f.col("viewer_delay_ms")
+    minute, hour = f.date_trunc("minute", "ts").alias("minute"), ("conn_id", "date", "hour")
+    rows = samples.filter(f.col("role").isin(*VIEWING)).select(
+        *KEYS[:3], minute, *hour,
+        *(value.cast("bigint").alias(name) for name, value in sums.items()),
+        (delay_ms * us).alias("weighed"), f.when(delay_ms.isNotNull(), us * 1.0).alias("weights"),
+    )  # fmt: skip
+    mean = f.try_divide(f.sum("weighed"), f.sum("weights")).cast("float").alias("delay_ms")
+    none = {"viewers_seen": f.lit(1), **dict.fromkeys(("joins", "leaves", "missed"), f.lit(0))}
+    return summed(rows.groupBy(*KEYS, *hour), sums, mean).withColumns(none).drop("conn_id")
 
 
 def spread(sessions: DataFrame, sampled: Callable[[Column], Column], *more: str) -> DataFrame:
@@ -138,13 +137,14 @@ def minutes(records: Records, _: Any = None) -> DataFrame:
     rows = spread(seen_sessions(records), lambda number: f.floor(number / 60).isin(hours), "date", "hour")
     if records.has("flow_samples"):
         rows = rows.unionByName(sampled(records.table("flow_samples")))
-    return summed(rows, (*KEYS, "date", "hour"), _SUMS, {"delays": sketch("delay_ms")})
+    return summed(rows.groupBy(*KEYS, "date", "hour"), _SUMS, sketch("delay_ms").alias("delays"))
 
 
 def streams(parts: Parts) -> DataFrame:
     """Return the table ``fleet_streams``: `STREAM_COLUMNS`, and `missed`, viewers whose samples are not there."""
     sampled = any(account["table"] == "flow_samples" and account["rows_out"] for account in parts.accounts)
-    still = summed(spread(still_open(parts), lambda _: f.lit(sampled)), KEYS, _SUMS, {"delays": sketch("delay_ms")})
+    there = spread(still_open(parts), lambda _: f.lit(sampled)).groupBy(*KEYS)
+    still = summed(there, _SUMS, sketch("delay_ms").alias("delays"))
     kept = parts.table("minutes").select(*PART_COLUMNS).unionByName(still.select(*PART_COLUMNS))
     states = added(f"{name}_us" for name in STATE_NAMES)
     own = {
@@ -156,15 +156,16 @@ def streams(parts: Parts) -> DataFrame:
         "source": f.when(zero("sampled_us") == 0, "sessions").when(zero("us") == f.col("sampled_us"), "samples"),
     }
     own["source"] = f.coalesce(own["source"], f.lit("both"))
-    return summed(kept, KEYS, _SUMS, {"delays": f.kll_merge_agg_float("delays")}).select(
+    return summed(kept.groupBy(*KEYS), _SUMS, f.kll_merge_agg_float("delays").alias("delays")).select(
         *(own.get(name, f.col(name)).alias(name) for name in (*STREAM_COLUMNS, "missed"))
     )
 
 
 def answer(parts: Parts, _: Any = None) -> Answer:
     """Write ``fleet_streams`` and ``fleet_subnets``."""
-    networks = experience.by_value(parts).filter(f.col("by") == "network")
-    subnets = networks.select(f.col("key").alias("subnet"), *experience.figures().values())
+    subnets = experience.by_value(parts, ["network"]).select(
+        f.col("key").alias("subnet"), *experience.figures().values()
+    )
     counts = {"minutes": Observation(), "networks": Observation()}
     rows, missed = f.count("*").alias("rows"), f.sum("missed").alias("missed")
     parts.write("fleet_streams", streams(parts).observe(counts["minutes"], rows, missed), STREAM_COLUMNS)

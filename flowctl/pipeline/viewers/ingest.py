@@ -69,8 +69,9 @@ def _health() -> Column:
 
 def ingest(parts: Parts) -> DataFrame:
     """Return the table ``ingest``: `COLUMNS`."""
-    closed = parts.table("sessions").withColumn("seen_at", f.col("closed_at")).select(*OPEN_COLUMNS)
-    rows = closed.unionByName(still_open(parts).select(*OPEN_COLUMNS))
+    needed, still = ("role", "startup_ms", *_KEPT[:-1]), still_open(parts)
+    closed = parts.table("sessions").select(*needed, f.col("closed_at").alias("seen_at"))
+    rows = closed.union(still.select(*needed, "seen_at"))
     rows = rows.filter((f.col("role") == Role.PUBLISH.value) & f.col("startup_ms").isNotNull())
     of_stream = Window.partitionBy("node", "app", "stream").orderBy("opened_at", "conn_id")
     away_s = (f.unix_micros("opened_at") - f.unix_micros(f.lag("seen_at").over(of_stream))) / 1e6

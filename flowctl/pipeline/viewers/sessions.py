@@ -29,6 +29,7 @@ from flowctl.reasons import CloseReason
 from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, Role
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from flowctl.pipeline.job import Parts, Records
@@ -167,14 +168,30 @@ def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
 def still_open(parts: Parts) -> DataFrame:
     """Return the connections of the window that were open when last heard of, one row each: `OPEN_COLUMNS`.
 
-    Kept, for the answers of several jobs begin with it. Few are open at the end of an hour, so of all that have closed
-    those that were are looked for first: these few are what is sorted and joined.
+    Few are open at the end of an hour, so of all that have closed those that were are looked for first: these few are
+    what is sorted and joined. The answers of several jobs begin with them, so they are kept; and where data are small,
+    they are found here and handed to Spark as rows: to plan the search in each of these queries takes longer.
     """
+    if parts.small:
+        return parts.spark.createDataFrame(_still_open(parts))
     last = Window.partitionBy(*KEYS).orderBy(f.desc("seen_at"))
     rows = parts.table("open_sessions").select(*OPEN_COLUMNS)
     closed = parts.table("sessions").select(*KEYS).join(rows.select(*KEYS), list(KEYS), "left_semi")
     rows = rows.join(closed, list(KEYS), "left_anti").withColumn("_rank", f.row_number().over(last))
     return rows.filter(f.col("_rank") == 1).drop("_rank").persist()
+
+
+def _still_open(parts: Parts) -> pa.Table:
+    """Return the same without Spark."""
+    import pyarrow as pa
+
+    rows = parts.arrow("open_sessions", [*OPEN_COLUMNS]).sort_by("seen_at")
+    closed = parts.arrow("sessions", KEYS)
+    of_rows, gone = (zip(*(table[name].to_pylist() for name in KEYS), strict=True) for table in (rows, closed))
+    latest = {key: place for place, key in enumerate(of_rows)}
+    for key in gone:
+        latest.pop(key, None)
+    return rows.take(pa.array(sorted(latest.values()), pa.int64()))
 
 
 def answer(parts: Parts, _: Any = None) -> Answer:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from flowctl.flow.state import MessageClass
@@ -89,9 +90,14 @@ class HeldParts:
     """Parts and results of held records (`flowctl.pipeline.job.Parts`), without files."""
 
     def __init__(
-        self, records: Held, *jobs: Any, since: dt.datetime | None = None, until: dt.datetime | None = None
+        self,
+        records: Held,
+        *jobs: Any,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        small: bool = False,
     ) -> None:
-        self.spark, self.out, self.since, self.until, self.small = records.spark, "", since, until, False
+        self.spark, self.out, self.since, self.until, self.small = records.spark, "", since, until, small
         rows = [row["ts"] for table in records.rows.values() for row in table]
         self.newest = max(rows, default=None)
         self.accounts = [{"table": name, "rows_out": len(rows)} for name, rows in records.rows.items()]
@@ -108,6 +114,11 @@ class HeldParts:
         if self.until is not None:
             frame = frame.filter(f.concat_ws(" ", "date", "hour") < f"{self.until:%Y-%m-%d %H}")
         return frame.select(*part.columns)
+
+    def arrow(self, name: str, columns: Sequence[str] | None = None):
+        """Return the same, or some of its columns, as a table of pyarrow."""
+        found = self.table(name)
+        return found.select(*(columns or found.columns)).toArrow()
 
     def write(self, name: str, frame: Any, columns: Any) -> str:
         """Keep a result, with these columns of these types."""
