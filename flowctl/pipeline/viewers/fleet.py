@@ -5,7 +5,8 @@ minute, of its samples. The second sums them up by stream, node and minute, so t
 viewers (each counts once with its mean) and not over samples. A minute lies in one hour, so rows of hours add up.
 
 A viewer that was never sampled has viewer minutes of its session instead, which is spread evenly over the time in which
-it played: right over that time, and blurred within it. So has one that was, in hours whose samples are not there.
+it played: right over that time, and blurred within it. So has one that was, in hours whose samples are not there. The
+minutes of an hour that such a session fills have all the same of it: up to the answer, that hour is one row.
 `source` says which it was. Joins are plays that began in the minute, leaves are viewers whose connection ended in it.
 Networks are those of `experience`, all of them.
 """
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from flowctl.pipeline.job import Parts, Records
 
 MINUTE_US: Final = 60_000_000
-MAX_MINUTES: Final = 60 * 24 * 31
-"""Over which a session is spread: a month; what lasted longer is cut there."""
 KEYS: Final = ("app", "stream", "node", "minute")
 _SUMS: Final = (
     *("viewers_seen", "joins", "leaves", "us", "sampled_us", "known_us", "shown_us"),
@@ -42,7 +41,10 @@ _SUMS: Final = (
     *("accepted_messages", "dropped_messages", "sent_bytes", "missed"),
 )
 _OF_STREAM: Final = {"app": "string", "stream": "string", "node": "string", "minute": "timestamp"}
-PART_COLUMNS: Final[dict[str, str]] = {**_OF_STREAM, **dict.fromkeys(_SUMS, "bigint"), "delays": "binary"}
+PART_COLUMNS: Final[dict[str, str]] = {
+    **_OF_STREAM, "span": "int", **dict.fromkeys(_SUMS, "bigint"), "delays": "binary",
+}  # fmt: skip
+"""A row is of one minute, or stands for each of `span` minutes from `minute` on."""
 STREAM_COLUMNS: Final[dict[str, str]] = {
     **_OF_STREAM,
     "viewers": "double",
@@ -86,7 +88,7 @@ def sampled(samples: DataFrame) -> DataFrame:
         (delay_ms * us).alias("weighed"), f.when(delay_ms.isNotNull(), us * 1.0).alias("weights"),
     )  # fmt: skip
     mean = f.try_divide(f.sum("weighed"), f.sum("weights")).cast("float").alias("delay_ms")
-    none = {"viewers_seen": f.lit(1), **dict.fromkeys(("joins", "leaves", "missed"), f.lit(0))}
+    none = {"span": f.lit(1), "viewers_seen": f.lit(1), **dict.fromkeys(("joins", "leaves", "missed"), f.lit(0))}
     return summed(rows.groupBy(*KEYS, *hour), sums, mean).withColumns(none).drop("conn_id")
 
 
@@ -98,36 +100,44 @@ def spread(sessions: DataFrame, sampled: Callable[[Column], Column], *more: str)
         sampled: number of a minute since the epoch -> whether samples of its hour are there; without, it has none.
         more: columns to keep.
     """
-    until, number = f.unix_micros("seen_at"), f.col("number")
-    watched = sessions.filter(viewing() & f.col("play_s").isNotNull()).withColumns(
-        {"until": until, "began": until - (f.col("play_s") * 1e6).cast("bigint")}
-    )
+    until, number, ours = f.unix_micros("seen_at"), f.col("number"), f.col("alone")
+    watched = sessions.filter(viewing() & f.col("play_s").isNotNull()).select(
+        *KEYS[:3], *more, "picture_share", "delay_p50_ms", "sent_bytes", "dropped_messages",
+        *(f"time_{name}_ms" for name in STATE_NAMES),
+        _all("accepted").alias("accepted_messages"), f.col("closed_at").isNotNull().alias("gone"),
+        (zero("samples_count") == 0).alias("never"),
+        until.alias("until"), (until - (f.col("play_s") * 1e6).cast("bigint")).alias("began"),
+    )  # fmt: skip
     first, last = (f.floor(f.col(name) / MINUTE_US) for name in ("began", "until"))
-    never, every = zero("samples_count") == 0, f.sequence(first, f.least(last, first + MAX_MINUTES))
-    whole = never | ~sampled(first) | ~sampled(last) | (last - first >= 60)
+    begin_hour, end_hour, hour = (f.floor(minute / 60) for minute in (first, last, number))
+    apart = (f.sequence(first, begin_hour * 60 + 59), f.sequence(end_hour * 60, last))
+    between = f.sequence((begin_hour + 1) * 60, (end_hour - 1) * 60, f.lit(60))
+    every = f.when(end_hour - begin_hour < 2, f.sequence(first, last)).otherwise(f.concat(apart[0], between, apart[1]))
+    whole = f.col("never") | ~sampled(first) | ~sampled(last) | (last - first >= 60)
     numbers = f.when(whole, every).otherwise(f.array_distinct(f.array(first, last)))
-    rows = watched.select("*", f.explode(numbers).alias("number")).withColumn("alone", never | ~sampled(number))
-    rows = rows.filter(f.col("alone") | number.isin(first, last))
     begin = number * MINUTE_US
-    us = f.when(f.col("alone"), f.least("until", begin + MINUTE_US) - f.greatest("began", begin))
-    part = f.coalesce(f.try_divide(us, f.col("until") - f.col("began")), us * 0)
+    us = f.when(ours, f.least("until", begin + MINUTE_US) - f.greatest("began", begin))
+    part = f.coalesce(f.try_divide("us", f.col("until") - f.col("began")), f.col("us") * 0)
+    rows = watched.select("*", f.explode(numbers).alias("number"))
+    rows = rows.withColumn("alone", f.col("never") | ~sampled(number))
+    rows = rows.filter(ours | number.isin(first, last)).withColumn("us", us).withColumn("part", part)
     told = {
-        "us": us,
-        "known_us": f.when(f.col("picture_share").isNotNull(), us),
-        "shown_us": f.col("picture_share") * us,
-        **{f"{name}_us": f.col(f"time_{name}_ms") * 1e3 * part for name in STATE_NAMES},
-        "accepted_messages": _all("accepted") * part,
-        **{name: f.col(name) * part for name in ("dropped_messages", "sent_bytes")},
-        "viewers_seen": f.col("alone"),
+        "us": f.col("us"),
+        "known_us": f.when(f.col("picture_share").isNotNull(), f.col("us")),
+        "shown_us": f.col("picture_share") * f.col("us"),
+        **{f"{name}_us": f.col(f"time_{name}_ms") * 1e3 * f.col("part") for name in STATE_NAMES},
+        **{name: f.col(name) * f.col("part") for name in ("accepted_messages", "dropped_messages", "sent_bytes")},
+        "viewers_seen": ours,
         "joins": number == first,
-        "leaves": (number == last) & f.col("closed_at").isNotNull(),
+        "leaves": (number == last) & f.col("gone"),
         "sampled_us": f.lit(0),
-        "missed": ~never & (number == first) & ~(sampled(first) & sampled(last)),
+        "missed": ~f.col("never") & (number == first) & ~(sampled(first) & sampled(last)),
     }
     return rows.select(
         *KEYS[:3], f.timestamp_micros(begin).alias("minute"), *more,
+        f.when((hour > begin_hour) & (hour < end_hour), 60).otherwise(1).alias("span"),
         *(f.round(value.cast("double")).cast("bigint").alias(name) for name, value in told.items()),
-        f.when(f.col("alone"), f.col("delay_p50_ms")).cast("float").alias("delay_ms"),
+        f.when(ours, f.col("delay_p50_ms")).cast("float").alias("delay_ms"),
     )  # fmt: skip
 
 
@@ -137,15 +147,17 @@ def minutes(records: Records, _: Any = None) -> DataFrame:
     rows = spread(seen_sessions(records), lambda number: f.floor(number / 60).isin(hours), "date", "hour")
     if records.has("flow_samples"):
         rows = rows.unionByName(sampled(records.table("flow_samples")))
-    return summed(rows.groupBy(*KEYS, "date", "hour"), _SUMS, sketch("delay_ms").alias("delays"))
+    return summed(rows.groupBy(*KEYS, "span", "date", "hour"), _SUMS, sketch("delay_ms").alias("delays"))
 
 
 def streams(parts: Parts) -> DataFrame:
     """Return the table ``fleet_streams``: `STREAM_COLUMNS`, and `missed`, viewers whose samples are not there."""
     sampled = any(account["table"] == "flow_samples" and account["rows_out"] for account in parts.accounts)
-    there = spread(still_open(parts), lambda _: f.lit(sampled)).groupBy(*KEYS)
+    there = spread(still_open(parts), lambda _: f.lit(sampled)).groupBy(*KEYS, "span")
     still = summed(there, _SUMS, sketch("delay_ms").alias("delays"))
     kept = parts.table("minutes").select(*PART_COLUMNS).unionByName(still.select(*PART_COLUMNS))
+    each = f.expr("explode(sequence(minute, minute + make_dt_interval(0, 0, span - 1), interval 1 minute)) as minute")
+    kept = kept.select(*KEYS[:3], each, *_SUMS, "delays")
     states = added(f"{name}_us" for name in STATE_NAMES)
     own = {
         "viewers": zero("us") / MINUTE_US,
@@ -179,7 +191,7 @@ def answer(parts: Parts, _: Any = None) -> Answer:
 
 JOB: Final = Job(
     name="fleet",
-    parts=(Part("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples"), version=2),),
+    parts=(Part("minutes", PART_COLUMNS, minutes, ("flow_closes", "flow_samples"), version=3),),
     uses=("sessions", "open_sessions", "felt"),
     results=("fleet_streams", "fleet_subnets"),
     answer=answer,

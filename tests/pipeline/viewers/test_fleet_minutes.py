@@ -129,3 +129,39 @@ def test_minutes_when_samples_of_one_hour_are_gone_count_once(spark, hour):
     sampled = {3480 + 120 * hour: (1.0, "samples"), 3540 + 120 * hour: (0.5, "samples")}
     spread = dict.fromkeys([3600, 3660] if hour == 0 else [3480, 3540], (1.0, "sessions"))
     assert told == sampled | spread
+
+
+def test_minutes_of_long_sessions_are_kept_by_hours_and_told_one_by_one(spark):
+    """What a session without samples had in each minute is the same however long it was; nothing is cut.
+
+    Kept are a row for each hour in the middle, and those of minutes at both ends, of all viewers of a stream together.
+    """
+    from flowctl.pipeline.viewers import experience, fleet, sessions
+
+    media = {"startup_ms": 0.0, "asked_ms": 0.0, "pictures_wanted": 10, "pictures_sent": 9}
+    spans = {1: (-40 * 86_400 + 30, 90), 2: (-7_230, 10_000), 3: (-3_600, 3_600), 4: (-3_590, 0), 5: (0, 59)}
+    closes = [
+        close(until, conn_id, duration_s=float(until - began), delay_p50_ms=10.0 * conn_id,
+              accepted_messages_key=(until - began) * 2, **media)
+        for conn_id, (began, until) in spans.items()
+    ]  # fmt: skip
+    parts = HeldParts(Held(spark, {"flow_closes": closes}), sessions.JOB, experience.JOB, fleet.JOB)
+    fleet.JOB.answer(parts, None)
+    assert parts.table("minutes").count() < 40 * 24 + 6 * 120
+    rows = {round(row["minute"] / 60): row for row in parts.rows("fleet_streams")}
+    assert sorted(rows) == list(range(-40 * 1440, 10_000 // 60 + 1))
+    assert {row["leaves"] for minute, row in rows.items() if minute < 0} == {0}
+    for minute in (-40 * 1440, -40 * 1440 + 1, -30 * 1440, -121, -120, -119, -61, -60, -59, -1, 0, 1, 59, 60, 61, 166):
+        there = {
+            conn_id: min(until, minute * 60 + 60) - max(began, minute * 60)
+            for conn_id, (began, until) in spans.items()
+            if began // 60 <= minute <= until // 60
+        }
+        row, delays = rows[minute], sorted(10.0 * conn_id for conn_id in there)
+        assert row["viewers"] == pytest.approx(sum(there.values()) / 60)
+        assert row["viewers_seen"] == len(there)
+        assert row["accepted_messages"] == sum(there.values()) * 2
+        assert row["joins"] == sum(began // 60 == minute for began, _ in spans.values())
+        assert row["leaves"] == sum(until // 60 == minute for _, until in spans.values())
+        assert row["picture_share"] == pytest.approx(0.9)
+        assert row["delay_p99_ms"] == delays[-1]
