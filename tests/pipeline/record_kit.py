@@ -121,3 +121,20 @@ def write_closes(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
 def write_opens(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
     """Write a file of connections that are open."""
     return write(root, rows, name, table=FLOW_OPENS, **more)
+
+
+def read_hours(spark, listing, hours, *, now_us: int, used=()):
+    """Read the records of some hours; `used`: identities of files that other hours have used."""
+    from flowctl.pipeline.records.read import Read, check_any, judged, look
+
+    read = Read(lambda: spark, listing, now_us)
+    looked = judged(look(read, listing.of(hours)), lambda _, facts: facts.identity in used)
+    if not used:
+        check_any(listing, looked)
+    read.enter(looked)
+    return read
+
+
+def identities(read) -> dict[str, str]:
+    """Return what copies of the files that are read share, by path."""
+    return {file.path: facts.identity for goods in read._good.values() for file, facts in goods}

@@ -12,9 +12,8 @@ The driver keeps some 2.2 kB of each file while the hours are read, 44 MB for 20
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -77,7 +76,6 @@ class Read:
     now_us: int  # time of the run, since the epoch
     known: Mapping[Hour, Content] = field(default_factory=dict)  # of what is made, and stays: records that it knows
     accounts: dict[tuple[Hour, str], Accounts] = field(default_factory=dict)  # of each hour and table that has files
-    identities: dict[str, str] = field(default_factory=dict)  # of files that are used, by path: what copies share
     quarantine: dict[str, DataFrame] = field(default_factory=dict)
     newest: dict[Hour, dt.datetime] = field(default_factory=dict)  # time of the newest record that can be used
     size_bytes: int = 0  # of the usable files
@@ -146,7 +144,6 @@ class Read:
                 row = (file.path, facts.problem, facts.detail, facts.rows, facts.size_bytes, *file.hour)
                 bad.setdefault(file.table, []).append(row)
                 continue
-            self.identities[file.path] = facts.identity
             self.size_bytes += facts.size_bytes
             self._good.setdefault(file.table, []).append(_Good(file, facts))
         for table, rows in bad.items():
@@ -246,35 +243,6 @@ class Read:
             f"{told['more']}, the first is {seq} of node {node} in {', '.join(names[:3])}",
             hint="were files joined or rewritten beside the old ones? Take one of the two away",
         )
-
-
-def read_hours(
-    spark: SparkSession,
-    listing: Listing,
-    hours: Iterable[Hour],
-    *,
-    now_us: int | None = None,
-    used: Collection[str] = (),
-) -> Read:
-    """Read the records of some hours.
-
-    Args:
-        spark: session.
-        listing: see `list_records`.
-        hours: which to read.
-        now_us: time of the run, microseconds since the epoch. None: now.
-        used: identities of files that are used elsewhere: copies of them are left out.
-
-    Raises:
-        RecordsError: records are there twice, in files that are no copies of each other, or there are files, and none
-            of them can be used.
-    """
-    read = Read(lambda: spark, listing, time.time_ns() // 1_000 if now_us is None else now_us)
-    looked = judged(look(read, listing.of(hours)), lambda _, facts: facts.identity in used)
-    if not used:
-        check_any(listing, looked)
-    read.enter(looked)
-    return read
 
 
 def judged(

@@ -6,10 +6,9 @@ import json
 
 import pyarrow as pa
 import pytest
-from record_kit import at, close, event, sample, schema_of, write, write_closes, write_samples
+from record_kit import at, close, event, read_hours, sample, schema_of, write, write_closes, write_samples
 
 from flowctl.pipeline.records.listing import list_records
-from flowctl.pipeline.records.read import read_hours
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES
 
 PEER = {"peer_ip": "192.0.2.1", "peer_port": 50_000}

@@ -9,11 +9,24 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from record_kit import at, close, event, folder, opened, sample, schema_of, write, write_closes, write_opens
+from record_kit import (
+    at,
+    close,
+    event,
+    folder,
+    identities,
+    opened,
+    read_hours,
+    sample,
+    schema_of,
+    write,
+    write_closes,
+    write_opens,
+)
 
 from flowctl.errors import ConfigError
 from flowctl.pipeline.records.listing import list_records
-from flowctl.pipeline.records.read import Read, judged, look, read_hours
+from flowctl.pipeline.records.read import Read, judged, look
 from flowctl.pipeline.records.window import ODD_HOUR
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_SAMPLES, TABLES
 
@@ -72,7 +85,7 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
     for files in (256, 0):
         monkeypatch.setattr("flowctl.pipeline.records.read.DRIVER_FILES", files)
         read = read_all(spark, root)
-        found.append({key: item.as_dict() for key, item in read.accounts.items()} | {"identities": read.identities})
+        found.append({key: item.as_dict() for key, item in read.accounts.items()} | {"identities": identities(read)})
     assert found[0] == found[1]
     noon, one = (read.accounts[("2026-03-01", hour), "flow_events"] for hour in ("12", "13"))
     assert noon.by_reason == {"event: unknown word": 1, "value: no number": 1}
@@ -105,7 +118,7 @@ def test_read_hours_when_an_earlier_run_used_a_file_leaves_its_copy_out(spark, t
     path = write(tmp_path, [event(1, 1, "dropped")])
     first = read_all(spark, tmp_path)
     path.rename(folder(tmp_path, hour="13") / "moved.parquet")
-    second = read_all(spark, tmp_path, used=set(first.identities.values()))
+    second = read_all(spark, tmp_path, used=set(identities(first).values()))
     (account,) = second.accounts.values()
     assert (account.files_by_reason, account.rows_out, second.has("flow_events")) == ({"copy": 1}, 0, False)
 
