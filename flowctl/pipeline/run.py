@@ -5,7 +5,7 @@ hour with what it was made and which records it was made of, as spans of `seq` (
 lists the files, looks at those of hours whose files are not as they were, or of which a part is missing or was made
 with other options, and reads only what parts need, all in one query per part. Then the answers are made of the parts
 of all hours in the window, in a folder of their own; results are renamed when a job is done. Before, ``summary.json``
-loses what it says of that job, and it is written anew at the end: who finds a summary finds all that it names.
+gives up what it names of that job, and it is written anew at the end: who finds a summary finds all that it names.
 
 Parts are made in a folder of their own, too. First the record is written, which says what it is made of now and where
 each of these parts has to go (`settle`); then they go there. A run that is killed before has changed nothing; one that
@@ -607,11 +607,13 @@ class _Run:
         return {name: self.place.path(name) for name in names if self.place.exists(name)}
 
     def _forget(self, name: str) -> None:
-        """Take a job out of the summary before its results change, so that all that it names is always there."""
-        if note := self.summary.get("jobs", {}).pop(name, None):
-            self.summary["outputs"] = {
+        """Have the summary name no result of a job before they change, so that all that it names is always there."""
+        if note := self.summary.get("jobs", {}).get(name):
+            ended = JobNote(name, JobState.FAILED, "the run that made it anew was ended", "run it again")
+            outputs = {
                 result: path for result, path in self.summary["outputs"].items() if result not in note["outputs"]
             }
+            self.summary |= {"outputs": outputs, "jobs": self.summary["jobs"] | {name: ended.as_dict()}}
             self._write_summary(self.summary)
 
     def _adopt_results(self, job: Job) -> None:

@@ -654,6 +654,7 @@ def test_run_when_killed_at_any_step_leaves_a_summary_of_what_is_there(go, tmp_p
     deadly, file = Deadly(monkeypatch), tmp_path / "out/summary.json"
     events_of(tmp_path / "events", 1)
     go(job, kept)
+    states = set()
     for step in range(100):
         deadly.left = step
         with contextlib.suppress(Killed):
@@ -665,9 +666,11 @@ def test_run_when_killed_at_any_step_leaves_a_summary_of_what_is_there(go, tmp_p
         assert "kept.txt" in summary["outputs"]
         if not killed:
             break
+        states.add(summary["jobs"]["seen"]["state"])
         assert go(job, kept).failed == []
         assert json.loads(file.read_text())["outputs"].keys() == {"small", "note.txt", "kept.txt"}
     assert step > 5
+    assert states == {"done", "failed"}  # before and after its results begin to change
     assert summary["outputs"].keys() == {"small", "kept.txt"}
 
 
