@@ -298,8 +298,8 @@ class _Run:
             if told is not error:
                 told.__cause__ = error  # for --debug
 
-    def _stale(self, listing: Listing, wanted: Mapping[str, str]) -> dict[Hour, list[str]]:
-        """Return hours with parts that are not as they are wanted, or whose files were others when they were made.
+    def _stale(self, listing: Listing, wanted: Mapping[str, str]) -> dict[Hour, dict[str, str]]:
+        """Return what of `wanted` is not so in each hour, or whose files were others when it was made.
 
         Args:
             listing: of the records.
@@ -309,8 +309,8 @@ class _Run:
         for hour, listed in _listed(listing).items():
             parts = self.known[hour].parts if hour in self.known else {}
             made = {name: (parts[name].made_with, parts[name].listed) for name in wanted.keys() & parts.keys()}
-            if names := [name for name, made_with in wanted.items() if made.get(name) != (made_with, listed)]:
-                found[hour] = names
+            if other := {name: given for name, given in wanted.items() if made.get(name) != (given, listed)}:
+                found[hour] = other
         return found
 
     def _read(self, listing: Listing) -> None:
@@ -322,7 +322,7 @@ class _Run:
         read = Read(self.session, listing, time.time_ns() // 1_000)
         looked = {file: self._as_known(file, facts) for file, facts in look(read, listing.of(stale))}
         told: list[str] = []
-        while found := self._read_files(read, looked, {hour: {x: wanted[x] for x in of} for hour, of in stale.items()}):
+        while found := self._read_files(read, looked, stale):
             looked |= found
             told += [f"{foreign(file.path)}: {foreign(facts.detail)}" for file, facts in found.items()]
             if len(told) > MOST_DAMAGED:
@@ -366,9 +366,8 @@ class _Run:
                 plans.setdefault(name, {})[hour] = plan
         groups: dict[Any, list[str]] = {}  # parts that are made of the same files
         for name, by_hour in plans.items():
-            groups.setdefault(tuple((hour, plan.add, *plan.beside()) for hour, plan in by_hour.items()), []).append(
-                name
-            )
+            files_of = tuple((hour, plan.add, *plan.beside()) for hour, plan in by_hour.items())
+            groups.setdefault(files_of, []).append(name)
         for names in groups.values():
             records = Read(read.session, listing, read.now_us)
             # That of accounts has the files too that are put aside.
