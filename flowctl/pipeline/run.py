@@ -29,12 +29,13 @@ import functools
 import importlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowctl.errors import ConfigError, FlowctlError, RecordsError
 from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
@@ -80,10 +81,13 @@ FORMAT: Final = 2
 QUARANTINE: Final = "quarantine"
 MOST_DAMAGED: Final = 8
 """More is not a damaged file, but a disk that fails."""
-PARTS_AT_A_TIME: Final = 2
-"""While one is planned, which one core does, another can be computed."""
+AT_A_TIME: Final = 2
+"""Parts, or answers: while one is planned, which one core does, another can be computed."""
 SMALL_BYTES: Final = 32 << 20
 """Parts of so much, as they lie on disk, are some 200 MB in pandas at most."""
+
+
+_Of = TypeVar("_Of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +143,12 @@ def run(
         FlowctlError: the results cannot be moved to `out`.
     """
     opened: list[SparkSession] = []
+    opening = threading.Lock()
 
     def session() -> SparkSession:
-        if not opened:
-            opened.append(spark() if callable(spark) else spark)
+        with opening:
+            if not opened:
+                opened.append(spark() if callable(spark) else spark)
         return opened[0]
 
     settings = {}
@@ -166,6 +172,11 @@ def run(
                 )
                 work.warnings.append(f"a window is of whole hours: this one goes {' '.join(bounds)} UTC")
             return work.all(jobs, record.get("events"))
+        except BaseException:  # a signal, or an error beside which something runs: its threads would be waited for
+            for found in opened:
+                with contextlib.suppress(Exception):
+                    found.sparkContext.cancelAllJobs()
+            raise
         finally:
             if work.settled:
                 staging.remove()
@@ -253,9 +264,17 @@ class _Run:
             name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()
         }
         notes = {name: note for name, note in earlier.items() if name not in names} if len(names) == 1 else {}
-        for name in names:
-            note = self._answer(name, jobs.get(name), hours, notes, earlier.get(name))
-            notes[name] = replace(note, **self._span(hours))
+        last = [name for name, job in jobs.items() if not _needed(job)]  # they tell of the others
+
+        def answers(some: Sequence[str]) -> None:
+            so_far = dict(notes)
+            _each(some, lambda name: self._answer(name, jobs.get(name), hours, so_far, earlier.get(name)), place)
+
+        def place(note: JobNote) -> None:
+            notes[note.name] = replace(self._placed(jobs.get(note.name), note, hours), **self._span(hours))
+
+        answers([name for name in names if name not in last])
+        answers(last)
         result = self._result({name: notes[name] for name in names}, hours)
         self._write_summary(result.as_dict() | {"jobs": {name: note.as_dict() for name, note in notes.items()}})
         return result
@@ -415,16 +434,8 @@ class _Run:
         """Write what is put aside, and parts, in a query each, to the staging folder; parts that fail are `broken`."""
         for name, frame in records.quarantine.items() if ALL in names else ():
             frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
-        pool = ThreadPoolExecutor(PARTS_AT_A_TIME)
-        try:
-            parts = [name for name in names if name != ALL]
-            list(pool.map(lambda name: self._write(name, records, plans[name], broken), parts))
-        except BaseException:  # a signal: what runs would be waited for
-            with contextlib.suppress(Exception):
-                self.session().sparkContext.cancelAllJobs()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        parts = [name for name in names if name != ALL]
+        _each(parts, lambda name: self._write(name, records, plans[name], broken))
 
     def _write(self, name: str, records: Read, plans: Mapping[Hour, Plan], broken: dict[str, FlowctlError]) -> None:
         part, options = self.wanted[name]
@@ -505,10 +516,10 @@ class _Run:
     def _answer(
         self, name: str, job: Job | None, hours: Sequence[Hour], notes: Mapping[str, JobNote], earlier: JobNote | None
     ) -> JobNote:
-        """Make a job's answer and give its results their places; whatever goes wrong with it is its result."""
+        """Make a job's answer, or find that it is kept; whatever goes wrong with it is its result."""
         self.tell(name)
         begun = time.monotonic()
-        needed = () if job is None else (*(part.name for part in job.parts), *job.uses)
+        needed = _needed(job) if job else ()
         others = self._others_of(notes, hours)
         self.warnings += others.values()
         for part in self.broken.keys() & needed:
@@ -517,7 +528,7 @@ class _Run:
         note = JobNote(name, JobState.DONE)
         if job is not None and name not in self.errors:
             with self._kept_as(name, self.errors):
-                if earlier is not None and earlier.made_of and earlier.made_of == self._made_of(job, needed, hours):
+                if earlier is not None and earlier.made_of and earlier.made_of == self._made_of(job, hours):
                     return replace(earlier, outputs=self._outputs(job), took_s=0.0)
                 told = {
                     of: replace(note, warnings=(*note.warnings, others[of]))
@@ -526,17 +537,22 @@ class _Run:
                 }
                 answer = job.answer(self._parts(needed, hours, {**notes, **told}), self.options[name])
                 warnings = (*self._missing(needed, hours), *answer.warnings, *(() if needed else others.values()))
-                self._forget(name)
+                note = replace(note, summary=answer.summary, warnings=warnings)
+        return replace(note, took_s=round(time.monotonic() - begun, 3))
+
+    def _placed(self, job: Job | None, note: JobNote, hours: Sequence[Hour]) -> JobNote:
+        """Give the results of an answer their places, in the thread that a signal ends; a kept one has them."""
+        if job is not None and note.name not in self.errors and not note.made_of:
+            with self._kept_as(note.name, self.errors):
+                self._forget(note.name)
                 self._adopt_results(job)
-                made_of, outputs = self._made_of(job, needed, hours), self._outputs(job)
-                note = JobNote(name, note.state, "", "", None, answer.summary, outputs, warnings, made_of=made_of)
-        note = replace(note, took_s=round(time.monotonic() - begun, 3))
-        if name not in self.errors:
+                note = replace(note, made_of=self._made_of(job, hours), outputs=self._outputs(job))
+        if note.name not in self.errors:
             return note
         for result in () if job is None else job.results:
             self.staging.delete(result)
-        error = self.errors[name]
-        return JobNote(name, JobState.FAILED, str(error), error.hint or "", note.took_s)
+        error = self.errors[note.name]
+        return JobNote(note.name, JobState.FAILED, str(error), error.hint or "", note.took_s)
 
     def _others_of(self, notes: Mapping[str, JobNote], hours: Sequence[Hour]) -> dict[str, str]:
         """Return what to say of jobs whose results are of other hours than this run, by name."""
@@ -548,8 +564,9 @@ class _Run:
                 lines[name] = f"the results of {name} are of other hours: {note.hours}, {bounds}"
         return lines
 
-    def _made_of(self, job: Job, needed: Sequence[str], hours: Sequence[Hour]) -> str:
+    def _made_of(self, job: Job, hours: Sequence[Hour]) -> str:
         """Return what tells an answer and its results, as they lie there, from any other; "": it is not to be kept."""
+        needed = _needed(job)
         if job.merge or not needed or not _code():
             return ""
         known = [
@@ -571,8 +588,8 @@ class _Run:
         size_bytes = sum(known[hour].size_bytes(name) for name, lies in there.items() for hour in lies)
         newest = max((known[hour].newest for hour in hours), default="")
 
-        def session() -> SparkSession:
-            fit(self.session(), size_bytes)
+        def session() -> SparkSession:  # its settings are those of all answers, for another one is made beside
+            fit(self.session(), sum(item.size_bytes(name) for item in known.values() for name in self.wanted))
             return self.session()
 
         return Parts(
@@ -656,6 +673,27 @@ class _Run:
             for table, figures in self.known[hour].accounts.items():
                 sums[table] = _sum(sums.get(table, {}), figures)
         return list(sums.values())
+
+
+def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of], None] = lambda _: None) -> None:
+    """Make something of each name, `AT_A_TIME` at a time; a signal is not kept waiting for what runs.
+
+    Args:
+        names: of what.
+        make: called in a thread.
+        then: called with what was made, in this thread, one after the other and in order.
+    """
+    pool = ThreadPoolExecutor(AT_A_TIME)
+    try:
+        for made in pool.map(make, names):
+            then(made)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _needed(job: Job) -> tuple[str, ...]:
+    """Return the names of the parts that the answer of a job is made of."""
+    return *(part.name for part in job.parts), *job.uses
 
 
 @functools.cache

@@ -884,6 +884,34 @@ def slow(records, _):
     return table.select(*COLUMNS, "date", "hour").mapInPandas(rest, table.select(*COLUMNS, "date", "hour").schema)
 
 
+def test_run_when_answers_are_made_makes_two_at_a_time_and_gives_places_in_one_thread(go, tmp_path):
+    """Each of two waits for the other; that which tells of them comes last; a signal finds no thread that writes."""
+    write(tmp_path / "events", [event(1, 1, "returned")])
+    both, places, adopt = threading.Barrier(2, timeout=60), [], Place.adopt
+
+    def meeting(name, **made_of):
+        def answer(parts, _):
+            parts.write_text(f"{name}.txt", str(both.wait()))
+            return Answer(summary={"rows": len(parts.pandas("seen"))})
+
+        return Job(name=name, results=(f"{name}.txt",), answer=answer, options=Options, **made_of)
+
+    def told(parts, _):
+        return Answer(summary={name: note.outputs for name, note in parts.notes.items()})
+
+    def adopted(place, staging, name):
+        places.append((name, threading.current_thread() is threading.main_thread()))
+        adopt(place, staging, name)
+
+    one, two = meeting("seen", parts=(SEEN,)), meeting("user", parts=(), uses=("seen",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Place, "adopt", adopted)
+        result = go(Job(name="told", parts=(), results=(), answer=told), one, two)
+    assert (result.failed, list(result.jobs)) == ([], ["told", "seen", "user"])
+    assert result.jobs["told"].summary == {name: result.jobs[name].outputs for name in ("seen", "user")}
+    assert places[-2:] == [("seen.txt", True), ("user.txt", True)]
+
+
 def test_run_when_a_signal_comes_does_not_wait_for_parts_at_work(spark, tmp_path):
     """What runs is given up, and the folder of what was in the making goes."""
     write(tmp_path / "events", [event(1, 1, "returned")])
