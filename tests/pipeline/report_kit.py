@@ -204,7 +204,7 @@ def run_in(folder, viewers=400, text="", *, tables=None, texts=None, choose=1, f
     for row in laid.get("whatif_choices", ()):
         row["in_force"] = row["choice_id"] == choose
     found = found_of(folder, laid, texts_of(text) if texts is None else texts, notes() | (failed or {}))
-    jobs = notes() | (failed or {}) | {"report": {"state": "done", "summary": {"figures": job.figures(found)}}}
-    summary = {"format": 2, "jobs": jobs}
+    report = {"state": "done", "summary": {"figures": job.figures(found)}, "outputs": {}}
+    summary = {"format": 2, "jobs": notes() | (failed or {}) | {"report": report}, "outputs": {}}
     (folder / "summary.json").write_text(json.dumps(summary), "utf-8")
     return str(folder)
