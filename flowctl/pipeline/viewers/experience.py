@@ -56,6 +56,7 @@ FAMILIES: Final = {
 }  # fmt: skip
 """Part of an agent's text, in small letters -> its family; in this order, for browsers name each other."""
 
+_WHO: Final = ("peer_ip", "app", "stream", "agent", "node", "role")
 _SKETCHES: Final = {"first_frames": "first_frame_ms", "delays": "delay_p50_ms"}
 _COUNTS: Final = (
     *("viewers", "attempts", "plays", "start_failures", "exits_before_start", "troubled", "cut_slow", "play_ms"),
@@ -94,7 +95,7 @@ def _dimensions() -> dict[str, Column]:
         "all": f.lit("all"),
         "stream": f.concat_ws("/", "app", "stream"),
         "application": f.col("app"),
-        "network": subnet(f.col("address"), unit_digits(f.col("address"))),
+        "network": subnet(f.col("address"), f.col("digits")),
         "agent": family(f.col("agent")),
         "node": f.col("node"),
         "role": f.col("role"),
@@ -145,12 +146,13 @@ def _counts() -> dict[str, Column]:
 def felt(sessions: DataFrame, *more: str, by: Sequence[str] = BY) -> DataFrame:
     """Sum up what viewers had (`PART_COLUMNS`), by each value of each dimension and more columns of sessions."""
     stayed = f.col("duration_s") >= LEAST_STAY_S
-    once = with_unit(sessions.filter(viewing()), "peer_ip").select(
-        *more,
+    once = sessions.filter(viewing()).select(  # few columns, for each of the steps to come copies them all
+        *more, *_WHO,
         *(value.cast("bigint").alias(name) for name, value in _counts().items()),
         *(f.when(stayed, f.col(value)).cast("float").alias(name) for name, value in _SKETCHES.items()),
-        _keyed(by),
-    )
+    )  # fmt: skip
+    once = with_unit(once, "peer_ip").withColumn("digits", unit_digits(f.col("address")))  # a long one, used often
+    once = once.select(*more, *_COUNTS, *_SKETCHES, _keyed(by))
     return summed(once.groupBy("by", "key", *more), _COUNTS, *(sketch(name).alias(name) for name in _SKETCHES))
 
 
