@@ -41,6 +41,7 @@ class Listing:
     storage: Storage
     files: tuple[File, ...]
     deep: frozenset[tuple[str, Hour]] = frozenset()  # tables and hours in whose folders are folders
+    outside: frozenset[tuple[str, Hour]] = frozenset()  # tables and hours of files that are not in the window
 
     def hours(self) -> list[Hour]:
         """Return the hours that have files, in order."""
@@ -65,7 +66,7 @@ def list_records(root: str, window: Window | None = None, settings: Mapping[str,
         ConfigError: it cannot be read.
     """
     storage = Storage.of(root, settings)
-    found, deep = [], set()
+    found, deep, outside = [], set(), set()
     for table in _tables(storage, root):
         for path, info in storage.walk(table):
             if (place := _IN_PLACE.match(path)) and place.end() < len(path):
@@ -74,8 +75,10 @@ def list_records(root: str, window: Window | None = None, settings: Mapping[str,
                 hour = _hour(path)
                 if window is None or window.meets(hour):
                     found.append(File(table, hour, storage.address(info.path), info.size or 0, info.mtime_ns or 0))
+                else:
+                    outside.add((table, hour))
     files = sorted(found, key=lambda file: (file.hour, file.table, file.path))
-    return Listing(root, storage, tuple(files), frozenset(deep))
+    return Listing(root, storage, tuple(files), frozenset(deep), frozenset(outside))
 
 
 def _hour(path: str) -> Hour:

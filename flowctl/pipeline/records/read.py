@@ -97,6 +97,7 @@ class Read:
         """Return the hours that have a usable file of that table, or had; of files that are not read, those of any."""
         of_table = (file for file in self.listing.files if file.table == name)
         others = {file.hour for file in of_table if file.path not in self._entered}
+        others |= {hour for table, hour in self.listing.outside if table == name}
         known = {hour for hour, content in self.known.items() if any(x.startswith(f"{name} ") for x in content)}
         return sorted(others | known | {good.file.hour for good in self._good.get(name, ())})
 

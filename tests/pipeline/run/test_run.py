@@ -612,6 +612,24 @@ def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, 
     assert viewers() == told
 
 
+def test_run_when_a_window_is_widened_tells_what_one_run_would(spark, tmp_path):
+    """Minutes outside of a window are left to the samples that lie there, and count once when they are read."""
+    events = tmp_path / "events"
+    for hour, moments in (("12", (3510, 3540, 3570)), ("13", (3600, 3630, 3659))):
+        write_samples(events, [sample(moment, 1, interval_ms=30_000.0) for moment in moments], hour=hour)
+    row = close(3659, 1, 179.0, samples_count=6, startup_ms=0.0, asked_ms=0.0)
+    write_closes(events, [row], hour="13")
+
+    def minutes(out, window=None):
+        result = run(spark, str(events), str(tmp_path / out), ["fleet"], window=window)
+        assert (result.failed, result.jobs["fleet"].warnings) == ([], ())
+        rows = spark.read.parquet(str(tmp_path / out / "fleet_streams")).collect()
+        return sorted((row["minute"].minute, row["viewers"], row["source"]) for row in rows if row["viewers"])
+
+    assert minutes("out", Window(at(3600), None)) == [(0, 1.5, "samples")]
+    assert minutes("out") == minutes("whole") == [(0, 1.5, "samples"), (58, 0.5, "samples"), (59, 1.0, "samples")]
+
+
 class Killed(BaseException):
     """The process is killed: it does nothing any more."""
 
