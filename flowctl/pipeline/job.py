@@ -172,11 +172,13 @@ def _ddl(columns: Mapping[str, str]) -> str:
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:
-    """Return columns as a schema of pyarrow; of plain types without Spark's parser, which is Java."""
+    """Return columns as a schema of pyarrow; of usual types without Spark's parser, which is Java."""
     import pyarrow as pa
 
     plain = {"string": "string", "bigint": "int64", "int": "int32", "double": "float64", "boolean": "bool_"}
     known = {kind: getattr(pa, name)() for kind, name in plain.items()} | {"timestamp": pa.timestamp("us", "UTC")}
+    known |= {f"array<{kind}>": pa.list_(item) for kind, item in known.items()}
+    known["map<string,bigint>"] = pa.map_(pa.string(), pa.int64())
     if known.keys() >= {*columns.values()}:
         return pa.schema([(name, known[kind]) for name, kind in columns.items()])
     from pyspark.sql.pandas.types import to_arrow_schema

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,11 +28,11 @@ from flowctl.errors import ConfigError
 from flowctl.flight.whatif.engine import EXTEND_S, Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
-from flowctl.pipeline.job import Answer, Job, Part, Parts
+from flowctl.pipeline.job import Answer, Job, Part, Parts, arrow_schema
 from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
 from flowctl.pipeline.whatif.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
 from flowctl.pipeline.whatif.strata import CALM, CUT, TROUBLED, VIEWER, Stratum, drawn, errors, weighted
-from flowctl.pipeline.whatif.stretches import NO_VIEWER, STRETCH_COLUMNS, stretches
+from flowctl.pipeline.whatif.stretches import NO_VIEWER, SERVER, STRETCH_COLUMNS, stretches
 from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, HONEST_SHARE, PEAK, Sums, tally
 from flowctl.printable import foreign
 from flowctl.telemetry.schema import CLASS_NAMES
@@ -54,7 +54,9 @@ MOST_MOST: Final = 10_000_000
 FEW_REFUSED: Final = 20
 """From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
 STRETCHES: Final = "whatif_stretches"
-STARTS: Final = "whatif_starts"
+MOST_HERE_S: Final = 25_000.0
+"""Seconds to be tried, times choices, that are tried in this process where parts are small, a tenth to half of a
+millisecond each: all that the default grid tries. Spark's workers need 7 s of processor time to begin."""
 
 CHOICE_COLUMNS: Final[dict[str, str]] = {
     "choice_id": "int",
@@ -122,12 +124,6 @@ def _stretches(records: Records, options: WhatifOptions) -> DataFrame:
     return stretches(records, source=options.source, trouble_s=options.cut_s, most=options.most)
 
 
-def _starts(records: Records, _: WhatifOptions) -> DataFrame:
-    """Return what servers said when they started: the limits and audiences that were in force."""
-    started = records.table("flow_events").where(f.col("event") == "server_started")
-    return started.select(f.col("ts").alias("at"), "seq", "detail", "date", "hour")
-
-
 # -- the sample
 
 
@@ -137,6 +133,7 @@ class Sample:
 
     Args:
         heads: their stretches without events.
+        starts: what servers said when they started, oldest first.
         recorded: how many viewers there were.
         share: of them, how many are in the sample.
         attackers: how many of the sample were left out as such.
@@ -145,6 +142,7 @@ class Sample:
     """
 
     heads: pd.DataFrame
+    starts: Sequence[str]
     recorded: int
     share: float
     attackers: int
@@ -152,29 +150,33 @@ class Sample:
     strata: dict[int, Stratum]
 
 
+_SUMS: Final = {"stratum": "int", "choice": "int", "measure": "string", "value": "bigint"}
+_ORDER: Final = ("stratum", "node", "conn_id", "at")
 _HEAD: Final = (*VIEWER, "address", "at", "source", "reason", "settings", "ended_us", "close_reason")
 
 
 def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
     """Return the sample of the window, of one source: flights where there are any, if nothing else was asked for."""
-    rows = parts.pandas(STRETCHES) if parts.small else None
-    if rows is not None:
-        rows = rows[rows["source"] == _source(rows["source"].unique())]
+    if parts.small:
+        rows = parts.arrow(STRETCHES, _HEAD).to_pandas()
+        starts, rows = rows[rows["source"] == SERVER], rows[rows["source"] == _source(rows["source"].unique())]
         keys = rows[VIEWER].drop_duplicates().sort_values(VIEWER)
         keys = keys.head(options.most) if options.most else keys
-        heads = rows.merge(keys, on=VIEWER)[list(_HEAD)]
+        heads = rows.merge(keys, on=VIEWER)
     else:
-        table = parts.table(STRETCHES)
-        one = f.col("source") == _source([row["source"] for row in table.select("source").distinct().collect()])
-        found = table.where(one).select(*VIEWER).distinct().orderBy(*VIEWER)
+        table = parts.table(STRETCHES).select(*_HEAD)
+        starts = table.where(f.col("source") == SERVER).toArrow().to_pandas()
+        source = _source([row["source"] for row in table.select("source").distinct().collect()])
+        light = table.where(f.col("source") == source)
+        found = light.select(*VIEWER).distinct().orderBy(*VIEWER)
         keys = (found.limit(options.most) if options.most else found).toArrow().to_pandas()
-        light = table.where(one).select(*_HEAD)
         heads = light.join(_keys(parts, keys), ["node", "conn_id"], "left_semi").toArrow().to_pandas()
     recorded = _recorded(keys, options.most)
     honest = _without_attackers(parts, heads)
     count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
     chosen = drawn(honest[honest["reason"].isna()], options.extend_s, MOST_TRIED_S if options.most else math.inf)
-    return Sample(honest, recorded, min(count / max(recorded, 1), 1.0), count - left, *chosen)
+    told = starts.sort_values("at")["settings"].tolist()
+    return Sample(honest, told, recorded, min(count / max(recorded, 1), 1.0), count - left, *chosen)
 
 
 def _without_attackers(parts: Parts, heads: pd.DataFrame) -> pd.DataFrame:
@@ -212,26 +214,41 @@ def _recorded(keys: pd.DataFrame, most: int) -> int:
 
 def tried(parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions) -> dict[int, Sums]:
     """Return what each choice does for those of the sample who are tried, by stratum."""
-    extend_s = options.extend_s
-    if sample.tried.empty:
+    who, extend_s = sample.tried, options.extend_s
+    if who.empty:
         return {}
     source = sample.heads["source"].iloc[0]
+
+    def by_stratum(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Sums]]:
+        for stratum, group in itertools.groupby(rows, key=lambda row: row["stratum"]):
+            yield stratum, tally(_by_viewer(group), choices, extend_s)
+
+    if parts.small and who["cost_s"].sum() * len(choices) <= MOST_HERE_S:
+        from pyarrow.dataset import field
+
+        wanted = field("picked").isin(who["picked"].tolist()) & (field("source") == source) & field("reason").is_null()
+        strata = who.set_index(["node", "conn_id"])["stratum"].to_dict()
+        found = parts.arrow(STRETCHES).filter(wanted).to_pylist()
+        rows = [row | {"stratum": strata[row["node"], row["conn_id"]]} for row in found]
+        return dict(by_stratum(sorted(rows, key=lambda row: [row[name] for name in _ORDER])))
     table = parts.table(STRETCHES).where(f.col("reason").isNull() & (f.col("source") == source))
-    table = table.join(_keys(parts, sample.tried), ["node", "conn_id"])
+    table = table.join(_keys(parts, who), ["node", "conn_id"])
     # More tasks than cores: one viewer in trouble all the time costs as much as a hundred others.
     tasks = 8 * parts.spark.sparkContext.defaultParallelism
-    table = table.repartition(tasks, "node", "conn_id").sortWithinPartitions("stratum", "node", "conn_id", "at")
+    table = table.repartition(tasks, "node", "conn_id").sortWithinPartitions(*_ORDER)
 
     def of_part(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = (row for batch in batches for row in batch.to_pylist())
-        for stratum, group in itertools.groupby(rows, key=lambda row: row["stratum"]):
-            yield _batch(stratum, tally(_by_viewer(group), choices, extend_s))
+        import pyarrow as pa
 
-    columns = ("stratum", "choice", "measure")
-    found = table.mapInArrow(of_part, "stratum int, choice int, measure string, value bigint").groupBy(*columns)
+        for stratum, found in by_stratum(row for batch in batches for row in batch.to_pylist()):
+            rows = [dict(zip(_SUMS, (stratum, *key, value), strict=True)) for key, value in found.items()]
+            yield pa.RecordBatch.from_pylist(rows, arrow_schema(_SUMS))
+
+    *keys, _ = _SUMS
+    made = table.mapInArrow(of_part, ", ".join(f"{name} {kind}" for name, kind in _SUMS.items())).groupBy(*keys)
     value = f.when(f.col("measure") == PEAK, f.max("value")).otherwise(f.sum("value"))
     sums: dict[int, Sums] = {}
-    for stratum, choice, measure, total in found.agg(value).collect():
+    for stratum, choice, measure, total in made.agg(value).collect():
         sums.setdefault(stratum, {})[choice, measure] = total
     return sums
 
@@ -240,17 +257,6 @@ def _by_viewer(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the rows of each viewer, which stand together."""
     for _, group in itertools.groupby(rows, key=lambda row: (row["node"], row["conn_id"])):
         yield list(group)
-
-
-def _batch(stratum: int, sums: Sums) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    schema = pa.schema({"stratum": pa.int32(), "choice": pa.int32(), "measure": pa.string(), "value": pa.int64()})
-    rows = [
-        {"stratum": stratum, "choice": choice, "measure": measure, "value": value}
-        for (choice, measure), value in sums.items()
-    ]
-    return pa.RecordBatch.from_pylist(rows, schema)
 
 
 # -- choices
@@ -340,10 +346,7 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
             f"the records have no {wanted}: there is nobody to try other limits on",
             hint="record with flowctl serve live --events DIR --flights 5%",
         )
-    starts = (parts.pandas(STARTS) if parts.small else parts.table(STARTS).toArrow().to_pandas()).sort_values(
-        ["at", "seq"]
-    )
-    present, audiences = _in_force(sample.heads, starts), _audiences(starts)
+    present, audiences = _in_force(sample), _audiences(sample.starts)
     choices = default_grid(present or DEFAULT_IN_FORCE)
     if options.grid is not None:
         choices = parse_grid(options.grid, options.grid_name, present or DEFAULT_IN_FORCE)
@@ -439,18 +442,15 @@ def _said(
     return summary, warnings
 
 
-def _in_force(heads: pd.DataFrame, starts: pd.DataFrame) -> Choice | None:
+def _in_force(sample: Sample) -> Choice | None:
     """Return the choice in force that the records tell: of the newest flight, else of the newest start of a server."""
-    flights = heads.dropna(subset=["settings"]).sort_values("at")
-    for details in (flights["settings"], starts["detail"]):
-        if len(details) and (choice := in_force(details.iloc[-1])) is not None:
-            return choice
-    return None
+    flights = sample.heads.dropna(subset=["settings"]).sort_values("at")["settings"].tolist()
+    return next((found for told in (flights, sample.starts) if told and (found := in_force(told[-1]))), None)
 
 
-def _audiences(starts: pd.DataFrame) -> str:
+def _audiences(starts: Sequence[str]) -> str:
     """Return the audiences of all servers whose start was recorded."""
-    return "; ".join(sorted({found for detail in starts["detail"].unique() if (found := audiences_of(detail))}))
+    return "; ".join(sorted({found for detail in starts if (found := audiences_of(detail))}))
 
 
 def audience_words(audiences: str) -> str:
@@ -499,14 +499,8 @@ JOB: Final = Job(
             name=STRETCHES,
             columns=STRETCH_COLUMNS,
             make=_stretches,
-            reads=("flight", "flow_samples", "flow_closes", "flow_opens"),
+            reads=("flight", "flow_samples", "flow_closes", "flow_opens", "flow_events"),
             depends=lambda options: f"{options.source} {options.cut_s:g} {options.most}",
-        ),
-        Part(
-            name=STARTS,
-            columns={"at": "timestamp", "seq": "bigint", "detail": "string"},
-            make=_starts,
-            reads=("flow_events",),
         ),
     ),
     uses=("evidence",),

@@ -37,7 +37,7 @@ class Stratum(NamedTuple):
 
 
 def drawn(heads: pd.DataFrame, extend_s: float, most_s: float) -> tuple[pd.DataFrame, dict[int, Stratum]]:
-    """Return the viewers to be tried (`VIEWER` and `stratum`), and the strata by number.
+    """Return the viewers to be tried (`VIEWER`, `stratum`, `cost_s`), and the strata by number.
 
     Args:
         heads: stretches of viewers without events.
@@ -58,7 +58,7 @@ def drawn(heads: pd.DataFrame, extend_s: float, most_s: float) -> tuple[pd.DataF
         part_s = most_s / left if number else math.inf
         tried = size if cost_s <= part_s else min(size, max(int(part_s * size / cost_s), LEAST_TRIED))
         most_s -= cost_s * tried / size
-        found.append(group.sort_values(VIEWER).head(tried)[[*VIEWER, "stratum"]])
+        found.append(group.sort_values(VIEWER).head(tried)[[*VIEWER, "stratum", "cost_s"]])
         strata[int(number)] = Stratum(size, tried)
     import pandas as pd
 

@@ -6,8 +6,9 @@ of the union the smallest are taken again, and each of these was among those of 
 
 While a viewer keeps up, every choice of limits does the same for it, and Senders that have drained keep nothing of what
 was before. So of a viewer only *stretches* around its trouble are kept message by message, with `BEFORE_S` (key frames
-to go back to) and `AFTER_S` (choices that queued more have drained too); the rest is summed up (`calm_*`). A viewer
-that always kept up is one row of sums, made of its row in ``flow_closes`` or ``flow_opens``, and nothing else is read.
+to go back to) and `AFTER_S` (choices that queued more have drained too); of the rest only its outcome is, which every
+choice has (`calm`). A viewer that always kept up is one row of that, made of its row in ``flow_closes`` or
+``flow_opens``, and nothing else is read.
 
 Of a flight, stream and link are those of `flowctl.flight.viewing`; it counts in the hour in which it began. Of samples,
 which say once an interval what happened in it, they are made up: messages are spread evenly over it, class by class;
@@ -22,16 +23,29 @@ import bisect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql import functions as f
 
 from flowctl.errors import FlowctlError
-from flowctl.flight.whatif.engine import MOST_EVENTS, REFUSED, TAKEN, Event, bucket_of, on_grid
+from flowctl.flight.whatif.engine import (
+    MOST_EVENTS,
+    REFUSED,
+    TAKEN,
+    Choice,
+    Event,
+    RecordedViewer,
+    bucket_of,
+    evaluate,
+    on_grid,
+)
+from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.state import MessageClass
+from flowctl.pipeline.job import arrow_schema
 from flowctl.pipeline.records.addresses import with_unit
+from flowctl.pipeline.whatif.trials import DELAY, of_outcome
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import CLASS_NAMES, VIEWING
+from flowctl.telemetry.schema import CLASS_NAMES, VIEWING, EventName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,32 +78,31 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
     "reason": "string",
     "close_reason": "string",
     "settings": "string",
-    "calm_us": "bigint",
-    "calm_bytes": "bigint",
-    "calm_messages": "array<bigint>",
-    "calm_delay": "array<int>",
-    "calm_delay_us": "array<bigint>",
+    "calm": "map<string,bigint>",
     "given": "int",
     "restart_bytes": "int",
     "ended_us": "bigint",
     "at_us": "array<bigint>",
     "what": "array<int>",
     "bytes": "array<bigint>",
+    "strained_us": "array<bigint>",
 }
 """Contract of the part. Grain: one stretch of a viewer in an hour, or one that was calm all the time. `reason`: why it
-is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force. `at_us`, `what`,
-`bytes`: events (`flowctl.flight.whatif.engine.Event`), times from the first; `ended_us` likewise."""
-_EMPTY: Final[dict[str, Any]] = {
-    **dict.fromkeys(("calm_us", "calm_bytes", "given", "restart_bytes", "ended_us"), 0),
-    **{name: [] for name in ("calm_messages", "calm_delay", "calm_delay_us", "at_us", "what", "bytes")},
-}
+is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force; of source `SERVER`,
+which is no viewer, what a server said when it started. `calm`: sums of the time without trouble, by measure
+(`flowctl.pipeline.whatif.trials.of_outcome`). `at_us`, `what`, `bytes`: events (`flowctl.flight.whatif.engine.Event`),
+times from the first; `ended_us` likewise. `strained_us`: begin and end of each time in which our own thread had no
+room, likewise."""
 _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}
 NO_STREAM: Final = "it followed no stream"
 SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
 NO_VIEWER: Final = (NO_STREAM, SHORT)
 """Reasons of those with whom nothing is wrong."""
+SERVER: Final = "server"
+_ANY: Final = Choice(limits=NO_LIMITS)
 
 _KEY: Final = int(MessageClass.KEY)
+_T = TypeVar("_T")
 _FLIGHT_COLUMNS: Final = (
     *("ts", "node", "seq", "conn_id", "peer_ip", "role", "app", "stream", "number"),
     *("offset_us", "kind", "message_class", "size_bytes", "taken_bytes", "reason", "queued_age_ms"),
@@ -113,8 +126,11 @@ def stretches(records: Records, *, source: str, trouble_s: float, most: int) -> 
         most: viewers of an hour at most. 0: all.
     """
     if source == "flights" or (source == "auto" and records.has("flight")):
-        return _of_flights(records.table("flight"), trouble_s, most)
-    return _of_samples(records, trouble_s, most)
+        found = _of_flights(records.table("flight"), trouble_s, most)
+    else:
+        found = _of_samples(records, trouble_s, most)
+    started = records.table("flow_events").where(f.col("event") == EventName.SERVER_STARTED.value)
+    return found.unionByName(_rows(started, {"at": f.col("ts"), "source": f.lit(SERVER), "settings": f.col("detail")}))
 
 
 def sampled(frame: DataFrame, most: int) -> DataFrame:
@@ -188,26 +204,19 @@ def _calm_rows(found: DataFrame) -> DataFrame:
         return f.coalesce(f.round(f.col(name) * share).cast("bigint"), f.lit(0).cast("bigint"))
 
     us = f.round(seconds * 1_000_000).cast("bigint")
-    known = {
-        "at": begin,
-        "source": f.lit("samples"),
-        "calm_us": us,
-        "calm_bytes": part("sent_bytes"),
-        "calm_messages": f.array(*(part(f"accepted_messages_{name}") for name in CLASS_NAMES)),
-        "calm_delay": f.array(f.lit(bucket_of(NORMAL_MS))),
-        "calm_delay_us": f.array(us),
-        **{name: f.lit(0) for name in ("given", "restart_bytes", "ended_us")},
-        **{name: f.array() for name in ("at_us", "what", "bytes")},
-    }
-    have = ("node", "conn_id", "picked", "address", "close_reason")
-    return found.select(
-        *(
-            (f.col(name) if name in have else known.get(name, f.lit(None))).cast(kind).alias(name)
-            for name, kind in STRETCH_COLUMNS.items()
-        ),
-        "date",
-        "hour",
-    )
+    messages = (part(f"accepted_messages_{name}") for name in CLASS_NAMES)
+    sums = _even(us, sum(messages, f.lit(0)), part(f"accepted_messages_{CLASS_NAMES[_KEY]}"), part("sent_bytes"))
+    calm = f.create_map(*(item for name, column in sums.items() for item in (f.lit(name), column)))
+    named = {name: f.col(name) for name in ("conn_id", "picked", "address", "close_reason")}
+    return _rows(found, named | {"at": begin, "source": f.lit("samples"), "calm": calm})
+
+
+def _rows(found: DataFrame, known: Mapping[str, Column]) -> DataFrame:
+    """Return rows of the part without events."""
+    zeros = dict.fromkeys(("conn_id", "picked", "ended_us"), f.lit(0))  # with a null pandas would have them as floats
+    known = {"node": f.col("node"), **zeros, **known}
+    columns = (known.get(name, f.lit(None)).cast(kind).alias(name) for name, kind in STRETCH_COLUMNS.items())
+    return found.select(*columns, "date", "hour")
 
 
 def _applied(rows: DataFrame, source: str, trouble_s: float) -> DataFrame:
@@ -244,12 +253,10 @@ def of_viewer(table: pa.Table, source: str, trouble_s: float) -> pa.Table:
         found = [{"reason": str(error)[:500]}]
     began_at = rows[0]["ts"]
     made = [
-        _EMPTY | head | {"source": source} | row | {"at": began_at + timedelta(seconds=row.get("at", 0.0))}
+        {"ended_us": 0} | head | {"source": source} | row | {"at": began_at + timedelta(seconds=row.get("at", 0.0))}
         for row in found
     ]
-    kinds = {"timestamp": pa.timestamp("us", tz="UTC"), "string": pa.string(), "bigint": pa.int64(), "int": pa.int32()}
-    kinds |= {f"array<{name}>": pa.list_(kinds[name]) for name in ("int", "bigint")}
-    return pa.Table.from_pylist(made, pa.schema([(name, kinds[kind]) for name, kind in _APPLIED.items()]))
+    return pa.Table.from_pylist(made, arrow_schema(_APPLIED))
 
 
 def of_flight(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
@@ -290,8 +297,11 @@ def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]
                 "restart_bytes": min(found.restart_bytes, MOST_MESSAGE_BYTES),
             }
             row |= _stretch(events[first:last], until)
+            here = (span for span in found.strained if span[1] >= times[first] and span[0] <= until)
+            row["strained_us"] = [round((at - times[first]) * 1e6) for span in here for at in span]
         else:
-            row |= _calm(events[first:last], until)
+            (outcome,) = evaluate(RecordedViewer(events=events[first:last], ended_at=until), [_ANY])
+            row["calm"] = [(measure, value) for measure, value in of_outcome(outcome).items() if value]
         yield {"at": times[first] - began, **row}
 
 
@@ -339,26 +349,10 @@ def _stretch(events: Sequence[Event], until: float) -> dict[str, Any]:
     return {**columns, "bytes": [size for _, _, size in events], "ended_us": round((until - began) * 1e6)}
 
 
-def _calm(events: Sequence[Event], until: float) -> dict[str, Any]:
-    """Return the sums of events of which all was taken."""
-    counts, delay, sent = [0] * len(CLASS_NAMES), dict[int, int](), 0
-    began = wrote_at = events[0][0]
-    oldest: float | None = None
-    for at, what, size in events:
-        if what >= 0:
-            counts[what] += 1
-            sent += size
-            oldest = at if oldest is None else oldest
-        else:
-            bucket = bucket_of(0.0 if oldest is None else (at - oldest) * 1000)
-            delay[bucket] = delay.get(bucket, 0) + round((at - wrote_at) * 1e6)
-            wrote_at, oldest = at, None
-    return _sums(until - began, sent, counts, delay)
-
-
-def _sums(seconds: float, sent_bytes: int, counts: list[int], delay_us: Mapping[int, int]) -> dict[str, Any]:
-    calm = {"calm_us": round(seconds * 1e6), "calm_bytes": sent_bytes, "calm_messages": counts}
-    return {**calm, "calm_delay": list(delay_us), "calm_delay_us": list(delay_us.values())}
+def _even(us: _T, messages: _T, keys: _T, sent_bytes: _T) -> dict[str, _T]:
+    """Return the sums of a calm time of which totals are known, as numbers or as columns."""
+    sums = {"watched_us": us, "ready_us": us, f"{DELAY}{bucket_of(NORMAL_MS)}": us, "sent_bytes": sent_bytes}
+    return {**sums, "offered_messages": messages, "key_offered": keys, "key_sent": keys}
 
 
 def of_samples(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
@@ -379,8 +373,8 @@ def of_samples(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[
                 yield head | _stretch(events, max(sum(seconds), events[-1][0]))
             else:
                 counts = [sum(int(row[f"accepted_messages_{name}"] or 0) for row in part) for name in CLASS_NAMES]
-                delay = {bucket_of(NORMAL_MS): round(sum(seconds) * 1e6)}
-                yield head | _sums(sum(seconds), sum(int(row["sent_bytes"] or 0) for row in part), counts, delay)
+                us, sent_bytes = round(sum(seconds) * 1e6), sum(int(row["sent_bytes"] or 0) for row in part)
+                yield head | {"calm": [*_even(us, sum(counts), counts[_KEY], sent_bytes).items()]}
 
 
 def _made_up(rows: Sequence[Mapping[str, Any]], lengths: Sequence[float]) -> list[Event]:

@@ -30,12 +30,6 @@ Sums = dict[tuple[int, str], int]
 """(choice, measure) -> value; choices are numbered as in the grid."""
 
 
-def add(sums: Sums, choice: int, measure: str, value: int) -> None:
-    """Add `value` to a sum, or put it there if it is the largest of a `PEAK`."""
-    key = (choice, measure)
-    sums[key] = max(sums.get(key, 0), value) if measure == PEAK else sums.get(key, 0) + value
-
-
 def tally(viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float) -> Sums:
     """Return what each choice does for all of `viewers`.
 
@@ -47,13 +41,14 @@ def tally(viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choi
     Returns:
         Sums; stretches that make no viewer are counted in ``damaged`` of `ALL_CHOICES`, their viewer with it.
     """
-    sums: Sums = {}
+    sums: Sums = Counter()
     for rows in viewers:
         try:
             for choice, measure, value in _tried(rows, choices, extend_s):
-                add(sums, choice, measure, value)
+                key = (choice, measure)
+                sums[key] = max(sums[key], value) if measure == PEAK else sums[key] + value
         except FlowctlError:
-            add(sums, ALL_CHOICES, "damaged", 1)
+            sums[ALL_CHOICES, "damaged"] += 1
     return sums
 
 
@@ -63,15 +58,17 @@ def viewer_of(row: Mapping[str, Any], extend_s: float) -> RecordedViewer | None:
     Raises:
         FlowctlError: its events make none.
     """
-    if not len(row["at_us"]):
+    if not row["at_us"]:
         return None
     events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
+    strained = [at / 1e6 for at in row["strained_us"] or ()]
     viewer = recorded_viewer(
         events,
-        given=row["given"],
-        restart_bytes=row["restart_bytes"],
+        given=row["given"] or 0,
+        restart_bytes=row["restart_bytes"] or 0,
         ended_s=max(row["ended_us"] / 1e6, events[-1][0]),
         close_reason=row["close_reason"],
+        strained=[*zip(strained[::2], strained[1::2], strict=True)],
         extend_s=extend_s,
     )
     # What is assumed counts like what was recorded: else who would be kept by looser limits has no delay there.
@@ -88,15 +85,14 @@ def _tried(
     totals = [Counter[str]() for _ in (choices if refused else choices[:1])]
     for row, viewer in zip(rows, recorded, strict=True):
         left = [number for number, total in enumerate(totals) if not total["disconnected"]]
-        calm = _of_calm(row)
         for number in left:
-            totals[number].update(calm)
+            totals[number].update(dict(row["calm"] or ()))
         if viewer is not None and left:
             outcomes = evaluate(viewer, [choices[number] for number in left])
             for number, outcome in zip(left, outcomes, strict=True):
                 total = totals[number]
                 peak = max(total[PEAK], outcome.memory_peak_bytes)
-                total.update(_of_outcome(outcome))
+                total.update(of_outcome(outcome))
                 total["assumed_us"] += max(_us(outcome.watched_s) - int(row["ended_us"]), 0)
                 total[PEAK] = peak
     in_force = totals[0]["disconnected"]
@@ -109,8 +105,8 @@ def _tried(
             yield number if refused else ALL_CHOICES, measure, int(value)
 
 
-def _of_outcome(outcome: Outcome) -> dict[str, int]:
-    """Return the sums of what became of one stretch."""
+def of_outcome(outcome: Outcome) -> dict[str, int]:
+    """Return the sums of what became of one stretch, by measure; whole numbers."""
     dropped = zip(CLASS_NAMES, outcome.dropped_messages, strict=True)
     return {
         "disconnected": int(outcome.closed is not None),
@@ -129,30 +125,12 @@ def _of_outcome(outcome: Outcome) -> dict[str, int]:
     }
 
 
-def _of_calm(row: Mapping[str, Any]) -> dict[str, int]:
-    """Return the same of what was summed up, since nothing was refused in it."""
-    counts, us = row["calm_messages"], int(row["calm_us"])
-    if not len(counts):
-        return {"disconnected": 0}
-    delays = zip(row["calm_delay"], row["calm_delay_us"], strict=True)
-    return {
-        "disconnected": 0,
-        "watched_us": us,
-        "ready_us": us,
-        "offered_messages": int(sum(counts)),
-        "key_offered": int(counts[_KEY]),
-        "key_sent": int(counts[_KEY]),
-        "sent_bytes": int(row["calm_bytes"]),
-        **{f"{DELAY}{bucket}": int(part) for bucket, part in delays},
-    }
-
-
 def _us(seconds: float) -> int:
     return round(seconds * 1_000_000)
 
 
 def _honest(rows: Sequence[Mapping[str, Any]], recorded: Sequence[RecordedViewer | None]) -> bool:
-    calm = sum(int(row["calm_bytes"]) for row in rows)
+    calm = sum(int(dict(row["calm"] or ()).get("sent_bytes", 0)) for row in rows)
     events = [event for viewer in recorded if viewer is not None for event in viewer.events]
     offered = calm + sum(size for _, what, size in events if what >= 0)
     return calm + sum(size for _, what, size in events if what < 0) >= HONEST_SHARE * offered

@@ -13,8 +13,16 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
 from flowctl.pipeline.whatif.job import choice_rows
 from flowctl.pipeline.whatif.recommend import recommend
-from flowctl.pipeline.whatif.stretches import AFTER_S, BEFORE_S, cuts, of_events, of_samples, of_viewer
-from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, tally
+from flowctl.pipeline.whatif.stretches import (
+    AFTER_S,
+    BEFORE_S,
+    STRETCH_COLUMNS,
+    cuts,
+    of_events,
+    of_samples,
+    of_viewer,
+)
+from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, tally, viewer_of
 
 KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)
 CHOICES = [
@@ -41,19 +49,20 @@ def stream(seconds, stalls):
     return [(on_grid(at), what, size) for at, what, size in events]
 
 
+EMPTY = dict.fromkeys(STRETCH_COLUMNS) | {"ended_us": 0}
+
+
 def rows_of(events, reason=None, trouble_s=1e6):
     """Return the rows of the part that a recording makes, as the answer reads them."""
-    empty = dict.fromkeys(("calm_us", "calm_bytes", "given", "restart_bytes", "ended_us"), 0)
-    empty |= {name: [] for name in ("calm_messages", "calm_delay", "calm_delay_us", "at_us", "what", "bytes")}
     found = StreamAndLink(events, 0, 64, events[-1][0], reason)
-    return [{**empty, **row} for row in of_events(found, trouble_s)]
+    return [EMPTY | row for row in of_events(found, trouble_s)]
 
 
 def test_tally_when_trouble_is_rare_says_what_the_whole_recording_says():
     """Three minutes with two stalls: each choice closes, drops, sends and waits as it does over all of it at once."""
     events = stream(220, [(60, 63), (150, 156)])
     rows = rows_of(events)
-    kept = sum(len(row["at_us"]) for row in rows)
+    kept = sum(len(row["at_us"] or ()) for row in rows)
     assert kept < 0.65 * len(events)
     sums = tally([rows], CHOICES, 0.0)
     whole = evaluate(RecordedViewer(events=events, ended_at=events[-1][0], restart_bytes=64), CHOICES)
@@ -89,6 +98,14 @@ def test_tally_when_a_choice_has_cut_a_viewer_counts_nothing_behind_it():
     assert sums[0, "watched_us"] < 40e6
     assert sums[1, "watched_us"] > 190e6
     assert sums[0, "disconnected"] == 1
+
+
+def test_stretches_when_our_own_thread_had_no_room_keep_when():
+    """A strain within a stretch is tried with it, at its own time; one of another time is no part of it."""
+    found = StreamAndLink(stream(220, [(60, 63)]), 0, 64, 220.0, None, [(5.0, 6.0), (61.0, 62.5), (200.0, 201.0)])
+    (row,) = [EMPTY | row for row in of_events(found, 1e6) if "what" in row]
+    ((began_s, ended_s),) = viewer_of(row, 0.0).strained
+    assert (row["at"] + began_s, row["at"] + ended_s) == pytest.approx((61.0, 62.5), abs=0.001)
 
 
 def test_tally_when_events_make_no_viewer_counts_it_and_goes_on():
@@ -148,7 +165,8 @@ def test_samples_when_most_are_calm_keep_messages_of_trouble_only():
     found = list(of_samples(rows, 120.0))
     assert [bool(row.get("at_us")) for row in found] == [False, True, False]
     assert found[1]["ended_us"] <= (BEFORE_S + AFTER_S + 3) * 1e6
-    assert sum(row.get("calm_us", 0) for row in found) + found[1]["ended_us"] == 3600 * 1_000_000
+    calm = [dict(row["calm"]) for row in (found[0], found[2])]
+    assert sum(sums["watched_us"] for sums in calm) + found[1]["ended_us"] == 3600 * 1_000_000
     nobody = [row | dict.fromkeys((name for name in row if name.startswith("accepted")), 0) for row in rows[:2]]
     assert [row["reason"] for row in of_samples(nobody, 120.0)] == ["it followed no stream"]
     assert [row["reason"] for row in of_samples(rows[:1], 120.0)] == ["it was there for less than 2 s"]
@@ -158,8 +176,7 @@ def test_tally_when_a_viewer_was_cut_has_the_delay_of_its_line_in_what_is_assume
     """A link at half the rate, cut early: who keeps it has the growing delay, and says how much is assumed."""
     rows = [second(number, sent=130_000, state="SOFT_LIMIT") | {"close_reason": "hard limit"} for number in range(6)]
     (found,) = of_samples(rows, 120.0)
-    kept = {**dict.fromkeys(("calm_us", "calm_bytes", "given", "restart_bytes"), 0), "calm_messages": [], **found}
-    sums = tally([[kept]], CHOICES[:2], 30.0)
+    sums = tally([[EMPTY | found]], CHOICES[:2], 30.0)
     late = {
         number: max(int(name[6:]) for key, name in sums if key == number and name.startswith(DELAY))
         for number in (0, 1)

@@ -78,6 +78,10 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
     assert audiences in text
     assert any(audiences in line for line in warnings)
     assert any("only 2 of 4 viewers were ever refused" in line for line in warnings)
+    # Other questions of the same parts are answered without Spark.
+    other = {"whatif": WhatifOptions(grid=GRID)}
+    again = run(pytest.fail, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], other)
+    assert (again.failed, again.hours_read) == ([], 0)
     # Where parts are large Spark takes the sample, and finds the same.
     monkeypatch.setattr("flowctl.pipeline.run.SMALL_BYTES", -1)
     assert job(spark, tmp_path, options, "large")[2] == rows
