@@ -170,7 +170,8 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
 
     from flowctl.errors import ConfigError
     from flowctl.flight.viewing import in_force, stream_and_link
-    from flowctl.flight.whatif.engine import Choice, evaluate, policy_name, recorded_viewer
+    from flowctl.flight.whatif.engine import evaluate, recorded_viewer
+    from flowctl.flight.whatif.types import Choice, policy_name
     from flowctl.flight.words import FLIGHT_FORMAT
     from flowctl.flow.limits import Limits, parse_target_delay
 
@@ -195,13 +196,7 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
         stuck_s=settings.stuck_s,
         return_after_s=settings.return_after_s,
     )
-    viewer = recorded_viewer(
-        found.events,
-        given=found.given,
-        restart_bytes=found.restart_bytes,
-        ended_s=found.ended_s,
-        close_reason=found.close_reason,
-    )
+    viewer = recorded_viewer(**found._asdict())
     (outcome,) = evaluate(viewer, [choice])
     return {
         "choice": str(choice),

@@ -22,7 +22,7 @@ from flowctl.loop.loadmeter import STRAIN_S
 from flowctl.telemetry.schema import CLASS_NAMES, FlightKind
 
 TAKEN: Final = -1
-"""A write of which the kernel took everything; as in `flowctl.flight.whatif.engine`."""
+"""A write of which the kernel took everything; as in `flowctl.flight.whatif.types`."""
 REFUSED: Final = -2
 """A write that met EAGAIN; what was taken before it counts; likewise."""
 

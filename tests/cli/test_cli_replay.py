@@ -12,7 +12,7 @@ from cli_kit import run
 from flight_kit import Rows, slow_history
 
 from flowctl.cli.replay import _POLICIES
-from flowctl.flight.whatif.engine import POLICIES
+from flowctl.flight.whatif.types import POLICIES
 from flowctl.flight.words import TablePolicy
 from flowctl.flow.policy import AudioFirst, LivePolicy
 from flowctl.reasons import CloseReason

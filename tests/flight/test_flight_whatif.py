@@ -11,7 +11,8 @@ from flowctl.flight.reading import read_flights
 from flowctl.flight.recorded import begin_detail
 from flowctl.flight.replay import replay
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
-from flowctl.flight.whatif.engine import POLICIES, Choice, evaluate
+from flowctl.flight.whatif.engine import evaluate
+from flowctl.flight.whatif.types import POLICIES, Choice
 from flowctl.flight.words import TablePolicy
 from flowctl.flow.limits import Limits
 from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst

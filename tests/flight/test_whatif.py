@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from slow_kit import LIVE_LIMITS, Steady
 
 from flowctl.errors import ConfigError
-from flowctl.flight.whatif.engine import (
+from flowctl.flight.whatif.engine import evaluate, extended
+from flowctl.flight.whatif.types import (
     GRID_S,
     REFUSED,
     TAKEN,
@@ -19,8 +20,6 @@ from flowctl.flight.whatif.engine import (
     Work,
     bucket_ms,
     bucket_of,
-    evaluate,
-    extended,
     on_grid,
     quantile_ms,
 )

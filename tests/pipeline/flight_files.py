@@ -8,7 +8,8 @@ from flight_kit import ROOMS, Rows, linked
 
 from flowctl.flight.reading import read_flights
 from flowctl.flight.viewing import stream_and_link
-from flowctl.flight.whatif.engine import RecordedViewer, evaluate, recorded_viewer
+from flowctl.flight.whatif.engine import evaluate, recorded_viewer
+from flowctl.flight.whatif.types import RecordedViewer
 from flowctl.pipeline.whatif.grid import in_force
 from flowctl.telemetry.schema import FLIGHT
 

@@ -41,61 +41,20 @@ from typing import Final
 from flowctl.errors import ConfigError
 from flowctl.flight.whatif.run import Run, untroubled
 from flowctl.flight.whatif.types import (
-    BUCKETS,
     EXTEND_S,
     GRID_S,
-    LEAST_KERNEL_BYTES,
     MOST_CHOICES,
     MOST_EVENTS,
-    NO_MESSAGES,
     PLAYER_BUFFER_S,
-    POLICIES,
-    REFUSED,
     RESTART_BYTES,
-    TAKEN,
     Choice,
     Event,
     Outcome,
     RecordedViewer,
     Work,
-    bucket_ms,
-    bucket_of,
-    marks_text,
     on_grid,
-    policy_name,
-    quantile_ms,
 )
 from flowctl.reasons import SLOW_ENDS
-
-__all__ = [
-    "BUCKETS",
-    "EXTEND_S",
-    "GRID_S",
-    "LEAST_KERNEL_BYTES",
-    "MOST_CHOICES",
-    "MOST_EVENTS",
-    "NO_MESSAGES",
-    "PLAYER_BUFFER_S",
-    "POLICIES",
-    "REFUSED",
-    "RESTART_BYTES",
-    "TAKEN",
-    "Choice",
-    "Event",
-    "Outcome",
-    "RecordedViewer",
-    "Work",
-    "bucket_ms",
-    "bucket_of",
-    "evaluate",
-    "extended",
-    "marks_text",
-    "on_grid",
-    "policy_name",
-    "quantile_ms",
-    "recorded_viewer",
-]
-
 
 _SETTLE_S: Final = 1024 * GRID_S
 """About a millisecond between what was recorded and what is assumed after it: the limit that closed the viewer was

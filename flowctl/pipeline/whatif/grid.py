@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.flight.whatif.engine import MOST_CHOICES, Choice, marks_text, policy_name
+from flowctl.flight.whatif.types import MOST_CHOICES, Choice, marks_text, policy_name
 from flowctl.flight.words import TablePolicy, limits_from, settings_from
 from flowctl.flow.limits import AxisLimits, HardPolicy, Limits, parse_target_delay, target_marks
 from flowctl.flow.policy import LIVE_POLICIES, DropPolicy, LivePolicy

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.errors import ConfigError
-from flowctl.flight.whatif.engine import EXTEND_S, Choice, bucket_ms, marks_text, quantile_ms
+from flowctl.flight.whatif.types import EXTEND_S, Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
 from flowctl.pipeline.job import Answer, Job, Part, Parts, arrow_schema

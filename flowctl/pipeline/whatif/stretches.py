@@ -28,17 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pyspark.sql import functions as f
 
 from flowctl.errors import FlowctlError
-from flowctl.flight.whatif.engine import (
-    MOST_EVENTS,
-    REFUSED,
-    TAKEN,
-    Choice,
-    Event,
-    RecordedViewer,
-    bucket_of,
-    evaluate,
-    on_grid,
-)
+from flowctl.flight.whatif.engine import evaluate
+from flowctl.flight.whatif.types import MOST_EVENTS, REFUSED, TAKEN, Choice, Event, RecordedViewer, bucket_of, on_grid
 from flowctl.flow.limits import NO_LIMITS
 from flowctl.flow.state import MessageClass
 from flowctl.pipeline.job import arrow_schema
@@ -90,7 +81,7 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
 """Contract of the part. Grain: one stretch of a viewer in an hour, or one that was calm all the time. `reason`: why it
 is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force; of source `SERVER`,
 which is no viewer, what a server said when it started. `calm`: sums of the time without trouble, by measure
-(`flowctl.pipeline.whatif.trials.of_outcome`). `at_us`, `what`, `bytes`: events (`flowctl.flight.whatif.engine.Event`),
+(`flowctl.pipeline.whatif.trials.of_outcome`). `at_us`, `what`, `bytes`: events (`flowctl.flight.whatif.types.Event`),
 times from the first; `ended_us` likewise. `strained_us`: begin and end of each time in which our own thread had no
 room, likewise."""
 _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}

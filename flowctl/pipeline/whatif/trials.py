@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.flight.whatif.engine import Choice, Outcome, RecordedViewer, evaluate, recorded_viewer
+from flowctl.flight.whatif.engine import evaluate, recorded_viewer
+from flowctl.flight.whatif.types import Choice, Outcome, RecordedViewer
 from flowctl.flow.state import MessageClass
 from flowctl.telemetry.schema import CLASS_NAMES
 

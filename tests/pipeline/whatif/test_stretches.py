@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from record_kit import sample
 
 from flowctl.flight.viewing import StreamAndLink
-from flowctl.flight.whatif.engine import REFUSED, TAKEN, Choice, RecordedViewer, evaluate, on_grid
+from flowctl.flight.whatif.engine import evaluate
+from flowctl.flight.whatif.types import REFUSED, TAKEN, Choice, RecordedViewer, on_grid
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
 from flowctl.pipeline.whatif.job import choice_rows
