@@ -232,7 +232,7 @@ class _Run:
     broken: dict[str, FlowctlError] = field(default_factory=dict)  # of parts
     read: set[Hour] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
-    _others: dict[Hour, Content] = field(default_factory=dict)  # see `_elsewhere`
+    _others: dict[Hour, Content] = field(default_factory=dict)  # what is known of all hours but one
 
     def all(self, asked: Sequence[Job | str], source: str | None) -> AllResult:
         """Do everything, see `run`; `source`: where the records lay so far."""
@@ -416,13 +416,9 @@ class _Run:
 
     def _used(self, file: File, facts: Facts) -> bool:
         """Return whether all records of a file are known of other hours."""
-        return bool(facts.rows) and holds(self._elsewhere(file.hour), content_of(file, facts))
-
-    def _elsewhere(self, hour: Hour) -> Content:
-        """Return what is known of all other hours."""
-        if hour not in self._others:
+        if (hour := file.hour) not in self._others:
             self._others[hour] = joined(known.content(ALL) for other, known in self.known.items() if other != hour)
-        return self._others[hour]
+        return bool(facts.rows) and holds(self._others[hour], content_of(file, facts))
 
     def _make(
         self,
@@ -629,7 +625,9 @@ class _Run:
             outputs = {
                 result: path for result, path in self.summary["outputs"].items() if result not in note["outputs"]
             }
-            self.summary |= {"outputs": outputs, "jobs": self.summary["jobs"] | {name: ended.as_dict()}}
+            jobs = self.summary["jobs"] | {name: ended.as_dict()}
+            failed = [item for item in jobs if item == name or item in self.summary["failed"]]
+            self.summary |= {"passed": False, "failed": failed, "outputs": outputs, "jobs": jobs}
             self._write_summary(self.summary)
 
     def _adopt_results(self, job: Job) -> None:

@@ -685,6 +685,7 @@ def test_run_when_killed_at_any_step_leaves_a_summary_of_what_is_there(go, tmp_p
         if not killed:
             break
         states.add(summary["jobs"]["seen"]["state"])
+        assert summary["passed"] == (summary["failed"] == []) == (summary["jobs"]["seen"]["state"] == "done")
         assert go(job, kept).failed == []
         assert json.loads(file.read_text())["outputs"].keys() == {"small", "note.txt", "kept.txt"}
     assert step > 5
