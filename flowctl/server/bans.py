@@ -337,7 +337,7 @@ def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: 
 
     Several may write one list: a job once a day, a watch all the time, a person by hand. Nobody may end a ban of
     another, so the list is the union; of two bans of one network the later end counts, with the evidence of the
-    higher score, whichever came first.
+    higher score, whichever came first. Where the one that ends later was made by hand, it stays as it was written.
 
     Args:
         there: what the list holds.
@@ -385,7 +385,7 @@ def _joined(one: Ban, other: Ban) -> Ban:
     """Return one for two of the same network and action."""
     worst = one if one.score >= other.score else other
     last = other if lasts_longer(other, one) else one
-    return replace(worst, expires=last.expires)
+    return last if last.by_hand else replace(worst, expires=last.expires)
 
 
 def _touches(network: Network, others: Sequence[Network]) -> bool:

@@ -272,11 +272,21 @@ def test_documents_when_they_show_a_ban_show_a_valid_one():
 
 def test_lists_when_merged_keep_what_others_wrote_until_it_expires():
     """The union of both, the later end of two for one network, nothing that has expired."""
-    there = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 9)), Ban(cidr="192.0.2.2/32", expires=when(NOW))]
+    there = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 9), score=2.0), Ban(cidr="192.0.2.2/32", expires=when(NOW))]
     own = [Ban(cidr="192.0.2.1/32", expires=when(NOW + 5), score=3.0), Ban(cidr="192.0.2.3/32", expires=when(NOW + 1))]
     for first, second in ((there, own), (own, there)):
         merged = {ban.cidr: (ban.expires, ban.score) for ban in merge_bans(first, second, NOW)}
         assert merged == {"192.0.2.1/32": (when(NOW + 9), 3.0), "192.0.2.3/32": (when(NOW + 1), 0.0)}
+
+
+@pytest.mark.parametrize("lasts_s", [None, 9])
+def test_lists_when_merged_leave_what_a_person_wrote_as_it_is(lasts_s):
+    """A ban by hand that ends no earlier than that of a program keeps its reason, and is nobody else's."""
+    expires = lasts_s and when(NOW + lasts_s)
+    hand = Ban(cidr="192.0.2.1/32", expires=expires, reason="ticket 7")
+    made = Ban(cidr="192.0.2.1/32", expires=when(NOW + 5), reason="amf_depth", score=9.0, source="watch")
+    for first, second in (([hand], [made]), ([made], [hand])):
+        assert merge_bans(first, second, NOW) == [hand]
 
 
 def test_parse_when_a_line_is_as_they_were_before_there_were_actions_reads_it_as_a_ban():
@@ -317,8 +327,7 @@ def test_lists_when_merged_keep_bans_without_an_end():
     """A ban that somebody wrote to stay outlasts any other of its network."""
     stays, ends = Ban(cidr="192.0.2.1/32", expires=None), Ban(cidr="192.0.2.1/32", expires=when(NOW + 5), score=9.0)
     for first, second in (([stays], [ends]), ([ends], [stays])):
-        [merged] = merge_bans(first, second, NOW)
-        assert (merged.expires, merged.score) == (None, 9.0)
+        assert merge_bans(first, second, NOW) == [stays]
 
 
 def test_lists_when_merged_drop_what_is_allowed_now():
