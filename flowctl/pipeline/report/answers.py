@@ -266,6 +266,8 @@ def bans(found: Found) -> Facts:
 def _kind(ban: Row) -> str:
     if ban.get("action") != "limit":
         return "banned"
+    if ban.get("expires", "") is None or not (ban.get("score") or ban.get("evidence")):  # as `Ban.by_hand`
+        return "set by hand"
     return "others behave there" if str(ban.get("reason")).startswith("shared") else "mild evidence only"
 
 

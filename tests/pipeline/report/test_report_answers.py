@@ -134,6 +134,13 @@ def test_bans_when_all_are_limited_keep_nobody_out():
     assert "Each of them made 30 connections or more. Who" in said.sure
 
 
+@pytest.mark.parametrize("expires", [None, "2099-01-01T00:00:00Z"])
+def test_bans_when_a_limit_was_set_by_hand_say_so(expires):
+    """Nobody looks for evidence that a person did not write down."""
+    listed = [{"cidr": "10.0.0.1/32", "action": "limit", "score": 0.0, "evidence": {}, "expires": expires}]
+    assert "(set by hand: 1)" in answer_about("bans", found(bans=listed)).do
+
+
 def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
     """An empty list is an answer."""
     said = answer_about("bans", found(abuse_scores=[{"cidr": "10.0.0.1/32", "score": 0.1}], bans=[]))
