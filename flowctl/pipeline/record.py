@@ -154,8 +154,11 @@ def read_record(place: Place) -> tuple[dict[str, Any], dict[Hour, Known]]:
     found = read_json(place, RECORD_FILE, RECORD_FORMAT)
     with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
         if found or not place.exists(RECORD_FILE):
-            hours = found["hours"] if found else {}
-            return found, {(text[:10], text[11:]): Known(**item) for text, item in hours.items()}
+            listed = found["hours"] if found else {}
+            hours = {(text[:10], text[11:]): Known(**item) for text, item in listed.items()}
+            _ = [known.content(name) for known in hours.values() for name in known.parts]  # none is missing
+            if not (pending := found.get("pending")) or pending.keys() >= {"staging", "whole", "more", "gone"}:
+                return found, hours
     hint = "name another folder with --out, or remove that file: what only it knows of, records gone, is lost then"
     told = "damaged, or of another version of flowctl"
     raise ConfigError(f"{place.path(RECORD_FILE)}, the record of what was read, is {told}", hint=hint)
@@ -186,7 +189,9 @@ def _aside(file: File) -> str:
 
 def content_of(file: File, facts: Facts) -> dict[str, list[Span]]:
     """Return what is in a file, as its footer tells."""
-    if facts.problem is not None:  # what is damaged was well, and is when it is written anew: known by its time
+    if facts.problem is not None or (
+        facts.rows and not facts.usable
+    ):  # what is damaged was well, and is when it is written anew: known by its time
         moment = file.mtime_ns if facts.problem == DAMAGED else 1
         return {_aside(file): [[moment, moment, 1]]}
     rows = facts.rows or 0

@@ -27,6 +27,7 @@ import datetime as dt
 import fcntl
 import functools
 import importlib
+import inspect
 import json
 import os
 import threading
@@ -52,14 +53,16 @@ from flowctl.pipeline.record import (
     read_record,
     settle,
 )
-from flowctl.pipeline.records.footers import DAMAGED, Facts
+from flowctl.pipeline.records import checks, footers
+from flowctl.pipeline.records.footers import DAMAGED, UNREADABLE, Facts
 from flowctl.pipeline.records.listing import File, Listing, list_records
 from flowctl.pipeline.records.place import Place, local_path, resolved
 from flowctl.pipeline.records.read import Read, check_any, judged, look
-from flowctl.pipeline.records.seen import Content, holds, joined
+from flowctl.pipeline.records.seen import Content, apart, holds, joined
 from flowctl.pipeline.records.window import Hour, Window, begin_of, end_of
 from flowctl.pipeline.spark.session import SparkError, fit, mapped_errors
 from flowctl.printable import foreign
+from flowctl.telemetry import schema
 from flowctl.text.files import sync
 
 if TYPE_CHECKING:
@@ -181,7 +184,8 @@ def run(
             if work.settled:
                 staging.remove()
             for found in opened:
-                found.catalog.clearCache()  # a path that is written anew would be taken for what it was
+                with contextlib.suppress(Exception):  # a Java that has died says so where it was asked for something
+                    found.catalog.clearCache()  # a path that is written anew would be taken for what it was
 
 
 @contextlib.contextmanager
@@ -232,7 +236,7 @@ class _Run:
     broken: dict[str, FlowctlError] = field(default_factory=dict)  # of parts
     read: set[Hour] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
-    _others: dict[Hour, Content] = field(default_factory=dict)  # what is known of all hours but one
+    _everything: Content | None = None  # that was known when the run began
 
     def all(self, asked: Sequence[Job | str], source: str | None) -> AllResult:
         """Do everything, see `run`; `source`: where the records lay so far."""
@@ -242,7 +246,7 @@ class _Run:
             if source not in (None, self.source):
                 hint = f"name another folder with --out; if the records were moved, say so in {RECORD_FILE} there"
                 raise ConfigError(f"{self.place.folder} has the results of other records, {source}", hint=hint)
-            if self._stale(self.listing, {ALL: ""}):
+            if self._stale(self.listing, {ALL: _checks()}):
                 with ThreadPoolExecutor(1) as pool:  # pandas and more, while Java starts
                     pool.submit(lambda: [job_of(name) for name in names if name in JOBS])
                     self.session()
@@ -259,10 +263,13 @@ class _Run:
             where = " in the window" if self.window != Window() else ""
             raise RecordsError(f"{self.events} has no records{where}", hint="is it the folder of --events of a server?")
         self.summary = read_json(self.place, SUMMARY_FILE, FORMAT)
-        jobs_then = self.summary.get("jobs", {})
-        earlier = {
-            name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()
-        }
+        try:
+            jobs_then = self.summary.get("jobs", {})
+            earlier = {
+                name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()
+            }
+        except (TypeError, ValueError, KeyError, AttributeError):  # of another flowctl, or by hand: it tells nothing
+            self.summary, earlier = {}, {}
         notes = {name: note for name, note in earlier.items() if name not in names} if len(names) == 1 else {}
         last = [name for name, job in jobs.items() if not _needed(job)]  # they tell of the others
 
@@ -332,9 +339,29 @@ class _Run:
                 found[hour] = other
         return found
 
+    def _doubt(self, listing: Listing) -> None:
+        """Forget of the record what no longer holds: parts that somebody removed, and why files and rows were left."""
+        storage, listed, there = self.place.storage, {*listing.hours()}, set()
+        for part, _ in self.wanted.values():
+            if storage.is_folder(base := part.folder()):
+                there |= {f"{base}/{path.rpartition('/')[0]}" for path, _ in storage.walk(base)}
+        for hour, known in self.known.items():
+            for name in self.wanted.keys() & known.parts.keys():
+                if known.size_bytes(name) and self.wanted[name][0].folder(hour) not in there:
+                    del known.parts[name]
+            accounts = known.accounts.values()
+            reasons = {reason for told in accounts for reason in (*told["by_reason"], *told["files_by_reason"])}
+            checked = known.parts[ALL].made_with if ALL in known.parts else ""
+            for made in known.parts.values() if reasons and hour in listed else ():
+                if checked != _checks():
+                    made.made_with = ""  # what was put aside then may be used now
+                if UNREADABLE in reasons:
+                    made.listed = ""
+
     def _read(self, listing: Listing) -> None:
         """Make parts of the hours that are new or have changed, without files that prove to be damaged."""
-        wanted = {ALL: ""} | {name: self._made_with(name) for name in self.wanted}
+        self._doubt(listing)
+        wanted = {ALL: _checks()} | {name: self._made_with(name) for name in self.wanted}
         if not (stale := self._stale(listing, wanted)):
             return
         self.tell(f"records of {len(stale)} hours")
@@ -415,10 +442,13 @@ class _Run:
         return {}
 
     def _used(self, file: File, facts: Facts) -> bool:
-        """Return whether all records of a file are known of other hours."""
-        if (hour := file.hour) not in self._others:
-            self._others[hour] = joined(known.content(ALL) for other, known in self.known.items() if other != hour)
-        return bool(facts.rows) and holds(self._others[hour], content_of(file, facts))
+        """Return whether all records of a file are known, and none of them of its own hour."""
+        if not facts.rows:
+            return False
+        if self._everything is None:
+            self._everything = joined(known.content(ALL) for known in self.known.values())
+        content, own = content_of(file, facts), self.known.get(file.hour, Known()).content(ALL)
+        return holds(self._everything, content) and apart(own, content)
 
     def _make(
         self,
@@ -692,6 +722,12 @@ def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of]
 def _needed(job: Job) -> tuple[str, ...]:
     """Return the names of the parts that the answer of a job is made of."""
     return *(part.name for part in job.parts), *job.uses
+
+
+@functools.cache
+def _checks() -> str:
+    """Return what tells the checks of this flowctl from others: their text."""
+    return digest("".join(map(inspect.getsource, (schema, footers, checks))))
 
 
 @functools.cache

@@ -35,6 +35,8 @@ _FITTING: Final = {
 """Types of a file that are read as the type of the table, by Spark too, without losing anything."""
 CODECS: Final = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "LZ4", "ZSTD"})
 """That Spark reads by itself."""
+UNREADABLE: Final = "unreadable file"
+"""Problem of a file that cannot be opened, which may be another time."""
 DAMAGED: Final = "damaged"
 """Problem of a file whose footer is well and of whose pages some cannot be read."""
 _ARROW: Final = {
@@ -59,6 +61,11 @@ class Facts(NamedTuple):
     recorded: bool = False  # a recorder wrote it, so that its `seq` is in order
     newest_us: int | None = None  # time of its newest record that can be used; None: nothing tells
     reasons: dict[str, int] = {}  # noqa: RUF012 - never changed; rows that cannot be used, by reason
+
+    @property
+    def usable(self) -> bool:
+        """Whether a row of it can be used."""
+        return self.problem is None and sum(self.reasons.values()) < (self.rows or 0)
 
 
 def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int, *, whole: bool = False) -> Facts:
@@ -90,7 +97,7 @@ def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int,
                     return facts._replace(problem=DAMAGED, detail=damage)
             return facts
     except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds; whatever it is, the file is put aside
-        problem = "unreadable file" if size_bytes is None else "not Parquet or damaged"
+        problem = UNREADABLE if size_bytes is None else "not Parquet or damaged"
         return Facts(path, problem, _line(error), size_bytes=size_bytes or 0)
 
 

@@ -155,7 +155,10 @@ class Storage:
         """Yield what there is of all files below a folder of this machine."""
         with self._readable():
             for path, _, names in os.walk(folder, onerror=_raise):
-                yield from self.system.get_file_info([f"{path}/{name}" for name in names])
+                paths = [f"{path}/{name}" for name in names]
+                for odd in (name for name in paths if not _is_text(name) and name.endswith(".parquet")):
+                    raise ConfigError(f"{odd!a} is no name in UTF-8", hint="rename the file, or its folder")
+                yield from self.system.get_file_info([name for name in paths if _is_text(name)])
 
     def _info(self, what: Any) -> Any:
         with self._readable():
@@ -168,6 +171,11 @@ class Storage:
         except OSError as error:
             hint = "run as who may read it, or ask its owner"
             raise ConfigError(f"{self.address(self.base)} cannot be read: {error}", hint=hint) from error
+
+
+def _is_text(name: str) -> bool:
+    """Return whether a name, as the system gave it, is UTF-8: Arrow takes no other."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _raise(error: OSError) -> None:

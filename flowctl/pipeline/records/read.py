@@ -164,7 +164,7 @@ class Read:
                 newest = end_of(file.hour)  # of one that does not tell
                 if facts.newest_us is not None:
                     newest = dt.datetime.fromtimestamp(facts.newest_us / 1e6, dt.UTC)
-                if sum(facts.reasons.values()) < (facts.rows or 0):
+                if facts.usable:
                     self.newest[file.hour] = max(self.newest.get(file.hour, newest), newest)
 
     def _scan(self, table: str, goods: Sequence[_Good], more: str = "") -> DataFrame:
@@ -262,7 +262,7 @@ def judged(
             facts = facts._replace(problem="outside of date=/hour= folders", detail="nothing tells its hour")  # noqa: PLW2901 - the same file, judged
         elif facts.problem is None and (facts.identity in seen or used(file, facts)):
             facts = facts._replace(problem="copy", detail=f"the same as another file: {facts.identity}")  # noqa: PLW2901 - likewise
-        if facts.problem is None:
+        if facts.usable:
             seen.add(facts.identity)
         found.append((file, facts))
     return found

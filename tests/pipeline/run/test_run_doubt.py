@@ -1,0 +1,179 @@
+"""What a run makes of a record that no longer holds: files that can be read now, parts that somebody removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import functions as f
+from record_kit import event, write
+
+from flowctl.errors import ConfigError
+from flowctl.pipeline import run as runner
+from flowctl.pipeline.job import Answer, Job, Part
+from flowctl.pipeline.record import ALL, Known, Made, read_record
+from flowctl.pipeline.records import footers, read
+from flowctl.pipeline.records.listing import File
+from flowctl.pipeline.records.place import Place, Storage
+from flowctl.pipeline.run import run
+
+pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time
+COLUMNS = {"ts": "timestamp", "node": "string", "conn_id": "bigint", "event": "string"}
+SEEN = Part(
+    "seen", COLUMNS, lambda records, _: records.table("flow_events").select(*COLUMNS, "date", "hour"), ("flow_events",)
+)
+JOB = Job(
+    name="seen",
+    parts=(SEEN,),
+    results=(),
+    answer=lambda parts, _: Answer(summary={"rows": parts.table("seen").agg(f.count("*")).first()[0]}),
+)
+
+
+@pytest.fixture
+def go(spark, tmp_path):
+    """Give a function that runs the job and returns how many rows it has seen, and how many files were put aside."""
+
+    def call():
+        result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
+        assert result.failed == [], result.errors
+        return result.jobs["seen"].summary["rows"], sum(item["files_quarantined"] for item in result.accounts)
+
+    return call
+
+
+def test_run_when_a_file_cannot_be_opened_reads_it_as_soon_as_it_can(go, tmp_path, monkeypatch):
+    """Who gives the right to read it changes neither its name nor its size nor its time."""
+    write(tmp_path / "events", [event(1, 1, "returned")], "a")
+    write(tmp_path / "events", [event(2, 1, "returned")], "b")
+
+    def refused(system, path, *others, **options):
+        facts = footers.facts_of(system, path, *others, **options)
+        return footers.Facts(path, footers.UNREADABLE, "Permission denied") if path.endswith("b.parquet") else facts
+
+    with monkeypatch.context() as patch:
+        patch.setattr(read, "facts_of", refused)
+        assert [go(), go()] == [(1, 1), (1, 1)]
+    assert [go(), go()] == [(2, 0), (2, 0)]
+
+
+def test_run_when_a_damaged_file_is_restored_with_its_size_reads_it(go, tmp_path):
+    """The time of the file tells that it is another one."""
+    write(tmp_path / "events", [event(1, 1, "returned")], "a")
+    second = write(tmp_path / "events", [event(2, 1, "returned")], "b")
+    whole = second.read_bytes()
+    second.write_bytes(bytes(len(whole)))
+    assert go() == (1, 1)
+    second.write_bytes(whole)
+    os.utime(second, (time.time() + 5,) * 2)
+    assert go() == (2, 0)
+
+
+def test_run_when_checks_are_others_reads_again_what_was_put_aside(go, tmp_path, monkeypatch):
+    """An event that this flowctl does not know is one that the next knows; hours without any are left as they are."""
+    write(tmp_path / "events", [event(1, 1, "returned"), event(2, 1, "unheard_of")])
+    write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
+    assert go() == (2, 0)
+    known = read_record(Place(str(tmp_path / "out")))[1]
+    monkeypatch.setattr(runner, "_checks", lambda: "others")
+    monkeypatch.setattr(read, "checks_of", lambda *_: ())
+    monkeypatch.setattr(footers, "checks_of", lambda *_: ())
+    assert go() == (3, 0)
+    after = read_record(Place(str(tmp_path / "out")))[1]
+    assert after["2026-03-01", "13"].parts["seen"] == known["2026-03-01", "13"].parts["seen"]
+
+
+def test_run_when_a_copy_lies_in_the_folder_of_another_hour_reads_the_true_file(go, tmp_path):
+    """No row of the copy can be used there, so it takes nothing from the file that it is a copy of."""
+    true = write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
+    astray = tmp_path / "events" / "flow_events" / "date=2026-03-01" / "hour=12" / "a.parquet"
+    astray.parent.mkdir(parents=True)
+    shutil.copy(true, astray)
+    assert go()[0] == 1
+
+
+def test_run_when_a_copy_astray_was_read_before_reads_the_true_file(go, tmp_path):
+    """The same where the true file comes later."""
+    true = write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
+    kept = true.rename(tmp_path / "kept")
+    write(tmp_path / "events", [event(1, 1, "returned")])
+    astray = tmp_path / "events" / "flow_events" / "date=2026-03-01" / "hour=12" / "b.parquet"
+    shutil.copy(kept, astray)
+    assert go()[0] == 1
+    shutil.copy(kept, true)
+    assert go()[0] == 2
+
+
+@pytest.mark.parametrize("records", [True, False], ids=["records", "none"])
+def test_run_when_somebody_removes_an_hour_of_results_makes_it_again_or_says_so(spark, tmp_path, records):
+    """Where its records are there they are read again; where they are gone the answer goes without, and tells."""
+    first = write(tmp_path / "events", [event(1, 1, "returned")])
+    write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
+    out = tmp_path / "out"
+    run(spark, str(tmp_path / "events"), str(out), [JOB])
+    shutil.rmtree(out / "parts" / "seen" / "date=2026-03-01" / "hour=12")
+    if not records:
+        first.unlink()
+    note = run(spark, str(tmp_path / "events"), str(out), [JOB]).jobs["seen"]
+    assert note.summary == {"rows": 2 if records else 1}
+    assert [line.startswith("seen is missing") for line in note.warnings] == ([] if records else [True])
+
+
+def test_used_when_there_are_many_hours_costs_no_look_at_each(tmp_path):
+    """Files of 2160 hours of 20 servers, all of which are known: seconds; an hour's own are not used elsewhere."""
+    work = runner._Run(None, None, None, None, None, None, print, {}, {})
+    hours = [(f"2026-{1 + day // 28:02}-{1 + day % 28:02}", f"{hour:02}") for day in range(90) for hour in range(24)]
+    for number, hour in enumerate(hours):
+        spans = {f"flow_events n{node}": [[number * 100, number * 100 + 99, 100]] for node in range(20)}
+        work.known[hour] = Known({"it": spans}, {ALL: Made("", 0, "it", "")})
+    begun = time.process_time()
+    for number, hour in enumerate(hours):
+        facts = footers.Facts(
+            "", rows=100, node="n3", first_seq=number * 100, last_seq=number * 100 + 99, recorded=True
+        )
+        other = hours[number - 1]
+        assert not work._used(File("flow_events", hour, "a", 1, 1), facts)
+        assert work._used(File("flow_events", other, "a", 1, 1), facts)
+    assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize("text", ['{"format": 2, "jobs": []}', '{"format": 2, "jobs": {"seen": {"unheard": 1}}}'])
+def test_run_when_the_summary_is_odd_does_without_it(go, tmp_path, text):
+    """It tells of earlier runs, which none needs to be done."""
+    write(tmp_path / "events", [event(1, 1, "returned")])
+    go()
+    (tmp_path / "out" / "summary.json").write_text(text)
+    assert go() == (1, 0)
+    assert list(json.loads((tmp_path / "out" / "summary.json").read_text())["jobs"]) == ["seen"]
+
+
+@pytest.mark.parametrize("spoil", ["contents", "pending"])
+def test_record_when_parts_of_it_are_missing_is_damaged(go, tmp_path, spoil):
+    """It is told as such, with what to do; it is not forgotten."""
+    write(tmp_path / "events", [event(1, 1, "returned")])
+    go()
+    path = tmp_path / "out" / "record.json"
+    found = json.loads(path.read_text())
+    if spoil == "contents":
+        found["hours"]["2026-03-01 12"]["contents"] = {}
+    else:
+        found["pending"] = {"staging": "_new-00000000"}
+    path.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match="is damaged, or of another version"):
+        go()
+
+
+def test_storage_when_a_name_is_not_text_leaves_it_out_or_names_it(tmp_path):
+    """What is no data is passed over; data cannot be, for then nobody would know that it is not counted."""
+    folder = os.fsencode(tmp_path)
+    os.close(os.open(folder + b"/\xff.txt", os.O_CREAT))
+    assert list(Storage.of(str(tmp_path)).walk("")) == []
+    os.close(os.open(folder + b"/\xff.parquet", os.O_CREAT))
+    with pytest.raises(ConfigError, match="no name in UTF-8"):
+        list(Storage.of(str(tmp_path)).walk(""))
