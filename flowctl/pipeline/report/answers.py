@@ -190,7 +190,8 @@ def limits(found: Found) -> Facts:
     """Return what is known of the limits to set, and what they would have changed."""
     rows, said = found.rows("whatif_choices"), found.summary("whatif")
     if not rows:
-        return {"why_not": found.why_not("whatif")}
+        nobody = said.get("viewers") == 0
+        return {"why_not": f"Not known: {words(said.get('why'), 400)}." if nobody else found.why_not("whatif")}
     chosen = next((row for row in rows if row.get("recommended")), None)
     present = next((row for row in rows if row.get("in_force")), None)
     row = chosen or rows[0]

@@ -176,7 +176,7 @@ def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
     count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
     chosen = drawn(honest[honest["reason"].isna()], options.extend_s, MOST_TRIED_S if options.most else math.inf)
     told = starts.sort_values("at")["settings"].tolist()
-    return Sample(honest, told, recorded, min(count / max(recorded, 1), 1.0), count - left, *chosen)
+    return Sample(honest, told, recorded, min(count / recorded, 1.0) if recorded else 1.0, count - left, *chosen)
 
 
 def _without_attackers(parts: Parts, heads: pd.DataFrame) -> pd.DataFrame:
@@ -336,16 +336,12 @@ def _quantiles(delay: Mapping[int, float]) -> dict[str, float]:
 def answer(parts: Parts, options: WhatifOptions) -> Answer:
     """Try the grid on the sample; write ``whatif_choices`` and ``limits.toml``.
 
+    With no viewer in the sample there is nothing to write, and an earlier ``limits.toml`` stays: a server may read it.
+
     Raises:
-        ConfigError: there is neither a flight nor a viewer with samples, or the grid is wrong.
+        ConfigError: the grid is wrong.
     """
     sample = sample_of(parts, options)
-    if sample.heads.empty:
-        wanted = {"flights": "flight", "samples": "flow_samples of viewers"}.get(options.source, "flight and no viewer")
-        raise ConfigError(
-            f"the records have no {wanted}: there is nobody to try other limits on",
-            hint="record with flowctl serve live --events DIR --flights 5%",
-        )
     present, audiences = _in_force(sample), _audiences(sample.starts)
     choices = default_grid(present or DEFAULT_IN_FORCE)
     if options.grid is not None:
@@ -361,18 +357,23 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
     summary["in_force"] = "of the records" if present else "not in the records; the defaults are taken"
     if audiences:
         warnings.insert(0, f"whatif: {audience_words(audiences)}")
-    if rows[0]["viewers"]:
-        # A limits file cannot say another policy than the one in force, which row 0 has.
-        pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
-        pick = pick._replace(why=f"{pick.why}{_rests_on(summary, options)}")
-        chosen = rows[pick.row["choice_id"]]
-        chosen["recommended"] = True
-        who = f"{rows[0]['viewers']} recorded viewers" + (
-            f", a random sample of {share:.2%} of them" if share < 1 else ""
-        )
-        text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, audiences)
-        parts.write_text("limits.toml", text)
-        summary |= {"recommended": chosen["choice"], "why": pick.why, "bounds_kept": pick.kept}
+    if not rows[0]["viewers"]:
+        summary["why"] = "there is no viewer to try other limits on"
+        if options.source == "flights" and sample.heads.empty:
+            summary["why"] = "there is no flight of a viewer: flowctl serve live --flights 5% records some"
+        if earlier := parts.place.read_text("limits.toml"):
+            parts.write_text("limits.toml", earlier)
+            summary["why"] += "; limits.toml is that of an earlier run"
+        return Answer(summary=summary, warnings=[*warnings, f"whatif: {summary['why']}"])
+    # A limits file cannot say another policy than the one in force, which row 0 has.
+    pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
+    pick = pick._replace(why=f"{pick.why}{_rests_on(summary, options)}")
+    chosen = rows[pick.row["choice_id"]]
+    chosen["recommended"] = True
+    who = f"{rows[0]['viewers']} recorded viewers" + (f", a random sample of {share:.2%} of them" if share < 1 else "")
+    text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, audiences)
+    parts.write_text("limits.toml", text)
+    summary |= {"recommended": chosen["choice"], "why": pick.why, "bounds_kept": pick.kept}
     import pandas as pd
 
     parts.write("whatif_choices", pd.DataFrame(rows, columns=list(CHOICE_COLUMNS)), CHOICE_COLUMNS)
@@ -414,10 +415,10 @@ def _said(
         "connections_not_viewers": len(told) - len(damaged),
         "connections_of_attackers": sample.attackers,
         "connections_not_evaluated": len(damaged),
-        "source": str(heads["source"].iloc[0]),
+        "source": next(iter(heads["source"]), None),
     }
     warnings = []
-    if refused < FEW_REFUSED:
+    if viewers and refused < FEW_REFUSED:
         more = (
             "try more (--most 0 tries all)" if chosen < troubled else "record more (a larger --flights, or for longer)"
         )
@@ -425,7 +426,7 @@ def _said(
             f"whatif: only {refused} of {viewers} viewers were ever refused anything, and what is "
             f"recommended rests on them: {more} to rely on it"
         )
-    if share < 1 or chosen < troubled:
+    if viewers and (share < 1 or chosen < troubled):
         off = 200 * max((row["disconnected_error"] for row in rows), default=0.0)
         drawn_of = (
             f"{len(told) + viewers} of about {sample.recorded} viewers, a random sample, and " if share < 1 else ""

@@ -100,6 +100,7 @@ def test_limits_when_the_choice_in_force_is_best_are_left():
         ({}, "the job whatif was not run"),
         (notes(whatif={"state": "failed", "message": "no flights"}), "the job whatif failed: no flights"),
         (notes(), "the job whatif found nothing to say"),
+        (notes(whatif={"state": "done", "summary": {"viewers": 0, "why": "no viewer"}}), "Not known: no viewer."),
     ],
 )
 def test_limits_when_there_is_no_table_say_why(jobs, said):

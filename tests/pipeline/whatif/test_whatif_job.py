@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from record_kit import close, event, opened, sample, write, write_closes, write_opens, write_samples
+from record_kit import at, close, event, opened, sample, write, write_closes, write_opens, write_samples
 
 from flowctl.flight.words import limits_as_dict
 from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, parse_limits_file, render
+from flowctl.pipeline.records.window import Window
 from flowctl.pipeline.run import run
 from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid
 from flowctl.pipeline.whatif.job import JOB, WhatifOptions
@@ -140,6 +141,26 @@ def test_run_when_flights_were_recorded_finds_what_was_done(spark, tmp_path):
     assert by_force[True]["edges"] == sum(edges for _, edges, _ in recorded.values())
     assert (summary["source"], summary["connections_not_evaluated"]) == ("flight", 1)
     assert any("row 3 is missing" in line for line in warnings)
+
+
+@pytest.mark.parametrize("quiet", [close(3605, 9, 5.0, episodes_overloaded=1), close(3900, 9, 300.0, role="publish")])
+def test_run_when_there_is_no_viewer_keeps_the_limits_file_and_says_so(spark, tmp_path, quiet):
+    """A server that reads limits.toml finds it after an hour without viewers; without an earlier run there is none."""
+    events, options = tmp_path / "events", WhatifOptions(grid=GRID)
+    write_closes(events, [quiet], hour="13")
+    write_samples(events, [sample(3601, 9, role=quiet["role"])], hour="13")
+    result = run(spark, str(events), str(tmp_path / "out"), [JOB], {"whatif": options})
+    assert (result.failed, {*result.outputs}) == ([], set())
+    assert "whatif: there is no viewer to try other limits on" in result.jobs["whatif"].warnings
+
+    crowd(events)
+    text = job(spark, tmp_path, options)[3].read_text("utf-8")
+    window = Window(at(3600), at(7200))
+    result = run(spark, str(events), str(tmp_path / "out"), [JOB], {"whatif": options}, window)
+    assert (result.failed, {*result.outputs}) == ([], {"limits.toml"})
+    assert (tmp_path / "out/limits.toml").read_text("utf-8") == text
+    told = "whatif: there is no viewer to try other limits on; limits.toml is that of an earlier run"
+    assert told in result.jobs["whatif"].warnings
 
 
 def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
