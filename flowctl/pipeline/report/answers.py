@@ -137,6 +137,8 @@ RULES: Final = (
            "It had no room for {part} of the viewers who were in trouble there.",
            "{viewers} of that node. Without samples a thread is never blamed."),
     Advice("calls", "fine", "{recorded?}Call nobody: no network, publisher or node stands out.", "", "{recorded}"),
+    Advice("calls", "fine", "{published?}Call nobody: no publisher stands out.", "",
+           "Recorded: {published}, and no viewer."),
     *(Advice(about, "unknown", "{why_not}", "", _CAPACITY if about == "capacity" else "")
       for about in ("limits", "bans", "capacity", "calls")),
 )  # fmt: skip
@@ -154,7 +156,8 @@ def answers(found: Found) -> list[Advice]:
         if more := items[MOST_NAMED:]:
             calls.append(Advice(about, "act", f"And {plural(len(more), f'more {about}')}: see the tables."))
     missing = found.why_not("experience" if found.totals else "sessions")
-    return said + (calls or [_said("calls", {"recorded": recorded(found), "why_not": missing})])
+    published = plural(found.tables["ingest"].total, "publication") if found.rows("ingest") else ""
+    return said + (calls or [_said("calls", {"recorded": recorded(found), "published": published, "why_not": missing})])
 
 
 def _said(about: str, facts: Facts) -> Advice:

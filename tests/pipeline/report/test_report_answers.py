@@ -274,6 +274,13 @@ def test_calls_when_what_viewers_felt_is_not_known_say_so():
     assert (said.kind, said.do[:41]) == ("unknown", "Not known: the job experience was not run")
 
 
+def test_calls_when_there_are_publishers_alone_judge_these():
+    """Records without a viewer know of publishers all the same, good or bad."""
+    (said,) = calls(replace(found(ingest=[publication()] * 3), totals={"connections": 3}))
+    assert (said.kind, said.do) == ("fine", "Call nobody: no publisher stands out.")
+    assert said.sure == "Recorded: 3 publications, and no viewer."
+
+
 def test_calls_when_a_thread_had_no_room_name_its_node():
     """A node is named where its own thread is to blame for at least half of its viewers in trouble, and five."""
 
