@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from flowctl.errors import FlowctlError
@@ -40,10 +42,11 @@ from flowctl.telemetry.schema import CLASS_NAMES, VIEWING, EventName
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
     from flowctl.flight.viewing import StreamAndLink
     from flowctl.pipeline.job import Records
+    from flowctl.pipeline.records.window import Hour
 
 BEFORE_S: Final = 20.0
 """In front of trouble: two key frames at the longest usual distance, so that the log is as it was."""
@@ -112,16 +115,19 @@ def stretches(records: Records, *, source: str, trouble_s: float, most: int) -> 
 
     Args:
         records: of one or more hours.
-        source: ``flights``, ``samples``, or ``auto``: flights where there are any.
+        source: ``flights``, ``samples``, or ``auto``: flights in each hour that has any.
         trouble_s: how much trouble of a viewer's hour is kept, seconds; what comes later is not used.
         most: viewers of an hour at most. 0: all.
     """
+    flown: set[Hour] = set(records.hours("flight")) if source == "auto" else set()
+    frames = []
     if source == "flights" or (source == "auto" and records.has("flight")):
-        found = _of_flights(records.table("flight"), trouble_s, most)
-    else:
-        found = _of_samples(records, trouble_s, most)
+        frames.append(_of_flights(records.table("flight"), trouble_s, most))
+    if source == "samples" or (source == "auto" and records.newest.keys() - flown):
+        frames.append(_of_samples(records, flown, trouble_s, most))
     started = records.table("flow_events").where(f.col("event") == EventName.SERVER_STARTED.value)
-    return found.unionByName(_rows(started, {"at": f.col("ts"), "source": f.lit(SERVER), "settings": f.col("detail")}))
+    frames.append(_rows(started, {"at": f.col("ts"), "source": f.lit(SERVER), "settings": f.col("detail")}))
+    return reduce(DataFrame.unionByName, frames)
 
 
 def sampled(frame: DataFrame, most: int) -> DataFrame:
@@ -150,23 +156,36 @@ def _of_flights(flight: DataFrame, trouble_s: float, most: int) -> DataFrame:
     return _applied(rows.join(f.broadcast(keys), list(hours)), "flight", trouble_s)
 
 
-def _of_samples(records: Records, trouble_s: float, most: int) -> DataFrame:
-    """Return the stretches of viewers by their samples; which ones, and who was calm, rows of whole connections say."""
-    keys = with_unit(sampled(_connections(records), most), "peer_ip")
+def _of_samples(records: Records, flown: Collection[Hour], trouble_s: float, most: int) -> DataFrame:
+    """Return the stretches of viewers by their samples; which ones, and who was calm, rows of whole connections say.
+
+    Args:
+        records: as of `stretches`.
+        flown: hours that are left out.
+        trouble_s: as there.
+        most: as there.
+    """
+
+    def table(name: str) -> DataFrame:
+        found = records.table(name)
+        left_out = [" ".join(hour) for hour in flown]
+        return found.where(~f.concat_ws(" ", "date", "hour").isin(left_out)) if flown else found
+
+    keys = with_unit(sampled(_connections(table), most), "peer_ip")
     calm = f.coalesce(f.col("episodes") == 0, f.lit(False))
     hours = ["date", "hour", "node", "conn_id"]
     troubled = keys.where(~calm).select(*hours, "picked", "address", "close_reason")
-    rows = records.table("flow_samples").where(f.col("role").isin(*VIEWING))
+    rows = table("flow_samples").where(f.col("role").isin(*VIEWING))
     rows = rows.select("date", "hour", *_SAMPLE_COLUMNS).join(f.broadcast(troubled), hours)
     return _calm_rows(keys.where(calm)).unionByName(_applied(rows, "samples", trouble_s))
 
 
-def _connections(records: Records) -> DataFrame:
+def _connections(table: Callable[[str], DataFrame]) -> DataFrame:
     """Return the viewers of the hour, and what their last rows there say of them as a whole."""
     totals = [f"accepted_messages_{name}" for name in CLASS_NAMES]
     names = "date hour ts node conn_id peer_ip role opened_at duration_s reason sent_bytes episodes_overloaded"
     columns = (*names.split(), *totals)
-    frames = [records.table(name).select(*columns) for name in ("flow_closes", "flow_opens")]
+    frames = [table(name).select(*columns) for name in ("flow_closes", "flow_opens")]
     rows = frames[0].unionByName(frames[1]).where(f.col("role").isin(*VIEWING))
     return (
         rows.groupBy("date", "hour", "node", "conn_id")

@@ -163,6 +163,17 @@ def test_run_when_there_is_no_viewer_keeps_the_limits_file_and_says_so(spark, tm
     assert told in result.jobs["whatif"].warnings
 
 
+def test_run_when_another_hour_has_flights_keeps_the_samples_of_this_one(spark, tmp_path):
+    """What is kept of an hour is the same, whatever hours are read with it: its window has its viewers."""
+    write_flights(tmp_path / "events")
+    crowd(tmp_path / "events")
+    options = WhatifOptions(grid=GRID)
+    assert job(spark, tmp_path, options)[0]["source"] == "flight"
+    window = Window(at(0), at(3600))
+    result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"whatif": options}, window)
+    assert [result.jobs["whatif"].summary[name] for name in ("viewers", "source")] == [4, "samples"]
+
+
 def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
     """Every choice with the server's own policy can be written as a limits file and read back."""
     for choice in default_grid(DEFAULT_IN_FORCE):
