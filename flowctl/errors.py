@@ -26,10 +26,6 @@ class ConfigError(FlowctlError, ValueError):
     """A setting has a value that it may not have; names the field, the value and what is allowed."""
 
 
-class RecordsError(ConfigError):
-    """There are no records where they were said to be, or they cannot be used as they are."""
-
-
 class LocalProtocolError(FlowctlError):
     """Our caller asked for something that the present state does not allow."""
 

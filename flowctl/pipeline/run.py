@@ -38,7 +38,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from flowctl.errors import ConfigError, FlowctlError, RecordsError
+from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
 from flowctl.pipeline.record import (
     ALL,
@@ -55,7 +55,7 @@ from flowctl.pipeline.record import (
 )
 from flowctl.pipeline.records import checks, footers
 from flowctl.pipeline.records.footers import DAMAGED, UNREADABLE, Facts
-from flowctl.pipeline.records.listing import File, Listing, list_records
+from flowctl.pipeline.records.listing import File, Listing, RecordsError, list_records
 from flowctl.pipeline.records.place import Place, local_path, resolved
 from flowctl.pipeline.records.read import Read, check_any, judged, look
 from flowctl.pipeline.records.seen import Content, apart, holds, joined

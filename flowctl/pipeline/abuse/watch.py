@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.errors import ConfigError, FlowctlError, RecordsError
+from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.abuse.evidence import with_evidence
 from flowctl.pipeline.abuse.job import BANS_FILE, JOB, AbuseOptions, merge_lists
 from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import JobNote, JobState
+from flowctl.pipeline.records.listing import RecordsError
 from flowctl.pipeline.records.place import Place, Storage, literal
 from flowctl.pipeline.records.window import Window
 from flowctl.pipeline.run import AllResult

@@ -13,13 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.errors import RecordsError
+from flowctl.errors import ConfigError
 from flowctl.pipeline.records.place import Storage
 from flowctl.pipeline.records.window import ODD_HOUR, Hour, Window, begin_of
 from flowctl.telemetry.schema import TABLES
 
 _IN_PLACE: Final = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=([01]\d|2[0-3])/[^/]+")
 _HINT: Final = "give the folder that a server wrote with --events; it has folders flow_closes and flow_events"
+
+
+class RecordsError(ConfigError):
+    """There are no records where they were said to be, or they cannot be used as they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from flowctl.errors import RecordsError
 from flowctl.pipeline.records import old
 from flowctl.pipeline.records.accounts import Accounts
 from flowctl.pipeline.records.checks import checks_of, reasons
 from flowctl.pipeline.records.footers import DAMAGED, Facts, facts_of, opened, pieces
+from flowctl.pipeline.records.listing import RecordsError
 from flowctl.pipeline.records.place import literal
 from flowctl.pipeline.records.window import ODD_HOUR, Hour, end_of
 from flowctl.printable import foreign
