@@ -35,7 +35,7 @@ from flowctl.live.playing import ViewerSession
 from flowctl.live.records.flights import make_flights
 from flowctl.live.records.meters import Meters
 from flowctl.live.records.recent import RecentEvents
-from flowctl.live.records.recording import Recording, usual_node
+from flowctl.live.records.recording import Recording, in_force, usual_node
 from flowctl.live.reload.reload import Reload
 from flowctl.live.session import LiveSession
 from flowctl.live.settings.levels import Level, Takes, differing, placed, split
@@ -262,7 +262,7 @@ class LiveServer(Server):
         if not detail:
             return
         _log.info("settings changed", file=str(source.file), connections=len(self.connections()), **detail)
-        self._note_change("config file", detail, recorded=_without_names(detail))
+        self._note_change("config file", detail, recorded=_without_names(detail) | in_force(self.hub.config))
 
     def _differences(self, source: Source, before: LiveConfig, now: LiveConfig) -> list[Difference]:
         """Return what differs between two readings of the file.
@@ -333,7 +333,7 @@ class LiveServer(Server):
         }
         self.limits_from = "limits file"
         _log.info("limits changed", was=str(was), connections=len(self.connections()), **now)
-        self._note_change("limits file", now)
+        self._note_change("limits file", now, recorded=now | in_force(self.hub.config))
 
     def _penalty_watch(self) -> PenaltyWatch | None:
         limits, admission = self.config.penalties, self.config.admission
@@ -459,7 +459,7 @@ class LiveServer(Server):
             self.limits_from = "command"
             count = len(self.connections())
             _log.info("limits changed", was=str(was), connections=count, limits=str(limits), origin=origin)
-            self._note_change("limits", limits_as_dict(limits), origin)
+            self._note_change("limits", limits_as_dict(limits), origin, recorded=in_force(self.hub.config))
             return count
 
         return self.reload.do(change)

@@ -85,6 +85,7 @@ class Parts:
     accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
     notes: Mapping[str, JobNote]  # what became of the jobs of this run so far
     hours: Mapping[str, tuple[Part, Sequence[Hour]]]  # parts by name, and the hours in which they have rows
+    before: Mapping[str, Sequence[Hour]]  # of each part, earlier hours in which it has rows
 
     @property
     def spark(self) -> SparkSession:
@@ -105,12 +106,27 @@ class Parts:
         """Return the same by pyarrow, without a query of Spark; only where `small`."""
         return self.arrow(name).to_pandas()
 
-    def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return some columns of it, or all and `BY_HOUR`, likewise."""
+    def arrow(
+        self,
+        name: str,
+        columns: Sequence[str] | None = None,
+        where: pa.dataset.Expression | None = None,
+        *,
+        before: bool = False,
+    ) -> pa.Table:
+        """Return some columns of it, or all and `BY_HOUR`, likewise.
+
+        Args:
+            name: of the part.
+            columns: names. None: all.
+            where: which rows. None: all.
+            before: those of all hours before the window, too; with `where` it is small whatever `small` says.
+        """
         import pyarrow as pa
         from pyarrow import dataset
 
         part, hours = self.hours[name]
+        hours = [*(self.before[name] if before else ()), *hours]
         storage, schema = self.place.storage, arrow_schema(part.columns | BY_HOUR)
         if not hours:
             return schema.empty_table().select(list(columns or schema.names))
@@ -120,7 +136,7 @@ class Parts:
         rows = dataset.dataset(
             files, schema, "parquet", storage.system, dataset.HivePartitioning(by_hour), partition_base_dir=base
         )
-        return rows.to_table(None if columns is None else list(columns))
+        return rows.to_table(None if columns is None else list(columns), filter=where)
 
     def result(self, name: str) -> DataFrame:
         """Return a table that this job has written (`write`), or one that an earlier job or run has."""

@@ -603,6 +603,9 @@ class _Run:
             ]
             for item in map(self.known.__getitem__, hours)
         ]
+        known += [
+            [astuple(item.parts[name])[:3] for name in needed if name in item.parts] for _, item in self._before(hours)
+        ]
         wanted = [self._made_with(name) for name in needed]
         there = [self.place.state(name) for name in job.results]
         options = repr((self.window, self.options[job.name]))
@@ -630,7 +633,12 @@ class _Run:
             accounts=self._accounts(hours),
             notes=notes,
             hours={name: (self.wanted[name][0], lies) for name, lies in there.items()},
+            before={name: [hour for hour, item in self._before(hours) if item.size_bytes(name)] for name in names},
         )
+
+    def _before(self, hours: Sequence[Hour]) -> list[tuple[Hour, Known]]:
+        """Return what is known of hours before these."""
+        return sorted((hour, known) for hour, known in self.known.items() if [hour] < [*hours[:1]])
 
     def _missing(self, names: Sequence[str], hours: Sequence[Hour]) -> list[str]:
         """Return what to say of parts that are not as they are wanted, and cannot be made: their records are gone."""

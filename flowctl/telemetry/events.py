@@ -207,7 +207,8 @@ class Events:
         Args:
             at: when they came into force.
             reason: by what: ``limits file``, ``bans file``, or the command ``limits``, ``ban``, ``unban`` or ``drain``.
-            detail: what is in force now. A network in it (``cidr``) is stored as addresses are.
+            detail: what is in force now; of limits all that `server_started` says of them. A network in it (``cidr``)
+                is stored as addresses are.
         """
         self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=json.dumps(self._shown(detail)))
 

@@ -117,7 +117,7 @@ class EventName(enum.Enum):
 
     SERVER_STARTED = "server_started"  # detail: limits, policy, audiences, times, version; first record of a process
     SERVER_STOPPED = "server_stopped"
-    CONFIG_CHANGED = "config_changed"  # limits or bans were changed; detail says what, reason by which file or command
+    CONFIG_CHANGED = "config_changed"  # limits or bans were changed; detail: those in force; reason: file or command
     CONN_OPENED = "conn_opened"
     CONN_REFUSED = "conn_refused"  # at accept: reason names the limit, or "banned"
     HANDSHAKE_DONE = "handshake_done"  # value: ms since the connection was opened

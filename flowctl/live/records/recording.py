@@ -128,6 +128,19 @@ class Recording:
         )
 
 
+def in_force(config: LiveConfig) -> dict[str, Any]:
+    """Return what records say of limits, policy and times: at the start, and of each change of them."""
+    settings = config.sender
+    return {
+        "limits": str(config.limits),
+        "marks": limits_as_dict(config.limits),
+        "policy": config.policy,
+        "stuck_s": settings.stuck_s,
+        "soft_too_long_s": settings.soft_too_long_s,
+        "return_after_s": settings.return_after_s,
+    }
+
+
 def _described(config: LiveConfig) -> dict[str, Any]:
     """Return what the first record of a process says of its settings."""
     version = "unknown"
@@ -136,13 +149,8 @@ def _described(config: LiveConfig) -> dict[str, Any]:
     settings, events = config.sender, config.events
     return {
         "version": version,
-        "limits": str(config.limits),
-        "marks": limits_as_dict(config.limits),
-        "policy": config.policy,
+        **in_force(config),
         "audiences": "; ".join(map(str, config.audiences)),
-        "stuck_s": settings.stuck_s,
-        "soft_too_long_s": settings.soft_too_long_s,
-        "return_after_s": settings.return_after_s,
         "age_from": settings.age_from.value,
         "flush_interval_s": config.flush_interval_s,
         "groups": config.group_count,

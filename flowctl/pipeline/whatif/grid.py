@@ -164,7 +164,7 @@ def audiences_of(detail: str | None) -> str:
 
 
 def in_force(detail: str | None) -> Choice | None:
-    """Return the choice that the detail of a BEGIN row or of a `server_started` event tells; None: it tells none.
+    """Return the choice that the detail of a BEGIN row or of an event of a server tells; None: it tells none.
 
     Records from before there was a target delay say nothing of it; it is by the stream then, as is usual.
 

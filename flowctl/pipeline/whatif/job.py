@@ -133,7 +133,7 @@ class Sample:
 
     Args:
         heads: their stretches without events.
-        starts: what servers said when they started, oldest first.
+        starts: when, and what, servers said of their limits up to the end of the window: at their start, at changes.
         recorded: how many viewers there were.
         share: of them, how many are in the sample.
         attackers: how many of the sample were left out as such.
@@ -142,7 +142,7 @@ class Sample:
     """
 
     heads: pd.DataFrame
-    starts: Sequence[str]
+    starts: Sequence[tuple[Any, str, str | None]]  # time, `SERVER`, detail
     recorded: int
     share: float
     attackers: int
@@ -152,20 +152,22 @@ class Sample:
 
 _SUMS: Final = {"stratum": "int", "choice": "int", "measure": "string", "value": "bigint"}
 _ORDER: Final = ("stratum", "node", "conn_id", "at")
+_TOLD: Final = ("at", "source", "settings")
 _HEAD: Final = (*VIEWER, "address", "at", "source", "reason", "settings", "ended_us", "close_reason")
 
 
 def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
     """Return the sample of the window, of one source: flights where there are any, if nothing else was asked for."""
+    from pyarrow import dataset
+
     if parts.small:
         rows = parts.arrow(STRETCHES, _HEAD).to_pandas()
-        starts, rows = rows[rows["source"] == SERVER], rows[rows["source"] == _source(rows["source"].unique())]
+        rows = rows[rows["source"] == _source(rows["source"].unique())]
         keys = rows[VIEWER].drop_duplicates().sort_values(VIEWER)
         keys = keys.head(options.most) if options.most else keys
         heads = rows.merge(keys, on=VIEWER)
     else:
         table = parts.table(STRETCHES).select(*_HEAD)
-        starts = table.where(f.col("source") == SERVER).toArrow().to_pandas()
         source = _source([row["source"] for row in table.select("source").distinct().collect()])
         light = table.where(f.col("source") == source)
         found = light.select(*VIEWER).distinct().orderBy(*VIEWER)
@@ -175,7 +177,8 @@ def sample_of(parts: Parts, options: WhatifOptions) -> Sample:
     honest = _without_attackers(parts, heads)
     count, left = (len(some[["node", "conn_id"]].drop_duplicates()) for some in (heads, honest))
     chosen = drawn(honest[honest["reason"].isna()], options.extend_s, MOST_TRIED_S if options.most else math.inf)
-    told = starts.sort_values("at")["settings"].tolist()
+    servers = parts.arrow(STRETCHES, _TOLD, dataset.field("source") == SERVER, before=True).to_pandas()
+    told = list(servers.itertuples(index=False, name=None))
     return Sample(honest, told, recorded, min(count / recorded, 1.0) if recorded else 1.0, count - left, *chosen)
 
 
@@ -444,14 +447,19 @@ def _said(
 
 
 def _in_force(sample: Sample) -> Choice | None:
-    """Return the choice in force that the records tell: of the newest flight, else of the newest start of a server."""
-    flights = sample.heads.dropna(subset=["settings"]).sort_values("at")["settings"].tolist()
-    return next((found for told in (flights, sample.starts) if told and (found := in_force(told[-1]))), None)
+    """Return the choice in force that the records tell: of the newest flight, start of a server or change of limits.
+
+    None: they do not tell, or the newest change is of an earlier version, which recorded none that can be read.
+    """
+    flights = sample.heads.dropna(subset=["settings"]).sort_values("at").drop_duplicates(["node", "conn_id"])
+    told = [*flights[list(_TOLD)].itertuples(index=False, name=None), *sample.starts]
+    told.sort(key=lambda row: row[0], reverse=True)
+    return next((found for _, source, detail in told if (found := in_force(detail)) or source == SERVER), None)
 
 
-def _audiences(starts: Sequence[str]) -> str:
+def _audiences(starts: Sequence[tuple[Any, str, str | None]]) -> str:
     """Return the audiences of all servers whose start was recorded."""
-    return "; ".join(sorted({found for detail in starts if (found := audiences_of(detail))}))
+    return "; ".join(sorted({found for *_, detail in starts if (found := audiences_of(detail))}))
 
 
 def audience_words(audiences: str) -> str:

@@ -83,10 +83,10 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
 }
 """Contract of the part. Grain: one stretch of a viewer in an hour, or one that was calm all the time. `reason`: why it
 is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force; of source `SERVER`,
-which is no viewer, what a server said when it started. `calm`: sums of the time without trouble, by measure
-(`flowctl.pipeline.whatif.trials.of_outcome`). `at_us`, `what`, `bytes`: events (`flowctl.flight.whatif.types.Event`),
-times from the first; `ended_us` likewise. `strained_us`: begin and end of each time in which our own thread had no
-room, likewise."""
+which is no viewer, what a server said when it started or its limits changed. `calm`: sums of the time without trouble,
+by measure (`flowctl.pipeline.whatif.trials.of_outcome`). `at_us`, `what`, `bytes`: events
+(`flowctl.flight.whatif.types.Event`), times from the first; `ended_us` likewise. `strained_us`: begin and end of each
+time in which our own thread had no room, likewise."""
 _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}
 NO_STREAM: Final = "it followed no stream"
 SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
@@ -125,8 +125,12 @@ def stretches(records: Records, *, source: str, trouble_s: float, most: int) -> 
         frames.append(_of_flights(records.table("flight"), trouble_s, most))
     if source == "samples" or (source == "auto" and records.newest.keys() - flown):
         frames.append(_of_samples(records, flown, trouble_s, most))
-    started = records.table("flow_events").where(f.col("event") == EventName.SERVER_STARTED.value)
-    frames.append(_rows(started, {"at": f.col("ts"), "source": f.lit(SERVER), "settings": f.col("detail")}))
+    detail, reason = f.col("detail"), f.col("reason")
+    changed = (f.col("event") == EventName.CONFIG_CHANGED.value) & (
+        reason.isin("limits file", "limits") | detail.contains('"marks"')
+    )
+    told = records.table("flow_events").where((f.col("event") == EventName.SERVER_STARTED.value) | changed)
+    frames.append(_rows(told, {"at": f.col("ts"), "source": f.lit(SERVER), "settings": detail}))
     return reduce(DataFrame.unionByName, frames)
 
 

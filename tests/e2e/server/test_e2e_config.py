@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
@@ -13,9 +14,11 @@ from flowctl.flow.limitsfile import LimitsFile
 from flowctl.flow.limitsfile import render as render_limits
 from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.live.config import LiveConfig
+from flowctl.live.records.recording import in_force
 from flowctl.live.server import build_live_server
 from flowctl.live.settings.sources import read_settings
 from flowctl.media.synthetic import SyntheticSource
+from flowctl.pipeline.whatif.grid import in_force as choice_in_force
 from flowctl.server.program import ServerProgram
 
 LIVE = ServerProgram(name="live", summary="", default_port=0, build=build_live_server)
@@ -207,7 +210,26 @@ def test_config_when_levels_change_is_recorded_without_names_of_streams(configur
     )
     [told] = reload(server, path, text.replace("15s", "16s") + '[stream."live/s3cret"]\nflush = "80ms"\n')
     assert told == {"changed": ["stuck", '[stream."live/s3cret"]']}
-    assert said == [("config file", {"changed": ["stuck", "levels"]})]
+    assert said == [("config file", {"changed": ["stuck", "levels"]} | in_force(server.hub.config))]
+
+
+def test_limits_when_they_change_are_recorded_as_at_the_start(configured, tmp_path, monkeypatch):
+    """By a file or by a command: who reads the records knows all marks and times that are in force then."""
+    start, _ = configured
+    limits = tmp_path / "limits.toml"
+    limits.write_text(render_limits(LimitsFile(limits=Limits.parse("5MiB,500,5s"))), "utf-8")
+    server = start(f'limits = "{limits}"\nevents = "{tmp_path / "records"}"\ncontrol = "off"\n')
+    said = []
+    monkeypatch.setattr(
+        server.recording.events, "config_changed", lambda now, what, detail: said.append((what, detail))
+    )
+    put(limits, render_limits(LimitsFile(limits=Limits.parse("6MiB,600,6s"), stuck_s=5.0)))
+    server.reload.do(server.reload.read_now)
+    server.change_limits(Limits.parse("8MiB,800,8s"))
+    assert [what for what, _ in said] == ["limits file", "limits"]
+    choices = [choice_in_force(json.dumps(detail)) for _, detail in said]
+    assert [choice.limits for choice in choices] == [Limits.parse("6MiB,600,6s"), Limits.parse("8MiB,800,8s")]
+    assert [choice.stuck_s for choice in choices] == [5.0, 5.0]
 
 
 def test_config_when_a_worker_takes_it_has_its_part_of_what_all_share(live, tmp_path):

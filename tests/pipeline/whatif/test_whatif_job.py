@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 from record_kit import at, close, event, opened, sample, write, write_closes, write_opens, write_samples
 
@@ -13,7 +15,8 @@ from flowctl.flow.limitsfile import LimitsFile, parse_limits_file, render
 from flowctl.pipeline.records.window import Window
 from flowctl.pipeline.run import run
 from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid
-from flowctl.pipeline.whatif.job import JOB, WhatifOptions
+from flowctl.pipeline.whatif.job import JOB, Sample, WhatifOptions, _in_force
+from flowctl.pipeline.whatif.stretches import SERVER
 from flowctl.telemetry.schema import FLIGHT
 from tests.pipeline.flight_files import write_flights
 
@@ -172,6 +175,55 @@ def test_run_when_another_hour_has_flights_keeps_the_samples_of_this_one(spark, 
     window = Window(at(0), at(3600))
     result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"whatif": options}, window)
     assert [result.jobs["whatif"].summary[name] for name in ("viewers", "source")] == [4, "samples"]
+
+
+def said(target_delay_ms, **more):
+    """Return what a server says of its limits: the defaults with that target delay."""
+    limits = replace(DEFAULT_IN_FORCE.limits, target_delay_ms=target_delay_ms)
+    return json.dumps({"marks": limits_as_dict(limits), "policy": "live", **more})
+
+
+def test_run_when_limits_changed_in_an_earlier_hour_knows_those_in_force(spark, tmp_path):
+    """What a server said before the window, at its start and at a change, is in force in it."""
+    changed = event(30, 0, "config_changed", reason="limits file", detail=said(700))
+    others = [
+        event(40, 0, "config_changed", reason="bans file", detail='{"bans": 1}'),
+        event(3700, 0, "conn_opened"),
+    ]
+    write(
+        tmp_path / "events",
+        [event(0, 0, "server_started", detail=said(None, audiences="a/*=1s")), changed, *others[:1]],
+    )
+    write(tmp_path / "events", others[1:], hour="13")
+    write_closes(tmp_path / "events", [close(3720, 1, 20.0)], hour="13")
+    for hour in (0, 1):
+        window = Window(at(3600 * hour), at(3600 * (hour + 1)))
+        result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], {"whatif": WhatifOptions()}, window)
+        assert result.failed == []
+    summary = result.jobs["whatif"].summary
+    assert (summary["viewers"], summary["in_force"], summary["audiences"]) == (1, "of the records", "a/*=1s")
+    rows = spark.read.parquet(str(tmp_path / "out/whatif_choices")).where("in_force").collect()
+    assert [row["target_delay"] for row in rows] == ["700ms"]
+
+
+@pytest.mark.parametrize(
+    ("flights", "servers", "target_delay"),
+    [
+        ({5: 100}, {1: 200}, 100),
+        ({5: 100}, {1: 200, 6: 300}, 300),
+        ({5: 100, 7: 400}, {1: 200, 6: 300}, 400),
+        ({}, {1: 200, 6: None}, None),  # of a version that did not record the marks
+    ],
+)
+def test_in_force_when_several_tell_takes_the_newest(flights, servers, target_delay):
+    """Starts, changes and flights: the newest counts, a flight by its begin; one that says nothing leaves it open."""
+    texts = {at(second): said(ms) if ms is not None else '{"limits": "off"}' for second, ms in servers.items()}
+    rows = [("n1", number, at(second), "flight", said(ms)) for number, (second, ms) in enumerate(flights.items())]
+    rows += [(node, number, at(60), source, text) for node, number, _, source, text in rows]  # a later stretch
+    heads = pd.DataFrame(rows, columns=["node", "conn_id", "at", "source", "settings"])
+    told = [(when, SERVER, text) for when, text in texts.items()]
+    found = _in_force(Sample(heads, told, 1, 1.0, 0, heads, {}))
+    assert target_delay == (found and found.limits.target_delay_ms)
 
 
 def test_default_grid_when_evaluated_from_the_present_is_all_readable_by_the_server():
