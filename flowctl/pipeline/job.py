@@ -50,6 +50,8 @@ class Part:
             the rows belong in it; those that only the answer uses do not.
         result: whether the table is one of the results too, which people read: then it lies in OUT itself.
         version: counted up when `make` changes its meaning: parts of an earlier one are made again.
+        looks_back_h: hours before the end of a window that answers are given at least, of what is known: more than the
+            window is for what came before it.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Part:
     depends: Callable[[Any], str] = lambda _: ""
     result: bool = False
     version: int = 1
+    looks_back_h: int = 0
 
     def made_with(self, options: Any) -> str:
         """Return what distinguishes rows of this part from rows that were made in another way."""
@@ -93,7 +96,7 @@ class Parts:
         return self.session()
 
     def table(self, name: str) -> DataFrame:
-        """Return the rows of a part in the window, of any job that runs in this run or ran before; may be empty."""
+        """Return the rows of a part in the window, and where it looks back; of any job, now or before; may be empty."""
         part, hours = self.hours[name]
         schema = _ddl(part.columns | BY_HOUR)
         if not hours:

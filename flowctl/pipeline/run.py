@@ -611,10 +611,21 @@ class _Run:
         options = repr((self.window, self.options[job.name]))
         return digest(json.dumps((_code(), options, wanted, [*map(list, hours)], known, there)))
 
+    def _with_rows(self, name: str, hours: Sequence[Hour]) -> list[Hour]:
+        """Return in which of these hours, those of the window, and of those it looks back to, a part has rows."""
+        most, made_with = dt.timedelta(hours=self.wanted[name][0].looks_back_h), self._made_with(name)
+        before = (
+            hour
+            for hour, known in self._before(hours)
+            if end_of(hours[-1]) - begin_of(hour) <= most
+            if name in known.parts and known.parts[name].made_with == made_with  # another may have other columns
+        )
+        return [hour for hour in (*before, *hours) if self.known[hour].size_bytes(name)]
+
     def _parts(self, names: Sequence[str], hours: Sequence[Hour], notes: Mapping[str, JobNote]) -> Parts:
         known = {hour: self.known[hour] for hour in hours}
-        there = {name: [hour for hour in hours if known[hour].size_bytes(name)] for name in names}
-        size_bytes = sum(known[hour].size_bytes(name) for name, lies in there.items() for hour in lies)
+        there = {name: self._with_rows(name, hours) for name in names}
+        size_bytes = sum(self.known[hour].size_bytes(name) for name, lies in there.items() for hour in lies)
         newest = max((known[hour].newest for hour in hours), default="")
 
         def session() -> SparkSession:  # its settings are those of all answers, for another one is made beside

@@ -120,6 +120,7 @@ EVIDENCE: Final = Part(
     reads=("flow_closes", "flow_opens", "flow_events"),
     depends=lambda options: f"{options.weights.short_s:g} {options.weights.deaf_bytes_per_s:g}",
     version=4,
+    looks_back_h=24,
 )
 
 

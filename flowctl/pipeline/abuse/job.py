@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 from flowctl.addresses import Network
 from flowctl.errors import ConfigError
 from flowctl.pipeline.abuse.evidence import EVIDENCE
-from flowctl.pipeline.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_scores
+from flowctl.pipeline.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_scores, begin_us
 from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import Answer, Job
 from flowctl.pipeline.records import addresses
@@ -163,7 +163,8 @@ def answer(parts: Parts, options: AbuseOptions) -> Answer:
     begin_s = time.time() if options.now_s is None else options.now_s
     last_s = parts.newest.timestamp() if parts.newest is not None else 0.0
     weights, most = options.weights, options.most_bans
-    rules = Rules(weights=weights, seen_us=int(last_s * 1e6), now_us=int(begin_s * 1e6), spared=options.spared)
+    seen_us, now_us = int(last_s * 1e6), int(begin_s * 1e6)
+    rules = Rules(weights=weights, seen_us=seen_us, now_us=now_us, since_us=begin_us(parts), spared=options.spared)
     table = all_scores(parts, rules)
     parts.write("abuse_scores", table, SCORE_COLUMNS)
     if isinstance(table, pd.DataFrame):

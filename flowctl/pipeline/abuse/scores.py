@@ -89,12 +89,14 @@ class Rules:
         weights: of evidence.
         seen_us: end of the data, microseconds since the epoch.
         now_us: up to when evidence and standing age.
+        since_us: begin of the window: what is older tells who behaved, and is no evidence against anybody.
         spared: networks that are neither banned nor limited.
     """
 
     weights: Weights
     seen_us: int
     now_us: int
+    since_us: int = 0
     spared: tuple[Network, ...] = ()
 
     def left(self, us: Any) -> Any:
@@ -125,6 +127,11 @@ def all_scores(parts: Parts, rules: Rules) -> pd.DataFrame | DataFrame:
     return found.where(address.isNotNull()).repartition(place).mapInArrow(judged, columns)
 
 
+def begin_us(parts: Parts) -> int:
+    """Return when the window begins, microseconds since the epoch."""
+    return 0 if parts.since is None else int(parts.since.timestamp()) * MICRO
+
+
 def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
     """Return of each node when its newest process began, and when it was heard of last, by its own clock, us."""
     if not isinstance(found, pd.DataFrame):
@@ -151,6 +158,7 @@ def scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame | None = None)
     both = pd.concat([each, subnets], ignore_index=True)
     both["action"] = both["verdict"].map({name: action.value for name, action in ACTIONS.items()})
     both["banned"] = both["verdict"] == "ban"
+    both = both[both["addresses"] > 0]
     digits = dict.fromkeys(("score", "points", "standing_hours"), 3)
     return both.round(digits)[list(SCORE_COLUMNS)]
 
@@ -159,13 +167,20 @@ def address_scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame) -> pd
     """Return the score of every address, by address; `verdict` not yet with what subnets change."""
     weights, found = rules.weights, found[found["address"].notna()]
     found = found.assign(harmful=found["kind"].isin(_kinds(found, weights)), last_us=_us(found["last_seen"]))
-    who = found.groupby("address").agg(
-        connections=("opened", "sum"), first_seen=("first_seen", "min"), last_seen=("last_seen", "max")
+    inside = found["last_us"] >= rules.since_us
+    who = found.assign(counted=found["opened"].where(inside, 0), addresses=inside.astype("int64")).groupby("address")
+    who = who.agg(
+        connections=("counted", "sum"),
+        first_seen=("first_seen", "min"),
+        last_seen=("last_seen", "max"),
+        addresses=("addresses", "max"),  # 0: of one that was there only before the window
     )
     who = who.join(_standing(found, rules, known)).fillna({"people": 0, "open": 0, "standing_hours": 0.0})
     who["connections"] += who["open"]
     shared = (who["people"] > 0) | (who["standing_hours"] >= weights.shared_hours)
-    sums = _points(found, who.index[shared], rules).reindex(who.index).astype({"evidence": object})  # also of none
+    sums = (
+        _points(found[inside], who.index[shared], rules).reindex(who.index).astype({"evidence": object})
+    )  # also of none
     who = who.join(sums).fillna(dict.fromkeys(sums.columns, 0.0) | {"evidence": "{}"})
     hours, threshold = 1 + who["standing_hours"], weights.threshold
     who["score"] = (who["points"] / hours).round(3)
@@ -185,7 +200,7 @@ def address_scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame) -> pd
         for (unit, _), verdict, other in zip(places, said, lesser, strict=True)
     ]
     who["abusive_addresses"] = (who["verdict"] == "ban").astype("int64")
-    return who.assign(kind="address", addresses=1).astype({"people": "int64", "connections": "int64"})
+    return who.assign(kind="address").astype({"people": "int64", "connections": "int64"})
 
 
 def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: Rules) -> pd.DataFrame:
@@ -307,7 +322,7 @@ def attackers(
         Connections (node, conn_id) with evidence that bans and is more than being slow; and the addresses that would be
         banned at the end of the data, wherever they are.
     """
-    rules = Rules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us)
+    rules = Rules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us, since_us=begin_us(parts))
     if parts.small:
         found = parts.pandas(EVIDENCE.name)
         known = nodes(found)

@@ -18,6 +18,7 @@ from flowctl.pipeline.abuse.weights import Weights
 from flowctl.pipeline.job import JobState
 from flowctl.pipeline.records import addresses
 from flowctl.pipeline.records.addresses import parse_networks
+from flowctl.pipeline.records.window import Window
 from flowctl.pipeline.run import run
 from flowctl.pipeline.synth import job as synth
 from flowctl.pipeline.synth.people import SynthOptions
@@ -452,6 +453,21 @@ def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_netw
     assert scores["192.0.2.72"]["points"] == pytest.approx(36 / 2**7, rel=0.01)
     assert [ban.cidr for ban in bans.bans] == ["10.0.0.9/32"]
     assert "the records end 168 hours ago" in result.warnings[0]
+
+
+def test_abuse_when_a_window_is_short_knows_who_behaved_before_it(spark, tmp_path):
+    """The day before the end of a window tells who shares an address, and is no evidence against anybody."""
+    write(tmp_path / "events", ends("192.0.2.90", "peer_closed", 20, NOW_S - 3 * 3600, duration_s=3000.0))
+    write(tmp_path / "events", attack("192.0.2.92", NOW_S - 3 * 3600), "early")
+    write(tmp_path / "events", [*attack("192.0.2.90"), *attack("192.0.2.91")], "late")
+    options, verdicts = {"abuse": AbuseOptions(now_s=NOW_S)}, []
+    for window in (None, Window(at(NOW_S), None)):
+        result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], options, window)
+        assert not result.failed
+        scores = spark.read.parquet(str(tmp_path / "out" / "abuse_scores")).where("kind = 'address'").collect()
+        verdicts.append({row["address"]: (row["verdict"], row["connections"]) for row in scores})
+    assert verdicts[0] == {"192.0.2.90": ("shared", 20), "192.0.2.91": ("ban", 0), "192.0.2.92": ("ban", 0)}
+    assert verdicts[1] == {"192.0.2.90": ("shared", 0), "192.0.2.91": ("ban", 0)}
 
 
 @pytest.fixture(scope="module")

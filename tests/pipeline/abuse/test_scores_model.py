@@ -162,7 +162,7 @@ def test_attackers_when_asked_for_are_the_harmful_connections_and_banned_address
     """What is left out of a what-if: connections with evidence that bans, but for slowness, and banned addresses."""
     model, scores, folder = judged
     part = dataset(str(folder / "out" / "parts" / "evidence")).to_table().to_pandas()
-    parts = SimpleNamespace(small=True, pandas=lambda _: part)
+    parts = SimpleNamespace(small=True, since=None, pandas=lambda _: part)
     connections, banned = attackers(parts, set(scores), int(NOW_S * 1e6), WEIGHTS)
     direct = {
         row["conn_id"]
