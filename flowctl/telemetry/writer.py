@@ -288,6 +288,7 @@ class RecordFiles:
                     # Measured: 0.65 us per sample instead of 0.92 with dictionaries and statistics of all columns.
                     use_dictionary=[column.name for column in of.columns if column.kind is Kind.TEXT],
                     write_statistics=[name for name in of.names if name in _STATISTICS],
+                    write_page_checksum=True,
                 )
                 file.flush()
                 os.fsync(file.fileno())

@@ -75,7 +75,7 @@ def write(
         }
     path = folder(root, table, **more) / f"{name}.parquet"
     data = pa.Table.from_pylist(rows, schema=schema).replace_schema_metadata(metadata)
-    pq.write_table(data, path, compression="zstd")
+    pq.write_table(data, path, compression="zstd", write_page_checksum=True)
     return path
 
 

@@ -307,6 +307,19 @@ def test_folder_when_it_cannot_be_used_is_refused_at_the_start(tmp_path):
             RecordFiles(options(folder), START_US).prepare()
 
 
+def test_file_when_an_octet_is_another_is_known_to_be_damaged(tmp_path):
+    """Each page has a checksum."""
+    made = recorder(tmp_path)
+    made._writers["flow_events"].add_rows([row(number) for number in range(100)])
+    made._writers["flow_events"].finish()
+    (path,) = files(tmp_path)
+    whole, column = path.read_bytes(), parquet.read_metadata(path).row_group(0).column(0)
+    at = column.data_page_offset + column.total_compressed_size - 2
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(OSError, match="CRC"):
+        parquet.read_table(path, page_checksum_verification=True)
+
+
 def test_pyarrow_when_absent_is_named_with_the_way_to_get_it(monkeypatch):
     """Without pyarrow the error says which extra brings it."""
     monkeypatch.setattr(writing.importlib.util, "find_spec", lambda name: None)

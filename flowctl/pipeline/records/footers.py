@@ -241,7 +241,9 @@ def opened(source: Any, table: str) -> Any:
     """Return a Parquet file whose columns of words are read as they are stored: one long text may stand in each row."""
     footer = pq.read_metadata(source)
     words = [name for name in footer.schema.names if name in WORDED[table]]
-    return pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=words)
+    return pq.ParquetFile(
+        source, metadata=footer, pre_buffer=False, read_dictionary=words, page_checksum_verification=True
+    )
 
 
 def _typed(values: Any, kind: Any) -> Any:

@@ -134,6 +134,7 @@ def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java |
         # 96 bit times, an old default, have no statistics in the footers.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.compression.codec": "zstd",
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         # A recorder writes many files of some hundred kB; opening one costs about as much as reading so much.
         "spark.sql.files.openCostInBytes": str(1 << 20),
         # A job of Spark to list folders takes longer than listing hundreds of hours here.

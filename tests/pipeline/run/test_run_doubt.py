@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow.parquet as pq
 from pyspark.sql import functions as f
 from record_kit import event, write
 
@@ -22,6 +23,7 @@ from flowctl.pipeline.records import footers, read
 from flowctl.pipeline.records.listing import File
 from flowctl.pipeline.records.place import Place, Storage
 from flowctl.pipeline.run import run
+from flowctl.telemetry.schema import FLOW_EVENTS
 
 pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time
 COLUMNS = {"ts": "timestamp", "node": "string", "conn_id": "bigint", "event": "string"}
@@ -61,6 +63,30 @@ def test_run_when_a_file_cannot_be_opened_reads_it_as_soon_as_it_can(go, tmp_pat
         patch.setattr(read, "facts_of", refused)
         assert [go(), go()] == [(1, 1), (1, 1)]
     assert [go(), go()] == [(2, 0), (2, 0)]
+
+
+def test_run_when_an_octet_of_a_file_is_another_puts_it_aside(go, tmp_path):
+    """Also one that unpacks to other values without any error: each page has a checksum."""
+    write(tmp_path / "events", [event(1, 1, "returned")], "a")
+    rows = [event(2 + number / 100, 10**6 + number**3, "returned") for number in range(300)]
+    path = write(tmp_path / "events", rows, "b")
+    whole, column = path.read_bytes(), pq.read_metadata(path).row_group(0).column(FLOW_EVENTS.names.index("conn_id"))
+
+    def other(number):
+        at = column.data_page_offset + column.total_compressed_size - 1 - number
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            return pq.read_table(path)["conn_id"].to_pylist()
+        except (OSError, ValueError):
+            return None
+
+    first = pq.read_table(path)["conn_id"].to_pylist()
+    silent = next(number for number in range(column.total_compressed_size) if other(number) not in (None, first))
+    assert other(silent) != first
+    assert go() == (1, 1)
+    path.write_bytes(whole)
+    os.utime(path, (time.time() + 5,) * 2)
+    assert go() == (301, 0)
 
 
 def test_run_when_a_damaged_file_is_restored_with_its_size_reads_it(go, tmp_path):
