@@ -66,8 +66,8 @@ class WatchOptions:
         judge: how to judge; its `now_s` and `truth` do not count, and `replace_bans` spares the bans of the watch.
         trigger_s: time between two looks for new files, 0.1 to 3600 s.
         window_s: length of a window, 1 to 86,400 s.
-        watermark_s: how much later than the newest record one may come, 0 to 86,400 s; also how far ahead of this
-            machine's clock one may be: a node whose clock is ahead would make the records of all others late.
+        watermark_s: how much later than the newest record one may come, 0 to 86,400 s. One of a clock that is ahead of
+            this machine's, by a day at most, goes as of now: it would make the records of all others late.
         checkpoint: folder of Spark's checkpoint. None: ``OUT/_checkpoint``.
         once: work off what is there, then end.
         most_files: files per trigger: 500 are a minute of 40 nodes that write two every 10 s.
@@ -107,10 +107,10 @@ def windowed(raw: DataFrame, options: WatchOptions) -> DataFrame:
         options: how.
     """
     # The time of the batch, not of now: a batch that is run again filters the same rows. What is older is not for
-    # the judge to read, and its window may begin at no time that there is.
-    now, weights = f.current_timestamp(), options.judge.weights
-    first, last = (now + f.make_dt_interval(secs=f.lit(s)) for s in (-LOOK_BACK.total_seconds(), options.watermark_s))
-    found = with_evidence(raw.where(f.col("ts").between(first, last) & (f.col("peer_ip") != "")), weights)
+    # the judge to read, nor what is a day ahead, and its window may begin at no time that there is.
+    now, weights, day = f.current_timestamp(), options.judge.weights, f.make_dt_interval(days=f.lit(1))
+    rows = raw.where(f.col("ts").between(now - day, now + day) & (f.col("peer_ip") != ""))
+    found = with_evidence(rows.withColumn("ts", f.least("ts", now)), weights)
     found = found.select("ts", "address", points(weights).alias("points")).where(f.col("points") > 0)
     window = f.window("ts", f"{options.window_s} seconds", f"{options.window_s / 2} seconds").alias("window")
     late = found.withWatermark("ts", f"{options.watermark_s} seconds").groupBy(window, "address")
