@@ -675,7 +675,7 @@ class _Run:
                 result: path for result, path in self.summary["outputs"].items() if result not in note["outputs"]
             }
             jobs = self.summary["jobs"] | {name: ended.as_dict()}
-            failed = [item for item in jobs if item == name or item in self.summary["failed"]]
+            failed = [of for of, told in jobs.items() if told["state"] == JobState.FAILED]
             self.summary |= {"passed": False, "failed": failed, "outputs": outputs, "jobs": jobs}
             self._write_summary(self.summary)
 

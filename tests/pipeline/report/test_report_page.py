@@ -302,7 +302,8 @@ def test_abusers_when_they_are_on_the_list_are_neither_called_nor_among_the_wors
 def test_bans_when_more_than_the_page_lists_are_all_counted(tmp_path):
     """Of each kind as many as the list has, with the reason that the scores have for a limit."""
     kinds = [("ban", "limit_hit.amf_depth", 21), ("limit", "shared: flood", 2), ("limit", "limited: deaf_close", 1)]
-    lines = [{"cidr": "10.0.0.1/32", "action": act, "reason": why} for act, why, count in kinds for _ in range(count)]
+    ban = {"cidr": "10.0.0.1/32", "score": 9.0}
+    lines = [ban | {"action": act, "reason": why} for act, why, count in kinds for _ in range(count)]
     texts = {"bans.jsonl": "\n".join(map(json.dumps, lines))}
     words = Page(render(found_of(tmp_path / "r", None, texts))).words
     assert "Keep out 21 addresses and subnets and limit new connections of 3 addresses and subnets (mild " in words
