@@ -50,8 +50,7 @@ class Part:
             the rows belong in it; those that only the answer uses do not.
         result: whether the table is one of the results too, which people read: then it lies in OUT itself.
         version: counted up when `make` changes its meaning: parts of an earlier one are made again.
-        looks_back_h: hours before the end of a window that answers are given at least, of what is known: more than the
-            window is for what came before it.
+        looks_back_h: hours before the end of a window, 24 at most, that are read and that answers are given at least.
     """
 
     name: str

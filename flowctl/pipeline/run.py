@@ -139,7 +139,7 @@ def run(
         options: name of a job -> its options, or a mapping of those that are not as by default.
         window: widened to whole hours. None: all there is.
         tell: told what is being done.
-        listing: of `events` in that window, if they are listed already. None: they are listed here.
+        listing: of `events` in that window and the day before it, if they are listed. None: they are listed here.
 
     Raises:
         ConfigError: `out` cannot be written, another run is at work in it, or there are no records.
@@ -159,7 +159,7 @@ def run(
         settings = dict(session().sparkContext.getConf().getAll())
     if listing is None and events is not None:
         # Before a folder is made for results of nothing.
-        listing = list_records(events, window, settings)
+        listing = list_records(events, window and window.with_day_before(), settings)
     place = Place(out, settings)
     with locked(place):
         record, known = read_record(place)
@@ -331,8 +331,13 @@ class _Run:
             listing: of the records.
             wanted: name of a part -> with what it is to be made.
         """
-        found = {}
-        for hour, listed in _listed(listing).items():
+        found, every, files = {}, wanted, _listed(listing)
+        end = max((end_of(hour) for hour in files if self.window.meets(hour)), default=None)
+        for hour, listed in files.items():
+            wanted = every
+            if not self.window.meets(hour):
+                back = {name for name in wanted if name != ALL and end and self._looks_back(name, hour, end)}
+                wanted = {name: given for name, given in wanted.items() if back and name in {ALL, *back}}
             parts = self.known[hour].parts if hour in self.known else {}
             made = {name: (parts[name].made_with, parts[name].listed) for name in wanted.keys() & parts.keys()}
             if other := {name: given for name, given in wanted.items() if made.get(name) != (given, listed)}:
@@ -613,14 +618,19 @@ class _Run:
 
     def _with_rows(self, name: str, hours: Sequence[Hour]) -> list[Hour]:
         """Return in which of these hours, those of the window, and of those it looks back to, a part has rows."""
-        most, made_with = dt.timedelta(hours=self.wanted[name][0].looks_back_h), self._made_with(name)
+        made_with = self._made_with(name)
         before = (
             hour
             for hour, known in self._before(hours)
-            if end_of(hours[-1]) - begin_of(hour) <= most
+            if self._looks_back(name, hour, end_of(hours[-1]))
             if name in known.parts and known.parts[name].made_with == made_with  # another may have other columns
         )
         return [hour for hour in (*before, *hours) if self.known[hour].size_bytes(name)]
+
+    def _looks_back(self, name: str, hour: Hour, end: dt.datetime) -> bool:
+        """Return whether a part looks back to an hour from the end of the window."""
+        most = dt.timedelta(hours=self.wanted[name][0].looks_back_h)
+        return begin_of(hour) < end and end - begin_of(hour) <= most
 
     def _parts(self, names: Sequence[str], hours: Sequence[Hour], notes: Mapping[str, JobNote]) -> Parts:
         known = {hour: self.known[hour] for hour in hours}

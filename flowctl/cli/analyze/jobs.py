@@ -60,7 +60,7 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
     listing = size_bytes = None
     settings = options_of(values, name).conf
     if events is not None:
-        listing = list_records(events, window, settings)
+        listing = list_records(events, window.with_day_before(), settings)
         size_bytes = sum(file.size_bytes for file in listing.files)
     elif name == "report" and not Place(out, settings, make=False).exists(SUMMARY_FILE):
         raise ConfigError(f"{out} has no results", hint=f"make them: flowctl analyze all EVENTS --out {out}")

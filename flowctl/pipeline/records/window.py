@@ -32,6 +32,11 @@ class Window:
         last = self.until and begin_of(hour_of(self.until))
         return Window(first, last if last is None or last == self.until else end_of(hour_of(last)))
 
+    def with_day_before(self) -> Window:
+        """Return it with the day before it, in which somebody may have behaved."""
+        first, least = self.since, dt.datetime.min.replace(tzinfo=dt.UTC)
+        return Window(first and first - min(dt.timedelta(days=1), first - least), self.until)
+
     def meets(self, hour: Hour) -> bool:
         """Return whether some of that hour lies in the window."""
         later = self.since is None or end_of(hour) > self.since

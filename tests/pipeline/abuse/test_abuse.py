@@ -461,13 +461,13 @@ def test_abuse_when_a_window_is_short_knows_who_behaved_before_it(spark, tmp_pat
     write(tmp_path / "events", attack("192.0.2.92", NOW_S - 3 * 3600), "early")
     write(tmp_path / "events", [*attack("192.0.2.90"), *attack("192.0.2.91")], "late")
     options, verdicts = {"abuse": AbuseOptions(now_s=NOW_S)}, []
-    for window in (None, Window(at(NOW_S), None)):
-        result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], options, window)
+    for out, window in (("out", None), ("out", Window(at(NOW_S), None)), ("first", Window(at(NOW_S), None))):
+        result = run(spark, str(tmp_path / "events"), str(tmp_path / out), [JOB], options, window)
         assert not result.failed
-        scores = spark.read.parquet(str(tmp_path / "out" / "abuse_scores")).where("kind = 'address'").collect()
+        scores = spark.read.parquet(str(tmp_path / out / "abuse_scores")).where("kind = 'address'").collect()
         verdicts.append({row["address"]: (row["verdict"], row["connections"]) for row in scores})
     assert verdicts[0] == {"192.0.2.90": ("shared", 20), "192.0.2.91": ("ban", 0), "192.0.2.92": ("ban", 0)}
-    assert verdicts[1] == {"192.0.2.90": ("shared", 0), "192.0.2.91": ("ban", 0)}
+    assert verdicts[1] == verdicts[2] == {"192.0.2.90": ("shared", 0), "192.0.2.91": ("ban", 0)}
 
 
 @pytest.fixture(scope="module")
