@@ -27,6 +27,8 @@ RECORD_FORMAT: Final = 3
 """Of the record; counted up when a key goes or changes its meaning."""
 ALL: Final = ""
 """Stands among the parts of an hour for accounts and what is put aside: what it was made of is all that was read."""
+DOUBTED: Final = "? "
+"""Stands before with what a part was made that is to be made again, as what was put aside may be used now."""
 
 
 @dataclass(slots=True)
@@ -107,7 +109,9 @@ def plans_of(
     ever = known.content(ALL)
     found = [Found(file, facts, (refined(content_of(file, facts), ever),)) for file, facts in looked]
     # One that was put aside, and has been written anew, is there; so are records that are known, and damaged now.
-    names = [{(name := _aside(file)): ever.get(name, ())} for file, _ in looked]
+    names: list[Content] = [{(name := _aside(file)): ever.get(name, ())} for file, _ in looked]
+    # And records of a file of which none can be used by these checks: by others some were.
+    names += [refined(content_of(x, facts._replace(reasons={})), ever) for x, facts in looked if facts.problem is None]
     damaged = [content_of(file, facts._replace(problem=None)) for file, facts in looked if facts.problem == DAMAGED]
     there = joined([*names, *(x.contents[0] for x in found)])
     if lost := not holds(there, ever):
@@ -127,6 +131,8 @@ def plans_of(
             plans[name] = Plan(False, made_with, tuple(mine), content, listed)
             without += [name] if lost and name != ALL else []
         elif made is not None:
+            # What is gone cannot be checked again: to doubt it would be to look in each run.
+            made.made_with = made_with if name == ALL else made.made_with.removeprefix(DOUBTED)
             gone = {source for source in before if not holds(there, {source: before[source]})}
             sure = [x for x in new if _is_new(x, before, gone)]
             added |= {x.file.path for x in sure}

@@ -42,6 +42,7 @@ from flowctl.errors import ConfigError, FlowctlError
 from flowctl.pipeline.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
 from flowctl.pipeline.record import (
     ALL,
+    DOUBTED,
     RECORD_FILE,
     RECORD_FORMAT,
     Known,
@@ -359,7 +360,7 @@ class _Run:
             checked = known.parts[ALL].made_with if ALL in known.parts else ""
             for made in known.parts.values() if reasons and hour in listed else ():
                 if checked != _checks():
-                    made.made_with = ""  # what was put aside then may be used now
+                    made.made_with = DOUBTED + made.made_with.removeprefix(DOUBTED)
                 if UNREADABLE in reasons:
                     made.listed = ""
 

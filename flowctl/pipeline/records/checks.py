@@ -29,7 +29,7 @@ SIGNED: Final = frozenset({"value", "limit", "seq"})
 """Columns that mean what their event says, so that below zero is not wrong by itself; seq only orders."""
 MOST_COUNT: Final = 1 << 48
 """A count or a size is below: of octets, what a connection of 1 Gbit/s carries in 26 days. The sum of 32,768
-such fits 64 bits; one beyond is 2^63 - 1, and ends no job: see `flowctl.pipeline.records.expressions.totals`."""
+such fits 64 bits; one beyond is 2^63 - 1, and ends no job: see `flowctl.pipeline.records.expressions.summed`."""
 MOST_REAL: Final = 1e12
 """A figure is at most so large: 30 years in ms, a terabyte. Infinity and NaN make every sum worthless."""
 MOST_S: Final = 60 * 86_400.0

@@ -115,6 +115,38 @@ def test_run_when_checks_are_others_reads_again_what_was_put_aside(go, tmp_path,
     assert after["2026-03-01", "13"].parts["seen"] == known["2026-03-01", "13"].parts["seen"]
 
 
+@pytest.mark.parametrize("odd", [[], [event(2, 1, "unheard_of")]], ids=["well", "put aside"])
+def test_run_when_checks_are_others_and_records_gone_looks_once_and_keeps_what_it_knows(
+    spark, tmp_path, monkeypatch, odd
+):
+    """What is gone cannot be checked again: no later run starts Spark for it, nor says that its parts are missing."""
+    write(tmp_path / "events", [event(1, 1, "returned"), *odd], "a")
+    second = write(tmp_path / "events", [event(3, 1, "returned")], "b")
+    run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
+    second.unlink()
+    monkeypatch.setattr(runner, "_checks", lambda: "others")
+    asked = []
+    for _ in range(2):
+        asked.clear()
+        result = run(lambda: asked.append(1) or spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
+        assert (result.jobs["seen"].summary, [*result.jobs["seen"].warnings]) == ({"rows": 2}, [])
+    assert asked == []
+
+
+def test_run_when_no_row_of_a_file_can_be_used_any_more_counts_them_once(go, spark, tmp_path, monkeypatch):
+    """Other checks put aside all of a file that was used: it is there as before, and nothing of its hour is gone."""
+    write(tmp_path / "events", [event(1, 1, "returned")], "a")
+    write(tmp_path / "events", [event(2, 1, "unheard_of")], "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_checks", lambda: "others")
+        patch.setattr(read, "checks_of", lambda *_: ())
+        patch.setattr(footers, "checks_of", lambda *_: ())
+        assert go() == (2, 0)
+    result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
+    assert result.warnings == []
+    assert [(item["rows_in"], item["rows_out"]) for item in result.accounts] == [(2, 1)]
+
+
 def test_run_when_a_copy_lies_in_the_folder_of_another_hour_reads_the_true_file(go, tmp_path):
     """No row of the copy can be used there, so it takes nothing from the file that it is a copy of."""
     true = write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
