@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slow_kit import LIVE_LIMITS, Steady
 
 from flowctl.errors import ConfigError
-from flowctl.flight.whatif.engine import evaluate, extended
+from flowctl.flight.whatif.engine import evaluate, extended, recorded_viewer
 from flowctl.flight.whatif.types import (
     GRID_S,
     REFUSED,
@@ -215,6 +215,21 @@ def test_evaluate_when_nothing_was_refused_is_the_same_for_all_and_quick():
     outcomes = evaluate(viewer, SMALL, work=work)
     assert len(set(outcomes)) == 1
     assert (0, len(viewer.events) * len(SMALL)) == (work.shown, work.inputs)
+
+
+def test_recorded_viewer_when_the_thread_had_no_room_at_a_message_knows_it_at_that_message():
+    """A strain may be known from one answer alone: its time is rounded as that of the message is."""
+    for at in (0.3, 1.234567, 59.999999):
+        viewer = recorded_viewer(
+            [(at, int(MessageClass.KEY), 1)],
+            given=0,
+            restart_bytes=0,
+            ended_s=at,
+            close_reason=None,
+            strained=[(at, at)],
+        )
+        ((begin_s, end_s),) = viewer.strained
+        assert begin_s <= viewer.events[0][0] <= end_s
 
 
 def test_extended_when_the_link_was_dead_stays_dead():

@@ -130,7 +130,7 @@ def recorded_viewer(
         restart_bytes=restart_bytes or RESTART_BYTES,
         ended_at=on_grid(ended_s),
         close_reason=close_reason,
-        strained=strained,
+        strained=[(on_grid(begin_s), on_grid(end_s)) for begin_s, end_s in strained],
     )
     return extended(viewer, extend_s) if close_reason in SLOW_ENDS else viewer
 
