@@ -32,8 +32,9 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -176,7 +177,9 @@ def run(
                 )
                 work.warnings.append(f"a window is of whole hours: this one goes {' '.join(bounds)} UTC")
             return work.all(jobs, record.get("events"))
-        except BaseException:  # a signal, or an error beside which something runs: its threads would be waited for
+        except Exception:
+            raise
+        except BaseException:  # a signal: what runs is given up
             for found in opened:
                 with contextlib.suppress(Exception):
                     found.sparkContext.cancelAllJobs()
@@ -738,15 +741,28 @@ def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of]
 
     Args:
         names: of what.
-        make: called in a thread.
+        make: called in a thread, one that the end of the process does not wait for, as it does for those of a pool.
         then: called with what was made, in this thread, one after the other and in order.
     """
-    pool = ThreadPoolExecutor(AT_A_TIME)
+    futures: dict[str, Future[_Of]] = {name: Future() for name in names}
+    left = deque(names)
+
+    def work() -> None:
+        while left:
+            with contextlib.suppress(IndexError):  # the other one was faster
+                name = left.popleft()
+                try:
+                    futures[name].set_result(make(name))
+                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                    futures[name].set_exception(error)
+
+    for _ in names[:AT_A_TIME]:
+        threading.Thread(target=work, daemon=True).start()
     try:
-        for made in pool.map(make, names):
-            then(made)
+        for future in futures.values():
+            then(future.result())
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        left.clear()
 
 
 def _needed(job: Job) -> tuple[str, ...]:

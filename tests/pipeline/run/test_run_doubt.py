@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -235,3 +237,17 @@ def test_storage_when_a_name_is_not_text_leaves_it_out_or_names_it(tmp_path):
     os.close(os.open(folder + b"/\xff.parquet", os.O_CREAT))
     with pytest.raises(ConfigError, match="no name in UTF-8"):
         list(Storage.of(str(tmp_path)).walk(""))
+
+
+def test_answers_when_a_signal_ends_one_do_not_hold_the_process():
+    """What still computes in another thread goes with the process, which ends at once."""
+    script = (
+        "import time\n"
+        "from flowctl.pipeline.run import _each\n"
+        "def end(_):\n"
+        "    raise SystemExit(3)\n"
+        "_each(['soon', 'late'], lambda name: name == 'late' and time.sleep(100), end)\n"
+    )
+    begun = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", script], timeout=90, check=False).returncode == 3
+    assert time.monotonic() - begun < 60
