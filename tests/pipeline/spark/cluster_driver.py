@@ -24,7 +24,7 @@ from pyspark.sql import functions
 
 from flowctl.pipeline import run as runner
 from flowctl.pipeline.abuse import job, watch
-from flowctl.pipeline.records.addresses import with_unit
+from flowctl.pipeline.records.addresses import unit_digits, with_unit
 from flowctl.pipeline.spark.session import SessionOptions, SparkError, mapped_errors, open_session
 from flowctl.pipeline.synth import job as synth
 from flowctl.pipeline.synth.people import SynthOptions
@@ -106,7 +106,8 @@ def shown(spark: Any, outputs: dict[str, str], out: str) -> None:
     """Write what the sketches of ``experience`` and ``fleet_subnets`` are made of: by, key and the two values."""
     seen = [spark.read.parquet(outputs[name]) for name in ("sessions", "sessions_open")]
     once = seen[0].unionByName(seen[1], allowMissingColumns=True).where(experience.viewing())
-    stayed = with_unit(once, "peer_ip").where(functions.col("duration_s") >= experience.LEAST_STAY_S)
+    known = with_unit(once, "peer_ip").withColumn("digits", unit_digits(functions.col("address")))
+    stayed = known.where(functions.col("duration_s") >= experience.LEAST_STAY_S)
     values = (functions.col(name).cast("float").alias(name) for name in ("first_frame_ms", "delay_p50_ms"))
     stayed.select(*values, experience._keyed(tuple(experience._dimensions()))).write.parquet(out)
 
