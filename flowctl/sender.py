@@ -49,6 +49,7 @@ from flowctl.flow.counts import NO_FIGURES, total
 from flowctl.flow.forecast import Forecast
 from flowctl.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.flow.limits import NO_LIMITS, OFF_MARK, Limits
+from flowctl.flow.meters import Trail
 from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
 from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
 from flowctl.flow.timing import ENDLESS, Timing, crowded
@@ -1260,10 +1261,17 @@ class Sender:
     def _slow_locked(self) -> SlowPeer:
         """Return what is known of a slow peer; there is something from now on."""
         if self._slow is None:
-            now, outbox = self._host.now(), self._outbox
-            began_at = now - sum(self._core.time_in_states(now)) if outbox.cursor is None else outbox.cursor.joined_at
-            self._slow = SlowPeer(self._settings, outbox.trail(self._bytes_sent_locked(), began_at, now))
+            self._slow = SlowPeer(self._settings, self._trail_locked())
         return self._slow
+
+    def _trail_locked(self) -> Trail:
+        """Return the trail of what was written before anybody noted it: it came at the rate of the log."""
+        cursor, now, written = self._outbox.cursor, self._host.now(), self._bytes_sent_locked()
+        began_at = now - sum(self._core.time_in_states(now)) if cursor is None else cursor.joined_at
+        rate = 0.0 if cursor is None else cursor.log.rates.bytes_per_s
+        trail = Trail(written - rate * (now - began_at) if rate else 0, began_at)
+        trail.note(written, now)
+        return trail
 
     def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
         """Take a sample of a peer in trouble and do what follows from it."""

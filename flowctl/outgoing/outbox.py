@@ -156,30 +156,6 @@ class Outbox:
                 trail.note(self.bytes_sent, items[-1][2] if self._inflight is None else self._inflight.since)
         return written, blocked, failure
 
-    def trail(self, written: int, began_at: float, now: float) -> Trail:
-        """Return the trail of what was written before anybody noted it.
-
-        It came at the rate of the followed log, but for the newest key frame, which came at once: on a thin line that
-        is what is refused first, and by its bytes over the rate it would have waited for seconds.
-
-        Args:
-            written: bytes that the kernel has taken, those that a cohort wrote included.
-            began_at: when the log was joined, or the connection began, in seconds.
-            now: time in seconds.
-        """
-        cursor, inflight = self.cursor, self._inflight
-        key = None if cursor is None else cursor.log.cached
-        rate = 0.0 if cursor is None else cursor.log.rates.bytes_per_s
-        if cursor is None or key is None or key.enqueued_at < began_at or key.sequence >= cursor.entry.sequence:
-            trail = Trail(written - rate * (now - began_at) if rate else 0, began_at)
-        else:
-            place = written + self._inflight_bytes - (cursor.entry.offset - key.offset)
-            trail = Trail(place - rate * (key.enqueued_at - began_at), began_at)
-            trail.note(place, key.enqueued_at)
-            trail.note(min(place + len(key.wire), written), key.enqueued_at)
-        trail.note(written, now if inflight is None else inflight.since)
-        return trail
-
     def consume_followed(self, written: int) -> None:
         """Somebody else wrote `written` bytes of the followed log for us."""
         if written and self.cursor is not None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 
 import pytest
-import slow_kit
 from fanout_kit import Stage
-from flow_kit import INTER, KEY, Peer, Published, check_accounts
+from flow_kit import Peer, Published, check_accounts
 from sender_kit import READY
 from slow_kit import Steady
 
@@ -345,24 +344,3 @@ def test_delay_when_the_first_refusal_comes_is_no_more_than_the_time_since_joini
         assert scene.sender.account().delay_ms <= tenth * 100 + 1
         assert scene.sender.sample_delay() <= tenth * 100 + 1
     assert scene.sender.account().delay_ms > 500
-
-
-@pytest.mark.parametrize("buffer_bytes", [slow_kit.KERNEL_BYTES, 1 << 20])
-def test_delay_when_a_key_frame_crosses_a_thin_line_is_that_of_the_picture_on_the_screen(buffer_bytes, monkeypatch):
-    """One of 500 kB at 1 Mbit/s: the delay grows from nothing to four seconds while it crosses, then falls.
-
-    So much too old is the picture that the player shows at each moment, whether our kernel takes the key frame whole
-    or refuses most of it.
-    """
-    monkeypatch.setattr(slow_kit, "KERNEL_BYTES", buffer_bytes)
-    scene = slow_kit.Scene(lambda _: 1e6 / 8 / slow_kit.RATE, limits=NO_LIMITS, flush_s=0.04).follow()
-    sizes = [500_000 if number == 250 else 1000 for number in range(500)]
-    messages = [(number / 25, INTER if number % 250 else KEY, size) for number, size in enumerate(sizes)]
-    told: list[tuple[float, float]] = []
-    for tenth in range(1, 147):  # until half a second of the stream is left, which counts as keeping up
-        scene.run([entry for entry in messages if tenth - 1 <= entry[0] * 10 < tenth], tenth / 10)
-        told.append((scene.now, scene.sender.sample_delay() / 1000))
-    arrivals = [(at, scene.published_at[number]) for number, _, at in scene.arrived()]
-    shown = [now - max(made for at, made in arrivals if at <= now) for now, _ in told]
-    assert max(shown) == pytest.approx(4.0, abs=0.1)
-    assert max(abs(delay_s - old_s) for (_, delay_s), old_s in zip(told, shown, strict=True)) <= 0.15
