@@ -5,7 +5,8 @@ deadline passed or its attempts are used up. In that time it is in one of three 
 ZeroMQ by `take`), *under way* (with a time for the next attempt), or *waiting* for an ordered one before it.
 
 Order. Where the peer understands the extension, each ordered message names the one before it, and the peer holds it
-back until that was handled. Without the extension one ordered message is under way at a time.
+back until that was handled. Without the extension one ordered message is under way at a time. Before the peer's first
+word the first ordered message goes so, and those behind it are *undecided*: that word, its acknowledgement, decides.
 
 Attempts. A peer that works through a long queue acknowledges its messages one after the other; those at the end of it
 are not lost. So a message is tried again only when one that went after it was acknowledged, or when nothing that went
@@ -92,8 +93,9 @@ class Outgoing:
         ticket: the owner's, handed back with the outcome.
 
     Attributes:
-        plain: it goes without the extension, now and at each attempt: the peer had not announced it when the message
-            was submitted. A message that went now with its sequence and now without would be two to the peer.
+        plain: it goes without the extension, now and at each attempt: the peer had not announced it. None: that is
+            decided at its first attempt. A message that went now with its sequence and now without would be two to
+            the peer.
     """
 
     message_id: int
@@ -105,7 +107,7 @@ class Outgoing:
     deadline: float | None = None
     target: int = 0
     ticket: object = None
-    plain: bool = field(default=True, init=False)
+    plain: bool | None = field(default=True, init=False)
     sequence: int = field(default=0, init=False)
     after: int = field(default=0, init=False)
     attempts: int = field(default=0, init=False)
@@ -126,9 +128,10 @@ class Delivery:
         rng: for the jitter of retries.
         now: seconds on the caller's clock, as in all methods.
         next_sequence: number of the next message, 1 or more, and more than any that a message to this peer has had.
+        durable: a message goes after its `release` only, once it is on the disk.
 
     Attributes:
-        announced: the peer understands the extension.
+        announced: the peer understands the extension. None: it has said nothing yet.
         size_bytes: of the unacknowledged messages.
         state: how much the peer can take, see above.
         retry_count: attempts after the first, of all messages.
@@ -138,6 +141,8 @@ class Delivery:
     __slots__ = (
         "_acknowledged_turn",
         "_core",
+        "_decided",
+        "_durable",
         "_edges",
         "_heard",
         "_last_ordered",
@@ -159,8 +164,11 @@ class Delivery:
         "size_bytes",
     )
 
-    def __init__(self, settings: DeliverySettings, rng: Random, now: float, next_sequence: int = 1) -> None:
+    def __init__(
+        self, settings: DeliverySettings, rng: Random, now: float, next_sequence: int = 1, *, durable: bool = False
+    ) -> None:
         self._settings: Final = settings
+        self._durable: Final = durable
         self._rng: Final = rng
         self._core: Final = FlowCore(settings.limits(), now)
         self._unacknowledged: dict[int, Outgoing] = {}  # by message id, in order of sequence
@@ -169,6 +177,7 @@ class Delivery:
         self._refused: dict[int, Outgoing] = {}  # ZeroMQ did not take them at their last attempt
         self._waiting: deque[Outgoing] = deque()  # ordered ones, for the end of `_plain_ordered`
         self._plain_ordered: Outgoing | None = None  # the ordered one that is under way without the extension
+        self._decided: list[Outgoing] = []  # see `take_decided`
         self._last_ordered = 0
         self._ordered: dict[int, None] = {}  # sequences of the unacknowledged ordered ones, ascending
         self._edges: list[StateChange] = []
@@ -176,7 +185,7 @@ class Delivery:
         self._turn = 0  # counts attempts, of all messages
         self._acknowledged_turn = 0  # the latest attempt of those whose message was acknowledged
         self._progress_at = now  # when that was
-        self.announced = False
+        self.announced: bool | None = None
         self.size_bytes = 0
         self.next_sequence = next_sequence
         self.retry_count = 0
@@ -184,13 +193,8 @@ class Delivery:
 
     # --- inputs --------------------------------------------------------------------------------------------------
 
-    def submit(self, message: Outgoing, now: float, *, ready: bool = True) -> None:
-        """Take a message.
-
-        Args:
-            message: new.
-            now: see the class.
-            ready: False: it must not go before `release`, it is not on the disk yet.
+    def submit(self, message: Outgoing, now: float) -> None:
+        """Take a new message.
 
         Raises:
             BusyError: the window is used up.
@@ -201,13 +205,14 @@ class Delivery:
                 f"its window is {self._settings.window} messages, {self._settings.window_bytes} bytes",
                 hint="wait for room: wait_s, or `await send(...)`",
             )
-        message.plain = not self.announced
+        undecided = self.announced is None and message.ordered and self._ordered
+        message.plain = None if undecided else not self.announced
         message.sequence = self.next_sequence
         self.next_sequence += 1
         if message.ordered:
             message.after, self._last_ordered = self._last_ordered or message.sequence, message.sequence
         self._enter(message, now)
-        if ready:
+        if not self._durable:
             self._ready.append(message)
         core, count = self._core, len(self._unacknowledged)
         reaches = core.reaches_soft if core.state < SendState.SOFT_LIMIT else core.reaches_hard
@@ -223,7 +228,7 @@ class Delivery:
         self._ready.append(message)
 
     def release(self, message: Outgoing) -> None:
-        """Let a message go that was submitted with ``ready=False``."""
+        """Let a message go: it is on the disk."""
         if not message.settled:
             self._ready.append(message)
 
@@ -252,6 +257,14 @@ class Delivery:
             timers.add(message_id, message, due)
             taken.append(message)
         return taken
+
+    def take_decided(self) -> list[Outgoing]:
+        """Return messages that are on the disk as undecided, and go without the extension: after the next `release`.
+
+        What went so in an earlier life has to go so in the next one, whatever the peer says by then.
+        """
+        decided, self._decided = self._decided, []
+        return decided
 
     def handed(self, messages: Iterable[Outgoing], now: float) -> None:
         """ZeroMQ has taken these."""
@@ -416,14 +429,21 @@ class Delivery:
 
     def _must_wait(self, message: Outgoing) -> bool:
         """Put an ordered message aside while one is under way to a peer that keeps no order by itself."""
-        if self._plain_ordered is None:
-            if message.plain:
-                self._plain_ordered = message
-            return False
         if self._plain_ordered is message:
             return False
-        self._waiting.append(message)
-        return True
+        if self._plain_ordered is not None:
+            self._waiting.append(message)
+            return True
+        undecided, message.plain = message.plain is None, self._goes_plain(message)
+        if message.plain:
+            self._plain_ordered = message
+        if undecided and message.plain and self._durable:
+            self._decided.append(message)
+            return True
+        return False
+
+    def _goes_plain(self, message: Outgoing) -> bool:
+        return not self.announced if message.plain is None else message.plain
 
     def _settle(self, message: Outgoing) -> None:
         """Forget a message that has its outcome."""
@@ -446,7 +466,7 @@ class Delivery:
             message = self._waiting.popleft()
             if message.settled:
                 continue
-            if not message.plain:  # nor are those behind it
+            if not self._goes_plain(message):  # nor do those behind it
                 self._ready.extendleft(reversed(self._waiting))
                 self._waiting.clear()
             self._ready.appendleft(message)

@@ -111,7 +111,7 @@ class DurableStore(Protocol):
     def add(
         self, message_id: int, peer: bytes, sequence: int, record: bytes, done: Done, effect: Effect | None = None
     ) -> None:
-        """Keep a message that is to be sent; `done` is told once it may be."""
+        """Keep a message that is to be sent, in place of what was kept of it; `done` is told once it may be."""
 
     def remove(self, message_id: int) -> None:
         """Forget a message of the outbox: it has its outcome."""

@@ -756,7 +756,8 @@ class Messenger:
                 return found
             stored = self._stored.pop(key, [])
             # More than any number that a message to this peer has had, also if it was known before and forgotten.
-            delivery = Delivery(self._settings, self._rng, now, self._next_id + 1)
+            durable = self._store is not None
+            delivery = Delivery(self._settings, self._rng, now, self._next_id + 1, durable=durable)
             peer = Peer(self, endpoint, route, delivery, self._held_room)
             for item in stored:
                 message, after, deadline_at = decode_record(item.message_id, item.record)
@@ -764,7 +765,7 @@ class Messenger:
                     message.deadline = now + max(0.0, deadline_at - time.time())
                 peer.delivery.restore(message, item.sequence, after, now)
                 self._pending_bytes += message.size_bytes
-            peer.delivery.announced = ANNOUNCES + key in self._runs
+            peer.delivery.announced = ANNOUNCES + key in self._runs or None
             ids = self._runs.pop(IDS + key, {})
             sequences = self._runs.pop(SEQUENCES + key, {})
             old = self._runs.pop(OLD + key, {})
@@ -901,7 +902,7 @@ class Messenger:
             message.target = peer.announced
             if deadline is not None:
                 message.deadline = now + deadline
-            peer.delivery.submit(message, now, ready=self._store is None)
+            peer.delivery.submit(message, now)
             self._next_id = (self._next_id + 1) & MAX_ID
             self._pending_bytes += message.size_bytes
             if callback is not None:
@@ -965,8 +966,8 @@ class Messenger:
             self._callbacks_timer_at = callbacks_due
             self._running_group().deadlines.set(self, callbacks_due)
 
-    def _keep(self, peer: Peer, message: Outgoing, effect: Effect | None) -> None:
-        """Put a message into the outbox, and let it go once it is there."""
+    def _keep(self, peer: Peer, message: Outgoing, effect: Effect | None, *, again: bool = False) -> None:
+        """Put a message into the outbox, and let it go once it is there; `again`: it is, and may go in any case."""
         store = self._store
         if store is None:
             return
@@ -975,7 +976,7 @@ class Messenger:
             deadline_at = time.time() + message.deadline - self._running_group().now()
 
         def kept(error: Exception | None) -> None:
-            if error is not None:
+            if error is not None and not again:
                 self._running_group().report("the outbox of a messenger", error)
                 self._give_up(peer, message, Outcome.REJECTED)
                 return
@@ -995,7 +996,9 @@ class Messenger:
         for _ in range(_BATCHES):
             with self._lock:
                 batch = delivery.take(now, _BATCH)
-                floor = delivery.floor
+                floor, decided = delivery.floor, delivery.take_decided()
+            for message in decided:
+                self._keep(peer, message, None, again=True)
             if not batch:
                 break
             count = self._hand_over(peer, batch, floor) if reachable else 0
@@ -1233,7 +1236,7 @@ class Messenger:
         incarnation = peer.endpoint.announcement(peer.envelope[0])
         if incarnation is None:  # left over by one that has closed: it is as it was
             return peer.arrivals.incarnation or 0
-        if incarnation != peer.announced:
+        if incarnation != peer.announced or peer.delivery.announced is None:
             self._learn(peer, incarnation)
         return incarnation
 

@@ -22,7 +22,7 @@ def encode_record(message: Outgoing, deadline_at: float | None) -> bytes:
     """
     head = _HEAD.pack(
         _VERSION,
-        message.ordered | message.plain << 1,
+        message.ordered | (4 if message.plain is None else message.plain << 1),
         message.source_callback,
         message.destination_callback,
         message.target,
@@ -55,5 +55,5 @@ def decode_record(message_id: int, record: bytes) -> tuple[Outgoing, int, float 
     if version != _VERSION or at != len(record):
         raise RemoteProtocolError(f"the stored message {message_id} is of another version", code="messenger-record")
     message = Outgoing(message_id, source, destination, frames[0], tuple(frames[1:]), bool(flags & 1), target=target)
-    message.plain = bool(flags & 2)
+    message.plain = None if flags & 4 else bool(flags & 2)
     return message, after, deadline_at or None

@@ -124,7 +124,7 @@ class Store:
         """Keep a message that is to be sent.
 
         Args:
-            message_id: never used before with this file, 0 to 2^63 - 1.
+            message_id: of no other message of this file, ever, 0 to 2^63 - 1. One that is kept is replaced.
             peer: who gets it.
             sequence: its number among those to `peer`, 0 to 2^63 - 1.
             record: all that is needed to send it again.

@@ -59,7 +59,7 @@ CREATE TABLE messenger_seen (
     peer BLOB, incarnation INTEGER, first INTEGER, last INTEGER NOT NULL, PRIMARY KEY (peer, incarnation, first)
 ) WITHOUT ROWID;
 """
-_ADD: Final = "INSERT INTO messenger_outbox VALUES (?, ?, ?, ?)"
+_ADD: Final = "INSERT OR REPLACE INTO messenger_outbox VALUES (?, ?, ?, ?)"
 _REMOVE: Final = "DELETE FROM messenger_outbox WHERE message_id = ?"
 _RAISE_ID: Final = "UPDATE messenger_meta SET value = ? WHERE name = 'next_message_id' AND value < ?"
 _TOUCHING: Final = (

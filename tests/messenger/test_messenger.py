@@ -17,6 +17,7 @@ from flowctl.flow.state import SendState
 from flowctl.messenger.delivery import DeliverySettings
 from flowctl.messenger.message import Destination, Failure, Message
 from flowctl.messenger.messenger import Messenger
+from flowctl.messenger.store import open_store
 from flowctl.messenger.wire import ECHO, METADATA_OPTION, Extension, encode_announcement
 from flowctl.outcomes.backoff import Backoff
 from flowctl.outcomes.outcome import Outcome
@@ -91,6 +92,20 @@ def test_messages_when_sent_over_a_connection_are_those_of_the_format(make, raw,
         [b"client", b"", b"3-4-9-d", b"p1", b""],
     ]
     assert client.statistics().callbacks == 1
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_messages_when_ordered_and_to_a_raw_peer_go_one_at_a_time(make, raw, address, tmp_path, durable):
+    """Three frames each, as ever; the next one leaves when the one before is acknowledged, from a store too."""
+    router = raw(zmq.ROUTER, bind=address)
+    client = make("client", open_store=open_store(tmp_path / "client.db") if durable else None)
+    connection = client.make_connection(at(address))
+    for number in range(4):
+        client.send_message(connection, b"%d" % number, ordered=True)
+    for number in range(4):
+        assert router.recv_multipart() == [b"client", b"", b"%d-0-0-%d" % (number, number)]
+        assert not router.poll(20)
+        router.send_multipart([b"client", b"", b"%d-0-2-" % number])
 
 
 def test_messages_when_sent_by_a_listener_are_those_of_the_format(make, raw, address):
