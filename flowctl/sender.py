@@ -1478,6 +1478,8 @@ class Sender:
         if slow or (self._lagging and self._outbox.cache_taken):
             self._open_episode_locked(now)
             cursor.end_joining(DropReason.REFUSED, now)
+            if self._cohort is not None:
+                self._cohort.limits_changed(self)  # the cache counts as well, so that the next limit is nearer
             self._apply_mask_locked(now)  # from now on it is judged by the picture
             if self._core.state >= SendState.SOFT_LIMIT:
                 self._thin_for_locked(self._core.state, now)

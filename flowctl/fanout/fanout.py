@@ -194,7 +194,7 @@ class Fanout:
         self._crossings.forget(sender)
 
     def limits_changed(self, sender: Sender) -> None:
-        """The limits of `sender` are new."""
+        """The limits of `sender` are new, or more counts against them."""
         if sender in self._alone:
             self._crossings.watch(sender, 0, 0)  # with the next message
 

@@ -75,7 +75,7 @@ class CohortLike(Protocol[SenderT_contra]):
         """Serve `sender` no longer. Owning thread."""
 
     def limits_changed(self, sender: SenderT_contra) -> None:
-        """The limits of `sender` are new. Owning thread."""
+        """The limits of `sender` are new, or more counts against them. Owning thread."""
 
 
 class SenderHost(Protocol):

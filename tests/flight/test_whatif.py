@@ -94,7 +94,21 @@ def test_evaluate_when_choices_are_served_together_gives_what_each_input_shown_o
         assert right == left, str(choice)
 
 
+CACHE_COUNTS_AFTER_ALL = RecordedViewer(
+    events=[
+        (0.0, KEY, 3112),
+        (on_grid(0.005), REFUSED, 934),
+        (on_grid(2.045), INTER, 854),
+        (on_grid(2.045), TAKEN, 3032),
+    ],
+    given=1,
+    ended_at=36.0,
+)
+"""A tick ends the joining: what is left of the cache counts from then on, and the next message crosses the soft mark."""
+
+
 @given(viewer=recordings())
+@example(viewer=CACHE_COUNTS_AFTER_ALL)
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_evaluate_when_a_cache_was_given_is_offered_the_same_together_and_alone(viewer):
     """Also a joiner that is refused from the first write: times may move, what was published and watched may not."""

@@ -315,7 +315,10 @@ class Run:
             self._alone.pop(seat.index, None)
 
     def limits_changed(self, sender: Sender) -> None:
-        """Limits do not change within a what-if."""
+        """Look at it with the next message: more counts against its limits now. They do not change themselves."""
+        seat = sender.host
+        if isinstance(seat, Seat):
+            seat.watch_offset = seat.watch_sequence = self._offset = self._sequence = 0
 
     # -- the run
 
