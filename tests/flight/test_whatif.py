@@ -104,7 +104,7 @@ CACHE_COUNTS_AFTER_ALL = RecordedViewer(
     given=1,
     ended_at=36.0,
 )
-"""A tick ends the joining: what is left of the cache counts from then on, and the next message crosses the soft mark."""
+"""A tick ends the joining: what is left of the cache counts from then on, and the next message meets the mark."""
 
 
 @given(viewer=recordings())
