@@ -264,6 +264,12 @@ def test_page_when_light_or_dark_wide_or_narrow_fits_and_can_be_read(browser, ro
         colour = browser.run(COLOURS, browser.wait(lambda css=css: browser.find(css), css))[0]
         assert contrast(colour, card) >= 4.5, f"{css}: {colour} on {card}"
     assert browser.run("return document.querySelectorAll('button:not(:disabled)').length") > 5
+    for opener in ("#do-limits", "#do-kick", "#do-ban", "#ban-add", "#token-open"):
+        browser.run("arguments[0].click()", browser.find(opener))
+        for button in browser.driver.find_elements("css selector", "dialog[open] button"):
+            colour, ground = browser.run(COLOURS, button)
+            assert contrast(colour, ground) >= 4.5, f"{button.text!r} after {opener}: {colour} on {ground}"
+        browser.run("document.querySelector('dialog[open]').close()")
 
 
 def test_viewers_when_many_are_read_page_by_page_and_nothing_jumps(browser):
