@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any, Final, Self
 from flowctl.control.client import call_operation
 from flowctl.errors import FlowctlError
 
-_READY_S: Final = 20.0
+_READY_S: Final = 120.0
+"""Six interpreters that start at once take 2 s on two idle cores, and 20 s were too short where others used them."""
 _TERM_S: Final = 5.0
 _STATS_S: Final = 5.0
 
@@ -50,8 +52,9 @@ class Node:
         """Wait for what it says of itself.
 
         Raises:
-            FlowctlError: it ended instead of getting ready, or took too long; the hint is the end of its log.
+            FlowctlError: it ended instead of getting ready, or took too long; the hint has the end of its log.
         """
+        begun = time.monotonic()
         timer = threading.Timer(_READY_S, self._process.kill)
         timer.start()
         try:
@@ -62,7 +65,12 @@ class Node:
             self.ready = json.loads(line)
         except ValueError as error:
             self.kill()
-            raise FlowctlError(f"{self.name} did not get ready", hint=self.log[-600:].strip() or None) from error
+            log = self.log[-600:].strip() or "nothing"
+            if time.monotonic() - begun >= _READY_S:
+                hint = f"try again when this machine is less busy; it has logged: {log}"
+                raise FlowctlError(f"{self.name} was not ready after {_READY_S:g} s", hint=hint) from error
+            ended = f"{self.name} ended with status {self._process.returncode} before it was ready"
+            raise FlowctlError(ended, hint=f"it has logged: {log}") from error
 
     @property
     def pid(self) -> int:
