@@ -148,7 +148,8 @@ class LiveServer(Server):
         source = config.source
         on_error = config.on_error or self.hub.oversight.report
         self.changes: Final = Changes(on_error)
-        self.recent: Final = RecentEvents(self.hub)
+        self.recent: Final = RecentEvents()
+        self.hub.observers += (self.recent,)
         self.meters: Final = Meters(self.hub)
         self.companions: Final[list[Companion]] = []
         self.limits_from = "start"

@@ -1,8 +1,7 @@
-"""The last things that happened to the sessions of a server, in memory, for those who watch it.
+"""The last things that happened to the sessions of a server, kept in memory for whoever looks.
 
-It observes from the first time that somebody asks; a server that nobody watches has none of this. Edges between READY
-and OVERLOADED are left out: they come with every large key frame at the edge of a link, from thousands of viewers, and
-say little (`flowctl.flow.ledger.Ledger` treats them so too).
+Edges between READY and OVERLOADED are left out: they come with every large key frame at the edge of a link, from
+thousands of viewers, and say little (`flowctl.flow.ledger.Ledger` treats them so too).
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flowctl.connection import Connection
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.state import SendState
-from flowctl.live.observer import Observer
 from flowctl.loop.locks import OwnedLock
 from flowctl.printable import foreign
 from flowctl.reasons import CloseReason
@@ -30,35 +28,25 @@ _TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN})
 _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
 
 
-class Observed(Protocol):
-    """What has observers, as this needs it."""
-
-    def add_observer(self, observer: Observer) -> None:
-        """Tell `observer` too from now on."""
-
-
 class RecentEvents:
     """The last events of a server; an observer of its sessions.
 
     Args:
-        hub: whose sessions.
         wall: seconds since the epoch.
 
     Attributes:
         run: differs from one start of a server to the next: numbers begin anew then.
     """
 
-    def __init__(self, hub: Observed, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self.run: Final = secrets.token_hex(4)
-        self._hub: Final = hub
         self._wall: Final = wall
         self._lock: Final = OwnedLock()
         self._kept: deque[dict[str, Any]] = deque(maxlen=KEPT)  # guarded by _lock
         self._count = 0  # number of the last one; guarded by _lock
-        self._observes = False  # guarded by _lock
 
     def since(self, number: int | None, most: int) -> tuple[list[dict[str, Any]], int, int]:
-        """Return events, oldest first, and observe from now on. Any thread.
+        """Return events, oldest first. Any thread.
 
         Args:
             number: of the event after which to begin. None: the last ones.
@@ -68,10 +56,7 @@ class RecentEvents:
             The events, the number of the last of them, and how many before them are no longer there.
         """
         with self._lock:
-            first, self._observes = not self._observes, True
             kept, count = list(self._kept), self._count
-        if first:
-            self._hub.add_observer(self)
         oldest = count - len(kept)  # number of the last one that is gone
         if number is None:
             begin = max(oldest, count - most)
