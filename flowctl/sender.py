@@ -1381,7 +1381,8 @@ class Sender:
         remarks = slow.remarks(self._queued_bytes_locked(now), self._picture_share_locked(), needed, behind_ms)
         forecast = self._forecast_locked(now)
         if forecast is not None:
-            remarks.append(f"the hard limit ({forecast.axis.value}) is {forecast.seconds:.0f} s away")
+            axis = forecast.axis.value.removesuffix("_ms")
+            remarks.append(f"the hard limit ({axis}) is {forecast.seconds:.0f} s away")
         return remarks
 
     def _picture_share_locked(self) -> float:

@@ -164,6 +164,11 @@ def format_duration(value_s: float) -> str:
     return f"{'-' if value_s < 0 else ''}{minutes} min {seconds} s"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, for example ``1 message`` or ``43 messages``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_bit_rate(value_bits_per_s: float) -> str:
     """Return a bit rate for people, for example ``2.50 Mbit/s``."""
     if abs(value_bits_per_s) < 999.5:

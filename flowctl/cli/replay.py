@@ -252,14 +252,19 @@ def _show(flight: Flight, summary: FlightSummary, verdict: str) -> None:
 
 def _line(row: FlightRow) -> str:
     """Return what came out of the core in one line. "": nothing to be told."""
+    from flowctl.flow.ledger import describe_edge
+    from flowctl.flow.limits import Axis
+    from flowctl.flow.state import Cause
     from flowctl.telemetry.schema import FlightKind
-    from flowctl.units import format_size
+    from flowctl.units import format_count, format_duration, format_size
 
     match row.kind:
         case FlightKind.STATE.value:
-            why = "" if row.axis is None else f", {row.axis} {row.value:.0f}, limit {row.limit:.0f}"
-            queue = f"queued {format_size(row.queued_bytes or 0)} in {row.queued_messages} messages"
-            return f"{row.state_from} -> {row.state_to}: {row.cause}{why}; {queue}, oldest {row.queued_age_ms:.0f} ms"
+            axis = None if row.axis is None else Axis(row.axis)
+            why = describe_edge(Cause(row.cause), axis, row.value, row.limit)
+            count, oldest_s = format_count(row.queued_messages or 0, "message"), (row.queued_age_ms or 0) / 1000
+            queue = f"queued {format_size(row.queued_bytes or 0)} in {count}, oldest {format_duration(oldest_s)}"
+            return f"{row.state_from} -> {row.state_to}: {why}; {queue}"
         case FlightKind.DROPPED.value:
             shares = f"; {row.reason}" if row.reason else ""
             what = f"{row.dropped_messages} messages, {format_size(row.dropped_bytes or 0)}"

@@ -20,7 +20,7 @@ from flowctl.flow.state import SendState
 from flowctl.log import use_colours
 from flowctl.printable import printable
 from flowctl.text.output import say
-from flowctl.units import format_duration, format_size
+from flowctl.units import format_count, format_duration, format_size
 
 _COLOURS: Final = {
     SendState.READY: "green",
@@ -61,7 +61,8 @@ def _queue(watched: Watched) -> str:
     load = watched.load
     if not load.messages:
         return "-"
-    return f"{format_size(load.size_bytes)}, {load.messages} messages, {format_duration(load.age_ms / 1000)}"
+    count = format_count(load.messages, "message")
+    return f"{format_size(load.size_bytes)}, {count}, {format_duration(load.age_ms / 1000)}"
 
 
 def _drops(watched: Watched) -> str:

@@ -17,6 +17,7 @@ from flowctl.flow.counts import Counts
 from flowctl.flow.limits import Axis
 from flowctl.flow.state import CLASS_COUNT, Cause, SendState, StateChange
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.units import format_count, format_duration, format_size
 
 LEDGER_ENTRIES: Final = 16
 """Entries kept per connection; others are forgotten (see `Ledger.add`), their number is not."""
@@ -211,11 +212,28 @@ def _unpack_drops(packed: bytes) -> dict[DropReason, Counts]:
 # -- words
 
 
+_CAUSE_WORDS: Final = {Cause.WOULD_BLOCK: "blocked", Cause.TICK: "waited"}
+"""What is said of a cause whose name is our own word for it."""
+
+
 def describe_change(change: StateChange) -> str:
-    """Return cause, axis, value and limit of an edge in one line."""
-    if change.axis is None or change.value is None:
-        return change.cause.value.replace("_", " ")
-    return f"{change.cause.value.replace('_', ' ')}: {change.axis.value} {change.value:.0f}, limit {change.limit}"
+    """Return cause, value and limit of an edge in one line."""
+    return describe_edge(change.cause, change.axis, change.value, change.limit)
+
+
+def describe_edge(cause: Cause, axis: Axis | None, value: float | None, limit: float | None) -> str:
+    """Return why a state was left, for example ``waited: oldest 4.0 s, limit 4.0 s``."""
+    word = _CAUSE_WORDS.get(cause, cause.value.replace("_", " "))
+    if axis is None or value is None:
+        return word
+    oldest = "oldest " if axis is Axis.AGE else ""
+    return f"{word}: {oldest}{_measured(axis, value)}, limit {_measured(axis, limit or 0)}"
+
+
+def _measured(axis: Axis, value: float) -> str:
+    if axis is Axis.BYTES:
+        return format_size(value)
+    return format_duration(value / 1000) if axis is Axis.AGE else format_count(round(value), "message")
 
 
 def describe_drops(lost: dict[DropReason, Counts]) -> str:

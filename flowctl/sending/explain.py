@@ -10,7 +10,7 @@ from flowctl.flow.ledger import describe_change
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import Cause, FlowCore, Load, SendState
 from flowctl.reasons import CloseReason
-from flowctl.units import format_duration, format_size
+from flowctl.units import format_count, format_duration, format_size
 
 _BURST_S: Final = 1.0
 """How long after the kernel was last empty-handed a queue still counts as one burst of the publisher."""
@@ -84,7 +84,7 @@ def explain(
     change = core.last_change
     if change is not None and core.state is not SendState.READY:
         parts.append(describe_change(change))
-    queue = f"queued {format_size(load.size_bytes)} in {load.messages} messages"
+    queue = f"queued {format_size(load.size_bytes)} in {format_count(load.messages, 'message')}"
     parts.append(f"{queue}, oldest {format_duration(load.age_ms / 1000)}" if load.messages else "nothing queued")
     if stalled_s:
         parts.append(f"the kernel has taken nothing for {format_duration(stalled_s)}")

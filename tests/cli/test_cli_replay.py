@@ -45,8 +45,8 @@ def test_replay_when_one_flight_is_named_prints_its_transitions(folder):
     """Each edge with cause, axis, value and limit, each drop and step, and that it came again; status 0."""
     status, output, errors = run("replay", str(folder), "--conn", "7")
     assert (status, errors) == (0, "")
-    assert "READY -> OVERLOADED: would_block" in output
-    assert "limit 3000" in output
+    assert "READY -> OVERLOADED: blocked" in output
+    assert "limit 2.9 KiB" in output
     assert "pictures would be late" in output
     (dropped,) = [line for line in output.splitlines() if "dropped " in line]
     assert re.search(r"; \d+% of the pictures, up to \d\.\d s behind", dropped)

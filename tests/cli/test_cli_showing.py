@@ -48,3 +48,31 @@ def test_lists_when_in_a_change_have_their_units(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     show({"changes": [{"version": 1, "detail": {"age_ms": [1000, 500], "hard_policy": "close"}}]})
     assert "age 1.0 s, 500 ms; hard policy close" in capsys.readouterr().out
+
+
+AXES = {
+    "bytes": {"value": 176_679, "low": 1 << 20, "soft": 2 << 20, "hard": 4 << 20},
+    "messages": {"value": 43, "low": 0, "soft": 0, "hard": 0},
+    "age_ms": {"value": 632, "low": 2000, "soft": 4000, "hard": 0},
+}
+
+
+def test_connection_when_shown_has_its_axes_with_units_and_marks(monkeypatch, capsys):
+    """What waits stands beside soft and hard limit in units that people read; a mark that is off is not named."""
+    monkeypatch.setenv("COLUMNS", "200")
+    show({"connection": {"connection": 3, "axes": AXES}})
+    expected = "bytes 173 KiB (soft 2.0 MiB, hard 4.0 MiB); messages 43 (no limit); age 632 ms (soft 4.0 s)"
+    assert expected in capsys.readouterr().out
+
+
+def test_table_when_rows_have_nothing_to_say_does_not_say_it(monkeypatch, capsys):
+    """Of a connection that keeps up no zero is listed, no object, and no reason; a list says where its rows stand."""
+    monkeypatch.setenv("COLUMNS", "40")
+    healthy = VIEWER | {"state": "READY", "dropped": 0, "why": "READY for 6 s", "axes": AXES, "drops": {}}
+    show({"connections": [healthy], "found": {"connections": 3, "offset": 1, "limit": 1}})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "dropped" not in shown
+    assert "READY for" not in shown
+    assert "axes" not in shown
+    assert "waiting" not in shown
+    assert shown.endswith("connections 2 to 2 of 3; the next ones: --offset 2")

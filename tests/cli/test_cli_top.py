@@ -14,7 +14,7 @@ from flowctl.control.listener import listener_of
 from flowctl.media.synthetic import SyntheticSource
 
 LATE = (
-    "OVERLOADED for 3.1 s; queued: bytes 2100000, limit 2097152; queued 2 MiB in 900 messages, oldest 3.4 s; "
+    "OVERLOADED for 3.1 s; queued: 2.1 MiB, limit 2.0 MiB; queued 2 MiB in 900 messages, oldest 3.4 s; "
     "the kernel has taken nothing for 3 s; to blame: viewer link"
 )
 
@@ -61,14 +61,14 @@ def test_screen_when_it_has_80_columns_and_24_lines_shows_figures_streams_and_co
 @pytest.mark.parametrize(
     ("why", "columns", "shown"),
     [
-        (LATE, 80, "link: bytes"),
-        (LATE, 100, "link: bytes 2100000, limit 2097152"),
-        (LATE, 116, "link: queued: bytes 2100000, limit 2097152"),
+        (LATE, 80, "link: 2.1 MiB"),
+        (LATE, 100, "link: 2.1 MiB, limit 2.0 MiB"),
+        (LATE, 116, "link: queued: 2.1 MiB, limit 2.0 MiB"),
         (LATE, 300, LATE),
-        (LATE.replace("bytes 2100000", "messages 4100"), 80, "link: messages"),
-        (LATE.replace("viewer link", "publisher burst"), 80, "burst: bytes"),
-        (LATE.replace("viewer link", "policy"), 80, "policy: bytes"),
-        (LATE.replace("queued: bytes 2100000, limit 2097152", "would block"), 80, "link: blocked"),
+        (LATE.replace("2.1 MiB, limit 2.0 MiB", "4100 messages, limit 4096 messages"), 80, "link"),
+        (LATE.replace("viewer link", "publisher burst"), 80, "burst: 2.1 MiB"),
+        (LATE.replace("viewer link", "policy"), 80, "policy: 2.1 MiB"),
+        (LATE.replace("queued: 2.1 MiB, limit 2.0 MiB", "blocked"), 80, "link: blocked"),
         ("READY for 5.2 s; nothing queued", 80, "nothing queued"),
         ("READY for 5.2 s; queued 1.2 MiB in 31 messages, oldest 40 ms", 80, "queued 1.2 MiB"),
         ("READY for 5.2 s", 80, "READY for 5.2 s"),

@@ -78,7 +78,7 @@ def test_explain_when_slow_has_axis_value_limit_since_when_and_blame():
     load = Load(2048, 9, 4500.0)
     line = explain(blocked(load), load, 3.5, largest_bytes=100, stalled_s=2.5)
     assert line == (
-        "HARD_LIMIT for 2.5 s; would block: bytes 2048, limit 2000; queued 2.0 KiB in 9 messages, oldest 4.5 s; "
+        "HARD_LIMIT for 2.5 s; blocked: 2.0 KiB, limit 2.0 KiB; queued 2.0 KiB in 9 messages, oldest 4.5 s; "
         "the kernel has taken nothing for 2.5 s; to blame: viewer link"
     )
 

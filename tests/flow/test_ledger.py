@@ -140,7 +140,7 @@ def test_entry_when_it_has_no_words_is_worded_from_its_figures():
         LedgerEntry(LedgerKind.DROPS, 2.0, "", dropped={DropReason.THINNED: counts(audio=1)}, delay_removed_ms=1500.0)
     )
     ledger.add(LedgerEntry(LedgerKind.PAUSE, 3.0, ""))
-    expected = ["would block", "thinned from the queue: 1 audio; 1.5 s of delay removed", ""]
+    expected = ["blocked", "thinned from the queue: 1 audio; 1.5 s of delay removed", ""]
     assert [item.why for item in ledger.entries()] == expected
 
 
@@ -171,10 +171,10 @@ def test_unread_for_any_rhythm_gives_the_newest_in_order_and_none_twice(rhythm):
 @pytest.mark.parametrize(
     ("cause", "axis", "value", "limit", "line"),
     [
-        (Cause.QUEUED, Axis.BYTES, 2097152.0, 2097152, "queued: bytes 2097152, limit 2097152"),
-        (Cause.TICK, Axis.AGE, 4000.4, 4000, "tick: age_ms 4000, limit 4000"),
-        (Cause.LIMITS_SET, Axis.MESSAGES, 7.0, 5, "limits set: messages 7, limit 5"),
-        (Cause.WOULD_BLOCK, None, None, None, "would block"),
+        (Cause.QUEUED, Axis.BYTES, 2097152.0, 2097152, "queued: 2.0 MiB, limit 2.0 MiB"),
+        (Cause.TICK, Axis.AGE, 4000.4, 4000, "waited: oldest 4.0 s, limit 4.0 s"),
+        (Cause.LIMITS_SET, Axis.MESSAGES, 7.0, 5, "limits set: 7 messages, limit 5 messages"),
+        (Cause.WOULD_BLOCK, None, None, None, "blocked"),
         (Cause.DRAINED, None, None, None, "drained"),
     ],
 )

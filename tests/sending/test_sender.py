@@ -232,7 +232,7 @@ def test_hard_limit_when_final_closes_with_that_reason():
     results = viewer.say("X" * 4)
     assert [result.outcome for result in results] == [SendOutcome.ACCEPTED] * 3 + [SendOutcome.CLOSED]
     assert viewer.states() == [SOFT_LIMIT, HARD_LIMIT]
-    assert viewer.host.closed == [(CloseReason.HARD_LIMIT, "queued: messages 4, limit 4")]
+    assert viewer.host.closed == [(CloseReason.HARD_LIMIT, "queued: 4 messages, limit 4 messages")]
     assert viewer.sender.statistics().dropped[DropReason.CLOSED].of(DATA) == 4
 
 

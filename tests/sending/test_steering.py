@@ -302,7 +302,7 @@ def test_forecast_when_a_viewer_takes_a_part_is_when_its_queue_reaches_the_hard_
     second = scene.sender.statistics().forecast
     assert second is not None
     assert first.seconds - second.seconds == pytest.approx(20, rel=0.25)
-    assert "the hard limit (age_ms) is" in scene.sender.why()
+    assert "the hard limit (age) is" in scene.sender.why()
     scene.go(second.seconds + 12)
     assert scene.viewer.host.closed, "what was forecast came about"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, Final
@@ -15,12 +15,15 @@ from flowctl.units import format_duration, format_size
 
 _OWN_LINE: Final = frozenset({"why", "detail", "what it does"})
 """Columns of tables that are sentences: they stand under their row."""
-_SILENT: Final = frozenset({"faults", "warning"})
-"""What is said on standard error."""
+_SILENT: Final = frozenset({"faults", "warning", "found", "cursor", "lost"})
+"""What is said on standard error, as a page of a list, or for programs alone (``--json``)."""
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Write an answer to standard output: what is one value as a line, a list of objects as a table."""
+    """Write an answer to standard output: what is one value as a line, a list of objects as a table.
+
+    What only programs need is in ``--json``.
+    """
     plain = {name: value for name, value in result.items() if name not in _SILENT and not _nested(value)}
     _lines(plain, "")
     first = not plain
@@ -40,6 +43,18 @@ def show(result: Mapping[str, Any]) -> None:
         else:
             say(f"{_word(name)}:" + ("" if value else " none"))
             _table(value, "  ")
+    for line in _pages(result.get("found") or {}):
+        say(line)
+
+
+def _pages(found: Mapping[str, int]) -> Iterator[str]:
+    """Yield which rows of a long list were shown, where those were not all."""
+    first, most = found.get("offset", 0), found.get("limit", 0)
+    for name, count in found.items():
+        if name not in {"offset", "limit"} and (first or count > most):
+            last = min(first + most, count)
+            more = f"; the next ones: --offset {last}" if last < count else ""
+            yield f"\n{name} {first + 1} to {last} of {count}{more}" if last > first else f"\n{name}: only {count}"
 
 
 def _nested(value: Any) -> bool:
@@ -62,11 +77,16 @@ def _lines(values: Mapping[str, Any], indent: str) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
-    """Write rows under their heads; sentences, and columns that do not fit beside the others, stand under their row."""
+    """Write rows under their heads; sentences, and columns that do not fit beside the others, stand under their row.
+
+    Under a row stands only what says something: no zero, and no sentence about a peer that keeps up. What is an object
+    itself is left to the answer about that one row.
+    """
     if not rows:
         return
     room = max(40, shutil.get_terminal_size().columns)
-    names = [name for name in rows[0] if name not in _OWN_LINE]
+    objects = {name for row in rows for name, value in row.items() if _nested(value)} - {"detail"}
+    names = [name for name in rows[0] if name not in _OWN_LINE | objects]
     cells = [[_text(name, row.get(name)) for name in names] for row in rows]
     widths = [max(len(_word(name)), *(len(line[at]) for line in cells)) for at, name in enumerate(names)]
     ends = accumulate(widths, lambda end, width: end + 2 + width, initial=len(indent) - 2)
@@ -85,13 +105,23 @@ def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> None:
             for cell, width, is_right in zip(line[:fits], widths[:fits], right, strict=True)
         )
         say((indent + "  ".join(shown)).rstrip())
-        under = [", ".join(f"{_word(name)} {cell}" for name, cell in zip(further, line[fits:], strict=True))]
-        under += [_text(name, row[name]) for name in sorted(_OWN_LINE & row.keys())]
+        told = (f"{_word(name)} {cell}" for name, cell in zip(further, line[fits:], strict=True) if row.get(name))
+        under = [", ".join(told)]
+        under += [_text(name, row[name]) for name in sorted(_OWN_LINE & row.keys()) if row.get("state") != "READY"]
         for text in filter(None, under):
             say(textwrap.fill(text, room, initial_indent=deeper, subsequent_indent=deeper))
 
 
+def _axis(name: str, axis: Mapping[str, Any]) -> str:
+    """Return what waits beside its marks, of which 0 is off, as ``173 KiB (soft 2.0 MiB, hard 4.0 MiB)``."""
+    unit = "_bytes" if name == "bytes" else name
+    marks = ", ".join(f"{mark} {_text(unit, axis[mark])}" for mark in ("soft", "hard") if axis.get(mark))
+    return f"{_text(unit, axis['value'])} ({marks or 'no limit'})"
+
+
 def _word(name: str) -> str:
+    if name == "axes":
+        return "waiting"
     for unit in ("_bytes_per_s", "_bytes", "_ms", "_s"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
@@ -104,7 +134,9 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        between = "; " if any(isinstance(item, list) for item in value.values()) else ", "
+        if "value" in value and "soft" in value:
+            return _axis(name, value)
+        between = "; " if any(isinstance(item, list | Mapping) for item in value.values()) else ", "
         counts = name == "evidence"  # by names of limits, which end as units do
         items = ((printable(str(key)), item) for key, item in value.items())
         parts = (f"{key} {_text('', item)}" if counts else f"{_word(key)} {_text(key, item)}" for key, item in items)

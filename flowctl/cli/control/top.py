@@ -155,12 +155,11 @@ def _why(text: str, columns: int) -> str:
     blames = [item.removeprefix("to blame: ") for item in reasons if item.startswith("to blame: ")]
     others = [item for item in reasons if not item.startswith("to blame: ")] or [""]
     lead = f"{_BLAMES.get(blames[0], blames[0])}: " if blames else ""
-    others[0] = others[0].replace("would block", "blocked")
-    axis = others[0].rpartition(": ")[2]  # "queued: bytes 9, limit 8": what was done, and which axis did it
+    axis = others[0].rpartition(": ")[2]  # "queued: 9 B, limit 8 B": what was done, and which axis did it
     for reason in ("; ".join(others), others[0], axis, axis.partition(",")[0], axis.partition(" in ")[0]):
         if len(lead + reason) <= columns:
             return lead + reason
-    return lead + axis.partition(" ")[0]  # half a figure would be a wrong one
+    return lead.rstrip(": ") or axis.partition(" ")[0]  # half a figure would be a wrong one
 
 
 def _duration(seconds: float) -> str:
