@@ -59,6 +59,7 @@ from flowctl.loop.sockets import (
     SocketOptions,
     close_socket,
     end_output,
+    limit_received,
     limit_unsent,
     peer_name,
     round_trip_us,
@@ -85,14 +86,16 @@ _DEADLINE: Final = Purpose("deadline")
 _CALLS: Final = Purpose("calls")
 _SECURE: Final = Purpose("TLS output")
 _SECURE_INPUT: Final = Purpose("TLS input")
-_WORK: Final = object()
-"""Owner of the hold while the peer has used up its share of the thread."""
+_SLOWED: Final = object()
+"""Owner of the hold while the peer has used up its share of the thread, or its rate."""
 HELD_END_S: Final = 5.0
-"""How long input that is held is still worked on after its peer has ended its stream, at a time: what has come may
-fill the kernel's buffer, megabytes, and be let in slowly; long enough for all that a peer says in good faith and then
+"""How long input that is held is still worked on after its peer has ended its stream: what has come may fill the
+kernel's buffer, megabytes, and be let in slowly; long enough for all that a peer says in good faith and then
 half-closes."""
+_SLOWED_END_S: Final = 0.5
+"""The same of a peer that was slowed down when it left: it has sent more than it may, and takes nothing any more."""
 _HELD_LOOK_S: Final = 0.5
-"""When to look again where input happened not to be held: holds of a rate come and go several times a second."""
+"""When to look again where input happened not to be held."""
 _LATE_S: Final = 0.25
 """A timer that is called so late was kept by our own thread: what the peer has sent meanwhile is read before it."""
 _EXPLAINED: Final = frozenset(
@@ -185,10 +188,10 @@ class Session:
         """Note a change of state, an episode of drops, a pause or the close, soon after it happened."""
 
     def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
-        """The peer takes more of the thread than `WorkLimits` allow: its input is slowed down.
+        """The peer takes more of the thread than `WorkLimits` allow, or than `Connection.slow` was told: it is slowed.
 
         Args:
-            error: names the limit, the share of the thread that was measured, and the one allowed.
+            error: names the limit, what was measured, such as the share of the thread, and what is allowed.
             ends: it has gone on for so long that the connection is being ended.
         """
 
@@ -268,10 +271,10 @@ class Connection:
         "_receiving",
         "_secure",
         "_sender_due",
+        "_slowed_until",
         "_sock",
         "_timer_due",
         "_wished_due",
-        "_work_due",
         "clock",
         "group",
         "number",
@@ -321,12 +324,15 @@ class Connection:
         self.work: Final = WorkAccount(work_limits, self.opened_at)
         self.registration: Final = Registration(self._lock)
         self._flush_job: Final = self.registration.job(self._flush, "flush")
-        self._sender_due = self._timer_due = self._work_due = _NEVER  # what the one deadline of the group stands for
+        self._sender_due = self._timer_due = self._slowed_until = (
+            _NEVER  # what the one deadline of the group stands for
+        )
         self._opened = False
         self._over = False  # the end has begun: everything is being taken down, once
         self._lingering: Lingering | None = None  # the socket waits for the peer's end; all else is over
-        # When to look again at a peer that ended its stream while input is held, and what it had taken by then.
-        self._held_end: tuple[float, int] | None = None
+        # When to look again at a peer that ended its stream while input is held, what it had taken by then, and whether
+        # it is slowed down.
+        self._held_end: tuple[float, int, bool] | None = None
         self._wished_due = _NEVER  # a deadline that another thread asked for; guarded by _lock
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] | None = None  # guarded by _lock
         self._holds: dict[Hashable, tuple[str, float]] | None = None  # who paused input, since; guarded by _lock
@@ -657,10 +663,18 @@ class Connection:
         share = 1.0 if group is None else group.processor_share()
         overrun = self.work.charge((now - began) * share, now)
         if overrun is not None and self.ended is None:
-            self._overrun(overrun)
+            self.slow(overrun, "work")
         return now - began
 
-    def _overrun(self, overrun: Overrun) -> None:
+    def slow(self, overrun: Overrun, reason: str) -> None:
+        """Read nothing more of a peer that takes more than it may until it may go on, or end it. Owning thread.
+
+        Args:
+            overrun: what it took too much of.
+            reason: as of `Receiver.pause`.
+        """
+        if overrun.begins:
+            limit_received(self._sock)
         if overrun.begins or overrun.ends:
             try:
                 self.session.work_exceeded(overrun.error, ends=overrun.ends)
@@ -669,8 +683,11 @@ class Connection:
         if overrun.ends:
             self.terminate(CloseReason.LIMIT_HIT, str(overrun.error))
             return
-        self.receiver.pause(_WORK, "work")  # too often for the ledger
-        self._work_due = overrun.resumes_at
+        before = self._slowed_until
+        self._slowed_until = overrun.resumes_at if before == _NEVER else max(before, overrun.resumes_at)
+        self.receiver.pause(_SLOWED, reason)  # too often for the ledger
+        if self._held_end is not None and not self._held_end[2]:
+            self._held_end = (min(self._held_end[0], self.clock() + _SLOWED_END_S), self._held_end[1], True)
         self._arm()
 
     def turn_over(self) -> bool:
@@ -746,25 +763,27 @@ class Connection:
             else:
                 self.terminate(CloseReason.PEER_CLOSED, "")
         elif self._held_end is None and not self.receiver.over:
-            self._held_end = (self.clock() + HELD_END_S, self._taken_bytes())
+            slowed = self._slowed_until != _NEVER
+            wait_s = _SLOWED_END_S if slowed else HELD_END_S
+            self._held_end = (self.clock() + wait_s, self._taken_bytes(), slowed)
             self._arm()
 
     def _taken_bytes(self) -> int:
         """Return how much the peer has taken."""
         return self.sender.statistics().bytes_sent - unacknowledged_bytes(self._sock)
 
-    def _look_at_held_end(self, now: float, before_bytes: int) -> None:
+    def _look_at_held_end(self, now: float, before_bytes: int, slowed: bool) -> None:  # noqa: FBT001 - of `_held_end`
         """End a connection whose input is held although its peer has left."""
         self._held_end = None
         if self.receiver.over:
             return
         taken_bytes = self._taken_bytes()
         if taken_bytes > before_bytes or (self._coroutines is not None and self._coroutines.running):
-            self._held_end = (now + HELD_END_S, taken_bytes)
-        elif not self.receiver.paused:  # the session itself waits for something; or this is between two holds
-            self._held_end = (now + _HELD_LOOK_S, taken_bytes)
-        else:
-            self.terminate(CloseReason.PEER_CLOSED, f"its input was still held {HELD_END_S:g} s after its end")
+            self._held_end = (now + HELD_END_S, taken_bytes, slowed)
+        elif slowed or self.receiver.paused:
+            self.terminate(CloseReason.PEER_CLOSED, "it left while its input was " + ("slowed" if slowed else "held"))
+        else:  # the session itself waits for something; or this is between two holds
+            self._held_end = (now + _HELD_LOOK_S, taken_bytes, slowed)
 
     # -- output: the Sender's host and frontend
 
@@ -959,7 +978,7 @@ class Connection:
         group = self.group
         if group is None or self._over:
             return
-        when = min(self._sender_due, self._timer_due, self._work_due)
+        when = min(self._sender_due, self._timer_due, self._slowed_until)
         if self._held_end is not None:
             when = min(when, self._held_end[0])
         if self._secure is not None:
@@ -974,9 +993,9 @@ class Connection:
         if now >= self._sender_due:
             self._sender_due = _NEVER
             self.sender.tick()
-        if now >= self._work_due:
-            self._work_due = _NEVER
-            self.receiver.resume(_WORK)
+        if now >= self._slowed_until:
+            self._slowed_until = _NEVER
+            self.receiver.resume(_SLOWED)
         if self._secure is not None and now >= self._secure.handshake_by:
             self._secure.handshake_by = _NEVER
             self.terminate(CloseReason.HANDSHAKE_TIMEOUT, f"the TLS handshake took more than {HANDSHAKE_S:g} s")
@@ -988,7 +1007,7 @@ class Connection:
             if self.ended is None:
                 self._call_timer(now)
         if self._held_end is not None and now >= self._held_end[0]:
-            self._look_at_held_end(now, self._held_end[1])
+            self._look_at_held_end(now, *self._held_end[1:])
         self._arm()
 
     def _call_timer(self, now: float) -> None:

@@ -42,7 +42,8 @@ class HttpLimits:
     does not end it earlier: clients and proxies give up after about that. Then comes 404."""
 
     frames_per_second: float = 50.0
-    """WebSocket frames that a player may send, after a burst of two seconds' worth. More is read later."""
+    """WebSocket frames that a player may send, after a burst of two seconds' worth. More is read later;
+    who goes on for `cut_after_s` of `WorkLimits` is cut."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -56,7 +56,6 @@ _ALLOW: Final = "GET, HEAD, OPTIONS"
 _PREFLIGHT_S: Final = 86_400
 _AGENT_CHARS: Final = 256
 _LOOK_S: Final = 0.05
-_RATE: Final = "frame rate"
 _HOST: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@/?#\s]*))(?::(\d{1,5}))?$")
 _MSID: Final = 1
 """Stands for the message stream that HTTP does not have."""
@@ -663,17 +662,13 @@ class HttpSession(ViewerSession):
 
     def _count_frames(self, count: int, now: float) -> bool:
         """Count frames; return whether there are too many for now, and input is held."""
-        rate = self._rate = self._rate or InputRate(self._limits.frames_per_second, now)
-        if rate.count(count, now):
-            self._hub.limit_hit("frames_per_second")
-            self._tell_limit("frames_per_second", count, self._limits.frames_per_second)
-            peer = f"{self.peer[0]}:{self.peer[1]}"
-            _log.warning("input slowed", peer=peer, connection=self.number, limit="frames_per_second")
-        if rate.resumes_at is None:
-            return False
-        self.connection.receiver.pause(_RATE, "frames per second")
-        self._arm()
-        return True
+        if self._rate is None:
+            cut_after_s = self.connection.work.limits.cut_after_s
+            self._rate = InputRate("frames_per_second", self._limits.frames_per_second, cut_after_s, now)
+        overrun = self._rate.count(count, now)
+        if overrun is not None:
+            self.connection.slow(overrun, "frames per second")
+        return overrun is not None
 
     def _put_off_ping(self, now: float) -> None:
         """The player is there."""
@@ -710,8 +705,6 @@ class HttpSession(ViewerSession):
             self._hub.limit_hit("decide_s")
         if self._due is not None and now >= self._due:
             self._too_late()
-        if self._rate is not None and self._rate.resume(now):
-            self.connection.receiver.resume(_RATE)
         if self._ping_due is not None and now >= self._ping_due:
             self._ping(now)
         if self._playing is not None:
@@ -767,8 +760,6 @@ class HttpSession(ViewerSession):
         times = [self._due, self._ping_due]
         if self._asked is not None:
             times.append(self._asked.until)
-        if self._rate is not None:
-            times.append(self._rate.resumes_at)
         if playing is not None and flv is not None:
             times.append(playing.quiet_at)
             if not flv.begun:

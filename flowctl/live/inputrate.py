@@ -3,12 +3,16 @@
 Theory of operation. Each message moves the moment up to which the peer has used its allowance by ``1 / rate`` seconds
 (the generic cell rate algorithm of ITU-T I.371: the state of a leaky bucket without a bucket). The moment is never
 behind now, so silence is saved up for no longer than the burst; where it is more than the burst ahead of now, reading
-stops until it is not. What is not read waits in the kernel, so TCP slows the sender down and nothing is lost.
+stops until it is not. What is not read waits in the kernel, so TCP slows the sender down and nothing is lost. Who goes
+on all the same, until the whole burst could not be saved up once in `WorkLimits.cut_after_s`, is cut.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+from flowctl.errors import LimitExceededError
+from flowctl.loop.work import Overrun
 
 BURST_S: Final = 2.0
 """How much of the rate may come at once: encoders that reconnect, and players of files, send what they have."""
@@ -21,49 +25,49 @@ SINGLE_MESSAGES: Final = 4
 """Reads with no more than this need no count: they cost more than their messages do, and viewers, who never send more
 at a time, are spared the object."""
 
+TINY_BYTES: Final = 12
+"""Octets, headers too, of the mean message of a read below which its messages are tiny: AAC's silence has 14 or 16."""
+
+TINY_TIMES: Final = 10
+"""A tiny message counts so often: encoders send 50 a second at most, and a flood of them has megabytes, minutes of work,
+on the way in the kernels of both ends when its sender leaves."""
+
 
 class InputRate:
     """The messages of one connection.
 
     Args:
+        limit: its name.
         per_second: rate allowed, more than 0.
+        cut_after_s: how long one may go on asking for more; 0: for ever.
         now: seconds.
-
-    Attributes:
-        resumes_at: when reading goes on, in seconds. None: it is not held.
     """
 
-    __slots__ = ("_per_second", "_slowed", "_used_until", "resumes_at")
+    __slots__ = ("_cut_after_s", "_limit", "_per_second", "_slowed_at", "_used_until")
 
-    def __init__(self, per_second: float, now: float) -> None:
+    def __init__(self, limit: str, per_second: float, cut_after_s: float, now: float) -> None:
+        self._limit: Final = limit
         self._per_second: Final = per_second
+        self._cut_after_s: Final = cut_after_s
         self._used_until = now
-        self._slowed = False  # an episode goes on until the whole burst has been saved up again
-        self.resumes_at: float | None = None
+        self._slowed_at: float | None = None  # an episode goes on until the whole burst has been saved up again
 
-    def count(self, messages: int, now: float) -> bool:
-        """Count `messages` (0 or more) read now; return whether an episode of slowing down begins with them.
-
-        Sets `resumes_at` where reading is to stop.
-        """
+    def count(self, messages: int, now: float) -> Overrun | None:
+        """Count `messages` (0 or more) read now; return what follows if that is too much. None: nothing does."""
         if self._used_until <= now:
-            self._used_until = now
-            self._slowed = False
+            self._used_until, self._slowed_at = now, None
         self._used_until += messages / self._per_second
         ahead_s = self._used_until - now - BURST_S
         if ahead_s <= 0:
-            return False
+            return None
         if ahead_s > LONGEST_PAUSE_S:
             ahead_s = LONGEST_PAUSE_S
             self._used_until = now + BURST_S + ahead_s
-        self.resumes_at = now + ahead_s
-        begins = not self._slowed
-        self._slowed = True
-        return begins
-
-    def resume(self, now: float) -> bool:
-        """Return whether reading goes on, and clear `resumes_at` then; False also where it was not held."""
-        if self.resumes_at is None or now < self.resumes_at:
-            return False
-        self.resumes_at = None
-        return True
+        begins = self._slowed_at is None
+        since = self._slowed_at = now if self._slowed_at is None else self._slowed_at
+        ends = bool(self._cut_after_s) and now - since >= self._cut_after_s
+        message = f"{self._limit}: more than {self._per_second:g} a second after a burst of {BURST_S:g} s"
+        if ends:
+            message += f", and slowed for {now - since:.1f} s"
+        error = LimitExceededError(self._limit, messages, self._per_second, message)
+        return Overrun(error, now + ahead_s, begins, ends)

@@ -22,7 +22,7 @@ from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
-from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate
+from flowctl.live.inputrate import SINGLE_MESSAGES, TINY_BYTES, TINY_TIMES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
 from flowctl.live.playing import Playing, ViewerSession, refusal_word
@@ -41,7 +41,6 @@ from flowctl.rtmp.server.states import ConnectionState, StreamState
 from flowctl.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.live")
-_RATE: Final = "message rate"
 _RATE_LIMIT: Final = "messages_per_second"
 _NOTHING: Final = memoryview(b"")
 _REFUSED_S: Final = 2.0
@@ -206,31 +205,24 @@ class LiveSession(ViewerSession):
             if self.connection.ended is not None:
                 return DONE
         if count > SINGLE_MESSAGES or self._rate is not None:
-            self._count_input(count)
+            self._count_input(count if done >= count * TINY_BYTES else count * TINY_TIMES)
         if done == size and not rtmp.backlog:
             return DONE
         self.connection.receiver.trigger_input()  # at the tail: the others on this thread come first
         return InputResult(InputVerdict.BLOCK, done)
 
     def _count_input(self, messages: int) -> None:
-        """Count messages against `messages_per_second`, and hold input while there are too many."""
+        """Count messages, tiny ones several times, against `messages_per_second`; hold input while it is too many."""
         maximum = self._config.rtmp.limits.messages_per_second
         if not maximum:
             return
         connection, now = self.connection, self.connection.now()
-        rate = self._rate = self._rate or InputRate(maximum, now)
-        if rate.count(messages, now):
-            self._rate_exceeded(messages, maximum)
-        if rate.resumes_at is not None:
-            connection.receiver.pause(_RATE, "messages per second")  # too often for the ledger
+        if self._rate is None:
+            self._rate = InputRate(_RATE_LIMIT, maximum, connection.work.limits.cut_after_s, now)
+        overrun = self._rate.count(messages, now)
+        if overrun is not None:
+            connection.slow(overrun, "messages per second")
             self._arm()
-
-    def _rate_exceeded(self, messages: int, maximum: float) -> None:
-        """Count and log that an episode of too many messages begins with `messages` read at once."""
-        self._hub.limit_hit(_RATE_LIMIT)
-        self._tell_limit(_RATE_LIMIT, messages, maximum)
-        peer = f"{self.peer[0]}:{self.peer[1]}"
-        _log.warning("input slowed", peer=peer, connection=self.number, limit=_RATE_LIMIT, maximum=maximum)
 
     def received_control(self, data: memoryview) -> None:
         """Take input while the output is overloaded: protocol control only, the rest is held."""
@@ -251,8 +243,6 @@ class LiveSession(ViewerSession):
         if self._question is not None and now >= self._question.until:
             self._answered(self._question.question, TOO_SLOW, "decide_s")
             self._send_replies()
-        if self._rate is not None and self._rate.resume(now):
-            self.connection.receiver.resume(_RATE)
         if self._leaves_at is not None and now >= self._leaves_at:
             self._leaves_at = None
             if not (self._publishing or self._playing or self._question):
@@ -655,8 +645,6 @@ class LiveSession(ViewerSession):
             times += [self._playing.waits_until, self._playing.quiet_at]
         if self._question is not None:
             times.append(self._question.until)
-        if self._rate is not None:
-            times.append(self._rate.resumes_at)
         if self._leaves_at is not None:
             times.append(self._leaves_at)
         if self._publishing:

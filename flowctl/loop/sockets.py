@@ -73,6 +73,17 @@ def limit_unsent(sock: socket.socket, size_bytes: int) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size_bytes)
 
 
+_SLOWED_RECEIVE_BYTES: Final = 256 * 1024
+"""What a kernel may receive ahead for a peer that sends more than it may: enough for 10 Mbit/s from 200 ms away."""
+
+
+def limit_received(sock: socket.socket) -> None:
+    """Have the kernel receive less ahead: its own tuning goes up to tens of megabytes, minutes of small messages."""
+    with contextlib.suppress(OSError):
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) > 2 * _SLOWED_RECEIVE_BYTES:  # as Linux tells it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOWED_RECEIVE_BYTES)
+
+
 _SIOCOUTQ: Final = 0x5411
 """Linux's number of the request, the same as TIOCOUTQ."""
 

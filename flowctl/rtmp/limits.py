@@ -94,9 +94,10 @@ class WireLimits:
     """Commands a peer may send per second, averaged by the session. A publisher sends about six in all."""
 
     messages_per_second: float = 10_000.0
-    """Messages of any kind that a peer may send per second, after a burst of two seconds' worth. Going over does not
-    end the connection: the server reads no more until the rate is kept again, so TCP slows the peer down. An encoder
-    sends 30 to 300; a message of one octet costs two on the wire and as much work as any other. 0: off."""
+    """Messages of any kind that a peer may send per second, after a burst of two seconds' worth. Who goes over is
+    read no more until the rate is kept again, so TCP slows the peer down; who goes on all the same is cut after
+    `cut_after_s` of `WorkLimits`. An encoder sends 30 to 300. Messages of fewer than 12 octets count ten times: one
+    of one octet costs two on the wire and as much work as any other. 0: off."""
 
     handshake_time_s: float = 5.0
     """From accept to the end of the handshake (Red5: 5 s, MediaMTX: 10 s, nginx-rtmp: 60 s). 0: off."""

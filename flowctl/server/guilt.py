@@ -41,7 +41,7 @@ LIMIT_POINTS: Final[Mapping[str, float]] = MappingProxyType(
         "publishers_per_address": 0.5,
         "streams": 0.1,
         # a server's own fullness, a phone that went away, or what another kind of evidence says already
-        "messages_per_second": 0.0,  # slows the peer down and ends nothing
+        "messages_per_second": 0.0,  # slows the peer down; a file sent faster than it plays goes over it
         "handshake_time_s": 0.0,  # told by handshake_timeout
         "player_stream_ids": 0.0,  # others may have used them up
         "ping_silence_s": 0.0,

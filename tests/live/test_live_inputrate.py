@@ -7,46 +7,56 @@ from live_kit import World, audio, config
 from structlog.testing import capture_logs
 
 from flowctl.live.inputrate import BURST_S, LONGEST_PAUSE_S, InputRate
+from flowctl.reasons import CloseReason
 from flowctl.rtmp.limits import WireLimits
 from flowctl.rtmp.wire import TYPE_AUDIO, Message
 
 
+def rate_of(per_second, now=0.0, cut_after_s=10.0):
+    return InputRate("messages_per_second", per_second, cut_after_s, now)
+
+
 def test_rate_when_the_burst_is_used_up_holds_until_it_is_kept_again():
     """Two seconds' worth pass at once; each message more is paid for by waiting its share of a second."""
-    rate = InputRate(100.0, 5.0)
-    assert not rate.count(200, 5.0)
-    assert rate.resumes_at is None
-    assert rate.count(50, 5.0)
-    assert rate.resumes_at == pytest.approx(5.5)
-    assert not rate.resume(5.49)
-    assert rate.resume(5.51)
-    assert (rate.resumes_at, rate.resume(9.0)) == (None, False)
+    rate = rate_of(100.0, 5.0)
+    assert rate.count(200, 5.0) is None
+    overrun = rate.count(50, 5.0)
+    assert (overrun.resumes_at, overrun.begins, overrun.ends) == (pytest.approx(5.5), True, False)
+    assert overrun.error.limit == "messages_per_second"
+    assert rate.count(0, 5.51) is None
 
 
 def test_rate_when_kept_never_holds():
     """As many as allowed, for an hour, in pieces of any size up to the burst."""
-    rate = InputRate(100.0, 0.0)
+    rate = rate_of(100.0)
     for second in range(0, 3600, 2):
-        assert not rate.count(200, float(second))
-        assert rate.resumes_at is None
+        assert rate.count(200, float(second)) is None
 
 
 def test_rate_when_silent_for_long_saves_up_no_more_than_the_burst():
     """An hour of silence is worth two seconds of messages, and ends the episode."""
-    rate = InputRate(100.0, 0.0)
-    assert rate.count(201, 0.0)
-    assert not rate.count(201, 0.1)
-    assert rate.count(201, 3600.0)
+    rate = rate_of(100.0)
+    assert rate.count(201, 0.0).begins
+    assert not rate.count(201, 0.1).begins
+    assert rate.count(201, 3600.0).begins
 
 
 def test_rate_when_one_turn_is_worth_long_holds_for_a_second_at_most():
     """Limits of time are looked at, and the end of the peer is seen, once a second at least."""
-    rate = InputRate(1.0, 0.0)
-    assert rate.count(256, 0.0)
-    assert rate.resumes_at == LONGEST_PAUSE_S
-    assert rate.resume(LONGEST_PAUSE_S)
-    assert not rate.count(1, LONGEST_PAUSE_S)
-    assert rate.resumes_at == pytest.approx(LONGEST_PAUSE_S + 1.0)
+    rate = rate_of(1.0)
+    assert rate.count(256, 0.0).resumes_at == LONGEST_PAUSE_S
+    assert rate.count(1, LONGEST_PAUSE_S).resumes_at == pytest.approx(LONGEST_PAUSE_S + 1.0)
+
+
+@pytest.mark.parametrize(("cut_after_s", "expected"), [(10.0, 10.0), (0.0, None)])
+def test_rate_when_one_goes_on_asking_for_more_cuts(cut_after_s, expected):
+    """Who takes all that it is allowed, and more is waiting, is cut after as long as for work; 0: never."""
+    rate, now, ended = rate_of(100.0, cut_after_s=cut_after_s), 0.0, None
+    while now < 60.0 and ended is None:
+        overrun = rate.count(50, now)
+        ended = now if overrun is not None and overrun.ends else None
+        now = now + 0.01 if overrun is None else overrun.resumes_at
+    assert ended == (None if expected is None else pytest.approx(expected, abs=1.0))
 
 
 def flood(world, rate=500.0, count=3000):
@@ -54,7 +64,7 @@ def flood(world, rate=500.0, count=3000):
     publisher = world.publisher()
     viewer = world.player()
     session = publisher.session
-    octets = b"".join(session.send_audio(number, audio(b"%d" % number)) for number in range(count))
+    octets = b"".join(session.send_audio(number, audio(b"%012d" % number)) for number in range(count))
     publisher.send(octets)
     return publisher, viewer, len(viewer.payloads)
 
@@ -69,7 +79,7 @@ def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing(monkeypatch):
         world.run(2)
         assert first + 1000 - 400 <= len(viewer.payloads) <= first + 1000 + 400
         world.run(4)
-    assert viewer.payloads[2:] == [audio(b"%d" % number) for number in range(3000)]
+    assert viewer.payloads[2:] == [audio(b"%012d" % number) for number in range(3000)]
     assert publisher.ended is None
     assert world.hub.snapshot().limits_hit == {"messages_per_second": 1}
     found = [line for line in lines if line["event"] == "input slowed"]
@@ -79,6 +89,20 @@ def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing(monkeypatch):
     # Held hundreds of times, and yet no history of it: a ledger is for what an operator reads.
     assert publisher.connection.receiver.statistics().pauses["messages per second"] > 5
     assert [entry.kind.name for entry in publisher.connection.sender.ledger()].count("PAUSE") == 0
+
+
+def test_flood_when_it_goes_on_is_cut_and_says_so():
+    """A publisher with minutes of messages to send is read for as long as work may be too much, and no longer."""
+    world = World(config(wire={"messages_per_second": 100.0}))
+    publisher, viewer, _ = flood(world, count=9000)
+    world.run(9)
+    assert publisher.ended is None
+    world.run(3)
+    reason, details = publisher.ended
+    assert reason is CloseReason.LIMIT_HIT
+    assert details.startswith("messages_per_second: more than 100 a second")
+    assert len(viewer.payloads) < 9000
+    assert world.hub.snapshot().limits_hit == {"messages_per_second": 2}  # it was slowed, and it was cut
 
 
 def test_flood_when_the_rate_is_off_is_taken_at_once():
@@ -94,10 +118,21 @@ def test_flood_when_it_ends_and_begins_again_is_an_episode_of_its_own():
     world = World(config(wire={"messages_per_second": 500.0}))
     publisher, _, _ = flood(world)
     world.run(10)
-    octets = b"".join(publisher.session.send_audio(number, audio()) for number in range(3000))
+    octets = b"".join(publisher.session.send_audio(number, audio(bytes(12))) for number in range(3000))
     publisher.send(octets)
     world.run(10)
     assert world.hub.snapshot().limits_hit == {"messages_per_second": 2}
+
+
+def test_flood_when_its_messages_are_tiny_is_slowed_ten_times_as_much():
+    """Silence is sent in tiny messages, 50 a second; a thousand are a flood that would be minutes of work."""
+    world = World(config(wire={"messages_per_second": 500.0}))
+    publisher = world.publisher()
+    publisher.send(b"".join(publisher.session.send_audio(number, audio(b"")) for number in range(250)))
+    assert publisher.connection.receiver.paused
+    publisher.send(b"".join(publisher.session.send_audio(number, audio(b"")) for number in range(3000)))
+    world.run(12)
+    assert publisher.ended[0] is CloseReason.LIMIT_HIT
 
 
 def test_flood_when_nobody_takes_it_is_slowed_as_well():
@@ -105,7 +140,7 @@ def test_flood_when_nobody_takes_it_is_slowed_as_well():
     world = World(config(wire={"messages_per_second": 500.0}))
     publisher = world.publisher()
     publisher.command("createStream", None, stream_id=0, transaction_id=9)
-    stray = [publisher.session.send_message(Message(5, 0, TYPE_AUDIO, 2, audio())) for _ in range(3000)]
+    stray = [publisher.session.send_message(Message(5, 0, TYPE_AUDIO, 2, audio(bytes(12)))) for _ in range(3000)]
     publisher.send(b"".join(stray))
     assert publisher.connection.receiver.paused
     assert publisher.live._rtmp.counters["media-without-publish"] < 3000

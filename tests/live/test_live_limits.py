@@ -237,7 +237,7 @@ def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypat
     publisher = world.publisher()
     viewer = world.player()
     session = publisher.session
-    flood = b"".join(session.send_audio(number, audio(b"%d" % number)) for number in range(3000))
+    flood = b"".join(session.send_audio(number, audio(b"%012d" % number)) for number in range(3000))
     publisher.send(flood, run=False)
     most, turns = 0, 0
     while publisher.wire.up or publisher.connection.receiver.statistics().kept_bytes:
@@ -249,7 +249,7 @@ def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypat
     # A turn of the hand-made group is a read and a round of jobs, and one piece of 4096 octets may overshoot.
     assert most <= 2 * (64 + 4096 // 14)
     assert turns >= 3000 // most
-    assert viewer.payloads[2:] == [audio(b"%d" % number) for number in range(3000)]
+    assert viewer.payloads[2:] == [audio(b"%012d" % number) for number in range(3000)]
 
 
 def test_peer_when_breaking_the_protocol_is_told_why_and_closed(world):
