@@ -28,8 +28,6 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 REQUEST_S: Final = 30.0
 """How long a request may take: twice what workers that hang are waited for, and more."""
-SEND_S: Final = 20.0
-"""How long a peer may take nothing of its answer."""
 HEAD_BYTES: Final = 16 * 1024
 EVENTS: Final = "/api/v1/events"
 """The one request that goes on."""
@@ -54,10 +52,6 @@ def policy_for(host: str) -> str:
     """Return the content security policy of pages: no other host, and of this one any port, where the media are."""
     near = " ".join(f"{scheme}://{host}:*" for scheme in ("http", "https", "ws", "wss")) if host[:1] != "[" else ""
     return f"{_POLICY}connect-src 'self' {near}; media-src 'self' blob: {near}"
-
-
-class _Stalled(Exception):  # noqa: N818 - it is the peer's affair
-    """The peer takes nothing of its answer."""
 
 
 class _Denied(Exception):  # noqa: N818 - what is denied need not be anybody's error
@@ -97,8 +91,6 @@ class Guard:
                 await self._app(scope, _Body(receive).receive, sending.send)
         except _Denied as denied:
             await sending.answer(denied.status, denied.said)
-        except _Stalled:
-            pass  # nobody reads what could be said
         except TimeoutError:
             said = {"code": "TIMEOUT", "message": "the request took too long", "hint": None}
             await sending.answer(503, said)
@@ -175,7 +167,7 @@ class _Body:
 
 
 class _Sending:
-    """The answer to a request: with our headers, to a peer that goes on taking it."""
+    """The answer to a request, with our headers."""
 
     def __init__(self, send: Send) -> None:
         self._send, self._began, self.host = send, False, "localhost"
@@ -187,11 +179,7 @@ class _Sending:
             message["headers"] = [*given, *HEADERS, (b"content-security-policy", policy_for(self.host).encode())]
             if all(name != b"cache-control" for name, _ in given):
                 message["headers"].append((b"cache-control", b"no-store"))
-        try:
-            async with asyncio.timeout(SEND_S):
-                await self._send(message)
-        except TimeoutError as error:
-            raise _Stalled from error
+        await self._send(message)
 
     async def answer(self, status: int, said: dict[str, Any]) -> None:
         if self._began:

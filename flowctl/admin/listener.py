@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import uvicorn
 
 _log: Final = structlog.get_logger("flowctl.admin")
-_BACKLOG: Final = 128
 _GRACE_S: Final = 1.0
 """How long requests that are cut are waited for."""
 
@@ -113,7 +112,7 @@ class AdminListener:
             try:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind(address)
-                sock.listen(_BACKLOG)
+                sock.listen()
             except BaseException:
                 sock.close()
                 raise

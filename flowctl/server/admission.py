@@ -22,8 +22,9 @@ from flowctl.fieldtypes import check_fields
 from flowctl.loop.locks import OwnedLock
 from flowctl.server.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
 
-_RESERVED_DESCRIPTORS: Final = 64
-"""Descriptors kept for everything that is not a connection: loops, logs, files."""
+_RESERVED_DESCRIPTORS: Final = 256
+"""Descriptors kept for what is no connection of media: loops, logs, files, hooks, and the 128 connections of the admin
+surface, so that a flood of viewers keeps no operator out; never more than a quarter of all."""
 _MOST_ADDRESSES: Final = 65_536
 """Addresses remembered for their rate; beyond it those seen longest ago are forgotten."""
 BANNED: Final = "banned"
@@ -37,7 +38,7 @@ _LOOKS: Final = 64
 def descriptor_limit() -> int:
     """Return how many connections the process may have by its limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(soft - _RESERVED_DESCRIPTORS, 16)
+    return max(soft - min(_RESERVED_DESCRIPTORS, soft // 4), 16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

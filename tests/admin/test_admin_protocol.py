@@ -1,26 +1,40 @@
-"""Connections to the admin surface that send no request, or too many of them: closed, and others are served."""
+"""Connections to the admin surface that send no request, too many, or read no answer, and what they leave to others."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from e2e_kit import open_live_server, wait_until
 
 from flowctl.admin import protocol
+from flowctl.admin.guard import HEAD_BYTES
 from flowctl.admin.listener import admin_of
 
 
 @pytest.fixture
-def admin():
+def started():
+    """Return the admin surfaces that were started."""
+    return []
+
+
+@pytest.fixture
+def server_of(started):
+    """Return a function that returns what uvicorn knows of the surface."""
+    return lambda: started[0]._server.server_state
+
+
+@pytest.fixture
+def admin(started):
     """Return a function that starts a server with an admin surface, which tells its address."""
     with contextlib.ExitStack() as stack:
 
-        def start():
-            server = stack.enter_context(open_live_server(admin="127.0.0.1:0"))
-            listener = admin_of(server)
+        def start(**settings):
+            server = stack.enter_context(open_live_server(admin="127.0.0.1:0", **settings))
+            started.append(listener := admin_of(server))
             stack.callback(listener.stop, 5.0)
             listener.start()
             port = int(listener.bound[0].rpartition(":")[2].strip("/"))
@@ -47,25 +61,6 @@ def test_head_when_it_never_comes_whole_is_given_up(admin, monkeypatch):
         assert closed(silent)
         assert closed(slow)
     assert httpx.get(f"{base}healthz").status_code == 200
-
-
-def test_connections_when_there_are_too_many_are_closed_at_once(admin, monkeypatch):
-    """One more than there may be is closed; when one has left there is room again."""
-    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)
-    base, address = admin()
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(3)]
-        for sock in held:  # each is known to the server when it has been answered
-            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
-        assert closed(stack.enter_context(socket.create_connection(address, timeout=20)))
-        held[0].close()
-
-        def served():
-            with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"{base}healthz").status_code == 200
-
-        wait_until(served, "room for another")
 
 
 @pytest.mark.parametrize(
@@ -95,18 +90,95 @@ def test_head_when_it_is_malformed_or_leaves_the_folder_is_refused(admin, head):
     assert httpx.get(f"{base}healthz").status_code == 200
 
 
-def test_connections_of_one_address_leave_room_for_others(admin, monkeypatch):
-    """Who holds as many as one address may have, and asks for nothing that takes a token, keeps nobody else out."""
-    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 4)
-    monkeypatch.setattr(protocol, "MOST_PER_ADDRESS", 2)
-    base, address = admin()
+TOKEN = "k3tF2hD0mYw8cQz1"
+
+
+@pytest.mark.parametrize("sources", [["127.0.0.1"], ["127.0.9.1", "127.0.9.2"]])
+def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin, monkeypatch, tmp_path, sources):
+    """Half-sent heads, of the operator's own address too, give way; who has shown a token keeps the connection."""
+    monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(protocol, "MOST_PER_ADDRESS", 3)
+    (tmp_path / "tokens").write_text(TOKEN)
+    base, address = admin(admin_token_file=tmp_path / "tokens")
+    with (
+        httpx.Client(base_url=base, headers={"authorization": f"Bearer {TOKEN}"}) as operator,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def half_sent(source):
+            sock = stack.enter_context(socket.create_connection(address, 20, source_address=(source, 0)))
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+            return sock
+
+        with operator.stream("GET", "/api/v1/events") as events:
+            held = [half_sent(source) for _ in range(5) for source in sources]
+            assert closed(held[0])
+            assert operator.get("/api/v1/stats").status_code == 200
+            assert httpx.get(f"{base}healthz").status_code == 200
+            assert next(events.iter_lines()) == "retry: 2000"
+
+
+def test_connections_with_a_token_when_there_are_too_many_are_of_whoever_has_the_most(admin, monkeypatch, tmp_path):
+    """One token, however many connections it holds, leaves room for another."""
+    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)
+    (tmp_path / "tokens").write_text(f"{TOKEN}\n{TOKEN}-basic basic")
+    base, _ = admin(admin_token_file=tmp_path / "tokens")
     with contextlib.ExitStack() as stack:
 
-        def connected():
-            return stack.enter_context(socket.create_connection(address, 20, source_address=("127.0.9.1", 0)))
+        def listen(token):
+            headers = {"authorization": f"Bearer {token}"}
+            response = stack.enter_context(
+                stack.enter_context(httpx.Client(base_url=base, headers=headers)).stream("GET", "/api/v1/events")
+            )
+            lines = response.iter_lines()
+            assert next(lines) == "retry: 2000"
+            return lines
 
-        for sock in (connected(), connected()):
-            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
-        assert closed(connected())
-        assert httpx.get(f"{base}healthz").status_code == 200
+        full, *basic = [listen(token) for token in (TOKEN, f"{TOKEN}-basic", f"{TOKEN}-basic")]
+        with httpx.Client(base_url=base, headers={"authorization": f"Bearer {TOKEN}"}) as operator:
+            assert operator.get("/api/v1/stats").status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            list(basic[0])
+        assert next(full) == ": flowctl"
+
+
+def test_requests_when_sent_before_they_are_answered_stay_in_the_kernel(admin, server_of):
+    """However many requests are sent ahead, and whatever they ask for, what is kept of them is one read."""
+    _, address = admin()
+    most = 0
+    with socket.create_connection(address, timeout=20) as sock:
+        sock.setblocking(False)
+        ahead = memoryview(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50_000)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200") < 40:
+            with contextlib.suppress(BlockingIOError):
+                ahead = ahead[sock.send(ahead) :]
+            with contextlib.suppress(BlockingIOError):
+                answers += sock.recv(1 << 20)
+            for item in list(server_of().connections):
+                most = max(most, len(item.conn.trailing_data[0]))
+    assert 0 < most <= 2 * HEAD_BYTES
+
+
+def test_answers_when_nobody_reads_them_are_given_up(admin, server_of, monkeypatch):
+    """One that asks for more than the kernel takes, and reads nothing, is closed in time, and waited for no longer."""
+    monkeypatch.setattr(protocol, "SEND_S", 0.05)
+    _, address = admin()
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(20)
+        sock.connect(address)
+        sock.sendall(b"GET /mpegts.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 60)
+        assert sock.recv(1)
+        wait_until(lambda: not server_of().connections, "the end of the connection")
+
+
+def test_loop_when_it_has_worked_rests_three_times_as_long(monkeypatch):
+    """The media share the interpreter's lock with it, so a flood of requests has a quarter of a core."""
+    clock, rests = [0.0], []
+    fake = SimpleNamespace(thread_time=lambda: clock[0], sleep=rests.append)
+    monkeypatch.setattr(protocol, "time", fake)
+    with protocol._Resting() as selector:
+        for clock[0] in (0.0005, 0.004, 0.0045, 1.0):
+            selector.select(0)
+    assert rests == [pytest.approx(0.012), 0.1]
