@@ -89,7 +89,7 @@ class _Timed(H11Protocol):
         return str(state["caller"]) if state.get("permission", Permission.NONE) > Permission.NONE else ""
 
     def _make_room(self) -> None:
-        """Give up a connection where there are too many, of the holder of the most: one that was heard, or the oldest."""
+        """Give up a connection of the holder of the most if there are too many: one that was heard, or the oldest."""
         there = [item for item in self.connections if isinstance(item, _Timed) and not item.gone]
         strangers = [item for item in there if not item.caller]
         given_up = [item for item in strangers if item.place == self.place]
