@@ -606,6 +606,7 @@ class Sender:
                 dropped,
                 not any(queued),
                 cohort,
+                *((0.0, 0) if cursor is None else (cursor.joined_at, cursor.cached_bytes)),
             )
 
     # -- how far behind the peer is

@@ -75,6 +75,7 @@ class LogCursor:
         place: where it stands; shared with the cohort while in one.
         joined_at: when it began to follow the log, in seconds.
         joining_to: where what joining gave ends. None: joining is over.
+        cached_bytes: what joining gave, of what was published before: wire bytes.
         mask: what the policy refuses in the present state, as bits by `MessageClass`.
         restarts: times it was brought to a key frame after a loss.
         key_waits_expired: times no key frame came in time.
@@ -90,6 +91,7 @@ class LogCursor:
         "_stop",
         "_wait",
         "_went_on",
+        "cached_bytes",
         "joined_at",
         "joining_to",
         "key_waits_expired",
@@ -114,6 +116,7 @@ class LogCursor:
         self.place = Place(start)
         self.joined_at = now
         self.joining_to: Entry | None = tail
+        self.cached_bytes = tail.offset - start.offset
         self.mask = 0
         self.restarts = 0
         self.key_waits_expired = 0

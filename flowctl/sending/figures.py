@@ -37,6 +37,8 @@ class Account(NamedTuple):
         idle: whether nothing is queued.
         cohort: (log, where it stands, end of the log), of a member of a cohort: its figures are of that instant. None:
             it is none, or the cohort went on meanwhile.
+        joined_at: when it began to follow its log, in seconds.
+        cached_bytes: of `accepted`, what that gave it of what was published before.
     """
 
     state: SendState = SendState.READY
@@ -58,6 +60,8 @@ class Account(NamedTuple):
     dropped: Figures = NO_FIGURES
     idle: bool = True
     cohort: tuple[StreamLog, Entry, Entry] | None = None
+    joined_at: float = 0.0
+    cached_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,7 +64,13 @@ class Felt:
         self.stall_count = self.line_bytes = self.line_stream_bytes = self.left_bytes = self.unforced_drops = 0
 
     def take(
-        self, condition: Condition, happened: Row, until: float, left_at: tuple[float, ...], target_ms: float
+        self,
+        condition: Condition,
+        happened: Row,
+        until: float,
+        left_at: tuple[float, ...],
+        target_ms: float,
+        cached_bytes: int = 0,
     ) -> None:
         """Add a sample.
 
@@ -74,9 +80,10 @@ class Felt:
             until: end of the interval, in seconds.
             left_at: when READY was left lately, as far as that is known.
             target_ms: target delay in force, ms; 0: none.
+            cached_bytes: of what it accepted, what was published before: a joiner's group of pictures is no burst.
         """
         ms, delay_ms, stalled_ms = condition.interval_ms, condition.viewer_delay_ms or 0.0, condition.stalled_ms
-        bucket, accepted = bucket_of(delay_ms), sum(happened[_ACCEPTED_BYTES])
+        bucket, accepted = bucket_of(delay_ms), sum(happened[_ACCEPTED_BYTES]) - cached_bytes
         self.ms += ms
         self._ms_sum += delay_ms * ms
         self._delays_ms[bucket] = self._delays_ms.get(bucket, 0.0) + ms
