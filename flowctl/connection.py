@@ -56,13 +56,14 @@ from flowctl.loop.jobs import Purpose
 from flowctl.loop.lingering import Lingering
 from flowctl.loop.locks import OwnedLock
 from flowctl.loop.sockets import (
+    LineFigures,
     SocketOptions,
     close_socket,
     end_output,
     limit_received,
     limit_unsent,
+    line_figures,
     peer_name,
-    round_trip_us,
     unacknowledged_bytes,
 )
 from flowctl.loop.tls import HANDSHAKE_S, TlsSocket
@@ -810,9 +811,9 @@ class Connection:
         """Have the kernel take less, or as much as usual, ahead of what it sends."""
         limit_unsent(self._sock, size_bytes or self._notsent_lowat_bytes)
 
-    def round_trip_us(self) -> int:
-        """Return the kernel's smoothed round-trip time in us; 0 where it cannot be told. Any thread."""
-        return round_trip_us(self._sock)
+    def line_figures(self) -> LineFigures | None:
+        """Return what the kernel knows of the line to the peer; None: nothing, or it is that of a proxy. Any thread."""
+        return line_figures(self._sock) if self.peer == peer_name(self._sock) else None
 
     def strained(self) -> bool:
         """Return whether the thread of the group had no room a moment ago."""

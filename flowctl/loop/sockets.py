@@ -13,7 +13,7 @@ import fcntl
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
@@ -87,19 +87,39 @@ def limit_received(sock: socket.socket) -> None:
 _SIOCOUTQ: Final = 0x5411
 """Linux's number of the request, the same as TIOCOUTQ."""
 
-_RTT: Final = struct.Struct("=68xI")
-"""Up to `tcpi_rtt` of struct tcp_info: eight single bytes, and fifteen numbers before it (linux/tcp.h)."""
+_TCP_INFO: Final = struct.Struct("=2xBBB19xI28xI8xI156xI")
+"""Of struct tcp_info, up to `tcpi_snd_wnd`, which Linux has since 5.4 (linux/tcp.h)."""
 
 
-def round_trip_us(sock: socket.socket) -> int:
-    """Return the smoothed round-trip time that the kernel has measured, in us.
+class LineFigures(NamedTuple):
+    """What the kernel knows of the line to a peer, and of the kernel at its other end.
 
-    0 where the socket is closed or no TCP socket.
+    A peer whose kernel answers while its window is closed does not read; one whose kernel is silent has lost its line.
+
+    Attributes:
+        retransmits: times that the oldest data was sent again since an acknowledgement of anything new.
+        probes: probes of a closed window since the peer's kernel was heard.
+        backoff: how often the wait before the next of either has doubled.
+        unacked_segments: sent and not acknowledged.
+        heard_ms: since the last acknowledgement came.
+        rtt_us: smoothed round-trip time.
+        window_bytes: what the peer's kernel has said that it has room for, at most; what is under way counts as taken.
     """
+
+    retransmits: int
+    probes: int
+    backoff: int
+    unacked_segments: int
+    heard_ms: int
+    rtt_us: int
+    window_bytes: int
+
+
+def line_figures(sock: socket.socket) -> LineFigures | None:
+    """Return what the kernel knows of the line; None where the socket is closed, no TCP socket, or the kernel old."""
     with contextlib.suppress(OSError, ValueError, struct.error):
-        found: int = _RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT.size))[0]
-        return found
-    return 0
+        return LineFigures(*_TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)))
+    return None
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:

@@ -329,6 +329,7 @@ class ConnectionEvents:
         role: what it is used for.
         ended_at: when its Sender ended, in seconds. None: it is not known yet.
         left_at: when it left READY lately, in seconds: the last few times.
+        line: columns that the kernel knew of its line at the end, by name; set by the observer that sees it end.
     """
 
     __slots__ = (
@@ -351,6 +352,7 @@ class ConnectionEvents:
         "conn_id",
         "ended_at",
         "left_at",
+        "line",
         "role",
         "who",
     )
@@ -379,6 +381,7 @@ class ConnectionEvents:
         self._end: dict[str, Any] = {}  # columns of its end
         self.ended_at: float | None = None
         self.left_at: tuple[float, ...] = ()
+        self.line: Mapping[str, int] = {}
         self._events_count = 0  # records of it in `flow_events`
         self._sampled_events = 0  # those that the sampler's thread has made
         self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
@@ -460,7 +463,7 @@ class ConnectionEvents:
         self._course_of().limit_hits += 1
         self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
 
-    def sample(self, at: float, account: Account, rtt_us: int, unsent_bytes: int) -> None:
+    def sample(self, at: float, account: Account, rtt_us: int | None, unsent_bytes: int) -> None:
         """Record how a viewer in trouble stands. The sampler's thread."""
         self._sampled_events += 1
         self._put(
@@ -607,7 +610,7 @@ class ConnectionEvents:
             "edges_missed": statistics.transitions - self._seen_edges,
             "events_count": self._events_count + self._sampled_events,
         }
-        return whole_row({**found, **self._end, **more})
+        return whole_row({**found, **self._end, **self.line, **more})
 
 
 def by_class(counts: Counts) -> dict[str, int]:

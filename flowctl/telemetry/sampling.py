@@ -93,6 +93,12 @@ class Condition(NamedTuple):
     rtt_us: int | None = None
     unsent_bytes: int | None = None
     viewer_delay_ms: float | None = 0.0
+    retransmits: int | None = None
+    probes: int | None = None
+    backoff: int | None = None
+    unacked_segments: int | None = None
+    heard_ms: int | None = None
+    window_bytes: int | None = None
 
 
 def sums(sent_bytes: int, accepted: Figures, sent: Figures, dropped: Figures) -> Row:
@@ -170,7 +176,7 @@ class Run:
         self.shared: Row = (ts_us, *use, *condition, *happened)
         self.size = 0
         self.crowds: list[Crowd] = []
-        self.kernel: dict[int, tuple[int, int]] = {}
+        self.kernel: dict[int, tuple[int | None, int]] = {}
         self._single: Crowd | None = None  # those who came one by one
 
     def add(self, conn_id: int, address: str | None, port: int | None) -> None:

@@ -196,6 +196,15 @@ _KERNEL: Final = (
         "age of the oldest that was meant for the viewer and it has not taken, here or in the kernel, ms",
     ),
 )
+_LINE: Final = (
+    Column("retransmits", Kind.INT, "times that the oldest data was sent again since anything new was acknowledged"),
+    Column("probes", Kind.INT, "probes of the peer's closed window since its kernel was heard"),
+    Column("backoff", Kind.INT, "how often the wait before the next of either has doubled"),
+    Column("unacked_segments", Kind.INT, "sent and not acknowledged, segments"),
+    Column("heard_ms", Kind.INT, "since the peer's kernel was heard (an acknowledgement), ms"),
+    Column("window_bytes", Kind.INT, "what the peer's kernel has room for, as it said last, bytes; 0: it is not read"),
+)
+"""What the kernel knows of the line; null: not asked, or there is a proxy in between, whose line it would be."""
 
 FLOW_EVENTS: Final = Table(
     "flow_events",
@@ -303,6 +312,7 @@ _WHOLE: Final = (
     _int("left_bytes", "what was published for it in them, bytes"),
     _int("unforced_drops", "messages dropped in READY while nothing stood still"),
     _int("rtt_us", "smoothed round-trip time of the kernel when it was last asked, us"),
+    *_LINE,  # at the end
     # of a publisher
     _int("ingest_bytes", "media received, bytes"),
     _int("ingest_pictures", "pictures received"),
@@ -339,6 +349,7 @@ FLOW_SAMPLES: Final = Table(
         Column("strained", Kind.FLAG, "whether the thread had no room, so that the peer may seem slow and not be"),
         Column("input_paused", Kind.FLAG, "whether input is paused"),
         *_KERNEL,
+        *_LINE,
         Column("sent_bytes", Kind.INT, "wire bytes taken by the kernel in the interval", nullable=False),
         *(
             Column(f"{what}_{unit}_{name}", Kind.INT, f"{what} in the interval, class {name}, {unit}", nullable=False)

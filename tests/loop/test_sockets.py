@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
+import struct
+import time
 
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.loop.sockets import NOTSENT_LOWAT_BYTES, SocketOptions, close_socket, peer_name, unacknowledged_bytes
+from flowctl.loop.sockets import (
+    NOTSENT_LOWAT_BYTES,
+    SocketOptions,
+    close_socket,
+    line_figures,
+    peer_name,
+    unacknowledged_bytes,
+)
 
 
 @pytest.fixture
@@ -113,3 +123,36 @@ def test_unacknowledged_when_the_peer_does_not_read_is_what_the_kernel_holds():
                     break
             assert 0 < unacknowledged_bytes(server) <= sent
         assert unacknowledged_bytes(server) == 0
+
+
+def vanish(sock):
+    """Have the kernel drop every packet for `sock` before it is looked at: its peer hears nothing more of it."""
+    drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K, 0
+    sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack("@HP", 1, ctypes.addressof(drop_all)))  # SO_ATTACH_FILTER
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_line_when_nothing_is_taken_tells_a_reader_that_stopped_from_a_line_that_vanished(tcp, lost):
+    """A kernel that is there closes its window and answers probes; of one that has gone data is sent again, in vain."""
+    ours, peer = tcp
+    ours.setblocking(False)
+    line = line_figures(ours)
+    assert (line.retransmits, line.probes, line.window_bytes > 10_000) == (0, 0, True)
+    if lost:
+        vanish(peer)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            ours.send(bytes(65536))
+        except BlockingIOError:
+            time.sleep(0.02)
+        line = line_figures(ours)
+        if line.retransmits >= 2 if lost else not line.window_bytes and line.backoff:
+            break
+    assert (line.retransmits + line.probes >= 2, line.window_bytes >= 1460, line.unacked_segments > 0) == (lost,) * 3
+    ours.close()
+    assert line_figures(ours) is None
+    pair = socket.socketpair()
+    assert line_figures(pair[0]) is None
+    for end in pair:
+        end.close()

@@ -19,6 +19,7 @@ from telemetry_kit import read
 
 from flowctl.access.request import UNDECIDED, Question, Refusal
 from flowctl.access.rules import Access
+from flowctl.connection import Connection
 from flowctl.flow.counts import Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
@@ -28,6 +29,7 @@ from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.playing import CONTROL_LANE
 from flowctl.live.records import sessions
 from flowctl.live.records.recording import Recording
+from flowctl.loop.sockets import LineFigures
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.rtmp import commands
 from flowctl.rtmp.session_config import ClientSessionConfig
@@ -38,6 +40,8 @@ from flowctl.telemetry.options import Addresses, EventsOptions, Streams
 from flowctl.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, RECORDED
 
 PLAIN = {"streams": Streams.PLAIN}
+LINE = LineFigures(0, 0, 3, 0, 700, 900, 0)
+"""What the kernel says of a line, scripted: the sockets of these worlds have none."""
 CLOSES = tuple(name for name in FLOW_CLOSES.names if name not in {"node", "seq"})
 
 
@@ -229,8 +233,9 @@ def test_publisher_when_it_pauses_has_its_gap_in_its_close(tmp_path):
     assert (row["role"], row["refusal"], row["sent_messages_key"]) == ("publish", None, 0)
 
 
-def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path):
+def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path, monkeypatch):
     """The same columns as a close, without a reason: ten seconds after the first media, then each five minutes."""
+    monkeypatch.setattr(Connection, "line_figures", lambda _: LINE)
     world = RecordedWorld(tmp_path)
     publisher = world.publisher()
     player = world.player()
@@ -248,7 +253,7 @@ def test_open_when_it_plays_for_long_is_told_of_now_and_then(tmp_path):
     assert (row["reason"], row["role"], row["startup_ms"] is not None) == (None, "play", True)
     assert row["sent_messages_inter"] == player.connection.sender.statistics().sent.of(MessageClass.INTER)
     assert row["pictures_wanted"] == row["pictures_sent"]
-    assert row["rtt_us"] is not None
+    assert (row["rtt_us"], row["probes"]) == (900, 0)
     assert rows[conn_ids[0]]["ingest_pictures"] > 0
     assert world.opens() == []
     for _ in range(310):
@@ -642,8 +647,9 @@ def test_samples_when_all_keep_up_share_everything_but_identity(tmp_path):
     assert any(seen.round == world.sampler.rounds for seen in world.sampler._squads.values())
 
 
-def test_sample_when_a_viewer_is_slow_shows_its_queue_and_state(tmp_path):
-    """A stalled viewer's record has the load, the time of the stall and the state; there is an event for it too."""
+def test_sample_when_a_viewer_is_slow_shows_its_queue_and_state(tmp_path, monkeypatch):
+    """A stalled viewer's record has the load, the stall, the state and the line; an event and its close tell too."""
+    monkeypatch.setattr(Connection, "line_figures", lambda _: LINE)
     world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"))
     _, player = slow_viewer(world, 3.0)
     conn_id = world.events.conn_id(player.connection.number)
@@ -652,10 +658,31 @@ def test_sample_when_a_viewer_is_slow_shows_its_queue_and_state(tmp_path):
     assert row["queued_bytes"] > 0
     assert row["stalled_ms"] > 1000
     assert row["input_paused"] == player.connection.receiver.paused
-    assert row["rtt_us"] is not None
+    assert {name: row[name] for name in LINE._fields} == LINE._asdict()
     told = world.told("sample")
     assert len(told) == (row["state"] == "SOFT_LIMIT")
     assert all((item["conn_id"], item["queued_bytes"]) == (conn_id, row["queued_bytes"]) for item in told)
+    player.leave()
+    monkeypatch.undo()  # closed by now: the kernel knows it no more
+    assert {name: world.close_of(player)[name] for name in LINE._fields} == LINE._asdict()
+
+
+def test_left_when_a_joiner_takes_the_cached_group_counts_what_was_published_since(tmp_path):
+    """A group of pictures that joining gives is no burst: of a stream that is even, READY is left at its own rate."""
+    world = RecordedWorld(tmp_path, limits=Limits.parse("4k,100,0", "4M,4000,0"))
+    publisher = world.publisher()
+    stream_some(world, publisher, 100)  # 4 s of it are kept
+    player = world.player()
+    player.wire.room = 0
+    for _ in range(25):
+        publisher.video(4000, inter(b"i", 1000))
+        world.run(0.04)
+    world.sample()
+    publisher.video(5000, inter(b"i", 1000))
+    player.leave()
+    row = world.close_of(player)
+    assert row["accepted_bytes"] > 120_000
+    assert 25_000 < row["left_bytes"] < 32_000
 
 
 def test_samples_when_turned_off_leave_the_events_of_those_in_trouble(tmp_path):

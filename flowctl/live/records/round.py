@@ -107,19 +107,17 @@ class Book:
         still: whether nothing was queued then and no log followed.
         first: the first round in which it was sampled.
         felt: what its samples say, where they tell anything. None: it kept up.
-        rtt_us: round-trip time when its kernel was asked last. None: it was not.
         target_ms: target delay of its stream, in ms, when it was asked last; 0: none.
     """
 
     __slots__ = (
-        *("accepted", "at", "dropped", "felt", "first", "pulse", "round", "rtt_us", "seen", "sent", "sent_bytes"),
+        *("accepted", "at", "dropped", "felt", "first", "pulse", "round", "seen", "sent", "sent_bytes"),
         *("still", "target_ms"),
     )
 
     def __init__(self, at: float) -> None:
         self.first = 0
         self.felt: Felt | None = None
-        self.rtt_us: int | None = None
         self.target_ms = 0.0
         self.accepted = self.sent = self.dropped = NO_FIGURES
         self.sent_bytes = 0
@@ -160,7 +158,6 @@ class Book:
             "samples_count": count,
             "sampled_ms": sampled_ms,
             "target_delay_ms": self.target_ms or None,
-            "rtt_us": self.rtt_us,
         }
 
 
@@ -307,9 +304,8 @@ class Round:
             if len(seen.crowds) == 1:  # else the order of connections is another
                 for index in range(self._number % KERNEL_ROUNDS, len(crowd), KERNEL_ROUNDS):
                     connection = seen.connections[index]
-                    rtt_us = connection.round_trip_us()
-                    run.kernel[first + index] = (rtt_us, connection.kernel_bytes())
-                    self._books.book(connection.number, connection.opened_at).rtt_us = rtt_us
+                    line = connection.line_figures()
+                    run.kernel[first + index] = (line and line.rtt_us, connection.kernel_bytes())
 
     def _run(self, use: tuple[str | None, ...], old: Seen, mark: Mark, thread: _Thread) -> Run:
         """Return the run of those who went from the mark of `old` to another."""
@@ -363,10 +359,11 @@ class Round:
         if pulse is not None and account.cohort is not None:
             mark = Mark.of(*account.cohort)  # without one it is asked again at the next sample
         troubled = account.lagging or pulse is None
-        rtt_us = connection.round_trip_us() if troubled else None
+        line = connection.line_figures() if troubled else None
         unsent_bytes = connection.kernel_bytes() if troubled else None
         busy, strained = self._thread(connection.group)
         load = account.load
+        cached_bytes = account.cached_bytes if account.joined_at >= book.since else 0
         condition = Condition(
             max(self._now - book.since, 0.0) * 1000,
             account.state.name,
@@ -379,28 +376,35 @@ class Round:
             busy,
             strained,
             connection.receiver.paused,
-            rtt_us,
-            unsent_bytes,
-            max(account.delay_ms, load.age_ms),
+            unsent_bytes=unsent_bytes,
+            viewer_delay_ms=max(account.delay_ms, load.age_ms),
+            **({} if line is None else line._asdict()),
         )
         who = (record.conn_id, *record.who)
         sums_now = (account.bytes_sent, account.accepted, account.sent, account.dropped)
         happened = self._settle(book, sums_now, mark, pulse)
         self._block.add_row(who, condition, happened)
-        self._feel(book, condition, happened, self._now, record, book.aims(sender, record, sender.following))
-        book.rtt_us = book.rtt_us if rtt_us is None else rtt_us
+        target_ms = book.aims(sender, record, sender.following)
+        self._feel(book, condition, happened, self._now, record, target_ms, cached_bytes)
         book.still = mark is None and pulse is not None and account.idle
-        if rtt_us is not None and unsent_bytes is not None and account.state >= self._told_from:
-            record.sample(self._now, account, rtt_us, unsent_bytes)
+        if unsent_bytes is not None and account.state >= self._told_from:
+            record.sample(self._now, account, line and line.rtt_us, unsent_bytes)
 
     def _feel(
-        self, book: Book, condition: Condition, happened: Row, at: float, record: ConnectionEvents, target_ms: float
+        self,
+        book: Book,
+        condition: Condition,
+        happened: Row,
+        at: float,
+        record: ConnectionEvents,
+        target_ms: float,
+        cached_bytes: int = 0,
     ) -> None:
         """Add a sample to what the connection's row of `flow_closes` will say, if it tells anything."""
         if book.felt is None and tells(condition, happened):
             book.felt = Felt()
         if book.felt is not None:
-            book.felt.take(condition, happened, at, record.left_at, target_ms)
+            book.felt.take(condition, happened, at, record.left_at, target_ms, cached_bytes)
 
     def _settle(self, book: Book, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
         """Return what happened since the last sample, and enter it in the books."""
@@ -450,9 +454,8 @@ class Round:
         return book.columns(max(at - connection.opened_at, 0.0) * 1000, count, record.left_at)
 
     def so_far(self, connection: Connection, record: ConnectionEvents) -> dict[str, Any]:
-        """Return what the samples of an open connection say so far; its kernel is asked for the round-trip time."""
+        """Return what the samples of an open connection say so far."""
         book = self._books.book(connection.number, connection.opened_at)
-        book.rtt_us = connection.round_trip_us()
         book.aims(connection.sender, record, connection.sender.following)
         sampled_ms = max(book.since - connection.opened_at, 0.0) * 1000
         return book.columns(sampled_ms, book.count, record.left_at)

@@ -231,9 +231,15 @@ class Sampler:
         return [connection for connection in connections if connection.sender.pulse is None]
 
 
+def line_columns(connection: Connection) -> dict[str, int]:
+    """Return the columns that the kernel knows of the line, by name; none once the socket is closed."""
+    line = connection.line_figures()
+    return {} if line is None else line._asdict()
+
+
 def _told_by(connection: Connection, now: float) -> dict[str, Any]:
-    """Return the columns that the session of a connection knows, by name."""
+    """Return the columns that the session of a connection knows, and while it is open its kernel, by name."""
     session = connection.session
     ingest = getattr(session, "ingest", None)
     found: dict[str, Any] = {} if ingest is None else ingest.columns(now)
-    return found | {"refusal": getattr(session, "refusal", None)}
+    return found | {"refusal": getattr(session, "refusal", None)} | line_columns(connection)

@@ -7,7 +7,7 @@ from typing import Final
 from flowctl.connection import Connection
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.live.records.flights import name_flight
-from flowctl.live.records.sampler import Sampler
+from flowctl.live.records.sampler import Sampler, line_columns
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.rtmp import events as rtmp_events
@@ -100,6 +100,7 @@ class SessionRecords:
         record = self._record(connection)
         if entry.kind is LedgerKind.CLOSE:
             record.ended_at = entry.at
+            record.line = line_columns(connection)  # before its socket is closed
             return
         record.ledger_entry(entry, connection.sender.account())
 

@@ -40,14 +40,28 @@ _OF_CLOSES: Final = (
     "startup_ms",
     "unrecovered_ms",
     "unrecovered_bytes",
+    "sent_bytes",
+    "window_bytes",
+    "retransmits",
+    "probes",
 )
 _BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-prefix")
 """Codes of protocol errors of the handshake."""
+_MARKS: Final = ("short_s", "deaf_bytes_per_s", "settled_s")
+"""Of the weights: what the part is made with."""
 _LEFT: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
 _BAD: Final = ("deaf_close", "never_read", "deaf_http", "cut_at_once", "protocol_error", "short_connection")
 """Ends of connections that are no good standing."""
 _DEAF_FROM_MS: Final = 5_000.0
 """Of trouble: a publisher's picture of some MB has viewers cut in milliseconds, before any can have read of it."""
+_SEGMENT_BYTES: Final = 1460
+"""A peer's window with less room than a segment is closed: its program does not read what its kernel has."""
+_UNANSWERED: Final = 2
+"""Retransmissions or probes without an answer that make a line lost: one may just be under way, or was not answered
+because kernels answer only two of them in a second."""
+_HELD_BYTES: Final = 16 * 1024 * 1024
+"""A kernel may hold so much for a program that reads nothing (Linux tunes up to 6 MiB, who owns it may set more): who
+was sent less, for less than a minute (`Weights.settled_s`), need not have read at all."""
 _MOST_NAME: Final = 80
 """Of a limit or a reason: a ban takes kinds of 100 characters that can be printed."""
 _MOST_AMOUNT: Final = 1_000_000
@@ -74,7 +88,7 @@ def with_evidence(rows: DataFrame, weights: Weights) -> DataFrame:
 
     Args:
         rows: of `flow_closes` and `flow_events`: the columns of both, those of the other table null.
-        weights: for the marks that make a connection short, or deaf.
+        weights: for the marks that make a connection short, deaf, or settled.
     """
     amount = f.least(f.greatest(f.coalesce("count", f.lit(1)), f.lit(1)), f.lit(_MOST_AMOUNT))
     found = addresses.with_unit(rows, "peer_ip").withColumn("kind", _kind(weights))
@@ -118,8 +132,8 @@ EVIDENCE: Final = Part(
     columns=COLUMNS,
     make=_make,
     reads=("flow_closes", "flow_opens", "flow_events"),
-    depends=lambda options: f"{options.weights.short_s:g} {options.weights.deaf_bytes_per_s:g}",
-    version=4,
+    depends=lambda options: " ".join(f"{getattr(options.weights, name):g}" for name in _MARKS),
+    version=5,
     looks_back_h=24,
 )
 
@@ -145,8 +159,9 @@ def _ends(weights: Weights) -> dict[str, Column]:
 
     Whether one that was cut as slow reads: the kernel's buffers are full by then, so even the first octet says that it
     does. Where the record does not tell, only who was *stuck* does not: for that reason nothing was taken for seconds.
-    Of one who was cut within moments nothing is known. Who has its kernel hold megabytes and reads none of them looks
-    like one that read for as long and lost its line, and has cost the server no more.
+    Of one who was cut within moments nothing is known. Whether its line was lost: its own kernel says so, which closes
+    its window and answers probes of it for as long as there is a line, while a program takes nothing. Where the record
+    does not tell that (there is a proxy in between), a line is lost of one who had read for longer.
     Whether a protocol error came after the handshake: where the record does not tell, it did not.
     """
     reason, code, role = f.col("reason"), f.col("code"), f.col("role")
@@ -157,14 +172,17 @@ def _ends(weights: Weights) -> dict[str, Column]:
     before_ms = f.col("duration_s") * 1000 - f.coalesce("startup_ms", f.lit(0.0)) - trouble_ms
     reads = taken >= f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
     told = trouble_ms.isNotNull() & taken.isNotNull()
+    closed = f.col("window_bytes") < _SEGMENT_BYTES
+    stalls = closed & (f.col("retransmits") + f.col("probes") < _UNANSWERED)  # null: not told
     return {
         "handshake_timeout": reason == CloseReason.HANDSHAKE_TIMEOUT.value,
         "not_rtmp": broken & of_handshake & unknown & f.col("handshake_ms").isNull(),
         "protocol_error": broken,
         "auth_refused": reason == CloseReason.AUTH_REFUSED.value,
         "slow_close": slow & f.when(told, reads).otherwise(reason != CloseReason.STUCK.value),
-        "lost_line": slow & (before_ms >= f.greatest(trouble_ms, short_ms)),
+        "lost_line": slow & f.coalesce(~stalls, before_ms >= f.greatest(trouble_ms, short_ms)),
         "cut_at_once": slow & (trouble_ms < _DEAF_FROM_MS),
+        "paused": slow & stalls & ((f.col("sent_bytes") > _HELD_BYTES) | (before_ms >= weights.settled_s * 1000)),
         "deaf_http": slow & (role == Role.HTTP_FLV.value),
         "never_read": slow & (before_ms < short_ms),
         "deaf_close": slow,

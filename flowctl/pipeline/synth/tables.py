@@ -336,6 +336,9 @@ def _sent() -> dict[str, Any]:
         "pictures_wanted": messages("now", "accepted", "key", "inter"),
         "pictures_sent": messages("now", "sent", "key", "inter"),
         "lost_messages": lost,
+        "window_bytes": f.when(col("lost") | ~col("stalls"), 65_536).otherwise(0),
+        "retransmits": f.when(col("lost"), 5).otherwise(0),
+        "probes": f.lit(0),
         "unrecovered_ms": col("gone_us") / 1000,
         "unrecovered_bytes": f.when(col("gone_us").isNotNull(), f.least(octets("now", "sent"), taken)),
     }

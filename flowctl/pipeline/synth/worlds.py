@@ -57,6 +57,7 @@ class Kind:
     cut: bool = False  # the last episode never ends
     hard: bool = False  # it ends through HARD_LIMIT; without episodes that is at once, from READY
     stalls: bool = False  # nothing is taken in SOFT_LIMIT
+    lost: bool = False  # its line has gone when it is cut: its kernel answers nothing more
     strained: bool = False  # its thread had no room when READY was left
     burst: float = 1.0  # times the rate, around each trouble
     gaps: int = 0  # pauses of a publisher
@@ -136,6 +137,10 @@ STALLS: Final = replace(SLOW, name="stalls", episodes=2, trouble=0.3, soft=0.8, 
 CUT: Final = replace(
     SLOW, name="cut_often", episodes=1, connections=8, least_s=15.0, most_s=60.0, cut=True, hard=True, end="hard limit"
 )
+NO_SIGNAL: Final = replace(
+    CUT, name="no_reception", share=0.2, connections=20, least_s=12.0, most_s=30.0, trouble=0.9, loss=1.0, stalls=True,
+    lost=True, hard=False, end="stuck",
+)  # fmt: skip
 TUNNEL: Final = replace(
     STALLS, name="tunnel", episodes=1, cut=True, connections=4, least_s=20.0, most_s=300.0, moves=True, loss=0.2
 )
@@ -161,7 +166,7 @@ STORM: Final = _brief(name="reconnect_storm", abuser=True, connections=120, gap_
 
 WORLDS: Final = (
     World(name="ordinary", weight=0.45, kinds=(VIEWER, MILD)),
-    World(name="slow", weight=0.1, kinds=(replace(VIEWER, share=2.0), SLOW, STALLS, CUT)),
+    World(name="slow", weight=0.1, kinds=(replace(VIEWER, share=2.0), SLOW, STALLS, CUT, NO_SIGNAL)),
     World(name="attackers", weight=0.05, kinds=(replace(VIEWER, share=6.0), LIAR, FLOOD, DEAF, SLOWLORIS, STORM)),
     World(name="nat", weight=0.06, crowd=300, kinds=(replace(LIAR, placed=1), VIEWER, MILD)),
     World(name="subnets", weight=0.03, crowd=200, ipv6=True, kinds=(replace(FLOOD, placed=1, moves=True), VIEWER)),

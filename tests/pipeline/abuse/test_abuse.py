@@ -67,6 +67,8 @@ CUT_AT_ONCE = {"duration_s": 3.0, "hard_at_once": 1, "unrecovered_ms": 0.2, "unr
 WAITED = {"duration_s": 20.0, "startup_ms": None}
 LOST_LINE = {"duration_s": 60.0} | DEAF
 DEAF_AT_LAST = {"duration_s": 35.0} | DEAF
+GONE = {"window_bytes": 72_704, "retransmits": 5, "probes": 0, "sent_bytes": 400_000}
+CLOSED = {"window_bytes": 0, "retransmits": 0, "probes": 1, "sent_bytes": 8 << 20}
 LONG_AGO_S = NOW_S - 8 * 3600
 
 
@@ -281,7 +283,42 @@ OF_HOURS = {
         "192.0.2.99",
         lambda a: ends_apart(a, "hard limit", 90, role="http_flv", **CUT_AT_ONCE),
     ),
+    "phones without reception, as soon as they have joined": (
+        "ok",
+        "192.0.2.112",
+        lambda a: ends_apart(a, "stuck", 40, **NEVER_READ, **GONE),
+    ),
+    "a phone with hardly any": (
+        "ok",
+        "192.0.2.113",
+        lambda a: ends_apart(a, "hard limit", 40, **DEAF_AT_LAST, **GONE | {"retransmits": 0}),
+    ),
+    "phones without reception, over HTTP": (
+        "ok",
+        "192.0.2.114",
+        lambda a: ends_apart(a, "stuck", 90, role="http_flv", **NEVER_READ, **GONE),
+    ),
+    "a phone whose line went while its player was paused": (
+        "ok",
+        "192.0.2.115",
+        lambda a: ends_apart(a, "stuck", 40, **DEAF_AT_LAST, **CLOSED | {"probes": 3}),
+    ),
+    "a player that is paused again and again, each time after a minute": (
+        "ok",
+        "192.0.2.116",
+        lambda a: ends_apart(a, "stuck", 14, **DEAF | {"duration_s": 81.0}, **CLOSED | {"sent_bytes": 700_000}),
+    ),
+    "the same after more than a kernel holds": (
+        "ok",
+        "192.0.2.117",
+        lambda a: ends_apart(a, "stuck", 40, **DEAF_AT_LAST, **CLOSED | {"sent_bytes": 20 << 20}),
+    ),
     # abusers that evade
+    "one whose kernel holds megabytes that it does not read": (
+        "ban",
+        "192.0.2.118",
+        lambda a: ends_apart(a, "stuck", 12, **DEAF | {"duration_s": 45.7}, **CLOSED),
+    ),
     "beside what was cut at once": (
         "ban",
         "192.0.2.100",

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from abuse_records import closed, event, hits, there, write
 from pyarrow.dataset import dataset
-from test_abuse import DEAF, NEVER_READ, NOW_S, SLOW, UNKNOWN
+from test_abuse import CLOSED, DEAF, NEVER_READ, NOW_S, SLOW, UNKNOWN
 
 from flowctl.pipeline.abuse.job import JOB, AbuseOptions
 from flowctl.pipeline.abuse.scores import attackers
@@ -24,6 +24,7 @@ WEIGHTS = Weights(half_life_s=7200.0)
 ENDS = {
     "deaf_close": {"reason": "hard limit", "duration_s": 35.0, **DEAF},
     "lost_line": {"reason": "stuck", "duration_s": 400.0, **DEAF},
+    "paused": {"reason": "stuck", "duration_s": 400.0, **DEAF, **CLOSED},
     "cut_at_once": {"reason": "hard limit", "duration_s": 3.0, "unrecovered_ms": 0.2, "unrecovered_bytes": 0},
     "deaf_http": {"reason": "stuck", "role": "http_flv", **NEVER_READ},
     "never_read": {"reason": "stuck", **NEVER_READ},
@@ -80,7 +81,7 @@ class Model:
             self.evidence[address].append((at_s, kind, 1))
         if kind is not None and WEIGHTS.bans(kind):
             self.harmful.add(conn_id)
-        if kind in (None, "slow_close", "lost_line"):
+        if kind in (None, "slow_close", "lost_line", "paused"):
             self.plays[address].append((conn_id, begin_s, at_s, True))
 
     def verdict(self, address: str) -> tuple[str, float, int, float]:
