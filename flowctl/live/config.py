@@ -164,7 +164,7 @@ class Source(Protocol):
         """The settings that were read."""
 
     def read(self, text: str) -> LiveConfig:
-        """Return the settings with other contents of the file; raises ConfigError where they are not valid."""
+        """Return the settings with later contents of the file; raises ConfigError where they are not valid, or cut."""
 
     def differences(self, before: LiveConfig, now: LiveConfig) -> list[Difference]:
         """Return what differs, by the names that settings have for operators."""

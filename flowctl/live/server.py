@@ -235,7 +235,7 @@ class LiveServer(Server):
             ConfigError: they are not valid, by themselves or together; nothing has changed.
         """
         del where  # it is in the errors of the source
-        source = self.config.source
+        source = self._read.source
         if source is None:
             return
         new = source.read(text)

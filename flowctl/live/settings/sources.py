@@ -144,7 +144,13 @@ class FileSource:
     settings: LiveConfig
 
     def read(self, text: str) -> LiveConfig:
-        """Return the settings with other contents of the file; raises ConfigError where they are not valid."""
+        """Return the settings with other contents of the file, which come after these.
+
+        Raises:
+            ConfigError: they are not valid, or look as if the file were cut: a running server does not become open
+                because a disk was full, or somebody was writing still.
+        """
+        self._check_whole(text)
         found = read_settings(
             self.program,
             options=self.options,
@@ -157,11 +163,42 @@ class FileSource:
             raise InternalError("the settings of a live server are none any more")
         return found
 
+    def _check_whole(self, text: str) -> None:
+        said, says = _of_file(self.file, self.text), _of_file(self.file, text)
+        if any(said.values()) and not any(says.values()):
+            raise ConfigError(
+                f"{self.file} is empty, it set {sum(map(len, said.values()))} settings before",
+                hint="write it again; a server that is started anew takes an empty file",
+            )
+        if self.text.startswith(text) and not text.endswith("\n") and self.text[len(text) :].strip("\r")[:1].strip():
+            raise ConfigError(
+                f"{self.file} ends in the middle of line {text.count(chr(10)) + 1} of what it said before",
+                hint="write it again, whole",
+            )
+        stronger = gather(self.program, options=self.options, pairs=self.pairs, environment=self.environment)
+        gone = [
+            item.source.partition(": ")[2] or name
+            for level, values in said.items()
+            for name, item in values.items()
+            if name in _GATES and name not in says.get(level, {}) and name not in stronger.get(level, {})
+        ]
+        if gone:
+            raise ConfigError(
+                f"{self.file} no longer sets {', '.join(gone)}, which keeps people out",
+                hint="write what it is to be now, [] for everybody, or start the server anew",
+            )
+
     def differences(self, before: LiveConfig, now: LiveConfig) -> list[Difference]:
         """Return what differs, by the names that settings have for operators."""
         return differences(before, now)
 
 
+_GATES: Final = frozenset(
+    {"credentials_file"}
+    | {f"{proof}_auth" for proof in ("publish", "play")}
+    | {f"{rule}_{what}" for rule in ("allow", "deny", "on") for what in ("connect", "publish", "play")}
+)
+"""Settings that decide who may come in: a file that leaves one out would let in everybody whom it kept out."""
 _PLACES: Final = {
     "soft": "limits",
     "hard": "limits",

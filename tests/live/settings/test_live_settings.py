@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -496,3 +497,50 @@ def test_read_file_when_it_cannot_be_read_has_a_hint_that_fits(monkeypatch, erro
     with pytest.raises(ConfigError, match=why) as caught:
         read_file(Path("x.toml"))
     assert hint in caught.value.hint
+
+
+GATED = (
+    'stuck = "20s"\non_play = "http://127.0.0.1:8085/"\ndeny_publish = "192.0.2.0/24"\n'
+    '[stream."vip/*"]\nallow_play = "10.0.0.0/8"\n[role.viewer]\npolicy = "audio-first"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "is empty, it set 5 settings before"),
+        ("# all of it\n", "is empty, it set 5 settings before"),
+        (GATED[:8], "line 1"),
+        (GATED[:-2], "line 7"),
+        (GATED[: GATED.index('"192') - 2], "line 3"),
+        (
+            GATED[: GATED.index("deny")],
+            'no longer sets deny_publish, stream."vip/*".allow_play, which keeps people out',
+        ),
+        (GATED[: GATED.index("on_play")], "no longer sets on_play, deny_publish"),
+        ('stuck = "9s"\n[role.viewer]\npolicy = "audio-first"\n', "no longer sets on_play"),
+        (
+            GATED.replace('[stream."vip/*"]\nallow_play = "10.0.0.0/8"\n', ""),
+            'no longer sets stream."vip/*".allow_play',
+        ),
+    ],
+)
+def test_file_when_it_is_cut_or_no_longer_keeps_people_out_changes_nothing(tmp_path, text, fault):
+    """An empty file, a half of one, or one without a rule of before is refused by a server that runs."""
+    path = tmp_path / "flowctl.toml"
+    path.write_text(GATED)
+    source = read_settings(LIVE, file=path).source
+    with pytest.raises(ConfigError, match=re.escape(fault)) as caught:
+        source.read(text)
+    assert str(path) in str(caught.value)
+
+
+def test_file_when_a_rule_is_lifted_in_words_is_taken(tmp_path):
+    """What is written as open is open; a rule that an option gives as well may leave the file."""
+    path = tmp_path / "flowctl.toml"
+    path.write_text('deny_play = "192.0.2.0/24"\nstuck = "20s"\ngop_cache = "1MiB"\n')
+    lifted = read_settings(LIVE, file=path).source.read('deny_play = []\nstuck = "20s"\n')
+    assert lifted.access.deny_play == ()
+    assert lifted.source.read('stuck = "2s"\ndeny_play = []').settings.stuck_s == 2.0
+    kept = read_settings(LIVE, file=path, options={"deny_play": "192.0.2.0/24"}).source.read('stuck = "20s"\n')
+    assert len(kept.access.deny_play) == 1
