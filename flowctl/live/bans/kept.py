@@ -55,8 +55,11 @@ class Store(Protocol):
     def replace(self, bans: Iterable[Ban], seen: float) -> None:
         """Have the file say just this."""
 
+    def whole(self) -> bool:
+        """Return whether the file is the one that was written last."""
+
     def mend(self) -> None:
-        """Put the file, which is damaged, aside, and begin a new one."""
+        """Put the file, which is damaged or another, aside, and begin a new one."""
 
     def close(self) -> None:
         """Let go of the file."""
@@ -144,7 +147,7 @@ class KeptBans:
         """Keep these no longer.
 
         Raises:
-            OSError: the store cannot be written to; they are kept.
+            OSError, ConfigError: the store cannot be written to; they are kept.
         """
         self.look()
         gone = self._bans.keys() & set(keys)
@@ -152,7 +155,7 @@ class KeptBans:
             return
         if self._store is not None:
             rest = [ban for key, ban in self._bans.items() if key not in gone]
-            self._store.replace(rest, self._wall())  # or a ban that was lifted would be back after a restart
+            self._replace(self._store, rest)  # or a ban that was lifted would be back after a restart
             self.fault = ""
         for key in gone:
             del self._bans[key]
@@ -177,6 +180,8 @@ class KeptBans:
         if self.fault:
             if self._steady() - self._written_at >= _RETRY_S:
                 self._write_all()
+        elif self._store is not None and not self._store.whole():
+            self._write_all()
         elif over or (self.stored and self._steady() - self._written_at >= _SEEN_S):
             self._write((), over)
         return False
@@ -218,7 +223,17 @@ class KeptBans:
     def _write_all(self) -> None:
         if self._store is not None:
             store, bans = self._store, list(self._bans.values())
-            self._try(lambda: store.replace(bans, self._wall()))
+            self._try(lambda: self._replace(store, bans))
+
+    def _replace(self, store: Store, bans: list[Ban]) -> None:
+        """Have the store say just this, in a new file where its own is damaged or another; raises as it does."""
+        try:
+            store.replace(bans, self._wall())
+        except OSError as error:
+            if error.errno != errno.EUCLEAN:
+                raise
+            store.mend()
+            store.replace(bans, self._wall())
 
     def _write(self, put: Iterable[Ban], drop: Iterable[Key]) -> None:
         if self._store is None:
@@ -238,8 +253,7 @@ class KeptBans:
             except OSError as error:
                 if error.errno != errno.EUCLEAN or self._store is None:
                     raise
-                self._store.mend()
-                self._store.replace(list(self._bans.values()), self._wall())
+                self._replace(self._store, list(self._bans.values()))
         except (OSError, ConfigError) as error:
             fault = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
             if not self.fault:

@@ -7,6 +7,10 @@ dies); the supervisor of several workers has it for all of them.
 A file that is damaged is put aside under another name, told of with a hint, and begun anew: a server that does not
 start because of its ban list would be worse, and what can still be read from the damaged file is not lost. A file of a
 later version is left alone, and the server does not start.
+
+SQLite does not see that its file is removed, replaced or written over while it is open: what it writes then is gone
+with the process. Nobody else may write here, so what the system says of the file and its log is as we have left it,
+or somebody has been there (`whole`).
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class BanStore:
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
         self.path: Final = path
         self._wall: Final = wall
+        self._left: list[tuple[int, ...]] = []  # what `_look` saw after our last change; empty: it is not open
         self._database = self._opened()
 
     def read(self) -> tuple[list[Ban], float]:
@@ -93,8 +98,7 @@ class BanStore:
         Raises:
             OSError: it could not be written; nothing of it was.
         """
-        with self._mapped(), self._database:
-            self._database.execute("BEGIN IMMEDIATE")
+        with self._mapped(), self._changing():
             self._database.executemany(
                 "DELETE FROM bans WHERE cidr = ? AND action = ?", [(cidr, action.value) for cidr, action in drop]
             )
@@ -103,11 +107,14 @@ class BanStore:
 
     def replace(self, bans: Iterable[Ban], seen: float) -> None:
         """Have the file say just this; as `write`."""
-        with self._mapped(), self._database:
-            self._database.execute("BEGIN IMMEDIATE")
+        with self._mapped(), self._changing():
             self._database.execute("DELETE FROM bans")
             self._database.executemany("INSERT INTO bans VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, bans))
             self._database.execute("UPDATE clock SET seen = ?", (seen,))
+
+    def whole(self) -> bool:
+        """Return whether file and log are where and what they were after the last change; two calls of ``stat``."""
+        return bool(self._left) and self._look() == self._left
 
     def close(self) -> None:
         """Let go of the file; idempotent."""
@@ -115,14 +122,41 @@ class BanStore:
             self._database.close()
 
     def mend(self) -> None:
-        """Put the file, which is damaged, aside, and begin a new one.
+        """Put the file, which is damaged or another, aside, and begin a new one.
 
         Raises:
             ConfigError: that cannot be done.
         """
-        self.close()
-        self._put_aside("it was damaged while the server ran")
+        fault = "it was damaged" if self.whole() else "it was removed, replaced or written over"
+        self._left = []
+        self._put_aside(f"{fault} while the server ran")
+        self.close()  # after that: SQLite puts its log into the file that has the name
         self._database = self._opened()
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Make a transaction of what is done within.
+
+        Raises:
+            OSError: the file is another than it was.
+        """
+        if not self.whole():
+            raise OSError(errno.EUCLEAN, "it was removed, replaced or written over", str(self.path))
+        try:
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield
+        finally:
+            self._left = self._look()
+
+    def _look(self) -> list[tuple[int, ...]]:
+        """Return what the system says of the file and its log."""
+        found: list[tuple[int, ...]] = []
+        for ending in ("", "-wal"):
+            with contextlib.suppress(OSError):
+                now = Path(f"{self.path}{ending}").stat()
+                found.append((now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
+        return found
 
     def _opened(self) -> sqlite3.Connection:
         try:
@@ -157,6 +191,7 @@ class BanStore:
         except BaseException:
             database.close()
             raise
+        self._left = self._look()
         return database
 
     def _set_up(self, database: sqlite3.Connection) -> None:
@@ -195,7 +230,7 @@ class BanStore:
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{ending}").rename(f"{aside}{ending}")
         _log.error(
-            "ban store is damaged, it is put aside and begun anew",
+            "ban store is damaged, it is begun anew, and what is left of it put aside",
             file=str(self.path),
             fault=fault,
             aside=str(aside),

@@ -28,6 +28,7 @@ ONE = Ban(
     source="penalty",
 )
 TWO = Ban(cidr="2001:db8::/48", expires=None, action=BanAction.LIMIT, source="command of ops")
+THREE = Ban(cidr="192.0.2.0/24", expires=None)
 
 
 @pytest.fixture
@@ -109,6 +110,70 @@ def test_store_when_the_file_is_damaged_is_put_aside_told_and_begun_anew(path, d
     again.write([ONE], [], 1.0)
     again.close()
     assert list(bans_of(path).values()) == [ONE]
+
+
+def remove(path):
+    path.unlink()
+
+
+def replace(path):
+    path.with_name("other").write_text("not a database")
+    path.with_name("other").rename(path)
+
+
+def write_over(path):
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+def cut(path):
+    path.write_bytes(b"")
+
+
+def remove_log(path):
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+@pytest.mark.parametrize("harm", [remove, replace, write_over, cut, remove_log])
+def test_store_when_its_file_is_taken_away_while_it_is_open_is_begun_anew_and_told(path, harm):
+    """SQLite would go on writing to what nobody finds again: the next look sees it, and all bans are in a new file."""
+    kept = KeptBans(BanStore(path), wall=lambda: 1.8e9, steady=lambda: 7.0)
+    kept.put([ONE, TWO])
+    with structlog.testing.capture_logs() as lines:
+        kept.look()
+        assert lines == []
+        harm(path)
+        kept.look()
+        kept.put([THREE])
+        harm(path)
+        kept.drop([(THREE.cidr, THREE.action)])
+        harm(path)
+        kept.put([THREE])
+    assert [(line["log_level"], line["fault"]) for line in lines] == [
+        ("error", "it was removed, replaced or written over while the server ran")
+    ] * 3
+    assert kept.fault == ""
+    kept.close()
+    assert set(bans_of(path)) == {(ban.cidr, ban.action) for ban in (ONE, TWO, THREE)}
+    if harm is write_over:  # what somebody put there is as it was
+        aside = [item for item in path.parent.glob("*.damaged-*") if not item.name.endswith("-wal")]
+        assert [set(item.read_bytes()) for item in aside] == [set(b"x")] * 3
+
+
+def test_store_when_its_folder_is_gone_is_not_told_to_be_durable_until_it_is_back(path):
+    """A ban is in force, its maker hears that no file has it, and it is tried again."""
+    now = [7.0]
+    path = path.parent / "folder" / path.name
+    path.parent.mkdir()
+    kept = KeptBans(BanStore(path), wall=lambda: 1.8e9, steady=lambda: now[0])
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    kept.put([ONE])
+    assert "No such file" in kept.fault
+    path.parent.mkdir()
+    now[0] += 60
+    kept.look()
+    assert kept.fault == ""
+    kept.close()
+    assert set(bans_of(path)) == {(ONE.cidr, ONE.action)}
 
 
 def test_store_when_the_disk_is_full_says_so_and_has_what_it_had(path):
