@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final, Self
 
 from flowctl.diffusion.decision import CentralPlanner, Planner
 from flowctl.diffusion.gate import RequestGate, open_gate
 from flowctl.diffusion.inbound import Inbound
-from flowctl.diffusion.objects import PeerId
-from flowctl.diffusion.outbound import Outbound
+from flowctl.diffusion.objects import ObjectId, PeerId
+from flowctl.diffusion.outbound import Guard, Outbound
 from flowctl.diffusion.policy import Policy
 from flowctl.diffusion.pool.pool import ObjectPool
 from flowctl.diffusion.registry import DiffusionStatistics, Registry
 from flowctl.diffusion.streams.stream import Stream
+from flowctl.diffusion.wire.messages import Init, Message, Prove, Subscribe
 from flowctl.errors import ClosedError
 from flowctl.loop.faults import ErrorHook, log_error
 
@@ -38,6 +40,7 @@ class ObjectDiffusion:
         clock: monotonic seconds.
         rng: makes the choice between equal peers. None: one of its own.
         on_error: told of what a planner raises. None: it is logged.
+        on_announced: told of the ids that a peer has announced, in their order. None: nobody.
 
     Attributes:
         pool: as given.
@@ -55,7 +58,9 @@ class ObjectDiffusion:
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
         on_error: ErrorHook | None = None,
+        on_announced: Callable[[PeerId, Sequence[ObjectId]], object] | None = None,
     ) -> None:
+        self._topics: dict[str, None] | None = None  # that peers are to tell of. None: all
         self.pool: Final = pool
         self.policy: Final = policy or Policy()
         self._gate: Final[RequestGate] = gate or _OpenGate()
@@ -66,6 +71,7 @@ class ObjectDiffusion:
             clock=clock,
             rng=rng or Random(),
             on_error=log_error if on_error is None else on_error,
+            on_announced=on_announced,
         )
         self.last: Final = self._registry.last
         self._inbound: dict[PeerId, Inbound] = {}
@@ -73,8 +79,12 @@ class ObjectDiffusion:
         self._tasks: set[asyncio.Task[None]] = set()  # those that serve or fetch
         self._closed = False
 
-    async def serve(self, stream: Stream) -> None:
+    async def serve(self, stream: Stream, guard: Guard | None = None) -> None:
         """Serve a peer until it has finished; the stream is closed then, however it ends.
+
+        Args:
+            stream: to a peer that fetches.
+            guard: says what it may have. None: everything.
 
         Raises:
             RemoteProtocolError: the peer broke a rule.
@@ -83,14 +93,15 @@ class ObjectDiffusion:
             ClosedError: diffusion is closed.
         """
         self._begin(stream)
-        await self._own(stream, self._serve(stream))
+        await self._own(stream, self._serve(stream, guard))
 
-    async def fetch_from(self, stream: Stream, peer: PeerId) -> None:
+    async def fetch_from(self, stream: Stream, peer: PeerId, proof: bytes = b"") -> None:
         """Fetch from a peer until it has nothing more and ends, or `leave`; the stream is closed then, however it ends.
 
         Args:
             stream: to a peer that serves.
             peer: names this connection; no other may have the name.
+            proof: says to the peer who we are. Empty: nothing is said.
 
         Raises:
             RemoteProtocolError: the peer broke a rule, or sent what the pool found invalid: do not connect again.
@@ -100,7 +111,27 @@ class ObjectDiffusion:
             ClosedError: diffusion is closed.
         """
         self._begin(stream)
-        await self._own(stream, self._fetch(stream, peer))
+        await self._own(stream, self._fetch(stream, peer, proof))
+
+    def subscribe(self, *topics: str, wanted: bool = True) -> None:
+        """Have all peers tell of topics from now on, or no more. From the first call on they tell of nothing else.
+
+        Args:
+            topics: patterns of what pools call the topics of their objects, as of `fnmatch`.
+            wanted: whether they are wanted.
+        """
+        self._topics = {} if self._topics is None else self._topics
+        for topic in topics:
+            if (topic in self._topics) is wanted:
+                continue
+            if wanted:
+                self._topics[topic] = None
+            else:
+                del self._topics[topic]
+            for inbound in self._inbound.values():
+                task = asyncio.get_running_loop().create_task(inbound.subscribe(topic, wanted=wanted))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     def leave(self, peer: PeerId) -> None:
         """Stop fetching from a peer, in order: what is under way is waited for. One that is gone: no effect."""
@@ -139,21 +170,31 @@ class ObjectDiffusion:
             stream.close()
             raise ClosedError("this diffusion is closed")
 
-    async def _serve(self, stream: Stream) -> None:
-        outbound = Outbound(stream, self.pool, max_outstanding=self.policy.max_num_objects_outstanding)
+    async def _serve(self, stream: Stream, guard: Guard | None) -> None:
+        most = self.policy.max_num_objects_outstanding
+        outbound = Outbound(stream, self.pool, max_outstanding=most, guard=guard)
         self._outbound.add(outbound)
         try:
             await outbound.run()
         finally:
             self._outbound.discard(outbound)
 
-    async def _fetch(self, stream: Stream, peer: PeerId) -> None:
+    async def _fetch(self, stream: Stream, peer: PeerId, proof: bytes) -> None:
         with self._registry.peer(peer) as api:
-            inbound = self._inbound[peer] = Inbound(stream, api, self._registry, self._gate)
+            begins = partial(self._begins, proof)
+            inbound = self._inbound[peer] = Inbound(stream, api, self._registry, self._gate, begins)
             try:
                 await inbound.run()
             finally:
                 del self._inbound[peer]
+
+    def _begins(self, proof: bytes) -> list[Message]:
+        """Return what a peer is told first: who we are, and what it is to tell of."""
+        found: list[Message] = [Init(), Prove(proof)] if proof else [Init()]
+        if self._topics is not None:
+            found.append(Subscribe(wanted=False, topic=b"*"))  # which ends being told of everything
+            found += [Subscribe(wanted=True, topic=topic.encode()) for topic in self._topics]
+        return found
 
     async def _own(self, stream: Stream, conversation: Coroutine[Any, Any, None]) -> None:
         """Run a conversation as a task of ours, so that `close` can end it."""

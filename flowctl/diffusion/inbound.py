@@ -12,6 +12,7 @@ ids that is still to come could change that; so where the FIFO would be emptied,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,9 +35,10 @@ from flowctl.diffusion.wire.messages import (
     ReplyObjects,
     RequestIds,
     RequestObjects,
+    Subscribe,
 )
 from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, TIME_LIMIT_S, State, after
-from flowctl.errors import BrokenError, RemoteProtocolError
+from flowctl.errors import BrokenError, ClosedError, RemoteProtocolError
 
 _REPLY_BYTES: Final = 256 * 1024
 """What one reply should have, if it has more than one object. A reply is of use when it is there as a whole, and has
@@ -69,9 +71,20 @@ class Inbound:
         api: its part of the registry.
         registry: the registry.
         gate: what requests for objects pass through.
+        begins: returns what is said first. None: that it begins, and no more.
     """
 
-    def __init__(self, stream: Stream, api: PeerStateAPI, registry: Registry, gate: RequestGate) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        api: PeerStateAPI,
+        registry: Registry,
+        gate: RequestGate,
+        begins: Callable[[], list[Message]] | None = None,
+    ) -> None:
+        self._begins = begins
+        self._begun = False
+        self._writing = asyncio.Lock()
         self._stream = stream
         self._api = api
         api.on_fault = self.fail
@@ -117,6 +130,12 @@ class Inbound:
             self._sent.clear()
             self._stream.close("" if self._error is None else str(self._error))
 
+    async def subscribe(self, topic: str, *, wanted: bool) -> None:
+        """Have the peer tell of a topic from now on, or no more; one that is lost meanwhile tells nothing."""
+        if self._begun and self._error is None:
+            with contextlib.suppress(BrokenError, ClosedError):
+                await self._write(Subscribe(wanted=wanted, topic=topic.encode()))
+
     def leave(self) -> None:
         """Finish: no new decision is read, replies that are under way are waited for and ignored, then comes Done.
 
@@ -139,7 +158,8 @@ class Inbound:
     # -- acting
 
     async def _act(self) -> None:
-        await self._stream.write(encode(Init()))
+        self._begun = True  # what is subscribed to from now on goes out behind it
+        await self._write(*([Init()] if self._begins is None else self._begins()))
         while (decision := await self._api.read_decision()) is not None:
             self._collect()
             self._request_objects(decision)
@@ -148,10 +168,15 @@ class Inbound:
             self._api.on_decision_completed()
         await self._drain()
 
+    async def _write(self, *messages: Message) -> None:
+        async with self._writing:
+            await self._stream.write(b"".join(map(encode, messages)))
+
     async def _flush(self) -> None:
         if self._output:
-            output, self._output = self._output, []
-            await self._stream.write(b"".join(output))
+            async with self._writing:
+                output, self._output = self._output, []
+                await self._stream.write(b"".join(output))
 
     def _request_objects(self, decision: PeerDecision) -> None:
         for object_ids, size_bytes in self._batches(decision.objects_to_req_ids):
@@ -216,7 +241,7 @@ class Inbound:
             self._replied.clear()
             await self._replied.wait()
         if not self._sent:
-            await self._stream.write(encode(Done()))
+            await self._write(Done())
 
     # -- replies
 
@@ -262,6 +287,8 @@ class Inbound:
         end = RequestEnd.LOST
         try:
             after(sent.state, message)
+            if not isinstance(message, (ReplyIds, ReplyObjects)):
+                raise RemoteProtocolError("a request came from the side that replies", code="UnexpectedMessage")
             if not self._leaving:
                 self._use(sent, message)
             end = RequestEnd.REPLIED

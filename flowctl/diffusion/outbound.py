@@ -6,6 +6,9 @@ it may be asked for once. How many there are is the client's wish within `max_ou
 bounded by `MOST_KEPT_BYTES`: beyond it fewer ids are announced than were asked for. And a peer that does not ask for
 what it was told of ends when the pool has let that go (`KEPT_FOR_S`), so that all peers together cannot keep much.
 
+A client that has subscribed is told of the *topics* that it wants, and that it may have (`Guard`). Where it wants one
+more, what the pool has of it comes first: for each topic it is known up to where it was told.
+
 A request that blocks waits for the first new object of the pool, for the end of the peer, or for `stop`. Nothing is
 lost by an end then: the client has acknowledged all.
 """
@@ -13,12 +16,14 @@ lost by an end then: the client has acknowledged all.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from fnmatch import fnmatchcase
 from itertools import islice
-from operator import attrgetter
-from typing import Final
+from typing import Final, Protocol
 
 from flowctl.diffusion.errors import (
     AckedTooManyObjectIdsError,
+    NoReplyError,
     RequestBlockingError,
     RequestedDuplicateObjectError,
     RequestedNothingError,
@@ -32,8 +37,17 @@ from flowctl.diffusion.objects import ObjectId, short_id
 from flowctl.diffusion.pool.pool import ZERO_TICKET, Entry, ObjectPool
 from flowctl.diffusion.streams.stream import Stream
 from flowctl.diffusion.wire.codec import MAX_ITEMS, MAX_OBJECT_BYTES, encode, reply_bytes
-from flowctl.diffusion.wire.messages import Announced, Message, ReplyIds, ReplyObjects, RequestIds, RequestObjects
-from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State, after
+from flowctl.diffusion.wire.messages import (
+    Announced,
+    Message,
+    Prove,
+    ReplyIds,
+    ReplyObjects,
+    RequestIds,
+    RequestObjects,
+    Subscribe,
+)
+from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, TIME_LIMIT_S, State, after
 from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 
 MOST_KEPT_BYTES: Final = 64 << 20
@@ -44,6 +58,29 @@ connection may keep other objects, so without this many idle ones would hold man
 _LOOK_S: Final = 5.0
 MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.IDLE]
 """Requests that a client pipelines are read ahead by so much; then it has to wait."""
+MOST_TOPICS: Final = 4096
+"""Topics that a client may want at a time: four times as many as a node has streams."""
+MOST_PATTERNS: Final = 64
+"""Of them those with ``*``, ``?`` or ``[``: each is tried with each topic of the pool."""
+_TOPICS_KNOWN: Final = 16_384
+_WALK_REST_S: Final = 0.02
+"""After a walk through the pool for topics that are new to a client: 7000 objects take 2 ms, and it may ask for another
+with 30 octets."""
+_WILD: Final = frozenset("*?[")
+
+
+class Guard(Protocol):
+    """Says what one client may have."""
+
+    def prove(self, proof: bytes) -> None:
+        """The client says who it is.
+
+        Raises:
+            RemoteProtocolError: it is not.
+        """
+
+    def allows(self, topic: str) -> bool:
+        """Return whether the client may be told of a topic, and have its objects; asked again every few seconds."""
 
 
 class Outbound:
@@ -53,6 +90,7 @@ class Outbound:
         stream: to the peer; closed in the end.
         pool: what there is to announce.
         max_outstanding: most ids that may be unacknowledged; the same at both ends.
+        guard: says what the peer may have. None: everything.
 
     Attributes:
         announced_count: ids announced so far.
@@ -60,7 +98,15 @@ class Outbound:
         sent_bytes: octets of them.
     """
 
-    def __init__(self, stream: Stream, pool: ObjectPool, *, max_outstanding: int) -> None:
+    def __init__(self, stream: Stream, pool: ObjectPool, *, max_outstanding: int, guard: Guard | None = None) -> None:
+        self._guard = guard
+        self._topics: set[str] | None = None  # that are wanted, by their names. None: all
+        self._patterns: set[str] = set()
+        self._wanted: dict[str, bool] = {}  # what was found out of topics
+        self._told: dict[str, int] = {}  # by topic, the ticket up to which it was announced
+        self._told_all = ZERO_TICKET  # likewise, of every topic
+        self._walks = False  # older objects of topics are to be looked for
+        self._older: deque[Entry] = deque()  # of topics that were not wanted when they were passed
         self._stream = stream
         self._pool = pool
         self._max_outstanding = max_outstanding
@@ -120,6 +166,8 @@ class Outbound:
         """End a peer for which objects are kept that are nowhere else any more."""
         while True:
             await asyncio.sleep(_LOOK_S)
+            if self._guard is not None:
+                self._wanted.clear()  # proofs may have expired
             self._too_old = self._too_long_kept(asyncio.get_running_loop().time())
             if self._too_old is not None and self._main is not None:
                 self._main.cancel()
@@ -139,11 +187,20 @@ class Outbound:
     async def _converse(self) -> None:
         state = State.INIT
         while state is not State.DONE:
-            message = await self._receive(state)
+            try:
+                async with asyncio.timeout(TIME_LIMIT_S[State.INIT] if state is State.INIT else None):
+                    message = await self._receive(state)
+            except TimeoutError:
+                raise NoReplyError(f"nothing within {TIME_LIMIT_S[State.INIT]:g} s in state {state.value}") from None
             if message is None:
                 return
             state = after(state, message)
             reply: Message | None = None
+            if isinstance(message, Subscribe):
+                self._subscribe(message)
+            elif isinstance(message, Prove) and self._guard is not None:
+                self._guard.prove(message.proof)
+                self._changed_topics()
             if isinstance(message, RequestIds):
                 reply = await self._ids(message)
                 if reply is None:
@@ -193,11 +250,21 @@ class Outbound:
             del self._fifo[object_id]
         while True:
             self._wake.clear()
+            if self._walks:
+                self._walk()
+                await asyncio.sleep(_WALK_REST_S)
             announced = [] if self._stopping else self._announce(request.req_count)
             if announced or not request.blocking:
                 return ReplyIds(tuple(announced))
             if self._stopping or self._peer_left():
                 return None
+            message = self._inbox.decoder.next(State.IDS_BLOCKING, SIZE_LIMIT_BYTES[State.IDLE])
+            if isinstance(message, Subscribe):
+                self._inbox.used()
+                self._subscribe(message)
+                continue
+            if message is not None:
+                raise RemoteProtocolError("a reply came from the side that asks", code="UnexpectedMessage")
             await self._wake.wait()  # what came may be gone already, when this runs: then it waits again
 
     def _check(self, request: RequestIds) -> None:
@@ -218,13 +285,20 @@ class Outbound:
         now = asyncio.get_running_loop().time()
         most = min(most, MAX_ITEMS)
         while len(found) < most and self._kept_bytes < MOST_KEPT_BYTES:
-            entries = self._pool.objects_after(self._ticket, most - len(found))
+            entries: list[Entry] = [self._older.popleft()] if self._older else []
+            newer = not entries
+            if newer:
+                entries += self._pool.objects_after(self._ticket, most - len(found))
             if not entries:
                 break
             for entry in entries:
                 if self._kept_bytes >= MOST_KEPT_BYTES:
                     break
-                self._ticket = entry.ticket
+                if newer:
+                    self._ticket = entry.ticket
+                if not self._is_wanted(entry.topic):
+                    continue
+                self._told[entry.topic] = entry.ticket
                 if entry.object_id in self._fifo or entry.size_bytes > MAX_OBJECT_BYTES:
                     continue  # it was evicted and came again; or no reply has room for it
                 self._fifo[entry.object_id] = entry
@@ -233,6 +307,49 @@ class Outbound:
                 found.append(Announced(entry.object_id, entry.size_bytes))
         self.announced_count += len(found)
         return found
+
+    # -- topics
+
+    def _subscribe(self, message: Subscribe) -> None:
+        try:
+            topic = message.topic.decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"a topic is no UTF-8: {error.reason}", code="MalformedMessage") from error
+        if self._topics is None:
+            self._topics, self._told_all = set(), self._ticket
+        of = self._topics if _WILD.isdisjoint(topic) else self._patterns
+        if not message.wanted:
+            of.discard(topic)
+        elif len(of) >= (most := MOST_TOPICS if of is self._topics else MOST_PATTERNS) and topic not in of:
+            raise LimitExceededError("topics", len(of) + 1, most)
+        else:
+            of.add(topic)
+        self._changed_topics()
+
+    def _changed_topics(self) -> None:
+        self._wanted.clear()
+        self._walks = self._ticket > ZERO_TICKET
+
+    def _is_wanted(self, topic: str) -> bool:
+        found = self._wanted.get(topic)
+        if found is None:
+            topics = self._topics
+            asked = topics is None or topic in topics or any(fnmatchcase(topic, item) for item in self._patterns)
+            found = self._wanted[topic] = asked and (self._guard is None or self._guard.allows(topic))
+        return found
+
+    def _walk(self) -> None:
+        """Look for what was passed of topics that are wanted now."""
+        self._walks = False
+        self._older.clear()
+        if len(self._told) > _TOPICS_KNOWN:
+            self._told.clear()  # of more streams than any server has: the newest are what counts
+            self._told_all = self._ticket
+        for entry in self._pool.objects_after(ZERO_TICKET, MOST_TOPICS**2):
+            if entry.ticket > self._ticket:
+                break
+            if entry.ticket > self._told.get(entry.topic, self._told_all) and self._is_wanted(entry.topic):
+                self._older.append(entry)
 
     def _let_go(self, object_id: ObjectId) -> None:
         entry = self._fifo[object_id]
@@ -260,7 +377,7 @@ class Outbound:
         size = reply_bytes(len(wanted), size_bytes)
         if size > SIZE_LIMIT_BYTES[State.OBJECTS]:
             raise RequestedTooManyBytesError(size, SIZE_LIMIT_BYTES[State.OBJECTS])
-        objects = await self._pool.read_objects(sorted(wanted.values(), key=attrgetter("ticket")))
+        objects = await self._pool.read_objects([wanted[item] for item in self._fifo if item in wanted])
         for object_id in wanted:
             self._let_go(object_id)
         self.sent_count += len(objects)

@@ -198,6 +198,8 @@ class PeerStateAPI:
         if not (self._has_more or self._blocked):
             self._ask_again_at = now + RETRY_IDS_S
         self._blocked = False
+        if registry.on_announced is not None:
+            registry.on_announced(self.peer, [item.object_id for item in announced])
         registry.poke()
 
     def on_request_objects(self, object_ids: Sequence[ObjectId]) -> None:
@@ -220,6 +222,7 @@ class Registry:
         clock: monotonic seconds.
         rng: gives each round its seed.
         on_error: told of what a planner raises.
+        on_announced: told of the ids that a peer has announced. None: nobody.
 
     Attributes:
         state: the peers' states.
@@ -235,7 +238,9 @@ class Registry:
         clock: Callable[[], float],
         rng: Random,
         on_error: ErrorHook,
+        on_announced: Callable[[PeerId, Sequence[ObjectId]], object] | None = None,
     ) -> None:
+        self.on_announced: Final = on_announced
         self.pool: Final = pool
         self.clock: Final = clock
         self.state: Final = DecisionGlobalState(policy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 
 import pytest
 from octets_kit import RawPeer, by_name, in_virtual_time, named, pool_of
@@ -11,6 +12,7 @@ from octets_kit import RawPeer, by_name, in_virtual_time, named, pool_of
 from flowctl.diffusion import outbound as outbound_module
 from flowctl.diffusion.errors import (
     AckedTooManyObjectIdsError,
+    NoReplyError,
     RequestBlockingError,
     RequestedDuplicateObjectError,
     RequestedNothingError,
@@ -20,6 +22,7 @@ from flowctl.diffusion.errors import (
     RequestNonBlockingError,
 )
 from flowctl.diffusion.outbound import Outbound
+from flowctl.diffusion.pool.memory import MemoryPool, StoredObject
 from flowctl.diffusion.streams.memory import memory_pair
 from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 
@@ -30,11 +33,11 @@ OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"
 class Served:
     """A server of objects a, b, c (3 octets each) and the peer that asks it."""
 
-    def __init__(self, *names, most=100, pool=None):
+    def __init__(self, *names, most=100, pool=None, guard=None):
         self.pool = pool_of(named(*names, size=3), identify=by_name) if pool is None else pool
         ours, theirs = memory_pair()
         self.peer = RawPeer(theirs)
-        self.outbound = Outbound(ours, self.pool, max_outstanding=most)
+        self.outbound = Outbound(ours, self.pool, max_outstanding=most, guard=guard)
         self.task = asyncio.ensure_future(self.outbound.run())
 
     def add(self, *names):
@@ -351,5 +354,115 @@ def test_peer_when_it_asks_in_time_for_what_is_gone_gets_it():
         await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
         assert not served.task.done()
         served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_client_when_it_says_nothing_is_ended():
+    """A place is not kept for ever for what connects and never begins."""
+
+    async def run():
+        served = Served(b"a")
+        with pytest.raises(NoReplyError, match="nothing within 10 s in state Init"):
+            await asyncio.wait_for(served.task, 11)
+
+    in_virtual_time(run())
+
+
+class Lettered(MemoryPool):
+    """Objects whose topic is the first letter of their name."""
+
+    def objects_after(self, ticket, limit):
+        return [Entry(item, item.object_id[:1].decode()) for item in super().objects_after(ticket, limit)]
+
+
+@dataclasses.dataclass
+class Entry:
+    """An entry with a topic."""
+
+    stored: StoredObject
+    topic: str
+
+    def __getattr__(self, name):
+        return getattr(self.stored, name)
+
+
+def lettered(*names):
+    pool = Lettered(identify=by_name)
+    pool.add(named(*names, size=4))
+    return pool
+
+
+def name_of(text):
+    return f"82 42 {text.encode().hex(' ')} 04"
+
+
+def test_client_when_it_subscribes_is_told_of_that_and_of_what_was_passed():
+    """Also while the server waits for something new; a topic that is wanted again goes on where it was left."""
+
+    async def run():
+        served = Served(pool=lettered(b"a1", b"b1"))
+        peer = served.peer
+        await peer.says("81 00  83 06 F4 41 2A  83 06 F5 41 61  84 01 F5 00 09")  # nothing but a
+        await peer.hears(f"82 02 9F {name_of('a1')} FF")
+        await peer.says("84 01 F5 01 09")
+        await peer.hears_nothing()
+        await peer.says("83 06 F5 41 62")  # b, too
+        await peer.hears(f"82 02 9F {name_of('b1')} FF")
+        await peer.says("83 06 F4 41 61  84 01 F4 00 09")  # a no more
+        await peer.hears("82 02 9F FF")
+        served.pool.add(named(b"a2", b"b2", size=4))
+        await peer.says("84 01 F4 00 09")
+        await peer.hears(f"82 02 9F {name_of('b2')} FF")
+        await peer.says("83 06 F5 43 5B 61 5D  84 01 F4 00 09")  # a again, as a pattern
+        await peer.hears(f"82 02 9F {name_of('a2')} FF")
+        await peer.says("82 03 9F 42 61 32 42 62 31 FF")
+        await peer.hears("82 04 9F 44 62 31 2F 00 44 61 32 2F 00 FF")  # in the order of announcement (OD-22)
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+@pytest.mark.parametrize("pattern", [False, True])
+def test_client_when_it_wants_more_topics_than_it_may_is_ended(monkeypatch, pattern):
+    """What is kept of a client has a bound."""
+    monkeypatch.setattr(outbound_module, "MOST_PATTERNS" if pattern else "MOST_TOPICS", 2)
+
+    async def run():
+        served = Served(b"a")
+        await served.peer.says("81 00" + "".join(f"83 06 F5 42 6{n} {'2A' if pattern else '61'}" for n in (1, 2, 2, 3)))
+        with pytest.raises(LimitExceededError, match="topics"):
+            await served.ends()
+
+    in_virtual_time(run())
+
+
+class Doorman:
+    """Lets those who prove it have what begins with b."""
+
+    def __init__(self):
+        self.proven = False
+
+    def prove(self, proof):
+        if proof != b"key":
+            raise RemoteProtocolError("wrong key")
+        self.proven = True
+
+    def allows(self, topic):
+        return self.proven or topic == "a"
+
+
+def test_client_when_it_proves_who_it_is_may_have_more():
+    """What it may not have it is not told of, and a wrong proof ends it."""
+
+    async def run():
+        served = Served(pool=lettered(b"a1", b"b1"), guard=Doorman())
+        await served.peer.says("81 00  84 01 F5 00 09")
+        await served.peer.hears(f"82 02 9F {name_of('a1')} FF")
+        await served.peer.says("82 07 43 6B 65 79  84 01 F4 00 09")
+        await served.peer.hears(f"82 02 9F {name_of('b1')} FF")
+        await served.peer.says("82 07 41 6B")
+        with pytest.raises(RemoteProtocolError, match="wrong key"):
+            await served.ends()
 
     in_virtual_time(run())

@@ -4,8 +4,8 @@ What a node has it offers, wherever it came from: cut here, or fetched. Which se
 owner to say (`SegmentPool.wants`): what nobody wants counts as here already, so that it is acknowledged and never
 fetched.
 
-Origins whose clocks differ give a publication timelines that differ by one. A segment of the same stream, start and
-hash is the same one for that.
+Origins whose clocks differ have two names for one segment. Its owner knows that (`known_as`): it is kept and offered by
+one of them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from flowctl.cluster.segments.segment import Segment, SegmentId, id_of
+from flowctl.cluster.segments.segment import Segment, SegmentId, id_of, object_of
 from flowctl.diffusion.pool.pool import Entry
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
 
 REMEMBERED: Final = 20_000
-"""Ids of segments that were here or were not wanted: more than all peers may announce before they are acknowledged."""
+"""Ids of segments that are or were here: more than all peers may announce before they are acknowledged."""
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_Same = tuple[str, int, int, int, bytes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +75,14 @@ class Kept:
         """Size of the object."""
         return len(self.data)
 
+    @property
+    def topic(self) -> str:
+        """The name of its stream."""
+        return self.id.stream
+
     def read(self) -> bytes:
         """Return the object."""
         return self.data
-
-
-def _same(name: SegmentId, timeline: int) -> _Same:
-    return name.stream, timeline, name.position.start_ms, name.position.part, name.digest
 
 
 class SegmentPool:
@@ -92,6 +92,7 @@ class SegmentPool:
         limits: how much is kept.
         clock: seconds.
         wants: whether a segment that is not here is to be fetched, now or later. None: none is.
+        known_as: returns the name by which a segment that has come is kept. None: its own.
         on_segment: told of each that has come from elsewhere and is true.
 
     Attributes:
@@ -105,19 +106,20 @@ class SegmentPool:
         clock: Callable[[], float],
         *,
         wants: Callable[[SegmentId], bool] | None = None,
+        known_as: Callable[[SegmentId], SegmentId] | None = None,
         on_segment: Callable[[Segment], None] | None = None,
     ) -> None:
         self._limits: Final = limits
         self._clock = clock
         self._wants = wants
+        self._known_as = known_as
         self._on_segment = on_segment
         self._kept: dict[bytes, Kept] = {}
         self._tickets: list[int] = []  # in rising order, with those of evicted ones at the beginning
         self._by_ticket: OrderedDict[int, Kept] = OrderedDict()
         self._streams: dict[str, deque[Kept]] = {}
         self._stream_bytes: dict[str, int] = {}
-        self._known: OrderedDict[bytes, None] = OrderedDict()  # here, or were, or are not wanted
-        self._same: OrderedDict[_Same, None] = OrderedDict()  # the same, of those that are or were here
+        self._known: OrderedDict[bytes, None] = OrderedDict()  # that are here, or were
         self._names: OrderedDict[bytes, SegmentId | None] = OrderedDict()  # ids that were read. None: cannot be
         self._watchers: dict[object, Callable[[], object]] = {}
         self._last = 0
@@ -156,11 +158,11 @@ class SegmentPool:
         if object_id in self._known:
             return True
         name = self.name_of(object_id)
-        # Who wants learns of one that is here under another timeline too.
-        if name is not None and self._wants is not None and self._wants(name) and not self._is_same(name):
-            return False
-        _remember(self._known, object_id, None)
-        return True
+        return name is None or self._wants is None or not self._wants(name)
+
+    def has(self, name: SegmentId) -> bool:
+        """Return whether a segment is here, or was."""
+        return name.encode() in self._known
 
     async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
         """Keep segments that have come; return what is wrong with those that are none, by id.
@@ -174,7 +176,11 @@ class SegmentPool:
             except RemoteProtocolError as error:
                 rejected[object_id] = str(error)
                 continue
-            if self.put(segment.id, data) and self._on_segment is not None:
+            name = segment.id if self._known_as is None else self._known_as(segment.id)
+            if name != segment.id:
+                _remember(self._known, object_id, None)
+                data = object_of(name, memoryview(data)[-name.size_bytes :])  # noqa: PLW2901 - by its other name
+            if self.put(name, data) and self._on_segment is not None:
                 self._on_segment(segment)
             await asyncio.sleep(0)
         return rejected
@@ -182,8 +188,8 @@ class SegmentPool:
     def objects_after(self, ticket: int, limit: int) -> Sequence[Kept]:
         """Return the first `limit` segments whose ticket is greater."""
         found: list[Kept] = []
-        for number in self._tickets[bisect_right(self._tickets, ticket) :]:
-            kept = self._by_ticket.get(number)
+        for index in range(bisect_right(self._tickets, ticket), len(self._tickets)):
+            kept = self._by_ticket.get(self._tickets[index])
             if kept is not None:
                 found.append(kept)
                 if len(found) == limit:
@@ -209,8 +215,7 @@ class SegmentPool:
     def put(self, name: SegmentId, data: bytes) -> bool:
         """Keep a segment; return False where it was here already."""
         object_id = name.encode()
-        if object_id in self._kept or self._is_same(name):
-            _remember(self._known, object_id, None)
+        if object_id in self._kept:
             return False
         self._last += 1
         kept = Kept(self._last, object_id, name, data, self._clock())
@@ -220,7 +225,6 @@ class SegmentPool:
         self._stream_bytes[name.stream] = self._stream_bytes.get(name.stream, 0) + len(data)
         self.size_bytes += len(data)
         _remember(self._known, object_id, None)
-        _remember(self._same, _same(name, name.position.timeline), None)
         while self._stream_bytes[name.stream] > self._limits.stream_bytes and len(self._streams[name.stream]) > 1:
             self._evict(name.stream)
         self.expire()
@@ -235,13 +239,6 @@ class SegmentPool:
     def streams(self) -> list[str]:
         """Return the names of the streams of which something is here."""
         return list(self._streams)
-
-    def forget_unwanted(self, stream: str) -> None:
-        """Ask anew about segments of a stream that nobody wanted so far: now somebody does."""
-        for object_id in [item for item in self._known if item not in self._kept]:
-            name = self.name_of(object_id)
-            if name is not None and name.stream == stream and not self._is_same(name):
-                del self._known[object_id]
 
     def expire(self) -> None:
         """Let go what is too old, or too much in all. What came first goes first, so no other is looked at."""
@@ -262,10 +259,6 @@ class SegmentPool:
             del self._streams[stream], self._stream_bytes[stream]
         if len(self._tickets) > 2 * len(self._kept) + 64:
             self._tickets = list(self._by_ticket)
-
-    def _is_same(self, name: SegmentId) -> bool:
-        timeline = name.position.timeline
-        return any(_same(name, near) in self._same for near in (timeline, timeline - 1, timeline + 1))
 
 
 def _remember(table: OrderedDict[_K, _V], key: _K, value: _V) -> None:

@@ -67,6 +67,11 @@ class StoredFile:
         self.path: Final = path
         self._identify = identify
 
+    @property
+    def topic(self) -> str:
+        """None."""
+        return ""
+
     def read(self) -> bytes:
         """Return the object. Any thread.
 

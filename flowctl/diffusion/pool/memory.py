@@ -27,6 +27,11 @@ class StoredObject:
         """Its size."""
         return len(self.data)
 
+    @property
+    def topic(self) -> str:
+        """None."""
+        return ""
+
     def read(self) -> bytes:
         """Return the object."""
         return self.data

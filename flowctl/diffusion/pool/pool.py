@@ -32,6 +32,10 @@ class Entry(Protocol):
     def size_bytes(self) -> int:
         """Its size."""
 
+    @property
+    def topic(self) -> str:
+        """What clients subscribe to, such as the stream that it is of; empty where a pool has no topics."""
+
     def read(self) -> bytes:
         """Return the object; may wait for a disk.
 

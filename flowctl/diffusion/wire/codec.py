@@ -9,6 +9,8 @@ ReplyIds                ``[2, [_ *announced]]``     ``82 02 9F FF``
 RequestObjects          ``[3, [_ *ids]]``           ``82 03 9F 41 61 FF``
 ReplyObjects            ``[4, [_ *objects]]``       ``82 04 9F FF``
 Done                    ``[5]``                     ``81 05``
+Subscribe               ``[6, wanted, topic]``      ``83 06 F5 41 2A``
+Prove                   ``[7, proof]``              ``82 07 41 78``
 ======================  ==========================  =====================================
 
 ``announced`` is an id or ``[id, size]``. Ids and objects are byte strings of definite length. The lists of ids and
@@ -33,10 +35,12 @@ from flowctl.diffusion.wire.messages import (
     Done,
     Init,
     Message,
+    Prove,
     ReplyIds,
     ReplyObjects,
     RequestIds,
     RequestObjects,
+    Subscribe,
 )
 from flowctl.diffusion.wire.protocol import MAX_COUNT, SIZE_LIMIT_BYTES, State
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
@@ -66,12 +70,14 @@ _WIDTHS: Final = {24: 1, 25: 2, 26: 4, 27: 8}
 _LEAST: Final = {24: 24, 25: 1 << 8, 26: 1 << 16, 27: 1 << 32}
 """Least value that needs a head of that kind."""
 
-_LENGTHS: Final = {0: 1, 1: 4, 2: 2, 3: 2, 4: 2, 5: 1}
+_LENGTHS: Final = {0: 1, 1: 4, 2: 2, 3: 2, 4: 2, 5: 1, 6: 3, 7: 2}
 """Length of a message's array, by its key."""
+_LISTS: Final = frozenset({2, 3, 4})
+"""Keys of messages with a list of ids or objects."""
 _ALLOWED: Final = {
     State.INIT: frozenset({0}),
-    State.IDLE: frozenset({1, 3, 5}),
-    State.IDS_BLOCKING: frozenset({2}),
+    State.IDLE: frozenset({1, 3, 5, 6, 7}),
+    State.IDS_BLOCKING: frozenset({2, 6}),
     State.IDS_NONBLOCKING: frozenset({2}),
     State.OBJECTS: frozenset({4}),
     State.DONE: frozenset[int](),
@@ -100,6 +106,10 @@ def encode(message: Message) -> bytes:
             return _list(4, [cbor2.dumps(item) for item in objects])
         case Done():
             return b"\x81\x05"
+        case Subscribe(wanted, topic):
+            return cbor2.dumps([6, wanted, _check_id(topic)])
+        case Prove(proof):
+            return cbor2.dumps([7, _check_id(proof)])
 
 
 def _announcement(item: Announced) -> bytes:
@@ -186,7 +196,7 @@ class Decoder:
             raise RemoteProtocolError(
                 f"state {state.value}: unexpected message with key {key} and length {length}", code="UnexpectedMessage"
             )
-        if length == 2:  # a list of ids or objects
+        if key in _LISTS:
             yield from self._need(self._start + 3, limit)
             if self._buffer[self._start + 2] != _ARRAY_INDEFINITE:
                 raise _malformed(f"state {state.value}, key {key}: its list is not of indefinite length")
@@ -263,13 +273,17 @@ def _message(value: list[Any], state: State) -> Message:
             return ReplyObjects(tuple(items))
         case [5]:
             return Done()
+        case [6, bool(wanted), topic]:
+            return Subscribe(wanted, _object_id(topic))
+        case [7, proof]:
+            return Prove(_object_id(proof))
     raise _malformed(f"a message of key {value[0]} with items of the wrong type")
 
 
 def _object_id(item: object) -> bytes:
     if isinstance(item, bytes) and 1 <= len(item) <= MAX_ID_BYTES:
         return item
-    raise _malformed(f"an object id is a byte string of 1 to {MAX_ID_BYTES} bytes")
+    raise _malformed(f"an object id, a topic and a proof are byte strings of 1 to {MAX_ID_BYTES} bytes")
 
 
 def _announced(item: object) -> Announced:

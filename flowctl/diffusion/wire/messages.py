@@ -1,4 +1,4 @@
-"""The six messages of the mini-protocol.
+"""The messages of the mini-protocol.
 
 The *client* is the inbound side, which fetches; the *server* is the outbound side, which has the objects.
 """
@@ -24,6 +24,33 @@ class Announced(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Init:
     """The client begins. ``[0]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """The client says who it is, before it asks for anything. ``[7, proof]``.
+
+    Attributes:
+        proof: octets that server and client agree on, 1 to `MAX_ID_BYTES`.
+    """
+
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """The client says what it wants to be told of. ``[6, wanted, topic]``.
+
+    Until the first one it is told of everything, from then on of the topics that it wants. The one message that a
+    client may send while the server waits until it has something: that may be what it waits for.
+
+    Attributes:
+        wanted: whether it is to be told of the topic from now on, or no more.
+        topic: a pattern, as of `fnmatch`, in UTF-8; 1 to `MAX_ID_BYTES` octets.
+    """
+
+    wanted: bool
+    topic: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +94,4 @@ class Done:
     """The client ends. ``[5]``."""
 
 
-Message = Init | RequestIds | ReplyIds | RequestObjects | ReplyObjects | Done
+Message = Init | Prove | Subscribe | RequestIds | ReplyIds | RequestObjects | ReplyObjects | Done

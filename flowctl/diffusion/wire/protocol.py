@@ -5,6 +5,9 @@ INIT and IDLE; each request gives it to the server, and its reply gives it back.
 ahead of the replies it waits for; the server still sees one after the other, and the client takes the replies in the
 order of its requests, so each side goes through the same states.
 
+A client that is waited for in `State.IDS_BLOCKING` may say there what it wants to be told of (`Subscribe`), and nothing
+else; nothing is replied to that.
+
 A server that waits in `State.IDS_BLOCKING` has nothing that its client lacks. Either may leave then by ending its
 stream, and nothing is lost: that is a graceful end, and no error.
 """
@@ -14,7 +17,17 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from flowctl.diffusion.wire.messages import Done, Init, Message, ReplyIds, ReplyObjects, RequestIds, RequestObjects
+from flowctl.diffusion.wire.messages import (
+    Done,
+    Init,
+    Message,
+    Prove,
+    ReplyIds,
+    ReplyObjects,
+    RequestIds,
+    RequestObjects,
+    Subscribe,
+)
 from flowctl.errors import RemoteProtocolError
 
 
@@ -41,6 +54,8 @@ class Input(enum.Enum):
     """What is sent; asking for ids in two ways leads to two states."""
 
     INIT = "Init"
+    PROVE = "Prove"
+    SUBSCRIBE = "Subscribe"
     REQUEST_IDS_BLOCKING = "RequestIds (blocking)"
     REQUEST_IDS_NONBLOCKING = "RequestIds (non-blocking)"
     REPLY_IDS = "ReplyIds"
@@ -51,10 +66,13 @@ class Input(enum.Enum):
 
 TABLE: Final = {
     (State.INIT, Input.INIT): State.IDLE,
+    (State.IDLE, Input.PROVE): State.IDLE,
+    (State.IDLE, Input.SUBSCRIBE): State.IDLE,
     (State.IDLE, Input.REQUEST_IDS_BLOCKING): State.IDS_BLOCKING,
     (State.IDLE, Input.REQUEST_IDS_NONBLOCKING): State.IDS_NONBLOCKING,
     (State.IDLE, Input.REQUEST_OBJECTS): State.OBJECTS,
     (State.IDLE, Input.DONE): State.DONE,
+    (State.IDS_BLOCKING, Input.SUBSCRIBE): State.IDS_BLOCKING,
     (State.IDS_BLOCKING, Input.REPLY_IDS): State.IDLE,
     (State.IDS_NONBLOCKING, Input.REPLY_IDS): State.IDLE,
     (State.OBJECTS, Input.REPLY_OBJECTS): State.IDLE,
@@ -81,20 +99,23 @@ SIZE_LIMIT_BYTES: Final = {
 """Largest message, in bytes, that is taken in a state (Cardano `ObjectDiffusion/Codec.hs`)."""
 
 TIME_LIMIT_S: Final = {
-    State.INIT: None,
+    State.INIT: 10.0,
     State.IDLE: None,
     State.IDS_BLOCKING: None,
     State.IDS_NONBLOCKING: 10.0,
     State.OBJECTS: 10.0,
     State.DONE: None,
 }
-"""How long the side with agency may take, in seconds (same source). None: for ever, its connection being alive."""
+"""How long the side with agency may take, in seconds (same source, but for Init, which is a client's first word: what
+connects and is none would keep its place for ever). None: for ever, its connection being alive."""
 
 MAX_COUNT: Final = 0xFFFF
 """Counts are 16 bits wide."""
 
 _KINDS: Final = {
     Init: Input.INIT,
+    Prove: Input.PROVE,
+    Subscribe: Input.SUBSCRIBE,
     ReplyIds: Input.REPLY_IDS,
     RequestObjects: Input.REQUEST_OBJECTS,
     ReplyObjects: Input.REPLY_OBJECTS,

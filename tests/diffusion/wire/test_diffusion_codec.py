@@ -14,10 +14,12 @@ from flowctl.diffusion.wire.messages import (
     Announced,
     Done,
     Init,
+    Prove,
     ReplyIds,
     ReplyObjects,
     RequestIds,
     RequestObjects,
+    Subscribe,
 )
 from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
@@ -30,6 +32,9 @@ EXACT = [
     (State.IDS_NONBLOCKING, ReplyIds(()), "82 02 9F FF"),
     (State.IDS_BLOCKING, ReplyIds((Announced(b"a"), Announced(b"b", 300))), "82 02 9F 41 61 82 41 62 19 01 2C FF"),
     (State.IDLE, RequestObjects((b"a", b"bc")), "82 03 9F 41 61 42 62 63 FF"),
+    (State.IDLE, Subscribe(True, b"*"), "83 06 F5 41 2A"),
+    (State.IDS_BLOCKING, Subscribe(False, b"ab"), "83 06 F4 42 61 62"),
+    (State.IDLE, Prove(b"x"), "82 07 41 78"),
     (State.OBJECTS, ReplyObjects((b"", b"xyz")), "82 04 9F 40 43 78 79 7A FF"),
 ]
 
@@ -71,13 +76,15 @@ def test_list_when_of_definite_length_is_refused(octets):
 
 
 @pytest.mark.parametrize("state", list(State))
-@pytest.mark.parametrize(("key", "length"), [(0, 1), (1, 4), (2, 2), (3, 2), (4, 2), (5, 1), (6, 1), (1, 3), (0, 2)])
+@pytest.mark.parametrize(
+    ("key", "length"), [(0, 1), (1, 4), (2, 2), (3, 2), (4, 2), (5, 1), (6, 3), (7, 2), (6, 1), (1, 3), (0, 2)]
+)
 def test_message_when_not_allowed_in_the_state_is_refused_at_its_second_octet(state, key, length):
     """The error names state, key and length, and comes before the rest of the message (OD-09)."""
     allowed = {
         State.INIT: {(0, 1)},
-        State.IDLE: {(1, 4), (3, 2), (5, 1)},
-        State.IDS_BLOCKING: {(2, 2)},
+        State.IDLE: {(1, 4), (3, 2), (5, 1), (6, 3), (7, 2)},
+        State.IDS_BLOCKING: {(2, 2), (6, 3)},
         State.IDS_NONBLOCKING: {(2, 2)},
         State.OBJECTS: {(4, 2)},
         State.DONE: set(),
@@ -189,6 +196,8 @@ SAID = st.one_of(
     st.tuples(st.just(State.IDLE), st.builds(RequestIds, st.booleans(), counts, counts)),
     st.tuples(st.just(State.IDLE), st.builds(RequestObjects, st.lists(ids, max_size=4).map(tuple))),
     st.tuples(st.just(State.IDLE), st.just(Done())),
+    st.tuples(st.sampled_from([State.IDLE, State.IDS_BLOCKING]), st.builds(Subscribe, st.booleans(), ids)),
+    st.tuples(st.just(State.IDLE), st.builds(Prove, ids)),
     st.tuples(st.just(State.IDS_BLOCKING), st.builds(ReplyIds, st.lists(announced, min_size=1, max_size=4).map(tuple))),
     st.tuples(st.just(State.IDS_NONBLOCKING), st.builds(ReplyIds, st.lists(announced, max_size=4).map(tuple))),
     st.tuples(
@@ -223,7 +232,8 @@ def test_messages_when_cut_at_any_place_are_the_same(said):
 def test_message_when_read_by_another_library_is_what_was_said(said):
     """Our octets are CBOR: cbor2 reads them, and finds the key in front."""
     value = cbor2.loads(encode(said[1]))
-    assert value[0] == [Init, RequestIds, ReplyIds, RequestObjects, ReplyObjects, Done].index(type(said[1]))
+    kinds = [Init, RequestIds, ReplyIds, RequestObjects, ReplyObjects, Done, Subscribe, Prove]
+    assert value[0] == kinds.index(type(said[1]))
 
 
 JUNK = st.one_of(

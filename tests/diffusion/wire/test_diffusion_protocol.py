@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.diffusion.wire.messages import Announced, Done, Init, ReplyIds, ReplyObjects, RequestIds, RequestObjects
+from flowctl.diffusion.wire.messages import (
+    Announced,
+    Done,
+    Init,
+    Prove,
+    ReplyIds,
+    ReplyObjects,
+    RequestIds,
+    RequestObjects,
+    Subscribe,
+)
 from flowctl.diffusion.wire.protocol import (
     AGENCY,
     SIZE_LIMIT_BYTES,
@@ -20,6 +30,8 @@ from flowctl.errors import RemoteProtocolError
 
 MESSAGES = {
     Input.INIT: Init(),
+    Input.PROVE: Prove(b"key"),
+    Input.SUBSCRIBE: Subscribe(True, b"*"),
     Input.REQUEST_IDS_BLOCKING: RequestIds(True, 0, 1),
     Input.REQUEST_IDS_NONBLOCKING: RequestIds(False, 0, 1),
     Input.REPLY_IDS: ReplyIds((Announced(b"a"),)),
@@ -29,6 +41,8 @@ MESSAGES = {
 }
 BY_CLIENT = {
     Input.INIT,
+    Input.PROVE,
+    Input.SUBSCRIBE,
     Input.REQUEST_IDS_BLOCKING,
     Input.REQUEST_IDS_NONBLOCKING,
     Input.REQUEST_OBJECTS,
@@ -53,22 +67,27 @@ def test_step_when_taken_follows_the_table_or_is_an_error(state, given):
 
 
 def test_table_when_looked_at_whole_gives_each_message_to_the_side_with_agency():
-    """The client speaks in Init and Idle, the server in the three states of replies, and nobody when it is done."""
+    """The client speaks in Init and Idle, the server in the three states of replies, and nobody when it is done.
+
+    While the server waits until it has something new, the client may say what it wants to be told of.
+    """
     assert {State.INIT, State.IDLE} == {state for state in State if AGENCY[state] is Agency.CLIENT}
     assert {State.DONE} == {state for state in State if AGENCY[state] is Agency.NOBODY}
     for state, given in TABLE:
-        assert (given in BY_CLIENT) == (AGENCY[state] is Agency.CLIENT)
+        waits = (state, given) == (State.IDS_BLOCKING, Input.SUBSCRIBE)
+        assert (given in BY_CLIENT) == (AGENCY[state] is Agency.CLIENT or waits)
     assert {state for state, _ in TABLE} == set(State) - {State.DONE}
 
 
 def test_limits_when_looked_at_are_those_of_the_protocol():
-    """Requests may have 65,535 octets, replies 2,500,000; 10 s for replies but those that may block."""
+    """Requests may have 65,535 octets, replies 2,500,000; 10 s for a first word, and for replies that may not block."""
     assert {size: list(SIZE_LIMIT_BYTES.values()).count(size) for size in SIZE_LIMIT_BYTES.values()} == {
         65_535: 2,
         2_500_000: 3,
         0: 1,
     }
     assert {state: limit for state, limit in TIME_LIMIT_S.items() if limit is not None} == {
+        State.INIT: 10.0,
         State.IDS_NONBLOCKING: 10.0,
         State.OBJECTS: 10.0,
     }
