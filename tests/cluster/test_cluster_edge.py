@@ -163,15 +163,19 @@ def test_followed_origin_when_killed_costs_no_frame(house):
     assert edge.stream().gaps == 0
 
 
-def test_stream_when_nobody_views_it_is_not_fetched(house):
-    """Its segments are announced and acknowledged; the first viewer has the next one fetched."""
+def test_stream_when_nobody_views_it_is_not_announced(house):
+    """The edge asks for what is wanted; the first viewer has the newest segment, and does not wait for the next one."""
     first = house.origin()
     edge = house.edge(first, streams=())
     encoder = Encoder(first)
     encoder.pictures(80)
-    until(lambda: edge.edge.statistics().known_streams == 1, "the announcements")
-    assert (edge.edge.statistics().kept_bytes, edge.stream()) == (0, None)
-    assert edge.edge.statistics().origins[0].requests == 0
+    until(lambda: len(first.segments()) == 3, "the segments")
+    (outbound,) = first.origin._offering._diffusion._outbound
+    assert (outbound.announced_count, edge.edge.statistics().kept_bytes, edge.stream()) == (0, 0, None)
+    viewer = edge.play()
+    until(lambda: frames(viewer.media)[-1:] == [cut_off(encoder)], "the newest segment")
+    assert (outbound.announced_count, edge.edge.statistics().origins[0].requests) == (3, 1)
+    assert frames(viewer.media) == encoder.sent[100:150]
 
 
 def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):
@@ -188,6 +192,7 @@ def test_viewer_when_it_asks_for_any_name_keeps_no_stream_from_others(house):
 def test_names_when_no_origin_has_them_take_no_place_of_those_that_are_there(house, monkeypatch):
     """Viewers may ask for any names: few of them are looked for at origins at a time, and they make room for others."""
     monkeypatch.setattr(edge_module, "STREAMS", 12)
+    monkeypatch.setattr(edge_module, "_LOOKED_FOR_S", 0.5)
     first = house.origin()
     encoder = Encoder(first)
     encoder.pictures(60)
@@ -195,7 +200,7 @@ def test_names_when_no_origin_has_them_take_no_place_of_those_that_are_there(hou
     for number in range(12):
         edge.play(f"live/none{number}")
     until(lambda: len(edge.edge.statistics().streams) == 12, "the streams to be wanted")
-    until(lambda: edge.edge.statistics().known_streams == 1, "the announcement")
+    assert edge.edge.statistics().known_streams == 0
     viewer = edge.play()
     until(lambda: edge.stream() and edge.stream().following, "the stream to be followed")
     encoder.pictures(20)

@@ -9,7 +9,12 @@ its timeline; and what was followed is not fetched, but is offered to others. An
 by its first picture, where that has gone out before. While frames come, announced segments are
 held: neither fetched nor acknowledged. When they stop coming, what is missing is fetched.
 
-Origins whose clocks differ give one publication timelines that differ by one; a segment that both announce shows it.
+Origins say by their clocks when a publication began (its timeline). Here publications have numbers, in the order in
+which they were heard of. Two timelines are one publication where both have the same content at the same time, however
+far the clocks are apart; two that one origin announced are two. One publication goes out at a time: another encoder
+that uses the same name at another origin is held, a few seconds of it, for as long as the first one lives, which it
+does while an origin announces more of it. Then the next one goes out at once, and what nobody has is not waited for.
+
 And where something comes and nothing goes out for long, all that was announced stands before what has gone out, or
 before a beginning that nobody has: the copy then begins anew with what there is.
 
@@ -20,14 +25,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
 
 from flowctl.cluster.follow import Sink
-from flowctl.cluster.segments.cutter import Cut, Cutter
+from flowctl.cluster.segments.cutter import TIMELINE_S, Cut, Cutter
 from flowctl.cluster.segments.segment import (
     CLOCK,
     Frame,
@@ -36,11 +41,13 @@ from flowctl.cluster.segments.segment import (
     Segment,
     SegmentId,
     Then,
+    following,
     object_of,
     segment_of,
 )
 from flowctl.cluster.segments.splice import Begins, Gap, Headers, Splice
 from flowctl.cluster.segments.window import SegmentPool
+from flowctl.diffusion.objects import PeerId
 from flowctl.errors import BusyError, LimitExceededError, LocalProtocolError
 from flowctl.flow.state import MessageClass
 from flowctl.rtmp.media.media import inspect
@@ -54,7 +61,16 @@ WAIT_S: Final = 4.0
 LIVE_S: Final = 1.0
 """A followed source that has sent nothing for so long may be dead: segments are fetched from then on."""
 HOLD_S: Final = 5.0
-"""How long a segment is held while its frames are followed; after that it is another encoder's, and never fetched."""
+"""How long a segment is held while its frames are followed, or while another publication goes out; after that it is
+another encoder's, and not fetched."""
+JOIN_S: Final = 5.0
+"""How much later than by another origin a segment may be announced, and show that the two have one publication though
+their clocks say otherwise. One that is published again, octet for octet, is later."""
+BACK_S: Final = 2.0
+"""A publication begins with what was announced of it so long before the one before it was over: origins tell that one
+after the other. Of an encoder that has been there for longer viewers would get all that was held at once."""
+SECOND_S: Final = 1.0
+"""A segment that is known by two names, by origins whose clocks differ, is asked for by the first one for so long."""
 ENDED_S: Final = 3.0
 """How long the end of a publication is not told yet: one of its origins may have more, and a publisher may be back."""
 GONE_S: Final = 10.0
@@ -67,14 +83,14 @@ APART_MS: Final = 200
 REFUSED_S: Final = 1.0
 """Between two tries to publish a name that a publisher of this server has."""
 _ANNOUNCED: Final = 512
-_ALIASES: Final = 64
-"""Timelines that are known to be others: some of each publication."""
+_TIMELINES: Final = 64
+"""Timelines whose publications are remembered."""
 _OWN: Final = 32
 """Segments of what was followed whose hashes are remembered, until they are announced."""
 _UNPLACED: Final = 8192
 """Messages of a followed source that wait until it is known where they stand: a long group of pictures."""
 _NOWHERE: Final = 0
-"""Timeline of what was followed before anything was announced; those of publications are larger."""
+"""Number of what was followed before anything was announced; those of publications are larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +143,42 @@ def _content_of(name: SegmentId) -> _Content:
     return name.digest, name.size_bytes, name.count, name.then, behind_ms
 
 
+_Key = tuple[Position, _Content]
+"""A segment, by the number of its publication."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A segment that was announced.
+
+    Attributes:
+        name: by which it was announced first, and is known to others.
+        at: when, seconds.
+        here: it came.
+    """
+
+    name: SegmentId
+    at: float
+    here: bool = False
+
+
+@dataclass(slots=True)
+class _Teller:
+    """What one origin has announced.
+
+    Attributes:
+        number: of the newest publication.
+        ended: it has ended there.
+        at: when it was last announced, seconds.
+        numbers: of all publications.
+    """
+
+    number: int = _NOWHERE
+    ended: bool = False
+    at: float = 0.0
+    numbers: set[int] = field(default_factory=set)
+
+
 class StreamCopy:
     """One stream. A `Sink` of the follow.
 
@@ -153,14 +205,18 @@ class StreamCopy:
         self._sink = sink
         self._clock = clock
         self._splice = Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
-        self._announced: OrderedDict[tuple[Position, _Content], tuple[SegmentId, float]] = OrderedDict()
+        self._announced: OrderedDict[_Key, _Heard] = OrderedDict()
+        self._numbers: dict[int, int] = {}  # of publications, by the timelines that origins give them
+        self._last_number = _NOWHERE
+        self._tellers: dict[PeerId, _Teller] = {}  # origins that are connected
+        self._successor: int | None = None  # the publication that is next, once this one has gone out
+        self._warned = False  # clocks of origins differ, which was told
         self._first_at: float | None = None  # when the first segment was announced
         self._start: Position | None = None  # where to begin
         self._live_at = float("-inf")  # when the last frame was followed
         self._brought_at = float("inf")  # likewise, or when this source was begun with
         self._came_at = clock()
         self._stuck_at: float | None = None  # something has come since, and nothing has gone out
-        self._aliases: dict[int, int] = {}  # timelines by which origins call a publication, to the one used here
         # What is followed: cut as origins cut, not placed yet, and what was cut, by hash
         self._cutter: Cutter | None = None
         self._mapping: _Mapping | None = None
@@ -178,31 +234,109 @@ class StreamCopy:
         self._moved_ms = 0  # added to times of the publication, which began to go out as another one
         self._messages = self._fetched = self._adopted = 0
 
+    # -- what origins have
+
+    def announced(self, peer: PeerId, name: SegmentId) -> None:
+        """Take a segment that an origin has announced."""
+        now = self._clock()
+        teller = self._tellers.setdefault(peer, _Teller())
+        key = self._key(name)
+        if key not in self._announced:
+            self._join_same(name, teller, now)
+            key = self._key(name)
+        number = key[0].timeline
+        teller.number, teller.ended, teller.at = number, name.then is Then.END, now
+        teller.numbers.add(number)
+        if key not in self._announced:
+            self._note(key, name, now)
+            if self._behind(key[0], now) and self._is_stuck(now):
+                self._begin_anew(now)
+                self._note(key, name, now)
+        self._turn(now)
+
+    def gone(self, peer: PeerId) -> None:
+        """The connection to an origin is lost."""
+        if self._tellers.pop(peer, None) is not None:
+            self._turn(self._clock())
+            self._flush()
+
+    def _key(self, name: SegmentId) -> _Key:
+        """Return where a segment stands, and what it is."""
+        timeline = name.position.timeline
+        number = self._numbers.get(timeline)
+        if number is None:
+            if len(self._numbers) >= _TIMELINES:
+                del self._numbers[next(iter(self._numbers))]
+            self._last_number += 1
+            number = self._numbers[timeline] = self._last_number
+        return name.position._replace(timeline=number), _content_of(name)
+
+    def known_as(self, name: SegmentId) -> SegmentId:
+        """Return the name by which a segment is kept and offered: that by which it was announced first."""
+        heard = self._announced.get(self._key(name))
+        return name if heard is None else heard.name
+
+    @property
+    def _current(self) -> int | None:
+        """The publication that goes out. None: none yet."""
+        place = self._start if self._splice.cursor is None else self._splice.cursor[0]
+        return None if place is None else place.timeline
+
+    def _lives(self, number: int, now: float) -> bool:
+        """Whether more of a publication may come."""
+        return any(
+            teller.number == number and not teller.ended and now - teller.at < GONE_S
+            for teller in self._tellers.values()
+        )
+
+    def _best(self, now: float, *, but: int | None = None) -> int | None:
+        """Return the living publication that most origins have, of equal ones the last that was heard of."""
+        told = [teller.number for teller in self._tellers.values() if teller.number != but]
+        return max(
+            (item for item in told if self._lives(item, now)), key=lambda item: (told.count(item), item), default=None
+        )
+
+    def _turn(self, now: float) -> None:
+        """Go on with another publication where nobody has more of the one that goes out."""
+        current = self._current
+        if current is None or self._lives(current, now):
+            return
+        if self._successor is None or self._successor == current or not self._lives(self._successor, now):
+            best = self._best(now, but=current)
+            if best is None:
+                return
+            if best < current:
+                self._last_number += 1
+                self._rename(best, best := self._last_number)
+            self._successor = best
+            starts = [
+                (heard.at, place)
+                for (place, _), heard in self._announced.items()
+                if place.timeline == best and not place.part
+            ]
+            if starts:
+                late = [place for at, place in starts if now - at <= BACK_S]
+                self._splice.go_on_at(min(late) if late else max(place for _, place in starts))
+
     # -- what is wanted, asked by diffusion
 
     def wants(self, name: SegmentId) -> bool:
         """Return whether a segment that is not here is to be fetched, now or later."""
-        now = self._clock()
-        name = self._known_as(name)
-        known = self._announced.get((name.position, _content_of(name)))
-        if known is None:
-            name = self._joined(name)
-            if self._note(name, now):
-                return False
-            known = (name, now)
-            if self._behind(name.position) and self._is_stuck(now):
-                self._begin_anew(now)
-                self._note(name, now)
-        if self._behind(name.position):
+        key, now = self._key(name), self._clock()
+        heard = self._announced.get(key)
+        if heard is None or heard.here or self._behind(key[0], now):
             return False
-        return not (self._flows(now) and now - known[1] > HOLD_S)
+        return not ((self._flows(now) or self._is_apart(key[0].timeline)) and now - heard.at > HOLD_S)
 
     def ready(self, name: SegmentId) -> bool:
         """Return whether a wanted segment is to be fetched now."""
-        position, now = self._known_as(name).position, self._clock()
+        key, now = self._key(name), self._clock()
+        position, heard = key[0], self._announced.get(key)
         if self._splice.cursor is None and self._start is None and not self._settle(now):
             return False
-        if self._behind(position):
+        if heard is None or self._is_apart(position.timeline) or self._behind(position, now):
+            return False
+        if heard.name != name and now - heard.at < SECOND_S:
             return False
         if not self._flows(now):
             return True
@@ -211,47 +345,59 @@ class StreamCopy:
 
     def known_for_s(self, name: SegmentId) -> float:
         """Return for how long a segment has been announced, in seconds."""
-        known = self._announced.get((self._known_as(name).position, _content_of(name)))
-        return 0.0 if known is None else self._clock() - known[1]
+        heard = self._announced.get(self._key(name))
+        return 0.0 if heard is None else self._clock() - heard.at
 
-    def _behind(self, position: Position) -> bool:
+    def _is_apart(self, number: int) -> bool:
+        """Whether a publication is neither the one that goes out nor the next one."""
+        return self._current is not None and number not in (self._current, self._successor)
+
+    def _behind(self, position: Position, now: float) -> bool:
         """Whether a segment comes too late, or stands before the beginning."""
+        if self._is_apart(position.timeline) and self._lives(position.timeline, now):
+            return False
         return self._splice.past(position) or (self._start is not None and position < self._start)
 
-    def _known_as(self, name: SegmentId) -> SegmentId:
-        """Return a segment on the timeline by which its publication is known here."""
-        timeline = self._aliases.get(name.position.timeline)
-        return name if timeline is None else replace(name, position=name.position._replace(timeline=timeline))
+    def _join_same(self, name: SegmentId, teller: _Teller, now: float) -> None:
+        """Learn from a segment that was announced with another timeline too that the two are one publication."""
+        (timeline, *place), content = name.position, _content_of(name)
+        number = self._numbers[timeline]
+        for (other, same), heard in reversed(self._announced.items()):
+            if same != content or [*other[1:]] != place or other.timeline == number:
+                continue
+            apart = abs(heard.name.position.timeline - timeline)
+            live = now - heard.at <= JOIN_S and self._lives(other.timeline, now)
+            if apart > 1 and (other.timeline in teller.numbers or not live):
+                continue
+            if apart > 1 and not self._warned:
+                self._warned = True
+                hint = "set the clocks of the origins; until then it shows from the content that they have the same"
+                _log.warning("clocks of origins differ", stream=self.name, by_s=apart * TIMELINE_S, hint=hint)
+            if self._current == number:
+                self._rename(other.timeline, number)
+            else:
+                self._rename(number, other.timeline)
+            return
 
-    def _joined(self, name: SegmentId) -> SegmentId:
-        """Learn from a segment that was announced on the next timeline too that the two are one."""
-        timeline = name.position.timeline
-        for near in (timeline - 1, timeline + 1):
-            if (name.position._replace(timeline=near), _content_of(name)) in self._announced:
-                cursor = self._splice.cursor
-                mine = cursor is not None and cursor[0].timeline == timeline
-                self._join(*((near, timeline) if mine else (timeline, near)))
-        return self._known_as(name)
-
-    def _join(self, timeline: int, to: int) -> None:
-        """Call a publication by one of its two timelines from now on."""
-        if len(self._aliases) >= _ALIASES:
-            del self._aliases[next(iter(self._aliases))]
-        self._aliases = {key: to if value == timeline else value for key, value in self._aliases.items()}
-        self._aliases[timeline] = to
+    def _rename(self, number: int, to: int) -> None:
+        """Call a publication by another number from now on: by one that it has too, or by a later one."""
+        self._numbers = {key: to if value == number else value for key, value in self._numbers.items()}
         announced, self._announced = self._announced, OrderedDict()
-        for (_, content), (name, at) in announced.items():
-            same = self._known_as(name)
-            self._announced.setdefault((same.position, content), (same, at))
-        self._splice.rename(timeline, to, 0)
-        if self._start is not None and self._start.timeline == timeline:
+        for heard in announced.values():
+            same = self._announced.setdefault(self._key(heard.name), heard)
+            same.here = same.here or heard.here
+        for teller in self._tellers.values():
+            teller.number = to if teller.number == number else teller.number
+            teller.numbers = {to if item == number else item for item in teller.numbers}
+        self._splice.rename(number, to, 0)
+        if self._start is not None and self._start.timeline == number:
             self._start = self._start._replace(timeline=to)
-        if self._mapping is not None and self._mapping.timeline == timeline:
+        if self._mapping is not None and self._mapping.timeline == number:
             self._mapping = self._mapping._replace(timeline=to)
-        if self._before is not None and self._before.timeline == timeline:
+        if self._before is not None and self._before.timeline == number:
             self._before = self._before._replace(timeline=to)
-        if self._over == timeline:
-            self._over = to
+        self._over = to if self._over == number else self._over
+        self._successor = to if self._successor == number else self._successor
 
     def _is_stuck(self, now: float) -> bool:
         """Note that something has come that does not go out; return whether that has been so for too long."""
@@ -266,34 +412,31 @@ class StreamCopy:
         self._splice.repeated_count, self._splice.gap_count = before.repeated_count, before.gap_count + 1
         self._announced.clear()
         self._own.clear()
-        self._first_at = self._start = self._mapping = self._before = self._stuck_at = None
+        self._first_at = self._start = self._mapping = self._before = self._stuck_at = self._successor = None
         self._proven = False
         self.gap(now)
 
-    def _note(self, name: SegmentId, now: float) -> bool:
-        """Take a segment that was announced for the first time; return whether it is one that was followed."""
-        self._announced[name.position, _content_of(name)] = name, now
+    def _note(self, key: _Key, name: SegmentId, now: float) -> None:
+        """Take a segment that was announced for the first time."""
+        self._announced[key] = _Heard(name, now, here=self._pool.has(name))
         if len(self._announced) > _ANNOUNCED:
             self._announced.popitem(last=False)
         if self._first_at is None:
             self._first_at = now
-        self._splice.announce(name.position)
         cutter = self._cutter
         if cutter is not None and cutter.position is not None and cutter.frames:
-            self._compare(name, cutter.position, cutter.frames[0])
-        return self._is_own(name)
+            self._compare(key[0], name, cutter.position, cutter.frames[0])
+        self._look_for_own(key)
 
-    def _is_own(self, name: SegmentId) -> bool:
+    def _look_for_own(self, key: _Key) -> None:
         """Look whether a segment that was announced is one that was followed; pictures may repeat, and so hashes."""
-        found = [position for content, position in self._own if content == _content_of(name)]
+        place, content = key
+        found = [position for same, position in self._own if same == content]
         mapping = self._mapping
-        here = [position for position in found if mapping is not None and mapping.of(position) == name.position]
-        if not here and not self._may_be(name.position):
-            return False
-        for position in (here or found)[-1:]:
-            self._match(position, self._own[_content_of(name), position][0], name)
-            return True
-        return False
+        here = [position for position in found if mapping is not None and mapping.of(position) == place]
+        if here or self._may_be(place):
+            for position in (here or found)[-1:]:
+                self._match(position, self._own[content, position][0], key)
 
     def _may_be(self, position: Position) -> bool:
         """Whether what is followed may stand at a place other than that where it was thought to stand."""
@@ -307,11 +450,14 @@ class StreamCopy:
             return False  # the followed source comes first
         if self._first_at is None or now - self._first_at < SETTLE_S:
             return False
-        starts = [position for position, _ in self._announced if not position.part]
-        if not starts:
-            return False
-        self._start = max(starts)
-        return True
+        best = self._best(now)
+        starts = [
+            place
+            for (place, _), heard in self._announced.items()
+            if not (place.part or heard.here) and best in (None, place.timeline)
+        ]
+        self._start = max(starts, default=None)
+        return bool(starts)
 
     def _flows(self, now: float) -> bool:
         """Whether frames are followed and come, and it is known where they stand."""
@@ -321,7 +467,10 @@ class StreamCopy:
 
     def segment(self, segment: Segment) -> None:
         """Take a segment that was fetched."""
-        segment = replace(segment, id=self._known_as(segment.id))
+        key = self._key(segment.id)
+        segment = replace(segment, id=replace(segment.id, position=key[0]))
+        if key in self._announced:
+            self._announced[key].here = True
         self._fetched += 1
         self._came_at = self._clock()
         if self._splice.cursor is None and self._start is not None and segment.id.position >= self._start:
@@ -376,15 +525,18 @@ class StreamCopy:
     def _guess(self, position: Position, frame: Frame) -> None:
         """Say where a source stands whose first picture came: as one that is known, or anywhere while nothing is."""
         if self._splice.cursor is None and self._start is None:
+            best = self._best(self._clock())
             newest = max((place.timeline for place, _ in self._announced), default=_NOWHERE)
-            self._mapping = _Mapping(newest, 0)
+            self._mapping = _Mapping(newest if best is None else best, 0)
             return
         shift_ms = 0 if self._before is None else self._before.shift_ms
         known = [item for item in self._splice.beginning_with(frame) if self._may_be(item)]
         pictured, most_ms = bool(known), CLOCK
         if not known:  # begun since: where an announced segment says that the next one begins
-            following = (name.next for name, _ in self._announced.values())
-            known = [item for item in following if item is not None and self._may_be(item)]
+            follow = (
+                following(place, heard.name.then, heard.name.next_ms) for (place, _), heard in self._announced.items()
+            )
+            known = [item for item in follow if item is not None and self._may_be(item)]
             most_ms = APART_MS
         # Pictures may be alike: the one where the source before it would have had it.
         same = min(known, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
@@ -392,14 +544,14 @@ class StreamCopy:
             self._settle_at(_Mapping(same.timeline, same.start_ms - position.start_ms))
             self._proven = pictured
 
-    def _compare(self, name: SegmentId, position: Position, frame: Frame) -> None:
+    def _compare(self, place: Position, name: SegmentId, position: Position, frame: Frame) -> None:
         """Look whether a segment that was announced says where the open one stands, if that is not known yet."""
         if self._mapping is None:
             self._guess(position, frame)
         elif self._mapping.timeline == _NOWHERE:
             behind = name.next
-            if position.start_ms in (name.position.start_ms, behind and behind.start_ms):
-                self._settle_at(_Mapping(name.position.timeline, 0))
+            if position.start_ms in (place.start_ms, behind and behind.start_ms):
+                self._settle_at(_Mapping(place.timeline, 0))
 
     def _settle_at(self, found: _Mapping) -> None:
         """Learn where the followed source stands, and place what waited for that."""
@@ -429,8 +581,8 @@ class StreamCopy:
     def _end_part(self, cut: Cut) -> None:
         mapping, behind = self._mapping, cut.next
         if mapping is not None:
-            following = None if behind is None else mapping.of(behind)
-            self._splice.end_part(mapping.of(cut.position), len(cut.frames), following)
+            next_part = None if behind is None else mapping.of(behind)
+            self._splice.end_part(mapping.of(cut.position), len(cut.frames), next_part)
 
     def _own_segment(self, cut: Cut) -> None:
         """Look whether what was followed is a segment that was announced."""
@@ -441,10 +593,10 @@ class StreamCopy:
         self._own[_content_of(name), cut.position] = body, self._clock()
         if len(self._own) > _OWN:
             self._own.popitem(last=False)
-        same = [known for known, _ in self._announced.values() if _content_of(known) == _content_of(name)]
-        here = [known for known in same if self._mapping and known.position == self._mapping.of(cut.position)]
+        same = [key for key in self._announced if key[1] == _content_of(name)]
+        here = [key for key in same if self._mapping and key[0] == self._mapping.of(cut.position)]
         # Pictures repeat: what has gone out may only look like it, and the one that is meant be announced in a moment.
-        ahead = [known for known in same if self._may_be(known.position) and not self._repeats(known.position)]
+        ahead = [key for key in same if self._may_be(key[0]) and not self._repeats(key[0])]
         for known in (here or ahead)[-1:]:
             self._match(cut.position, body, known)
 
@@ -458,21 +610,24 @@ class StreamCopy:
         for (content, position), (body, cut_at) in tuple(self._own.items()):
             if self._proven or now - cut_at < LIVE_S:
                 return
-            same = [item for item, _ in self._announced.values() if _content_of(item) == content]
-            known = max((item for item in same if self._may_be(item.position)), default=None)
+            same = [key for key in self._announced if key[1] == content]
+            known = max((key for key in same if self._may_be(key[0])), default=None)
             if known is not None:
                 self._match(position, body, known)
 
-    def _match(self, position: Position, body: bytes, name: SegmentId) -> None:
-        """Learn that what was followed at `position` is the segment `name`."""
-        self._settle_at(_Mapping(name.position.timeline, name.position.start_ms - position.start_ms))
-        self._proven = True
+    def _match(self, position: Position, body: bytes, key: _Key) -> None:
+        """Learn that what was followed at `position` is a segment that was announced."""
+        (place, content), heard = key, self._announced[key]
+        self._settle_at(_Mapping(place.timeline, place.start_ms - position.start_ms))
+        self._proven = heard.here = True
+        name = heard.name
         self._adopted += self._pool.put(name, object_of(name, body))
-        self._splice.end_part(name.position, name.count, name.next)
-        if self._splice.lacks(name.position):  # its messages came when they seemed to be of the past
-            self._splice.add_segment(Segment.decode(object_of(name, body)))
+        self._splice.end_part(place, name.count, following(place, name.then, name.next_ms))
+        if self._splice.lacks(place):  # its messages came when they seemed to be of the past
+            segment = Segment.decode(object_of(name, body))
+            self._splice.add_segment(replace(segment, id=replace(name, position=place)))
             self._flush()
-        self._own.pop((_content_of(name), position), None)
+        self._own.pop((content, position), None)
 
     def end(self, why: str) -> None:
         """A followed source says that the stream has ended."""
@@ -490,19 +645,24 @@ class StreamCopy:
 
     def overtaken(self, now: float) -> bool:
         """Whether the followed source is silent while others have announced what it has not brought."""
-        if self._flows(now) or not self._announced:
+        number, cursor = self._current, self._splice.cursor
+        apart = number is not None and self._lives(number, now)
+        told = [
+            (place, heard) for (place, _), heard in self._announced.items() if not (apart and place.timeline != number)
+        ]
+        if self._flows(now) or not told:
             return False
-        last, noted_at = next(reversed(self._announced.values()))
-        if last.next is not None and noted_at - self._brought_at > LIVE_S:
+        last = told[-1][1]
+        if last.name.next is not None and last.at - self._brought_at > LIVE_S:
             return True  # though it was fetched: others have what is new sooner
-        cursor = self._splice.cursor
-        newest, noted_at = max((name.position, at) for name, at in self._announced.values())
-        return now - noted_at > LIVE_S and (cursor is None or newest > cursor[0])
+        newest, heard = max(told, key=lambda item: item[0])
+        return now - heard.at > LIVE_S and (cursor is None or newest > cursor[0])
 
     # -- what goes out
 
     def tick(self, now: float) -> None:
         """Look at what time alone changes."""
+        self._turn(now)
         self._match_late(now)
         due = self._splice.next_deadline()
         if due is not None and now >= due:
@@ -517,7 +677,7 @@ class StreamCopy:
 
     def _flush(self) -> None:
         now = self._clock()
-        for item in self._splice.take(now):
+        for item in self._splice.take(now, hopeless=self._is_hopeless(now)):
             match item:
                 case Frame():
                     self._publish(item, now)
@@ -528,6 +688,16 @@ class StreamCopy:
                     self._begin(now)
                 case Gap():
                     _log.warning("messages missing", stream=self.name, at=str(item.position), to=str(item.to))
+
+    def _is_hopeless(self, now: float) -> bool:
+        """Whether there is another publication, and all has come of this one that anybody has who is connected."""
+        current, cursor = self._current, self._splice.cursor
+        if self._successor in (None, current) or current is None or cursor is None or self._lives(current, now):
+            return False
+        return not any(current in item.numbers for item in self._tellers.values()) or not any(
+            place.timeline == current and place >= cursor[0] and not heard.here
+            for (place, _), heard in self._announced.items()
+        )
 
     def _begin(self, now: float) -> None:
         """Publish, or let another timeline begin."""
@@ -572,11 +742,11 @@ class StreamCopy:
 
     def statistics(self) -> CopyStatistics:
         """Return a snapshot."""
-        newest = max(self._announced, default=None)
+        newest = next(reversed(self._announced.values()), None)
         return CopyStatistics(
             published=self._begun,
             following=self._flows(self._clock()),
-            last_segment="" if newest is None else str(self._announced[newest][0]),
+            last_segment="" if newest is None else str(newest.name),
             messages=self._messages,
             fetched=self._fetched,
             adopted=self._adopted,

@@ -1,9 +1,9 @@
 """An edge: a live server whose streams come from origins, or from other edges.
 
-Theory of operation. The edge fetches segments of the streams that are wanted by object diffusion from all of its
-origins; each request takes a channel of the one scheduler of the node. A stream is wanted while viewers are there, and
-for a while after that, or when it fits a pattern that was given. What comes is put together per stream (`StreamCopy`)
-and published in the hub of the server, whose viewers know no difference.
+Theory of operation. The edge subscribes at all of its origins to the streams that are wanted, is told of their
+segments, and fetches them by object diffusion; each request takes a channel of the one scheduler of the node. A stream
+is wanted while viewers are there, and for a while after that, or when it fits a pattern that was given. What comes is
+put together per stream (`StreamCopy`) and published in the hub of the server, whose viewers know no difference.
 
 Where the edge is told to follow, the frames of each wanted stream come from one origin by RTMP. When that one is lost,
 what is missing comes as segments from the others, and the next one is followed.
@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from glob import escape
 from random import Random
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from flowctl.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState
 from flowctl.cluster.follow import Follow, FollowState, HubSink, Inflow, Source
 from flowctl.cluster.origin import POLICY, Cutting, Offering, SegmentListener, finish, keep
 from flowctl.cluster.segments.cutter import Cut
-from flowctl.cluster.segments.segment import Segment, SegmentId
+from flowctl.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.diffusion.diffusion import ObjectDiffusion
 from flowctl.diffusion.objects import PeerId
@@ -55,8 +56,8 @@ STREAMS: Final = 1000
 _UNANNOUNCED: Final = 8
 """Streams followed at a time that no origin has announced. One that has just begun is announced some seconds later, and
 each costs a connection to an origin, which lets one address have few: viewers can ask for any names."""
-_NAMES: Final = 10_000
-"""Streams of the origins whose names are known."""
+_LOOKED_FOR_S: Final = 2.0
+"""A stream that no origin has announced for so long makes room for another one."""
 _NEVER: Final = Backoff(first_s=3600.0, most_s=3600.0)
 """A follow of an edge is not tried again by itself: the edge goes on with the next source at once."""
 _SLOW_START_S: Final = 2.0
@@ -109,7 +110,7 @@ class EdgeStatistics:
     Attributes:
         origins: each of them.
         streams: copies by name.
-        known_streams: streams that origins have announced.
+        known_streams: those of them that an origin has announced.
         kept_bytes: of the segments that are kept.
         received_bytes: of all objects that came, copies and what was refused included.
         followed: by stream, the origin whose frames are followed.
@@ -233,7 +234,21 @@ class _Wanted:
     def __init__(self, copy: StreamCopy, following: _Following | None, now: float) -> None:
         self.copy: Final = copy
         self.following: Final = following
-        self.wanted_at = now
+        self.wanted_at = self.since = now
+        self.announced = False  # by an origin
+
+    @property
+    def is_somewhere(self) -> bool:
+        """Whether an origin has announced it, or sends its frames."""
+        return self.announced or (self.following is not None and self.following.running)
+
+
+def _has_segments(stream: str) -> bool:
+    """Return whether there can be segments of a stream: viewers ask for any names."""
+    try:
+        return len(stream.encode()) <= NAME_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 class Edge:
@@ -262,8 +277,9 @@ class Edge:
         self._listener = SegmentListener(offer, self._serve, report) if offer else None
         self._group = self._listener.group if self._listener is not None else PollGroup("flowctl-edge", on_error=report)
         self._wanted: dict[str, _Wanted] = {}
-        self._names: OrderedDict[str, None] = OrderedDict()
-        self.pool: Final = SegmentPool(config.window, server.clock, wants=self._wants, on_segment=self._came)
+        self.pool: Final = SegmentPool(
+            config.window, server.clock, wants=self._wants, known_as=self._known_as, on_segment=self._came
+        )
         self.gate: Final = SchedulerGate(server.clock, self._rng)
         self._planner = EdgePlanner(self._ready, lambda: bool(self._wanted), self._best_s)
         self._diffusion: ObjectDiffusion | None = None
@@ -305,12 +321,19 @@ class Edge:
         if self._diffusion is None:
             policy = replace(POLICY, target_object_redundancy=self._config.redundancy)
             diffusion = self._diffusion = ObjectDiffusion(
-                self.pool, policy=policy, planner=self._planner, gate=self.gate, clock=self._clock, rng=self._rng
+                self.pool,
+                policy=policy,
+                planner=self._planner,
+                gate=self.gate,
+                clock=self._clock,
+                rng=self._rng,
+                on_announced=self._announced,
             )
+            diffusion.subscribe(*self._config.streams)
             self.gate.opened = diffusion.gate_opened
             self._offering = Offering(diffusion)
             self._upstreams = [
-                Upstream(item, self._connect, diffusion, self.gate, self._clock, self._rng)
+                Upstream(item, self._connect, diffusion, self.gate, self._clock, self._rng, self._gone)
                 for item in self._config.origins
             ]
         return self._diffusion
@@ -363,25 +386,43 @@ class Edge:
 
     # -- what is wanted
 
+    def _announced(self, peer: PeerId, object_ids: Sequence[bytes]) -> None:
+        """Take what an origin has announced."""
+        for object_id in object_ids:
+            name = self.pool.name_of(object_id)
+            if name is None:
+                continue
+            wanted = self._wanted.get(name.stream)
+            if wanted is None and self._is_asked_for(name.stream):
+                wanted = self._want(name.stream)
+            if wanted is not None:
+                if not wanted.announced:  # not before: viewers ask for any names
+                    _log.info("stream wanted", stream=name.stream)
+                wanted.announced = True
+                wanted.copy.announced(peer, name)
+
+    def _gone(self, peer: PeerId) -> None:
+        """The connection to an origin is lost."""
+        for wanted in self._wanted.values():
+            wanted.copy.gone(peer)
+
     def _wants(self, name: SegmentId) -> bool:
         """Return whether a segment that was announced is to be fetched, now or later."""
-        self._names[name.stream] = None
-        self._names.move_to_end(name.stream)
-        if len(self._names) > _NAMES:
-            self._names.popitem(last=False)
         wanted = self._wanted.get(name.stream)
-        if wanted is None and self._is_asked_for(name.stream):
-            wanted = self._want(name.stream)
         return wanted is not None and wanted.copy.wants(name)
+
+    def _known_as(self, name: SegmentId) -> SegmentId:
+        wanted = self._wanted.get(name.stream)
+        return name if wanted is None else wanted.copy.known_as(name)
 
     def _is_asked_for(self, stream: str) -> bool:
         return any(fnmatchcase(stream, pattern) for pattern in self._config.streams)
 
     def _want(self, stream: str) -> _Wanted | None:
         """Begin to copy a stream. None: there are too many."""
-        if self._stopping or (len(self._wanted) >= STREAMS and not self._make_room(stream)):
-            return None
         now = self._clock()
+        if self._stopping or (len(self._wanted) >= STREAMS and not self._make_room(now)):
+            return None
         source = Source(RtmpUrl(stream=stream), node="segments")
         copy = StreamCopy(
             stream,
@@ -393,23 +434,17 @@ class Edge:
         inflow = None if self._server.recording is None else Inflow(self._server.recording.sessions, stream)
         following = _Following(copy, self._upstreams, self._group, self._rng, inflow) if self._config.follow else None
         found = self._wanted[stream] = _Wanted(copy, following, now)
-        if stream in self._names:  # a name that nobody has published costs no look at all ids
-            self.pool.forget_unwanted(stream)
-        _log.info("stream wanted", stream=stream)
+        if self._diffusion is not None and not self._is_asked_for(stream) and _has_segments(stream):
+            self._diffusion.subscribe(escape(stream))
         return found
 
-    def _make_room(self, stream: str) -> bool:
-        """Let one go that no origin has announced, for one that is; return whether there was one."""
-        if stream not in self._names:
-            return False
-        other = next((name for name, wanted in self._wanted.items() if not self._is_somewhere(name, wanted)), None)
-        if other is not None:
-            self._let_go(other, "there are too many")
-        return other is not None
-
-    def _is_somewhere(self, stream: str, wanted: _Wanted) -> bool:
-        """Whether an origin has announced a stream, or sends its frames."""
-        return stream in self._names or (wanted.following is not None and wanted.following.running)
+    def _make_room(self, now: float) -> bool:
+        """Let a stream go that was looked for and that no origin has; return whether there was one."""
+        for name, wanted in self._wanted.items():
+            if not wanted.is_somewhere and now - wanted.since > _LOOKED_FOR_S:
+                self._let_go(name, "there are too many")
+                return True
+        return False
 
     def _ready(self, peer: PeerId, object_id: bytes) -> bool:
         """Whether a segment is to be fetched from a peer now; from a slow one not before the others can have it."""
@@ -468,8 +503,8 @@ class Edge:
                 self._let_go(name, "nobody views it any more")
                 continue
             if wanted.following is not None:
-                unannounced += not self._is_somewhere(name, wanted)
-                if unannounced <= _UNANNOUNCED or self._is_somewhere(name, wanted):
+                unannounced += not wanted.is_somewhere
+                if unannounced <= _UNANNOUNCED or wanted.is_somewhere:
                     wanted.following.tick(now)
                 else:
                     wanted.following.stop()
@@ -484,10 +519,13 @@ class Edge:
 
     def _let_go(self, name: str, why: str) -> None:
         wanted = self._wanted.pop(name)
+        if self._diffusion is not None:
+            self._diffusion.subscribe(escape(name), wanted=False)
         if wanted.following is not None:
             wanted.following.stop()
         wanted.copy.close(why)
-        _log.info("stream not wanted any more", stream=name, why=why)
+        if wanted.announced:
+            _log.info("stream not wanted any more", stream=name, why=why)
 
     # -- figures
 
@@ -496,7 +534,7 @@ class Edge:
         return EdgeStatistics(
             origins=[item.statistics() for item in self._upstreams],
             streams={name: item.copy.statistics() for name, item in tuple(self._wanted.items())},
-            known_streams=len(self._names),
+            known_streams=sum(item.announced for item in tuple(self._wanted.values())),
             kept_bytes=self.pool.size_bytes,
             received_bytes=0 if self._diffusion is None else self._diffusion.statistics().bytes_received,
             followed={

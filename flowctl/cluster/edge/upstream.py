@@ -15,6 +15,7 @@ import structlog
 from flowctl.cluster.edge.gate import PeerMeter, SchedulerGate
 from flowctl.diffusion.diffusion import ObjectDiffusion
 from flowctl.diffusion.errors import NoReplyError
+from flowctl.diffusion.objects import PeerId
 from flowctl.diffusion.streams.stream import Stream
 from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.outcomes.backoff import Backoff
@@ -122,6 +123,10 @@ class UpstreamStatistics:
     latency_ms: float | None
 
 
+def _nobody(peer: PeerId) -> None:
+    """Nobody is told."""
+
+
 _HUNG_UP: Final = "it hung up at once"
 
 
@@ -144,6 +149,7 @@ class Upstream:
         gate: of the node.
         clock: monotonic seconds.
         rng: for the backoff.
+        gone: told of the peer of each connection that is lost.
     """
 
     def __init__(
@@ -154,7 +160,9 @@ class Upstream:
         gate: SchedulerGate,
         clock: Callable[[], float],
         rng: Random,
+        gone: Callable[[PeerId], object] = _nobody,
     ) -> None:
+        self._gone = gone
         self.address: Final = address
         self.state = UpstreamState.CONNECTING
         self.meter: Final = PeerMeter()
@@ -209,6 +217,7 @@ class Upstream:
         finally:
             telling.cancel()
             self._gate.disconnect(peer)
+            self._gone(peer)
         lasted_s = self._clock() - began_at
         if lasted_s > _STEADY_S:
             self._tries = 1

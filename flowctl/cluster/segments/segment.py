@@ -223,10 +223,10 @@ class Segment:
         return cls(name, headers, frames)
 
 
-def object_of(name: SegmentId, body: bytes) -> bytes:
+def object_of(name: SegmentId, body: bytes | memoryview) -> bytes:
     """Return the object of a segment."""
     octets = name.encode()
-    return _LENGTH.pack(len(octets)) + octets + body
+    return b"".join((_LENGTH.pack(len(octets)), octets, body))
 
 
 def id_of(data: bytes) -> bytes:

@@ -91,7 +91,7 @@ class Splice:
     """
 
     __slots__ = (
-        *("_announced", "_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
+        *("_go_on_at", "_most_bytes", "_parts", "_since", "_timeline", "_wait_s"),
         *("cursor", "differing_count", "gap_count", "held_bytes", "repeated_count"),
     )
 
@@ -99,7 +99,7 @@ class Splice:
         self._wait_s = wait_s
         self._most_bytes = most_bytes
         self._parts: dict[Position, _Part] = {}
-        self._announced: set[Position] = set()  # of later publications: parts that are somewhere
+        self._go_on_at: Position | None = None  # where the next publication begins
         self._since: float | None = None  # something behind the cursor waits
         self._timeline: int | None = None  # of what went out last
         self.cursor: tuple[Position, int] | None = None
@@ -139,14 +139,17 @@ class Splice:
 
     # -- in
 
-    def announce(self, position: Position) -> None:
-        """Learn of a part that may come: the earliest one of a publication is where that begins."""
-        if self.cursor is not None and position.timeline > self.cursor[0].timeline:
-            self._announced.add(position)
+    def go_on_at(self, position: Position) -> None:
+        """Learn where the next publication begins; what there is of it before goes nowhere."""
+        self._go_on_at = position
+        for place in [place for place in self._parts if place.timeline == position.timeline and place < position]:
+            self._drop_part(place, 0)
 
     def past(self, position: Position) -> bool:
         """Return whether all of the part at `position` has gone out, or was given up."""
-        return self.cursor is not None and position < self.cursor[0]
+        begins = self._go_on_at
+        before = begins is not None and position.timeline == begins.timeline and position < begins
+        return before or (self.cursor is not None and position < self.cursor[0])
 
     def lacks(self, position: Position) -> bool:
         """Return whether something of the part at `position` has not come, and may yet go out."""
@@ -264,7 +267,7 @@ class Splice:
         went_out = self._timeline == timeline
         if went_out:
             self._timeline = to
-        self._announced = {moved(item) for item in self._announced}
+        self._go_on_at = None if self._go_on_at is None else moved(self._go_on_at)
         gone = {} if self.cursor is None else {self.cursor[0]: self.cursor[1]}
         self.held_bytes = _WAITING * len(self._parts)
         for position, part in self._parts.items():
@@ -273,15 +276,16 @@ class Splice:
 
     # -- out
 
-    def take(self, now: float) -> list[Output]:
+    def take(self, now: float, *, hopeless: bool = False) -> list[Output]:
         """Return what goes out now, in order.
 
         Args:
             now: time in seconds.
+            hopeless: what is missing of this publication will not come, so the next one begins at once.
         """
         out: list[Output] = []
-        while self._advance(out) or self._give_up(now, out):
-            pass
+        while self._advance(out) or self._give_up(now, out, hopeless=hopeless):
+            hopeless = hopeless and not out
         return out
 
     def next_deadline(self) -> float | None:
@@ -321,14 +325,15 @@ class Splice:
         behind = self._first_behind()
         if behind is None or self.cursor is None or behind.timeline == self.cursor[0].timeline:
             return None
-        return min((item for item in self._announced if item.timeline == behind.timeline), default=behind)
+        begins = self._go_on_at
+        return begins if begins is not None and begins.timeline == behind.timeline else behind
 
     def _first_behind(self) -> Position | None:
         """Return the earliest part behind the cursor at which a decoder can start. None: there is none."""
         found = [position for position in self._parts if self.cursor is None or position > self.cursor[0]]
         return min((position for position in found if not position.part), default=min(found, default=None))
 
-    def _give_up(self, now: float, out: list[Output]) -> bool:
+    def _give_up(self, now: float, out: list[Output], *, hopeless: bool) -> bool:
         """Tell a gap and go on behind it, where it was waited for long enough; return whether it was."""
         if self.cursor is None:
             return False
@@ -338,7 +343,8 @@ class Splice:
             return False
         if self._since is None:
             self._since = now
-        if now - self._since < self._wait_s and self.held_bytes <= self._most_bytes:
+        hopeless = hopeless and behind.timeline != self.cursor[0].timeline
+        if not hopeless and now - self._since < self._wait_s and self.held_bytes <= self._most_bytes:
             return False
         out.append(Gap(*self.cursor, behind))
         self.gap_count += 1
@@ -348,9 +354,11 @@ class Splice:
     def _go_to(self, behind: Position) -> None:
         """Put the cursor to the beginning of a part, and forget what stands before it."""
         before, self.cursor, self._since = self.cursor, (behind, 0), None
-        self._announced = {item for item in self._announced if item.timeline > behind.timeline}
         for position in [position for position in self._parts if self.past(position)]:
-            part = self._parts.pop(position)
-            gone = before[1] if before is not None and before[0] == position else 0
-            self.held_bytes -= _WAITING
-            self._drop_frames(part.frames[gone:])
+            self._drop_part(position, before[1] if before is not None and before[0] == position else 0)
+
+    def _drop_part(self, position: Position, gone: int) -> None:
+        """Forget a part of which so many messages have gone out."""
+        part = self._parts.pop(position)
+        self.held_bytes -= _WAITING
+        self._drop_frames(part.frames[gone:])

@@ -43,13 +43,19 @@ class Made:
         self.waiting = []  # announced, and not fetched yet
         self.copy = StreamCopy("live/cam", self.pool, self.viewers, self.clock, **settings)
 
+    def hear(self, *found, by="origin"):
+        """Have segments announced; return whether the last one is wanted."""
+        for name in found:
+            self.copy.announced(by, name)
+        return not self.pool.has_object(found[-1].encode())
+
     def pass_time(self, seconds):
         self.clock.advance(seconds)
         self.copy.tick(self.clock())
 
     def fetch(self, *found):
         for item in found:
-            assert self.copy.wants(item.id)
+            assert self.hear(item.id)
             assert self.copy.ready(item.id)
             self.copy.segment(Segment.decode(item.data))
 
@@ -69,7 +75,7 @@ SOURCE = [*HEADERS, *movie(6)]
 def test_copy_when_segments_are_announced_begins_with_the_newest():
     """They come oldest first, so it listens for a moment; older ones are not wanted then."""
     made, found = Made(), cut(SOURCE)
-    assert all(made.copy.wants(item.id) for item in found[:4])
+    assert all(made.hear(item.id) for item in found[:4])
     assert not made.copy.ready(found[3].id)
     made.pass_time(SETTLE_S + 0.01)
     assert [made.copy.ready(item.id) for item in found[:4]] == [False, False, False, True]
@@ -82,7 +88,7 @@ def test_copy_when_segments_are_announced_begins_with_the_newest():
 def test_headers_when_they_do_not_change_go_out_once():
     """Each segment has them, and viewers need them once."""
     made, found = Made(), cut(SOURCE)
-    made.copy.wants(found[0].id)
+    made.hear(found[0].id)
     made.pass_time(SETTLE_S + 0.01)
     made.fetch(*found)
     assert len(made.viewers.frames) == len(movie(6)) + len(HEADERS)
@@ -93,10 +99,10 @@ def test_segments_when_their_frames_are_followed_are_held_and_not_fetched():
     made, found = Made(follows=True), cut(SOURCE)
     made.copy.begin(made.clock())
     made.follow(SOURCE[:10])
-    assert made.copy.wants(found[0].id)
+    assert made.hear(found[0].id)
     assert not made.copy.ready(found[0].id)
     made.follow(SOURCE[10:20])
-    assert made.pool.has_object(found[0].id.encode())
+    assert made.pool.has(found[0].id)
     assert [item.id for item in made.pool.of_stream("live/cam")] == [found[0].id]
     assert made.got() == [tuple(frame) for frame in movie(6)[:17]]
 
@@ -110,9 +116,9 @@ def test_id_when_only_its_hash_is_true_of_what_was_followed_is_not_offered_under
     made.copy.begin(made.clock())
     made.follow(SOURCE[:30])
     lie = dataclasses.replace(found[1].id, **change)
-    assert not made.pool.has_object(lie.encode())
+    assert made.hear(lie)
     assert made.pool.of_stream("live/cam") == []
-    assert made.pool.has_object(found[1].id.encode())
+    assert not made.hear(found[1].id)
     assert [item.data for item in made.pool.of_stream("live/cam")] == [found[1].data]
 
 
@@ -121,7 +127,7 @@ def test_segments_when_the_followed_source_is_silent_are_fetched():
     made, found = Made(follows=True), cut(SOURCE)
     made.copy.begin(made.clock())
     made.follow(SOURCE[:14])
-    assert made.copy.wants(found[1].id)
+    assert made.hear(found[1].id)
     assert not made.copy.ready(found[1].id)
     made.pass_time(LIVE_S + 0.01)
     made.fetch(*found[1:])
@@ -144,10 +150,10 @@ def test_segments_when_they_are_of_another_encoder_are_held_for_a_while_only():
     made, others = Made(follows=True), cut(movie(9, step_ms=125))
     made.copy.begin(made.clock())
     made.follow(SOURCE[:14])
-    assert made.copy.wants(others[5].id)
+    assert made.hear(others[5].id)
     made.clock.advance(HOLD_S + 0.1)
     made.follow(SOURCE[14:15])
-    assert not made.copy.wants(others[5].id)
+    assert not made.hear(others[5].id)
 
 
 @pytest.mark.parametrize("shift_ms", [0, 37, -12])
@@ -171,12 +177,12 @@ def test_source_when_its_pictures_repeat_stands_where_it_is():
     """A file that is published in a loop makes the same segments again and again."""
     made, loop = Made(follows=True), [frame for turn in range(5) for frame in later(movie(2), turn * 2000)]
     found = cut([*HEADERS, *loop])
-    assert all(made.copy.wants(item.id) for item in found[:4])
+    assert all(made.hear(item.id) for item in found[:4])
     made.copy.begin(made.clock())
     made.follow(HEADERS)
     for number, at in enumerate(range(4000, 10_000, 1000), 3):
         made.follow([frame for frame in loop if at <= frame.timestamp < at + 1000])
-        made.copy.wants(found[number].id)  # a moment later than its last message
+        made.hear(found[number].id)  # a moment later than its last message
         made.pass_time(1.0)
     assert made.got() == [tuple(frame) for frame in loop if frame.timestamp >= 4000]
     assert made.copy.statistics().adopted == 5
@@ -190,10 +196,10 @@ def test_publication_when_it_goes_on_as_another_one_makes_no_jump(same):
     made.copy.begin(made.clock())
     made.follow([*HEADERS, *movie(3)])
     for item in first:
-        made.copy.wants(item.id)
+        made.hear(item.id)
     made.follow([*HEADERS, *later(again[:8], 6400)])
     made.follow(later(again[8:10], 6400))
-    made.copy.wants(second[0].id)
+    made.hear(second[0].id)
     made.follow(later(again[10:], 6400))
     assert made.got() == [tuple(frame) for frame in [*movie(3), *later(again, 6400)]]
     assert made.copy.statistics().adopted == 3
@@ -207,12 +213,12 @@ def test_publication_when_it_begins_with_a_segment_is_followed_from_there(known)
     made.copy.begin(made.clock())
     made.follow([*HEADERS, *movie(3)])
     for item in first:
-        made.copy.wants(item.id)
+        made.hear(item.id)
     made.pass_time(LIVE_S + 0.1)
     made.fetch(first[2], *second[:known])
     made.follow([*HEADERS, *later(again, 6400)])
     for item in second[known:-1]:
-        made.copy.wants(item.id)
+        made.hear(item.id)
     assert made.got() == [tuple(frame) for frame in [*movie(3), *again]]
     assert made.viewers.told == ["begin", "begin"]
 
@@ -225,7 +231,7 @@ def test_source_when_it_falls_silent_and_others_go_on_is_overtaken():
     assert not made.copy.overtaken(made.clock())
     for item in found[:3]:
         made.pass_time(1.0)
-        if made.copy.wants(item.id):
+        if made.hear(item.id):
             made.fetch(item)
     assert made.copy.overtaken(made.clock())
     made.copy.lost()
@@ -235,7 +241,7 @@ def test_source_when_it_falls_silent_and_others_go_on_is_overtaken():
 def test_publication_when_it_ends_is_told_after_a_while():
     """Another origin may have more of it, or its publisher may be back."""
     made, found = Made(), cut(movie(1))
-    made.copy.wants(found[0].id)
+    made.hear(found[0].id)
     made.pass_time(SETTLE_S + 0.01)
     made.fetch(found[0])
     made.pass_time(ENDED_S - 0.1)
@@ -247,7 +253,7 @@ def test_publication_when_it_ends_is_told_after_a_while():
 def test_stream_when_nothing_comes_any_more_ends():
     """All origins have gone, and nobody said that it ended."""
     made, found = Made(), cut(SOURCE)
-    made.copy.wants(found[0].id)
+    made.hear(found[0].id)
     made.pass_time(SETTLE_S + 0.01)
     made.fetch(found[0])
     made.pass_time(GONE_S + 0.1)
@@ -260,7 +266,7 @@ def test_name_when_a_publisher_of_the_edge_has_it_is_left_to_that_one():
     """Its copy is refused, and tried again later."""
     made, found = Made(), cut(SOURCE)
     made.viewers.refuses = True
-    made.copy.wants(found[0].id)
+    made.hear(found[0].id)
     made.pass_time(SETTLE_S + 0.01)
     made.fetch(found[0])
     assert made.viewers.frames == []
@@ -274,10 +280,10 @@ def found_frames(item):
     return Segment.decode(item.data).frames
 
 
-def pump(made, found, *, every_s=1.0):
+def pump(made, found, *, every_s=1.0, by=None):
     """Announce segments one after the other as they come to be, and fetch those that are wanted."""
     for item in found:
-        if not made.pool.has_object(item.id.encode()):
+        if made.hear(item.id, by=item.id.position.timeline if by is None else by):  # each origin has its timeline
             made.waiting.append(item)
         made.pass_time(every_s)
         ready = [held for held in made.waiting if made.copy.ready(held.id)]
@@ -287,33 +293,72 @@ def pump(made, found, *, every_s=1.0):
                 made.copy.segment(Segment.decode(held.data))
 
 
-@pytest.mark.parametrize("dies", ["earlier", "later"])
-def test_origins_when_their_clocks_put_a_publication_on_two_timelines_are_one(dies):
+@pytest.mark.parametrize("apart", [1, 360, -8640])
+@pytest.mark.parametrize("dies", ["first", "second"])
+def test_origins_when_their_clocks_put_a_publication_on_two_timelines_are_one(dies, apart):
     """Either may die, and nothing is lost: a segment that both announced shows that they have the same."""
     made = Made()
     source = movie(20)
-    earlier, later = cut(source, timeline=5), cut(source, timeline=6)
-    both = [item for pair in zip(earlier, later, strict=True) for item in pair]
+    first, second = cut(source, timeline=9000), cut(source, timeline=9000 + apart)
+    both = [item for pair in zip(first, second, strict=True) for item in pair]
     pump(made, both[:20], every_s=0.5)
-    pump(made, later[10:] if dies == "earlier" else earlier[10:])
+    made.copy.gone(9000 if dies == "first" else 9000 + apart)
+    pump(made, second[10:] if dies == "first" else first[10:])
     assert made.got() == [tuple(frame) for frame in source if frame.timestamp >= made.got()[0][1]]
     assert made.viewers.told == ["begin"]
-    assert made.copy.statistics().gaps == 0
+    assert (made.copy.statistics().gaps, made.copy.statistics().repeated) == (0, 0)
 
 
-def test_origin_when_it_comes_back_on_an_earlier_timeline_is_taken_after_a_while():
-    """What stands before all that went out is no repetition when nothing else comes."""
+@pytest.mark.parametrize("timeline", [3, 30])
+def test_encoder_when_it_uses_a_name_that_another_one_has_waits_until_that_is_gone(timeline):
+    """What goes out goes on, of the other one a few seconds are kept, and those go out as soon as nobody has more."""
+    made = Made()
+    live, other = cut(movie(60), timeline=9), cut(movie(60, step_ms=125), timeline=timeline)
+    pump(made, live[:5])
+    pump(made, [item for pair in zip(live[5:40], other[5:40], strict=True) for item in pair], every_s=0.5)
+    assert made.got() == [tuple(frame) for frame in movie(40)]
+    assert made.copy.statistics().waiting_bytes == 0
+    assert len([held for held in made.waiting if made.copy.wants(held.id)]) <= HOLD_S + 1
+    made.copy.gone(9)
+    pump(made, other[40:42], every_s=0.1)
+    got = made.got()[len(movie(40)) :]
+    whole = [tuple(frame) for frame in movie(42, step_ms=125)]
+    assert got == whole[-len(got) :]
+    assert len(movie(2, step_ms=125)) < len(got) <= len(movie(5, step_ms=125))
+    assert made.viewers.told == ["begin", "begin"]
+
+
+def test_encoder_when_it_restarts_its_clock_goes_on_with_the_next_publication_at_once():
+    """Its origin says that it has another one now; another origin, which still has the one before, is not hoarded."""
+    made = Made()
+    first, again = cut(movie(20), timeline=9, close=False), cut(movie(20, step_ms=125), timeline=12)
+    for one, other in zip(cut(movie(5), timeline=9), first, strict=False):  # to one of its origins it ends
+        pump(made, [one], by="a", every_s=0.0)
+        pump(made, [other], by="b")
+    for old, new in zip(first[5:9], again, strict=False):  # of one link only
+        pump(made, [new], by="a", every_s=0.0)
+        pump(made, [old], by="b")
+    assert made.got() == [tuple(frame) for frame in movie(9)]
+    made.copy.gone("b")
+    pump(made, again[4:5], by="a", every_s=0.1)
+    assert made.got()[-1] == tuple(movie(5, step_ms=125)[-1])
+    assert made.viewers.told == ["begin", "begin"]
+
+
+def test_publication_when_its_origin_died_gives_way_to_the_next_at_once():
+    """Nobody who is connected has more of it, so what is missing is not waited for."""
     made = Made()
     pump(made, cut(movie(5), timeline=9, close=False))
-    pump(made, cut(movie(30), timeline=3, close=False))
-    assert made.viewers.told == ["begin", "end", "begin"]
-    assert made.got()[-1] == tuple(movie(29)[-1])
+    made.copy.gone(9)
+    pump(made, cut(movie(30), timeline=3, close=False)[:1], every_s=0.1)
+    assert made.viewers.told == ["begin", "begin"]
+    assert made.got()[-1] == tuple(movie(1)[-1])
 
 
 def test_copy_when_it_waits_for_a_beginning_that_nobody_has_takes_another():
     """An origin that announces a time to come, and has nothing, holds the stream up for a while only."""
     made = Made()
-    assert made.copy.wants(cut(movie(1, start=3_600_000), timeline=3)[0].id)  # never fetched: its origin lies
+    assert made.hear(cut(movie(1, start=3_600_000), timeline=3)[0].id)  # never fetched: its origin lies
     pump(made, cut(movie(30), timeline=3, close=False))
     assert made.viewers.told == ["begin"]
     assert made.got()[-1] == tuple(movie(29)[-1])
@@ -329,9 +374,9 @@ def test_segments_when_groups_are_long_come_in_time():
 def test_picture_when_too_large_for_a_segment_is_no_place_to_know_a_source_by():
     """What is announced while nothing but such a picture was followed is taken as ever."""
     made, found = Made(follows=True), cut(SOURCE)
-    made.copy.wants(found[0].id)
+    made.hear(found[0].id)
     made.pass_time(LIVE_S + SETTLE_S)
     made.fetch(found[0])
     made.copy.begin(made.clock())
     made.follow([*HEADERS, key(9000, b"x" * BODY_BYTES)])
-    assert made.copy.wants(found[1].id)
+    assert made.hear(found[1].id)

@@ -122,13 +122,12 @@ def test_publication_when_it_ends_is_followed_by_the_next_without_a_gap():
     assert target.gap_count == 0
 
 
-def test_publication_when_its_second_segment_comes_first_begins_with_the_announced_one():
+def test_publication_when_its_second_segment_comes_first_begins_where_it_was_told():
     """Behind an end, what is known to exist is waited for, as anything that is missing."""
     target, before, (first, second) = splice(), segments(movie(1)), segments(movie(2), timeline=7)
     target.add_segment(before[0])
     target.take(0.0)
-    for item in (first, second):
-        target.announce(item.id.position)
+    target.go_on_at(first.id.position)
     target.add_segment(second)
     assert target.take(0.0) == []
     target.add_segment(first)
