@@ -235,7 +235,7 @@ class LiveServer(Server):
             ConfigError: they are not valid, by themselves or together; nothing has changed.
         """
         del where  # it is in the errors of the source
-        source = self._read.source
+        source = self._read.source or self.config.source  # of the last text, at first of the first
         if source is None:
             return
         new = source.read(text)

@@ -119,6 +119,20 @@ def test_config_when_the_file_is_wrong_changes_nothing_and_says_where(configured
     assert (server.reload.status["config"].fault, server.hub.config.settings.stuck_s) == ("", 16.0)
 
 
+def test_config_when_the_file_is_emptied_or_cut_later_keeps_the_rules_in_force(configured):
+    """What counts as cut goes by the text that was taken last, and is told until the file is whole again."""
+    start, path = configured
+    server = start()
+    gated = FIRST + 'deny_play = "192.0.2.0/24"\n'
+    reload(server, path, gated)
+    for cut, fault in ("", "is empty"), (FIRST, "no longer sets deny_play"), (gated[:-3], "ends in the middle"):
+        assert reload(server, path, cut) == []
+        assert fault in server.reload.status["config"].fault
+        assert len(server.hub.config.access.deny_play) == 1
+    reload(server, path, FIRST + "deny_play = []\n")
+    assert (server.reload.status["config"].fault, server.hub.config.access.deny_play) == ("", ())
+
+
 def test_config_when_a_key_cannot_change_live_says_that_it_waits(configured):
     """Address and threads are those of the start; what waits is told until the file says the old value again."""
     start, path = configured
