@@ -123,9 +123,9 @@ def test_config_when_the_file_is_emptied_or_cut_later_keeps_the_rules_in_force(c
     """What counts as cut goes by the text that was taken last, and is told until the file is whole again."""
     start, path = configured
     server = start()
-    gated = FIRST + 'deny_play = "192.0.2.0/24"\n'
+    gated = FIRST + 'deny_play = "192.0.2.0/24"\nper_address = 70\n'
     reload(server, path, gated)
-    for cut, fault in ("", "is empty"), (FIRST, "no longer sets deny_play"), (gated[:-3], "ends in the middle"):
+    for cut, fault in ("", "is empty"), (FIRST, "no longer sets deny_play"), (gated[:-2], "ends in the middle"):
         assert reload(server, path, cut) == []
         assert fault in server.reload.status["config"].fault
         assert len(server.hub.config.access.deny_play) == 1
