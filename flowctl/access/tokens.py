@@ -23,7 +23,7 @@ _VERSION: Final = "flowctl-token-1"
 LEAST_SECRET_BYTES: Final = 16
 _MOST_SECRETS: Final = 16
 _MOST_EXPIRES_CHARS: Final = 12
-_HINT: Final = "flowctl key make --secret FILE makes one"
+_HINT: Final = "flowctl key secret FILE makes one"
 
 
 def sign(secret: bytes, kind: Kind, stream: str, expires: int, address: str = "") -> str:

@@ -30,17 +30,17 @@ def check(
 
     Variables FLOWCTL_NAME and --set go before the file, as for serve. Exits with 2 where it is not valid.
     """
+    import os
+
     from flowctl.cli.common import print_json
     from flowctl.errors import ConfigError
-    from flowctl.live.settings.sources import SERVER, check_proofs, settings_of_all
+    from flowctl.live.settings.sources import SERVER, read_settings
     from flowctl.text.output import say
+    from flowctl.units import format_count
 
     try:
         program, given = _gather(server, file, pairs)
-        options = settings_of_all(program, given)
-        check_proofs(given)
-        _read_files(options)
-        _check_start(options)
+        _read_files(read_settings(program, pairs=pairs or (), environment=os.environ, file=file))
     except ConfigError as error:
         if not as_json:
             raise
@@ -50,7 +50,8 @@ def check(
     if as_json:
         print_json({"valid": True, "settings": len(given[SERVER]), "levels": levels})
     else:
-        say(f"{file} is valid: {len(given[SERVER])} settings of the server, {levels} levels")
+        said = format_count(len(given[SERVER]), "setting")
+        say(f"{file} is valid: {said} of the server, {format_count(levels, 'level')}")
 
 
 @app.command("show")
@@ -101,23 +102,6 @@ def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[Se
 
     program = load_server(server)
     return program, gather(program, pairs=pairs or (), environment=os.environ, file=file)
-
-
-def _check_start(options: Any) -> None:
-    """See what a server sees when it starts: whether it has the certificate that it needs.
-
-    Raises:
-        ConfigError: it would not start.
-    """
-    from flowctl.live.config import LiveConfig
-
-    if not isinstance(options, LiveConfig):
-        return
-    options.check_certificate()
-    if options.tls_certificate is not None and options.tls_key is not None:
-        from flowctl.server.certificate import Certificate
-
-        Certificate(options.tls_certificate, options.tls_key)
 
 
 def _read_files(options: Any) -> Any:

@@ -105,7 +105,6 @@ def serve(
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.servers import load_server
-    from flowctl.errors import ConfigError
     from flowctl.live.config import worker_count
     from flowctl.server.signals import EndSignals
 
@@ -120,11 +119,6 @@ def serve(
     stats_s = optional_duration(stats, "--stats")
     count = worker_count(getattr(options, "workers", 1))
     if count > 1:
-        if getattr(options, "origin", ""):
-            raise ConfigError(
-                f"a server with {count} workers cannot be an origin",
-                hint="leave out --workers; edges take viewers off it, each one process with a port of its own",
-            )
         _run_workers(program, options, count, ended, stats_s=stats_s, as_json=as_json, log_json=log_json)
         return
     run_server(program, options, ended, stats_s=stats_s, as_json=as_json)
@@ -136,12 +130,9 @@ def options_of(context: typer.Context, program: ServerProgram, pairs: list[str] 
 
     from flowctl.live.settings.sources import read_settings
 
-    found: Any = read_settings(
+    return read_settings(
         program, options=context.meta.get(_GIVEN, {}), pairs=pairs or (), environment=os.environ, file=config
     )
-    if program.has_streams:
-        found.check_certificate()
-    return found
 
 
 def _with_handed(options: Any) -> Any:
@@ -155,7 +146,7 @@ def _with_handed(options: Any) -> Any:
     if not handed:
         return options
     options = dataclasses.replace(options, listen_fds=handed)
-    check = getattr(options, "check_certificate", None)
+    check = getattr(options, "check_start", None)
     if check is not None:
         check()
     return options

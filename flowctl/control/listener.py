@@ -56,6 +56,22 @@ def listener_of(server: LiveServer) -> ControlListener:
     return ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
 
 
+def keys_of(config: LiveConfig) -> tuple[KeyPair | None, Clients | None]:
+    """Return the keys of the server, and the clients that it lets in from elsewhere.
+
+    Raises:
+        ConfigError: others could reach it without any, or a file cannot be used.
+    """
+    missing = [name for name in ("control_keys", "control_clients") if getattr(config, name) is None]
+    if missing and any(address.startswith("tcp://") for address in config.control_addresses):
+        raise ConfigError(
+            f"control is {short(config.control)}, but {missing[0]} is missing: anybody could operate the server",
+            hint="flowctl rpc keygen FILE makes keys; control_clients has a line KEY LEVEL for each client",
+        )
+    keys = None if config.control_keys is None else KeyPair.read(config.control_keys)
+    return keys, None if config.control_clients is None else Clients(config.control_clients)
+
+
 class ControlListener:
     """Listens for operations on a live server as its settings say; a companion of the server.
 
@@ -77,14 +93,7 @@ class ControlListener:
         self._answer: Final = carry_out
         self._report: Final = report
         self._addresses: Final = config.control_addresses
-        missing = [name for name in ("control_keys", "control_clients") if getattr(config, name) is None]
-        if missing and any(address.startswith("tcp://") for address in self._addresses):
-            raise ConfigError(
-                f"control is {short(config.control)}, but {missing[0]} is missing: anybody could operate the server",
-                hint="flowctl rpc keygen FILE makes keys; control_clients has a line KEY LEVEL for each client",
-            )
-        self._keys = None if config.control_keys is None else KeyPair.read(config.control_keys)
-        self._clients = None if config.control_clients is None else Clients(config.control_clients)
+        self._keys, self._clients = keys_of(config)
         self._node: RpcNode | None = None
         self._pools: dict[bool, ThreadPoolExecutor] = {}  # by whether it only looks
         self._waiting: dict[bool, Counter[object]] = {True: Counter(), False: Counter()}  # by caller; the node's thread

@@ -423,12 +423,24 @@ class LiveConfig(ServeOptions):
             )
         return found[1] or found[2], int(found[3])
 
-    def check_certificate(self) -> None:
-        """See that there is a certificate with its key where one is needed.
+    def check_start(self) -> None:
+        """See what would keep a server of these settings from starting: a certificate that lacks, ports that meet.
 
         Raises:
-            ConfigError: there is not.
+            ConfigError: something would.
         """
+        count = worker_count(self.workers)
+        if count > 1 and self.origin:
+            raise ConfigError(
+                f"a server with {count} workers cannot be an origin",
+                hint="leave out workers; edges take viewers off it, each one process with a port of its own",
+            )
+        used: dict[tuple[str, int], str] = {}
+        admin = () if self.admin == "off" else (("admin", (self.admin_address,)),)
+        for name, addresses in (*self.listening, *admin):
+            for address in addresses:
+                if address[1] and used.setdefault(address, name) != name:
+                    raise ConfigError(f"{name} and {used[address]} both listen on {address[0]}:{address[1]}")
         if (self.tls_certificate is None) is not (self.tls_key is None):
             has, lacks = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
             raise ConfigError(f"there is a {has} but no {lacks}", hint=f"name the file of the {lacks} as well")

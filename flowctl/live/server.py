@@ -393,7 +393,7 @@ class LiveServer(Server):
     def _certificate(self, config: LiveConfig) -> Certificate | None:
         """Return the certificate of what speaks TLS. None: nothing does."""
         try:
-            config.check_certificate()
+            config.check_start()
             if config.tls_certificate is not None and config.tls_key is not None:
                 return Certificate(config.tls_certificate, config.tls_key)
         except BaseException:

@@ -78,6 +78,9 @@ class ServerProgram:
         summary: one line for the help.
         default_port: port where none is given.
         build: makes the server, not started.
+        check: sees whether a server would start that is built of these options, without listening: raises ConfigError
+            where it would not. Asked at the start, by ``flowctl config check``, and before a running server takes other
+            contents of its file, which the next start will read. None: options that can be made are good.
         extra: name of each setting that only this program has, and what it does.
         has_streams: whether `build` is given a `flowctl.live.LiveConfig`; if not, it is given plain `ServeOptions`, and
             settings of streams are refused.
@@ -87,5 +90,6 @@ class ServerProgram:
     summary: str
     default_port: int
     build: Callable[[ServeOptions], Server]
+    check: Callable[[ServeOptions], None] | None = None
     extra: Mapping[str, str] = field(default_factory=dict)
     has_streams: bool = True

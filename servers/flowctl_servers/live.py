@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from flowctl.live import LiveServer, build_live_server
+from flowctl.live import LiveConfig, LiveServer, build_live_server
+from flowctl.server.certificate import Certificate
 from flowctl.server.program import ServeOptions, ServerProgram
 
 
@@ -47,9 +48,27 @@ def build(options: ServeOptions) -> LiveServer:
     return server
 
 
+def check(options: ServeOptions) -> None:
+    """See whether a server of these options would start: its certificate, and whom it lets operate it."""
+    if not isinstance(options, LiveConfig):
+        return
+    options.check_start()
+    if options.tls_certificate is not None and options.tls_key is not None:
+        Certificate(options.tls_certificate, options.tls_key)
+    if options.control_addresses:
+        from flowctl.control.listener import keys_of  # noqa: PLC0415 - brings ZeroMQ with it
+
+        keys_of(options)
+    if options.admin != "off":
+        from flowctl.admin.listener import tokens_of  # noqa: PLC0415 - of an extra of its own
+
+        tokens_of(options)
+
+
 SERVER = ServerProgram(
     name="live",
     summary="Live RTMP server: publish and play; slow viewers get what their line carries, stalled ones are cut.",
     default_port=1935,
     build=build,
+    check=check,
 )

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from flowctl.cli.app import app
 from flowctl.errors import ConfigError
+from flowctl.live.settings.sources import read_settings
+from flowctl_servers.live import SERVER
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def test_check_when_the_file_is_valid_says_so(run):
     """The settings and levels are counted."""
     result = run("check", "one.toml", "--json", one='stuck = 5\n[role.viewer]\npolicy = "audio-first"\n')
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"valid": True, "settings": 1, "levels": 1})
-    assert "one.toml is valid: 1 settings of the server, 1 levels" in run("check", "one.toml").stdout
+    assert "one.toml is valid: 1 setting of the server, 1 level" in run("check", "one.toml").stdout
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,29 @@ def test_check_when_a_file_is_wrong_names_it(run, one, said):
     assert answer["error"].startswith(said)
     plain = run("check", "one.toml")
     assert isinstance(plain.exception, ConfigError)  # written as error and hint by `flowctl.cli.errors`
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('publish_auth = "key"', "asks for key, but there is no keys_file"),
+        ('admin = "0.0.0.0:8936"', "there is no token"),
+        ('control = "tcp://127.0.0.1:5000"', "control_keys is missing"),
+        ('rtmps = "127.0.0.1:8443"', "TLS needs a certificate"),
+        ('http = "127.0.0.1:1935"', "http and rtmp both listen on 127.0.0.1:1935"),
+        ('origin = "127.0.0.1:1936"\nworkers = 2', "cannot be an origin"),
+    ],
+)
+def test_file_when_a_server_would_not_start_with_it_is_refused_by_check_and_by_reload(run, text, said, tmp_path):
+    """What the next start would refuse is not called valid by a server that runs: it keeps what is in force."""
+    path = tmp_path / "one.toml"
+    path.write_text('stuck = "9s"\ncontrol = "off"\n', "utf-8")
+    source = read_settings(SERVER, file=path).source
+    with pytest.raises(ConfigError, match=said):
+        source.read(f"{text}\n")
+    result = run("check", "one.toml", one=f"{text}\n")
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
 
 
 def test_show_when_asked_for_a_stream_has_value_and_source_of_each(run, monkeypatch):

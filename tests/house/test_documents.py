@@ -8,6 +8,7 @@ checked: targets of make must exist, options and arguments of flowctl must parse
 from __future__ import annotations
 import __future__
 
+import ast
 import re
 import shlex
 import signal
@@ -192,3 +193,43 @@ def headings(path: Path) -> set[str]:
     """Return the anchors that headings of a Markdown file get."""
     titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def hints() -> list[str]:
+    """Return the texts of the source that tell a user what to do: those given as a hint, and those called so."""
+    found = []
+    for path in sorted([*(ROOT / "flowctl").rglob("*.py"), *(ROOT / "servers").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            value = None
+            if isinstance(node, ast.keyword) and node.arg == "hint":
+                value = node.value
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                value = node.value if isinstance(target, ast.Name) and "hint" in target.id.lower() else None
+            texts = (item.value for item in ast.walk(value) if isinstance(item, ast.Constant)) if value else ()
+            found += [text for text in texts if isinstance(text, str) and "flowctl " in text]
+    return found
+
+
+def test_commands_when_in_a_hint_are_there():
+    """What an error tells a user to type exists: the command, and the options behind it."""
+    import typer
+
+    from flowctl.cli import app
+    from flowctl.live.settings.model import LiveSettings
+
+    top = typer.main.get_command(app)
+    settings = {f"--{name.replace('_', '-')}" for name in LiveSettings.model_fields}  # options of serve
+    seen = 0
+    for hint in hints():
+        for said in re.findall(r"\bflowctl ((?:(?!\bflowctl )[^;,:`])*)", hint):
+            command, words = top, said.split()
+            while words and words[0] in getattr(command, "commands", {}):
+                command = command.commands[words.pop(0)]
+            if command is top:
+                continue  # a sentence about flowctl
+            seen += 1
+            known = settings | {name for item in command.params for name in (*item.opts, *item.secondary_opts)}
+            wrong = [word for word in words if word.startswith("--") and word not in known]
+            assert not wrong, f"{hint!r}: {wrong}"
+    assert seen > 20

@@ -125,6 +125,9 @@ def read_settings(
     pairs = tuple(pairs)
     given = gather(program, options=options, pairs=pairs, environment=environment, file=file, text=text)
     found = settings_of_all(program, given)
+    check_proofs(given)
+    if program.check is not None:
+        program.check(found)
     if file is None or text is None or not isinstance(found, LiveConfig):
         return found
     ours = {key: value for key, value in (environment or {}).items() if key.startswith(ENVIRONMENT)}
@@ -342,7 +345,7 @@ def _of_file(file: Path | None, text: str | None) -> Settings:
         source = f"{toml.place(*path)}: {dotted(path)}"
         level, name = _level_of(path, source)
         if name:
-            found.setdefault(level, {})[name] = Given(value, source)
+            found.setdefault(level, {})[name] = Given(_beside(file, name, value), source)
         elif isinstance(value, dict):
             for key, inner in value.items():
                 note((*path, key), inner)
@@ -353,8 +356,17 @@ def _of_file(file: Path | None, text: str | None) -> Settings:
         if key in _KINDS:
             note((key,), value)
         else:
-            found.setdefault(SERVER, {})[key] = Given(value, f"{toml.place(key)}: {key}")
+            found.setdefault(SERVER, {})[key] = Given(_beside(file, key, value), f"{toml.place(key)}: {key}")
     return found
+
+
+def _beside(file: Path, name: str, value: object) -> object:
+    """Return the value of a setting of a file; a path there is relative to the file's folder, wherever one stands."""
+    word = kind_of(name).word if name in LiveSettings.model_fields else ""
+    if not word.endswith("path") or not isinstance(value, str):
+        return value
+    algorithm, colon, path = value.partition(":") if ":" in word else ("", "", value)
+    return f"{algorithm}{colon}{file.parent / path}" if path else value
 
 
 _LEVELS_HINT: Final = (
@@ -492,7 +504,9 @@ def hint_for_former(name: str) -> str | None:
 def _hint(name: str, program: ServerProgram) -> str:
     if name in _ROLES:
         return f"a role is [role.{name}]"
-    near = difflib.get_close_matches(name, [item.name for item in settings_of(program)], 1)
+    if name.startswith("log"):
+        return "the log goes to standard error, as lines of JSON with --log-json: a shell or systemd keeps it"
+    near = difflib.get_close_matches(name, [item.name for item in settings_of(program)], 1, 0.7)
     listed = f"flowctl serve {program.name} --list-settings lists what there is"
     return f"did you mean {near[0]}? {listed}" if near else listed
 

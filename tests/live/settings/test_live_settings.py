@@ -32,6 +32,13 @@ LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServe
 OTHER = dataclasses.replace(LIVE, name="other", has_streams=False, default_port=7000, extra={"colour": "of the lines"})
 KEY = b"0123456789abcdef"
 RECORDS = {"events": "/records"}
+BESIDE = {
+    "events_": RECORDS,
+    "flights": RECORDS,
+    "publish_auth": {"keys_file": "keys", "token_secret_file": "key", "jwt_key": "HS256:long"},
+    "play_auth": {"keys_file": "keys", "token_secret_file": "key", "jwt_key": "HS256:long"},
+}
+"""Settings that others, by the begin of their name, do not go without."""
 
 EXAMPLES = {
     "host": ("0.0.0.0", "host", "0.0.0.0"),
@@ -174,10 +181,11 @@ def test_setting_when_given_is_seen_in_its_place(name, tmp_path, monkeypatch):
         Path(file).write_bytes(data)
         Path(file).chmod(0o600)
     text, path, expected = EXAMPLES[name]
-    given = {name: text} | (RECORDS if name.startswith(("events_", "flights")) else {})
-    usual = read(options=RECORDS if len(given) > 1 else {})
+    beside = next((also for start, also in BESIDE.items() if name.startswith(start)), {})
+    given = {name: text} | beside
+    usual = read(options=beside)
     for config in (
-        read(tmp_path=tmp_path, file="".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())),
+        read(tmp_path=Path(), file="".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())),
         read(environment={f"FLOWCTL_{key.upper()}": value for key, value in given.items()}),
         read(options=given),
         read(pairs=[f"{key}={value}" for key, value in given.items()]),
@@ -325,6 +333,32 @@ def test_setting_when_unknown_is_refused_with_the_nearest(tmp_path):
     assert refused(environment={"FLOWCTL_X": "1"}) == ("FLOWCTL_X: server 'live' has no setting 'x'", listed)
     message, _ = refused(tmp_path=tmp_path, file="stuck = 3\n[streams]\n")
     assert message == f"{tmp_path}/flowctl.toml, line 2: streams: server 'live' has no setting 'streams'"
+
+
+@pytest.mark.parametrize("name", ["log_file", "log", "logging"])
+def test_setting_when_it_is_about_the_log_is_told_where_the_log_goes(name, tmp_path):
+    """There is no such setting, and none that sounds like it is offered."""
+    path = tmp_path / "flowctl.toml"
+    path.write_text(f'{name} = "server.log"\n', "utf-8")
+    with pytest.raises(ConfigError, match="has no setting") as caught:
+        read_settings(LIVE, file=path)
+    assert "standard error" in caught.value.hint
+
+
+def test_paths_when_in_a_file_are_relative_to_its_folder(tmp_path, monkeypatch):
+    """Wherever the server is started, the folder of the file counts; absolute paths stay, as do those of options."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    path = folder / "flowctl.toml"
+    text = 'bans = "bans.jsonl"\ntls_key = "/abs/key.pem"\nevents = "records"\n[application.a]\nkeys_file = "keys"\n'
+    path.write_text(text, "utf-8")
+    (folder / "keys").write_text(f"sha256:{bytes(16).hex()}:{bytes(32).hex()} play live/*", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = read_settings(LIVE, file=path, options={"ban_store": "bans.sqlite"})
+    assert (found.bans_file, found.tls_key) == (folder / "bans.jsonl", Path("/abs/key.pem"))
+    assert (found.events.folder, found.ban_store) == (str(folder / "records"), Path("bans.sqlite"))
+    [level] = found.levels
+    assert str(folder / "keys") in [getattr(value, "path", None) for value in level.values.values()]
 
 
 def test_environment_when_it_has_variables_of_other_parts_leaves_them():
