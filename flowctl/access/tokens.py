@@ -18,6 +18,7 @@ from typing import Final
 
 from flowctl.access.request import Kind
 from flowctl.errors import ConfigError
+from flowctl.text.private import check_private
 
 _VERSION: Final = "flowctl-token-1"
 LEAST_SECRET_BYTES: Final = 16
@@ -126,10 +127,7 @@ def read_private(path: Path, what: str) -> bytes:
         ConfigError: it cannot be read, or others may use it.
     """
     try:
-        mode = path.stat().st_mode & 0o777
-        data = path.read_bytes()
+        check_private(path)
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the file of {what} {path}: {error.strerror}", hint=_HINT) from error
-    if mode & 0o077:
-        raise ConfigError(f"{path} has mode {mode:04o}: others than its owner may use it", hint=f"chmod 600 {path}")
-    return data

@@ -7,6 +7,7 @@ it is that user, or root. So a folder or a socket that another user could have p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -25,6 +26,9 @@ _MOST_PATH_BYTES: Final = 107
 """Of the path of a unix socket (unix(7))."""
 _LOOK_S: Final = 2.0
 """How long a socket is asked whether a server listens: the answer is the kernel's."""
+SERVICE_FOLDER: Final = Path("/run/flowctl/flowctl")
+"""Where the service of packaging/systemd has its socket. Its folder is systemd's to make, so root may trust it; the
+folders of other users are theirs, and what listens there could be anything."""
 _ELSEWHERE: Final = "set XDG_RUNTIME_DIR to a folder of your own, or name a socket with --control ipc:///path"
 
 
@@ -123,11 +127,14 @@ def answers(path: Path) -> bool:
 
 
 def servers_here() -> list[Path]:
-    """Return the sockets of this user's servers that answer, by name."""
-    try:
-        found = sorted(runtime_folder().glob(f"*{SUFFIX}"))
-    except OSError:
-        return []
+    """Return the sockets of this user's servers that answer, by name; root finds that of the service too."""
+    folders = [runtime_folder()]
+    if os.geteuid() == 0 and SERVICE_FOLDER not in folders:
+        folders.append(SERVICE_FOLDER)
+    found = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found += sorted(folder.glob(f"*{SUFFIX}"))
     return [path for path in found if _answers_us(path)]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-import stat
 from pathlib import Path
 from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.loop.tls import TlsSocket, with_tls
+from flowctl.text.private import check_private
 
 _State = tuple[tuple[int, int, int], ...]
 
@@ -76,7 +76,11 @@ class Certificate:
         return tuple(found)
 
     def _load(self) -> ssl.SSLContext:
-        check_private(self.key, "tls_key")
+        try:
+            check_private(self.key, "tls_key")
+        except OSError as error:
+            why = f"cannot read {self.key}: {error.strerror}"
+            raise ConfigError(f"tls_key: {why}", hint="name a file in PEM") from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # Peers that renegotiate would make us work at will; TLS 1.3 has no such thing.
@@ -124,19 +128,3 @@ class _PassPhraseError(Exception):
 
 def _no_pass_phrase() -> str:
     raise _PassPhraseError
-
-
-def check_private(path: Path, what: str) -> None:
-    """See that nobody but its owner may use a file of secrets.
-
-    Raises:
-        ConfigError: its group or others may, or it cannot be looked at.
-    """
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError as error:
-        raise ConfigError(f"{what}: cannot read {path}: {error.strerror}", hint="name a file in PEM") from error
-    if mode & 0o077:
-        raise ConfigError(
-            f"{what}: {path} has mode {mode:04o}: others than its owner may use it", hint=f"chmod 600 {path}"
-        )

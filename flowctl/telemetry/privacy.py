@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
-import stat
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +27,7 @@ from flowctl.addresses import embedded_ipv4, meanings
 from flowctl.errors import ConfigError
 from flowctl.printable import carries_secret, without_secret
 from flowctl.telemetry.options import Addresses, Streams
+from flowctl.text.private import check_private
 
 _MARK: Final = "h:"
 """Begins every hash, so that nobody takes one for a name, and a stored hash is told from an address."""
@@ -42,21 +42,6 @@ _KEPT_BITS: Final = {4: 24, 6: 48}
 """What is left of a truncated address, by version: the networks that sites are given, of some hundred machines."""
 _KEY_BYTES: Final = 32
 _MOST_KEY_BYTES: Final = 4096
-
-
-def check_private(path: Path) -> None:
-    """See that nobody but its owner may read or change a file of secrets.
-
-    Raises:
-        ConfigError: its group or others may, or it is a folder.
-        OSError: it cannot be looked at.
-    """
-    found = path.stat().st_mode
-    if stat.S_ISDIR(found):  # with mode 600 nobody would reach what is in it
-        raise ConfigError(f"{path} is a folder, it must be a file", hint="name a file in it")
-    mode = stat.S_IMODE(found)
-    if mode & 0o077:
-        raise ConfigError(f"{path} has mode {mode:04o}: others than its owner may use it", hint=f"chmod 600 {path}")
 
 
 def read_key(path: Path) -> bytes:

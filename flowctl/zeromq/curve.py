@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -20,6 +19,7 @@ import zmq
 
 from flowctl.errors import ConfigError
 from flowctl.printable import short
+from flowctl.text.private import check_private
 from flowctl.zeromq.keytext import KEY_BYTES, KeyEncoding, decode_key, encode_key
 
 _MOST_FILE_BYTES: Final = 4096
@@ -86,19 +86,14 @@ class KeyPair:
             ConfigError: there is no such file, or one with no keys; or others than its owner can read it.
         """
         try:
+            check_private(path)
             with path.open("rb") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 text = file.read(_MOST_FILE_BYTES + 1)
         except OSError as error:
             raise ConfigError(
                 f"cannot read the keys in {short(str(path))}: {error.strerror}",
                 hint="make some with `flowctl rpc keygen FILE`, or name the file where they are",
             ) from error
-        if mode & 0o077:
-            raise ConfigError(
-                f"others than its owner can use {short(str(path))} (mode {mode:04o}), which has a secret key in it",
-                hint=f"chmod 600 {path}",
-            )
         keys = _keys_in(text.decode("utf-8", "replace")) if len(text) <= _MOST_FILE_BYTES else None
         if keys is None:
             raise ConfigError(

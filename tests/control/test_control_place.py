@@ -110,6 +110,18 @@ def test_server_when_looked_for_is_the_one_that_is_meant(runtime):
     assert place.find_server("/run/x.sock") == "ipc:///run/x.sock"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="it is about root")
+def test_find_server_when_root_asks_finds_that_of_the_service(runtime, monkeypatch, tmp_path):
+    """The service runs as another user, in a folder that systemd made: root needs no option to reach it."""
+    monkeypatch.setattr(place, "SERVICE_FOLDER", tmp_path)
+    path = tmp_path / "live-0.0.0.0-1935.sock"
+    with listening(path):
+        assert place.find_server(None) == f"ipc://{path}"
+        monkeypatch.setattr(place.os, "geteuid", lambda: 4711)
+        with pytest.raises(place.NotFoundError):
+            place.find_server(None)
+
+
 # -- who may speak from elsewhere
 
 

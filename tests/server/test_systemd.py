@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from source_kit import ROOT
 
+from flowctl.control.place import SERVICE_FOLDER
 from flowctl.errors import ConfigError
 from flowctl.server.systemd import Notifier, Pulse, handed_sockets
 
@@ -168,10 +169,13 @@ def test_units_when_verified_by_systemd_are_right(tmp_path):
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not here")
-    for unit in UNITS.iterdir():
+    drop_ins = tmp_path / "flowctl.service.d"
+    drop_ins.mkdir()
+    shutil.copy(UNITS / "secrets.conf", drop_ins)
+    for unit in UNITS.glob("flowctl.*"):
         program = str(Path(sys.executable).with_name("flowctl"))
         (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/flowctl/bin/flowctl", program))
-    units = sorted(map(str, tmp_path.iterdir()))
+    units = sorted(map(str, tmp_path.glob("flowctl.[!.]*[!d]")))
     found = subprocess.run(
         [analyze, "verify", "--man=no", *units], capture_output=True, text=True, timeout=WAIT_S, check=False
     )
@@ -183,6 +187,8 @@ def test_unit_when_read_notifies_reloads_and_is_no_root():
     lines = (UNITS / "flowctl.service").read_text().splitlines()
     wanted = {"Type=notify", "ExecReload=/bin/kill -HUP $MAINPID", "WatchdogSec=30", "DynamicUser=yes"}
     assert wanted <= set(lines)
+    runtime = {line.partition("=")[2] for line in lines if "RUNTIME_DIR=" in line}
+    assert runtime == {f"XDG_RUNTIME_DIR={SERVICE_FOLDER.parent}"}  # where root's commands look for its server
 
 
 def instructions():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.telemetry.privacy import check_private
+from flowctl.text.private import check_private
 
 _USERS: Final = "one user:password per line; chmod 600"
 
