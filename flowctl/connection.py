@@ -182,6 +182,11 @@ class Session:
         """
         return True
 
+    @property
+    def gives_back(self) -> float:
+        """How much of what its connection took of its address's rate of new ones it gives back at its end."""
+        return 0.0
+
     def send_state_changed(self, state: SendState, change: StateChange) -> None:
         """Note an edge of the Sender's state. Under the Sender's lock: see `flowctl.Frontend`."""
 
@@ -445,6 +450,11 @@ class Connection:
         if self.group is None:
             self.terminate(CloseReason.SHUTDOWN, details)
             self._finish()
+
+    @property
+    def secure(self) -> bool:
+        """Whether it speaks TLS."""
+        return self._secure is not None
 
     @property
     def ended(self) -> tuple[CloseReason, str] | None:

@@ -73,6 +73,10 @@ class Why(enum.Enum):
         return self in {Why.UNAUTHORIZED, Why.FORBIDDEN}
 
 
+EXPIRED: Final = "The token has expired."
+"""What is said of a proof that was good once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """The answer to a request that is not allowed.
@@ -80,6 +84,7 @@ class Refusal:
     Args:
         text: what the client is told; without a secret.
         why: as which status.
+        guess: whether the client may have guessed; not where its proof was good once, or its network may not.
 
     Raises:
         ConfigError: a value has another type.
@@ -87,6 +92,7 @@ class Refusal:
 
     text: str
     why: Why = Why.FORBIDDEN
+    guess: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)  # hooks make them, and what is wrong is theirs to hear of

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from flowctl.access.keys import KeyFile
-from flowctl.access.request import Kind, LiveRequest, Refusal, Why
+from flowctl.access.request import EXPIRED, Kind, LiveRequest, Refusal, Why
 from flowctl.access.tokens import SecretFile
 from flowctl.access.webtokens import WebTokenKey
 from flowctl.addresses import Network
@@ -27,7 +27,7 @@ KEY_PARAMETERS: Final = ("key", "secret")
 _MOST_LEEWAY_S: Final = 3600.0
 _MOST_HOOK_S: Final = 60.0
 _MOST_HOOKS: Final = 8
-_NOT_FROM_THERE: Final = Refusal("This is not allowed from your address.")
+_NOT_FROM_THERE: Final = Refusal("This is not allowed from your address.", guess=False)
 _UNCHECKED: Final = Refusal("The server cannot check this proof.", Why.UNAVAILABLE)
 
 
@@ -199,7 +199,7 @@ class Access:
             unchecked |= fault is _NOTHING_TO_CHECK
             if not said or _tries(proof, request):
                 said = fault
-        return _UNCHECKED if unchecked and len(proofs) == 1 else Refusal(said, Why.UNAUTHORIZED)
+        return _UNCHECKED if unchecked and len(proofs) == 1 else Refusal(said, Why.UNAUTHORIZED, guess=said != EXPIRED)
 
     def _fault(self, proof: Proof, request: LiveRequest, now_s: float) -> str | None:
         query, kind, stream = request.query, request.kind, request.stream

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flowctl.access.request import Kind
+from flowctl.access.request import EXPIRED, Kind
 from flowctl.errors import ConfigError
 from flowctl.text.private import check_private
 
@@ -86,7 +86,7 @@ class SecretFile:
         if not good or str(int(expires)) != expires:
             return "The token is not one for this."
         if now_s > int(expires) + leeway_s:
-            return "The token has expired."
+            return EXPIRED
         if bound and not _within(address, bound):
             return "The token is one for another address."
         return None

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.access.request import Kind
+from flowctl.access.request import EXPIRED, Kind
 from flowctl.access.tokens import read_private
 from flowctl.errors import ConfigError
 from flowctl.printable import short
@@ -51,7 +51,7 @@ class WebTokenKey:
         try:
             claims = self._claims(token, leeway_s)
         except jwt.ExpiredSignatureError:
-            return "The token has expired."
+            return EXPIRED
         except Exception:  # noqa: BLE001 - whatever a stranger's text does to the library, the answer is no
             return "The token is not one for this."
         if kind not in _texts(claims.get("actions")):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from flowctl.connection import Session
 from flowctl.httpd.exchange import Handler, Routes
 from flowctl.httpd.limits import HttpLimits
-from flowctl.httpd.session import FlvRoute, session_factory
+from flowctl.httpd.session import CONNECTION_COST, FlvRoute, session_factory
 from flowctl.live.server import LiveServer
 
 NAME: Final = "http"
@@ -35,7 +36,8 @@ def listen_http(
     Raises:
         ConfigError: the address cannot be used.
     """
-    return server.listen(host, port, session_factory=_factory(server, handlers, limits), name=NAME)
+    factory = _factory(server, handlers, limits)
+    return server.listen(host, port, session_factory=factory, name=NAME, cost=CONNECTION_COST)
 
 
 def serve_http(server: LiveServer, handlers: Mapping[str, Handler] | None = None) -> list[tuple[str, int]]:
@@ -53,8 +55,8 @@ def serve_http(server: LiveServer, handlers: Mapping[str, Handler] | None = None
     """
     factory = _factory(server, handlers, None)
     where = dict(server.config.listening)
-    plain = server.listen_all(NAME, where[NAME], session_factory=factory)
-    return plain + server.listen_all(SECURE, where[SECURE], session_factory=factory, tls=server.certificate)
+    listen = partial(server.listen_all, session_factory=factory, cost=CONNECTION_COST)
+    return listen(NAME, where[NAME]) + listen(SECURE, where[SECURE], tls=server.certificate)
 
 
 def _factory(

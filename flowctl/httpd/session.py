@@ -50,6 +50,9 @@ _FRAMES_PIECE_BYTES: Final = 512
 """Octets of a WebSocket player parsed at a time: some 85 of the smallest frames, 2 ms of work."""
 _PIPELINED: Final = 16
 """Answers that may wait for a client before the next of its requests is looked at."""
+CONNECTION_COST: Final = 0.125
+"""Of its address's rate of new ones, what a connection takes: browsers and proxies open one for a request or two."""
+_TLS: Final = b"\x16"
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _VERSIONS: Final = frozenset({b"1.0", b"1.1"})
 _ALLOW: Final = "GET, HEAD, OPTIONS"
@@ -121,6 +124,7 @@ class HttpSession(ViewerSession):
         self._asked: _Asked | None = None
         self._flv: FlvPlay | None = None  # the answer is a stream
         self._gave = False  # it was given something of a stream
+        self.harmless = True  # what is no HTTP apart: a page can have a browser ask for anything
         self._over = False  # nothing that comes is looked at any more
         self._advancing = False
         self._half_closed = False  # the client has ended its side; h11 has requests that came before
@@ -138,9 +142,9 @@ class HttpSession(ViewerSession):
         return (CHUNKS if self._flv.websocket is None else FRAMES).name
 
     @property
-    def fruitful(self) -> bool:
-        """Whether it was given something of a stream: HLS is played by asking for files. Any thread."""
-        return self._gave
+    def gives_back(self) -> float:
+        """What its connection took of its address's rate, where it was given something of a stream. Any thread."""
+        return CONNECTION_COST if self._gave else 0.0
 
     def behaves(self) -> bool:
         """Return whether it plays, or was given something of a stream."""
@@ -290,6 +294,8 @@ class HttpSession(ViewerSession):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if whole_line else HTTPStatus.REQUEST_URI_TOO_LONG
             self._over_limit(status, "header_bytes", self._limits.header_bytes + 1)
             return
+        if not self._requests and self._http is not None:  # TLS is what a browser sends for https://
+            self.harmless = self._http.trailing_data[0].startswith(_TLS)
         self._refuse_all(error.error_status_hint, str(error), CloseReason.PROTOCOL_ERROR)
 
     def _over_limit(self, status: int, limit: str, value: float) -> None:
@@ -491,9 +497,9 @@ class HttpSession(ViewerSession):
             self._tell_observers(live)
             _log.info("play refused", **self._fields(live.stream), reason=refusal.text)
         wanted = "Bearer" if self._hub.config.rtmp.credentials is None else 'Basic realm="live", charset="UTF-8"'
-        if refusal.why.denies:
+        if live is not None and refusal.why.denies:
             for observer in self._hub.observers:
-                observer.denied(self.connection, "play", self.connection.now())
+                observer.denied(self.connection, live, self.connection.now(), guess=refusal.guess)
         challenge = [("WWW-Authenticate", wanted)] if refusal.why.value == HTTPStatus.UNAUTHORIZED else []
         exchange.respond(refusal.why.value, printable(refusal.text), challenge)
 

@@ -5,12 +5,16 @@ the /64 of IPv6) has a bucket per kind, and so has each network (/24, /48), eigh
 over many addresses. What an address does while it serves a penalty does not count for its network: that has been
 dealt with.
 
+One rule says what is put into them: *a connection is judged by what it does, and an address by what its connections do
+beyond what well-behaved ones of their kind do* (`USUAL`, and who tells of an offence). So a crowd behind one address,
+however many it are, sums up to nothing; and what a page can have its visitors' browsers do is never put in.
+
 The first bucket that overflows leads to a *limit* (few new connections at a time), the next to a *ban*, and each
 further one to one of twice the length. Repeats decay: half of each is forgotten in `HALF_LIFE_S`. Three rules stand
 above that:
 
-- What third parties can cause leads to a limit at most (`MILD`): a page can have its visitors' browsers
-  open connections.
+- Connections that came to nothing, and all that comes over HTTP, lead to a limit that ends with its cause (`MILD`,
+  `MILD_S`): it grows not, and makes nothing else a repeat.
 - Where others behave, nobody is banned: the address or network is limited, for as long as the ban would have been.
 - Memory is bounded: of the addresses seen longest ago the least guilty is forgotten.
 
@@ -25,6 +29,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from flowctl.addresses import meanings
@@ -36,6 +41,8 @@ FIRST_S: Final = 600.0
 """Length of the first penalty, and of the first ban."""
 MOST_S: Final = 86_400.0
 """Longest one."""
+MILD_S: Final = 60.0
+"""Length of that of a mild offence, however often."""
 HALF_LIFE_S: Final = 6 * 3600.0
 """Time in which half of a repeat is forgotten: who did it once in the morning begins anew in the evening."""
 NETWORK_TIMES: Final = 8
@@ -53,10 +60,11 @@ _FORGIVEN: Final = 0.05
 class Offence(enum.Enum):
     """What is counted.
 
-    CONNECTIONS: those that end without having played or published, those refused because they come too fast, and
-    requests over HTTP that are not allowed.
-    REFUSED: tries to log in, to connect, to publish or to play that are not allowed. COMMANDS and CONTROL: messages of
-    the protocol. LIMITS: points of limits that were broken (`flowctl.server.guilt`).
+    CONNECTIONS: those that end without having been let in, those of the same address that come too fast, and guesses
+    over HTTP.
+    REFUSED: guesses: logins, and tries to connect, to publish or to play, each thing that is tried once. COMMANDS and
+    CONTROL: messages of the protocol beyond `USUAL`. LIMITS: points of limits that were broken
+    (`flowctl.server.guilt`).
     """
 
     CONNECTIONS = "connections"
@@ -67,7 +75,7 @@ class Offence(enum.Enum):
 
 
 MILD: Final = frozenset({Offence.CONNECTIONS})
-"""Offences that third parties can have somebody commit: they lead to a limit, however often."""
+"""Offences that cost little and may be somebody else's: they lead to a limit of `MILD_S`, however often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,13 @@ class Allowance:
         return max(0.0, level - passed_s * self.count / self.period_s)
 
 
+USUAL: Final[Mapping[Offence, Allowance]] = MappingProxyType(
+    {Offence.COMMANDS: Allowance(20, 40), Offence.CONTROL: Allowance(30, 3)}
+)
+"""What a well-behaved connection does, which counts for nobody: six commands to publish, three to play, then somebody
+who pauses; librtmp acknowledges each 250 kB, ten times a second at 20 Mbit/s."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PenaltyLimits:
     """The allowances of one address.
@@ -109,9 +124,9 @@ class PenaltyLimits:
 
     Args:
         on: whether there are penalties.
-        connections: fruitless ones.
-        refused: tries that are not allowed.
-        commands: of RTMP, of all connections together.
+        connections: that were not let in.
+        refused: guesses.
+        commands: of RTMP, of all connections together, beyond what is usual of each.
         control: messages, likewise.
         limits: points of limits that were broken.
     """
@@ -176,7 +191,7 @@ def sentence(verdict: Verdict, behaving_count: int) -> Sentence:
         verdict: the verdict.
         behaving_count: connections of the address or network that behave, those that are guilty of it left out.
     """
-    length_s = length_of(verdict.repeats)
+    length_s = MILD_S if verdict.offence in MILD else length_of(verdict.repeats)
     reason = f"{verdict.offence.value}: more than {verdict.allowance}"
     if verdict.repeats > 1:
         reason += f", repeat {verdict.repeats - 1}"
@@ -249,9 +264,13 @@ class _Book:
             return None
         del record.levels[offence]
         evidence, record.evidence = record.evidence, {}
-        record.repeats += 1
-        repeats = round(record.repeats)
-        record.serves_until = now + length_of(repeats)
+        if offence in MILD:
+            repeats, length_s = 1, MILD_S
+        else:
+            record.repeats += 1
+            repeats = round(record.repeats)
+            length_s = length_of(repeats)
+        record.serves_until = max(record.serves_until, now + length_s)
         said = f"{allowance.count:g} in {format_duration(allowance.period_s)}"
         return Verdict(cidr, offence, repeats, evidence, said, self._wide)
 

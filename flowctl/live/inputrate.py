@@ -29,8 +29,8 @@ TINY_BYTES: Final = 12
 """Octets, headers too, of the mean message of a read below which its messages are tiny: AAC's silence has 14 or 16."""
 
 TINY_TIMES: Final = 10
-"""A tiny message counts so often: encoders send 50 a second at most, and a flood of them has megabytes, minutes of work,
-on the way in the kernels of both ends when its sender leaves."""
+"""A tiny message counts so often: encoders send 50 a second at most, and a flood of them has megabytes, minutes of
+work, on the way in the kernels of both ends when its sender leaves."""
 
 
 class InputRate:

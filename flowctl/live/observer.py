@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
 from flowctl.flow.ledger import LedgerEntry
 from flowctl.reasons import CloseReason
@@ -34,8 +35,15 @@ class Observer(Protocol):
     ) -> None:
         """It went over `limit`; None: how far, or what is allowed, is not known."""
 
-    def denied(self, connection: Connection, kind: str, now: float) -> None:
-        """It was not allowed to do what it asked for: ``connect``, ``publish`` or ``play``."""
+    def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
+        """It was not allowed to do what it asked for.
+
+        Args:
+            connection: whose.
+            request: what it asked for.
+            now: time.
+            guess: see `Refusal`.
+        """
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Note what its Sender did."""

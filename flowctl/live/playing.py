@@ -440,9 +440,11 @@ class ViewerSession(Session):
         protocol: that it speaks.
         refusal: why its last request to play or publish was refused, in a word of records. None: none was.
         user_agent: what the peer calls itself; "" when it does not say.
+        harmless: whether a connection that ends so says nothing against its peer: it was let in, could not be decided
+            about, or is what a page can have a browser open.
     """
 
-    __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "refusal", "user_agent")
+    __slots__ = ("_config", "_hub", "_limit_hit", "_played", "_playing", "harmless", "refusal", "user_agent")
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -452,6 +454,7 @@ class ViewerSession(Session):
         self._limit_hit: str | None = None
         self.refusal: str | None = None
         self.user_agent = ""
+        self.harmless = False
 
     @property
     def protocol(self) -> str:
@@ -605,6 +608,8 @@ class ViewerSession(Session):
             # Of all limits this one is the Sender's: the wire session knows nothing of it.
             self._limit_hit = CONTROL_LANE
             self._tell_limit(CONTROL_LANE, None, None)
+        if connection.secure and not connection.receiver.bytes_in:
+            self.harmless = True  # a browser that does not trust the certificate leaves without a word
         self._hub.connection_ended(reason, self._limit_hit)
         playing = self._playing
         if playing is not None:

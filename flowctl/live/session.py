@@ -55,6 +55,9 @@ _LARGEST_PIECE: Final = 4096
 at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 calls per second, 0.3 % of a core."""
 _FEW: Final = 4
 """A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
+_FOREIGN: Final = frozenset({"not-rtmp", "tls-on-plain-port"})
+_BY_BROWSERS: Final = (b"\x16", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
+"""What a browser begins with, TLS or a request, wherever a page sends it."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
 _StreamRequest = rtmp_events.PublishRequested | rtmp_events.PlayRequested
@@ -300,6 +303,8 @@ class LiveSession(ViewerSession):
         except RemoteProtocolError as error:
             if isinstance(error, LimitExceededError):
                 self._ended_by(error)
+            elif error.code in _FOREIGN and bytes(data[:4]).startswith(_BY_BROWSERS):
+                self.harmless = True
             raise
         finally:
             self._send_replies()
@@ -377,7 +382,7 @@ class LiveSession(ViewerSession):
         if found is None:
             self._start(event, now, request)
         elif isinstance(found, Refusal):
-            self._refuse(event, found, "access")
+            self._refuse(event, request, found, "access")
         else:
             self._question = _Asked(found, event, request, now + gate.decide_s)
             # The wire session holds what was read already, but no more than `paused_input_bytes`.
@@ -397,7 +402,7 @@ class LiveSession(ViewerSession):
         else:
             if limit is not None:
                 self._hub.limit_hit(limit)
-            self._refuse(event, refusal, "hook" if isinstance(question, Question) else "name taken")
+            self._refuse(event, asked.request, refusal, "hook" if isinstance(question, Question) else "name taken")
         self._arm()
 
     def _decides(self, event: _Request) -> bool:
@@ -406,14 +411,16 @@ class LiveSession(ViewerSession):
             return self._rtmp.state is ConnectionState.DECIDING
         return self._rtmp.stream_state(event.stream_id) in _DECIDING
 
-    def _refuse(self, event: _Request, refusal: Refusal, by: str) -> None:
+    def _refuse(self, event: _Request, request: LiveRequest, refusal: Refusal, by: str) -> None:
         """Refuse what was asked for, and log it; `by`: who forbids it, for records."""
         self.refusal = refusal_word(refusal.why, by)
         kind, why = _KINDS[type(event)], refusal.why
         _log.info(f"{kind} refused", **self._fields(event.url.path), reason=refusal.text, why=why.name.lower())
         if why.denies:
             for observer in self._hub.observers:
-                observer.denied(self.connection, kind, self.connection.now())
+                observer.denied(self.connection, request, self.connection.now(), guess=refusal.guess)
+        else:
+            self.harmless = True
         self._say_no(event, refusal)
 
     def _say_no(self, event: _Request, refusal: Refusal) -> None:
@@ -442,6 +449,7 @@ class LiveSession(ViewerSession):
     def _start(self, event: _Request, now: float, request: LiveRequest) -> None:
         if isinstance(event, rtmp_events.ConnectRequested):
             self._rtmp.accept_connect()
+            self.harmless = True
             self._application = request.stream.partition("/")[0]
             if self._hub.gate.hears("connect"):
                 self._connected = request

@@ -324,7 +324,7 @@ class _Watch:
     ) -> None:
         """Nothing."""
 
-    def denied(self, connection: Connection, kind: str, now: float) -> None:
+    def denied(self, connection: Connection, request: object, now: float, *, guess: bool) -> None:
         """Nothing."""
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:

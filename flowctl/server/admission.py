@@ -48,7 +48,8 @@ class AdmissionLimits:
     Args:
         connections: connections in all. 0: what the limit of open files allows.
         connections_per_address: connections of one address; for IPv6, of one /64.
-        new_per_address_and_s: rate at which one address may open connections.
+        new_per_address_and_s: rate at which one address may open connections; one of HTTP counts an eighth, and nothing
+            where it was given a stream or a part of one.
         burst_per_address: how many it may open at once before the rate counts.
     """
 
@@ -142,8 +143,13 @@ class Admission:
         with self._lock:
             return dict(self._refused)
 
-    def enter(self, address: str, now: float) -> None:
+    def enter(self, address: str, now: float, cost: float = 1.0) -> None:
         """Count a new connection of `address`.
+
+        Args:
+            address: of the peer.
+            now: time.
+            cost: what it takes of the rates of new ones, above 0 and at most 1.
 
         Raises:
             LimitExceededError: it may not connect; nothing was counted but the refusal.
@@ -157,11 +163,11 @@ class Admission:
             entry = self._entry_locked(key, now)
             entry.attempt(now)
             if elsewhere is None:
-                self._look_locked(entry, ban, now)
+                self._look_locked(entry, ban, now, cost)
             else:  # counted first: of two processes that do this at the same time one sees the other
                 total, of_address = elsewhere.enter(key)
                 try:
-                    self._look_locked(entry, ban, now, total, of_address, elsewhere.processes)
+                    self._look_locked(entry, ban, now, cost, total, of_address, elsewhere.processes)
                 except LimitExceededError:
                     elsewhere.leave(key)
                     raise
@@ -169,7 +175,14 @@ class Admission:
             self._connections += 1
 
     def _look_locked(
-        self, entry: _Address, ban: Ban | None, now: float, total: int = 0, of_address: int = 0, share: int = 1
+        self,
+        entry: _Address,
+        ban: Ban | None,
+        now: float,
+        cost: float,
+        total: int = 0,
+        of_address: int = 0,
+        share: int = 1,
     ) -> None:
         """See that a connection may be admitted.
 
@@ -177,6 +190,7 @@ class Admission:
             entry: of its address.
             ban: what the ban list says of it.
             now: time.
+            cost: see `enter`.
             total: connections in other processes.
             of_address: those of the address.
             share: processes that new connections are spread over: each lets in its part of a rate.
@@ -195,11 +209,11 @@ class Admission:
             self._refuse_locked("connections_per_address", entry.connections + of_address + 1, most)
         if limits.new_per_address_and_s:
             rate, burst = limits.new_per_address_and_s / share, max(limits.burst_per_address, 1)
-            self._take_token_locked(entry, "new_per_address_and_s", rate, burst, now)
+            self._take_token_locked(entry, "new_per_address_and_s", rate, burst, now, cost)
         if ban is not None:  # a bucket of its own beside that of the address
             network = self._entry_locked(f"limited {ban.cidr}", now)
             network.attempt(now)
-            self._take_token_locked(network, LIMITED, LIMITED_NEW_PER_S / share, LIMITED_BURST, now)
+            self._take_token_locked(network, LIMITED, LIMITED_NEW_PER_S / share, LIMITED_BURST, now, cost)
 
     def ban_of(self, address: str) -> Ban | None:
         """Return what the ban list says of `address` now, a ban or a limit. None: nothing."""
@@ -216,21 +230,28 @@ class Admission:
                 if self.elsewhere is not None:
                     self.elsewhere.leave(address_key(address))
 
+    def give_back(self, address: str, cost: float) -> None:
+        """Let a connection that has borne fruit have taken nothing of the rate of its address."""
+        with self._lock:
+            entry = self._addresses.get(address_key(address))
+            if entry is not None:
+                entry.tokens = min(float(max(self.limits.burst_per_address, 1)), entry.tokens + cost)
+
     def refuse(self, limit: str) -> None:
         """Count a connection that was refused before it could enter, by name of the limit."""
         with self._lock:
             self._refused[limit] = self._refused.get(limit, 0) + 1
 
-    def _take_token_locked(self, entry: _Address, limit: str, rate: float, burst: int, now: float) -> None:
+    def _take_token_locked(self, entry: _Address, limit: str, rate: float, burst: int, now: float, cost: float) -> None:
         self._lock.assert_owned()
         entry.tokens = min(float(burst), entry.tokens + (now - entry.filled_at) * rate)
         entry.filled_at = now
-        if entry.tokens < 1:
+        if entry.tokens < cost:
             message = (
                 f"{limit}: {entry.in_second} attempts in this second, the limit is {rate:g} after a burst of {burst}"
             )
             self._refuse_locked(limit, entry.in_second, rate, message)
-        entry.tokens -= 1
+        entry.tokens -= cost
 
     def _refuse_locked(self, limit: str, value: float, most: float, message: str | None = None) -> None:
         self._lock.assert_owned()

@@ -50,6 +50,14 @@ LIMIT_POINTS: Final[Mapping[str, float]] = MappingProxyType(
         "connections": 0.0,
         "connections_per_address": 0.0,
         "new_per_address_and_s": 0.0,
+        # over HTTP: a page can have its visitors' browsers ask for what is too long, too much or too late
+        "target_bytes": 0.0,
+        "header_bytes": 0.0,  # of RTMP, a publisher's that is not kept
+        "header_count": 0.0,
+        "body_bytes": 0.0,
+        "request_time_s": 0.0,
+        "frames_per_second": 0.0,
+        "wait_s": 0.0,
     }
 )
 """Points of one hit, by name of the limit."""

@@ -52,6 +52,7 @@ class Listener:
         session_factory: makes the session of a connection that comes here.
         name: what it is for, in messages.
         tls: of what connects here. None: it is plain.
+        cost: of a connection, see `Admission.enter`.
 
     Attributes:
         address: where it listens.
@@ -65,11 +66,13 @@ class Listener:
         session_factory: Callable[[], Session],
         name: str = "",
         tls: Certificate | None = None,
+        cost: float = 1.0,
     ) -> None:
         self.sock = sock
         self.session_factory: Final = session_factory
         self.name: Final = name
         self.tls: Final = tls
+        self.cost: Final = cost
         self.address: Final[tuple[str, int]] = sock.getsockname()[:2]
         self.registration: Final = Registration()
         self.pauses = 0

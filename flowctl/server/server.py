@@ -193,6 +193,7 @@ class Server:
         name: str = "",
         tls: Certificate | None = None,
         listen_fd: int | None = None,
+        cost: float = 1.0,
     ) -> tuple[str, int]:
         """Listen on one more address, with the same admission, limits and end. Before `start`.
 
@@ -204,6 +205,7 @@ class Server:
             tls: what connects there speaks TLS with this certificate. None: it is plain.
             listen_fd: descriptor of a socket that listens already, which the server closes in the end. None: it makes
                 its own.
+            cost: of a connection there, see `Admission.enter`.
 
         Returns:
             Address and port, the one chosen where it was 0.
@@ -215,7 +217,7 @@ class Server:
         if self._started:
             raise LocalProtocolError("Server.listen() was called after the start", hint="call it before start()")
         sock = listening_socket(host, port, name) if listen_fd is None else socket_of(listen_fd)
-        listener = Listener(sock, self, session_factory or self._factory, name, tls)
+        listener = Listener(sock, self, session_factory or self._factory, name, tls, cost)
         self.listeners.append(listener)
         return listener.address
 
@@ -226,6 +228,7 @@ class Server:
         *,
         session_factory: Callable[[], Session] | None = None,
         tls: Certificate | None = None,
+        cost: float = 1.0,
     ) -> list[tuple[str, int]]:
         """Listen on the sockets that were handed to the server for `name`; if there are none, on `addresses`.
 
@@ -234,6 +237,7 @@ class Server:
             addresses: (host, port) of each.
             session_factory: see `listen`.
             tls: see `listen`.
+            cost: see `listen`.
 
         Returns:
             The addresses; none where there is neither.
@@ -243,7 +247,7 @@ class Server:
             LocalProtocolError: the server was started.
         """
         handed = self._listen_fds.get(name, ())
-        listen = partial(self.listen, session_factory=session_factory, name=name, tls=tls)
+        listen = partial(self.listen, session_factory=session_factory, name=name, tls=tls, cost=cost)
         if handed:
             return [listen("", 0, listen_fd=descriptor) for descriptor in handed]
         return [listen(host, port) for host, port in addresses]
@@ -511,6 +515,8 @@ class Server:
         """Note the end of a connection; on its thread."""
         figures = totals_of(connection.sender.statistics(), connection.receiver.statistics())
         reason = connection.ended[0] if connection.ended is not None else CloseReason.INTERNAL
+        if connection.session.gives_back:
+            self.admission.give_back(connection.peer[0], connection.session.gives_back)
         with self._lock:
             self._connections.pop(connection.number, None)
             self._closed[reason] = self._closed.get(reason, 0) + 1
@@ -576,7 +582,7 @@ class Server:
         """Serve a connection that has come, or refuse it; called by its listener."""
         address = peer[0]
         try:
-            self.admission.enter(address, self.clock())
+            self.admission.enter(address, self.clock(), listener.cost)
         except LimitExceededError as error:
             close_socket(sock, abortive=True)
             self._tell_refusal(group, peer, error)

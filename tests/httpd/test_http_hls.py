@@ -225,7 +225,7 @@ def opened(name):
 
 
 def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
-    """A connection that was given a file has borne fruit; one that was given nothing has not."""
+    """Whether there is such a file or not, who asks in HTTP does no wrong; who says something else does."""
     few = PenaltyLimits(connections=Allowance(1, 1000))
     fast = AdmissionLimits(new_per_address_and_s=10_000.0, burst_per_address=1, connections_per_address=0)
     made = web(handlers=hls_handlers(folder), penalties=few, admission=fast)
@@ -233,7 +233,10 @@ def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
     def fetch(path):
         for _ in range(51):  # so many bursts may come to nothing, and one more
             client = made.client()
-            client.get(path, "Connection: close\r\n")
+            if path:
+                client.get(path, "Connection: close\r\n")
+            else:
+                client.send(b"\x03no HTTP\r\n\r\n")
             client.to_end()
         wait_for(lambda: not made.server.connections())
         made.server.reload.do(lambda: None)
@@ -244,7 +247,20 @@ def test_viewers_of_hls_who_connect_for_each_file_are_not_punished(web, folder):
     assert client.get("/live/room.m3u8")[0] == 200
     assert [item.session.behaves() for item in made.server.connections()] == [True]
     client.close()
-    assert fetch("/live/none.m3u8") == ["127.0.0.1/32"]
+    assert fetch("/live/none.m3u8") == []
+    assert fetch(None) == ["127.0.0.1/32"]
+
+
+def test_proxy_when_it_connects_for_each_file_is_refused_none(web, folder):
+    """A plain proxy of many viewers is one address: what it is given takes nothing of the rate of its address."""
+    few = AdmissionLimits(new_per_address_and_s=0.001, burst_per_address=1)
+    made = web(handlers=hls_handlers(folder), admission=few)
+    for _ in range(40):
+        client = made.client()
+        assert client.get("/live/room-8.ts", "Connection: close\r\n")[0] == 200
+        client.to_end()
+        wait_for(lambda: not made.server.connections())
+    assert made.server.admission.refused == {}
 
 
 def test_hls_when_a_token_expires_goes_on_for_who_was_let_in(web, folder):

@@ -205,6 +205,28 @@ def test_guesser_when_it_guesses_on_one_connection_is_ended_and_limited(web):
     assert limit.evidence == {"play over HTTP": 21.0}
 
 
+def test_page_when_it_has_browsers_ask_for_anything_has_nobody_punished(web):
+    """Too long, too much, not there, not HTTP but TLS, and too many frames: any page can have its visitors do that."""
+    one = Allowance(1, 1000)
+    penalties = PenaltyLimits(connections=one, refused=one, commands=one, control=one, limits=one)
+    fast = AdmissionLimits(burst_per_address=4, new_per_address_and_s=10_000.0, connections_per_address=0)
+    web = web(penalties=penalties, admission=fast)
+    web.publisher().group()
+    long, many = "/" + 9000 * "a", "".join(f"X-{number}: 1\r\n" for number in range(80))
+    for _ in range(40):  # 50 times the burst may come to nothing
+        assert web.get(long)[0] == 414
+        assert web.get("/live/none.txt")[0] == 404
+        assert web.get("/live/room.flv", many)[0] == 431
+        assert web.get("/live/room.flv", "Content-Length: 99999\r\n", method="POST")[0] == 413
+        client = web.client()
+        client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40))
+        client.to_end()
+        web.client().close()
+    wait_for(lambda: sum(web.server.closed_by_reason.values()) == 200)  # after the 404 they may ask again
+    web.server.reload.do(lambda: None)
+    assert web.server.admission.bans.bans == []
+
+
 @pytest.mark.parametrize(
     ("name", "status"),
     [("text", 403), ("unauthorized", 401), ("forbidden", 403), ("not_found", 404), ("unavailable", 503)],

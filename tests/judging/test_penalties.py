@@ -10,6 +10,7 @@ from flowctl.errors import ConfigError
 from flowctl.judging.penalties import (
     FIRST_S,
     HALF_LIFE_S,
+    MILD_S,
     MOST_S,
     NETWORK_TIMES,
     Allowance,
@@ -91,6 +92,17 @@ def test_sentence_when_third_parties_can_cause_it_is_a_limit_however_often():
     """A page can have its visitors open connections: for that alone nobody is kept out."""
     penalties = Penalties(FEW)
     assert not any(sentence(overflow(penalties, ONE, float(n), Offence.CONNECTIONS), 0).ban for n in range(20))
+
+
+def test_sentence_when_the_offence_is_mild_is_short_and_makes_nothing_a_repeat():
+    """It ends with its cause, and what comes later is the first of its kind."""
+    penalties = Penalties(FEW)
+    for n in range(20):
+        found = sentence(overflow(penalties, ONE, float(n), Offence.CONNECTIONS), 0)
+        assert found.length_s == MILD_S
+        assert "repeat" not in found.reason
+    found = sentence(overflow(penalties, ONE, 30.0), 0)
+    assert (found.ban, found.length_s) == (False, FIRST_S)
 
 
 @pytest.mark.parametrize("block", ["203.0.113.{}", "2001:db8:1:{:x}::9"])

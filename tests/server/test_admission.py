@@ -62,6 +62,23 @@ def test_enter_when_too_fast_is_refused_after_the_burst_and_recovers_with_time()
     assert refused(admission, "b", 100.0) is None
 
 
+def test_enter_when_it_costs_less_or_gives_back_leaves_room_for_more():
+    """Connections of HTTP cost an eighth, and nothing once they have borne fruit; no more than a burst is saved up."""
+    admission = Admission(AdmissionLimits(connections_per_address=0, new_per_address_and_s=1.0, burst_per_address=2))
+    for _ in range(16):
+        admission.enter("a", 0.0, 0.125)
+    with pytest.raises(LimitExceededError):
+        admission.enter("a", 0.0, 0.125)
+    for _ in range(100):
+        admission.give_back("a", 0.125)
+        admission.enter("a", 0.0, 0.125)
+    for _ in range(100):
+        admission.give_back("a", 0.125)
+    assert [refused(admission, "a", 0.0) for _ in range(3)][:2] == [None, None]
+    assert refused(admission, "a", 0.0) is not None
+    admission.give_back("never seen", 0.125)
+
+
 def test_enter_when_refused_counts_nothing_but_the_refusal():
     """A refusal takes no place and no token of others."""
     admission = Admission(AdmissionLimits(connections=1, **OPEN))

@@ -5,6 +5,10 @@ as to any observer; commands and control messages, which each session counts any
 rules are `flowctl.judging.penalties`; what comes of them is decided on the thread of
 `flowctl.live.reload.reload.Reload`, several at a time where several offend.
 
+What is no offence of a connection is not counted for its address: what is usual of it, trying the same again, having
+been let in and finding nothing to play, and what a page can have a browser do. Connections that are refused because
+too many come at once are judged as that one of their address of which the end was known last.
+
 Who is punished is who did it: of an address that others share, the connections whose own part was large are ended, and
 those that behave go on.
 """
@@ -12,16 +16,17 @@ those that behave go on.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from flowctl.addresses import Network, meanings
+from flowctl.access.request import LiveRequest
+from flowctl.addresses import Network, address_key, meanings
 from flowctl.connection import Connection
 from flowctl.errors import LimitExceededError
 from flowctl.flow.ledger import LedgerEntry
-from flowctl.judging.penalties import Offence, Penalties, Verdict, networks_of, sentence
+from flowctl.judging.penalties import FIRST_S, USUAL, Offence, Penalties, Verdict, networks_of, sentence
 from flowctl.live.bans.banning import PENALTY
 from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
@@ -38,6 +43,11 @@ _MOST_WAITING: Final = 1024
 """Verdicts that wait to be carried out; an address whose verdict finds no place offends again."""
 _OTHER_POINTS: Final = 1.0
 """Of a limit that is in no table."""
+_MOST_OFFENDERS: Final = 4096
+"""Addresses of which it is known that their last connection offended."""
+_MOST_TRIED: Final = 65_536
+"""Tries that are remembered, of all addresses, some 6 MB; beyond it those of the address are forgotten that began to
+try longest ago: what it tries again counts once more."""
 
 
 class Spared:
@@ -63,14 +73,52 @@ class Spared:
 class _Part:
     """What one connection did: its own levels, so that it is known who of an address is guilty."""
 
-    __slots__ = ("at", "commands", "control", "fruitful", "levels")
+    __slots__ = ("at", "commands", "control", "levels", "usual")
 
     def __init__(self, now: float) -> None:
         self.at = now
         self.commands = 0  # counted so far
         self.control = 0
-        self.fruitful = False  # it has played or published
         self.levels: dict[Offence, float] = {}
+        self.usual: dict[Offence, tuple[float, float]] = {}  # of what counts for nobody: level, and when
+
+    def beyond_usual(self, offence: Offence, amount: float, now: float) -> float:
+        """Return how much of `amount` is more than a well-behaved connection does."""
+        usual = USUAL[offence]
+        level, at = self.usual.get(offence, (0.0, now))
+        level = usual.left(level, now - at) + amount
+        self.usual[offence] = min(level, usual.count), now
+        return max(0.0, level - usual.count)
+
+
+class _Tried:
+    """What each address has tried and was not allowed, each thing once: who tries the same again does not guess."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s: Final = period_s
+        self._tried: OrderedDict[str, tuple[float, set[int]]] = OrderedDict()  # by address: since when, and what
+        self._count = 0
+
+    def is_new(self, address: str, request: LiveRequest, now: float) -> bool:
+        """Return whether the address has not tried that lately."""
+        since, tried = self._tried.get(address, (now, set[int]()))
+        if now - since >= self._period_s:
+            self.forget(address)
+            since, tried = now, set()
+        url = request.url
+        what = hash((request.kind, request.stream, url.raw_query, url.user, url.password, request.bearer))
+        if what in tried:
+            return False
+        tried.add(what)
+        self._tried[address] = since, tried
+        self._count += 1
+        while self._count > _MOST_TRIED:
+            self.forget(next(iter(self._tried)))
+        return True
+
+    def forget(self, address: str) -> None:
+        """Let all that the address tries count again."""
+        self._count -= len(self._tried.pop(address, (0.0, ()))[1])
 
 
 class PenaltyWatch:
@@ -103,6 +151,9 @@ class PenaltyWatch:
         self._polled_at = clock()
         self._lock: Final = OwnedLock()
         self._parts: dict[int, _Part] = {}  # by number of the connection; guarded by _lock
+        refused = penalties.allowances.get(Offence.REFUSED)
+        self._tried: Final = _Tried(FIRST_S if refused is None else refused.period_s)  # guarded by _lock
+        self._offenders: OrderedDict[str, None] = OrderedDict()  # of whom the last end was one; guarded by _lock
         self._verdicts: deque[Verdict] = deque()  # guarded by _lock
 
     # -- what is told
@@ -116,27 +167,29 @@ class PenaltyWatch:
             self._charge(connection, Offence.REFUSED, 1.0, now, "login")
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        """Note that it publishes."""
-        del stream, standby
-        self._bore_fruit(connection, now)
+        """Note that who comes from there is let in."""
+        self._let_in(connection)
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
-        """Note that it plays."""
-        del stream
-        self._bore_fruit(connection, now)
+        """Note that who comes from there is let in."""
+        self._let_in(connection)
 
-    def denied(self, connection: Connection, kind: str, now: float) -> None:
-        """Count a try that is not allowed: over HTTP a page can have its visitors make it, so that it is a mild one."""
-        over_http = not hasattr(connection.session, "asked_count")
-        offence = Offence.CONNECTIONS if over_http else Offence.REFUSED
-        self._charge(connection, offence, 1.0, now, f"{kind} over HTTP" if over_http else kind)
+    def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
+        """Count a guess: over HTTP a page can have its visitors make some, so that it is a mild offence."""
+        with self._lock:
+            if not (guess and self._tried.is_new(address_key(connection.peer[0]), request, now)):
+                return
+        if _over_http(connection):
+            self._charge(connection, Offence.CONNECTIONS, 1.0, now, f"{request.kind} over HTTP")
+        else:
+            self._charge(connection, Offence.REFUSED, 1.0, now, request.kind)
 
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
     ) -> None:
-        """Count a limit that was broken, but for those that others can have it break."""
+        """Count a limit that was broken, but for those that others can have it break, as all of HTTP."""
         del value, maximum
-        points = 0.0 if limit in MILD_LIMITS else LIMIT_POINTS.get(limit, _OTHER_POINTS)
+        points = 0.0 if limit in MILD_LIMITS or _over_http(connection) else LIMIT_POINTS.get(limit, _OTHER_POINTS)
         if points:
             self._charge(connection, Offence.LIMITS, points, now, limit)
 
@@ -149,14 +202,23 @@ class PenaltyWatch:
         now = self._clock()
         self._count(connection, now, last=True)
         with self._lock:
-            part = self._parts.pop(connection.number, None)
-        fruitful = getattr(connection.session, "fruitful", False) or (part is not None and part.fruitful)
-        if not fruitful and reason not in _OURS:
+            self._parts.pop(connection.number, None)
+        if getattr(connection.session, "harmless", False):
+            self._let_in(connection)
+        elif reason not in _OURS:
+            with self._lock:
+                self._offenders[address_key(connection.peer[0])] = None
+                if len(self._offenders) > _MOST_OFFENDERS:
+                    self._offenders.popitem(last=False)
             self._charge(connection, Offence.CONNECTIONS, 1.0, now, "fruitless", keep=False)
 
     def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
-        """Count a connection that was not admitted because too many came; the others were dealt with."""
-        if error.limit == _TOO_FAST:
+        """Count a connection that was not admitted because too many came, of an address whose others offend."""
+        if error.limit != _TOO_FAST:
+            return
+        with self._lock:
+            counts = address_key(peer[0]) in self._offenders
+        if counts:
             self._charge_address(peer[0], Offence.CONNECTIONS, 1.0, self._clock(), "refused")
 
     # -- what is read
@@ -184,16 +246,17 @@ class PenaltyWatch:
             if connection.ended is not None and not last:
                 return
             part = self._part_locked(connection.number, now)
-            commands, control = totals[0] - part.commands, totals[1] - part.control
+            commands = part.beyond_usual(Offence.COMMANDS, max(0, totals[0] - part.commands), now)
+            control = part.beyond_usual(Offence.CONTROL, max(0, totals[1] - part.control), now)
             part.commands, part.control = totals
-        if commands > 0:
+        if commands:
             self._charge(connection, Offence.COMMANDS, commands, now)
-        if control > 0:
+        if control:
             self._charge(connection, Offence.CONTROL, control, now)
 
-    def _bore_fruit(self, connection: Connection, now: float) -> None:
+    def _let_in(self, connection: Connection) -> None:
         with self._lock:
-            self._part_locked(connection.number, now).fruitful = True
+            self._offenders.pop(address_key(connection.peer[0]), None)
 
     def _part_locked(self, number: int, now: float) -> _Part:
         self._lock.assert_owned()
@@ -227,6 +290,8 @@ class PenaltyWatch:
             first = not self._verdicts
             room = _MOST_WAITING - len(self._verdicts)
             self._verdicts.extend(found[:room])
+            if found:
+                self._tried.forget(address_key(address))
         if found and first:
             self._soon(self._carry_out)
 
@@ -263,6 +328,10 @@ _OURS: Final = frozenset(
     {CloseReason.SHUTDOWN, CloseReason.KICKED, CloseReason.BANNED, CloseReason.INTERNAL, CloseReason.MEMORY_BUDGET}
 )
 """Ends that are our doing: a connection that came to nothing for these is not counted."""
+
+
+def _over_http(connection: Connection) -> bool:
+    return not hasattr(connection.session, "asked_count")
 
 
 def _is_of(address: str, verdict: Verdict) -> bool:

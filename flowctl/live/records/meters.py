@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
+from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
 from flowctl.fanout.fanout import Fanout
 from flowctl.flow.ledger import LedgerEntry
@@ -221,7 +222,7 @@ class Meters:
         with self._lock:
             self._limits[limit] += 1
 
-    def denied(self, connection: Connection, kind: str, now: float) -> None:
+    def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
         """Leave it out: the end of the connection is counted."""
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.state import SendState
@@ -102,9 +103,9 @@ class RecentEvents:
         """Note a limit that somebody went over."""
         self._note("limit", connection, limit=limit, value=value, maximum=maximum)
 
-    def denied(self, connection: Connection, kind: str, now: float) -> None:
+    def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
         """Note a try that is not allowed."""
-        self._note("denied", connection, why=f"{kind} is not allowed")
+        self._note("denied", connection, why=f"{request.kind} is not allowed")
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Note a change of state, or an episode of drops."""

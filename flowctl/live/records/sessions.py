@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.live.records.flights import name_flight
@@ -92,7 +93,7 @@ class SessionRecords:
         record = self._record(connection)
         record.limit_hit(now if record.ended_at is None else record.ended_at, limit, value, maximum)
 
-    def denied(self, connection: Connection, kind: str, now: float) -> None:
+    def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
         """Note nothing: the end of the connection says it, and the log."""
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:

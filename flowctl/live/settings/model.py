@@ -210,10 +210,12 @@ class LiveSettings(BaseModel):
     ban_store: File = _at("ban_store", "Keep the bans of commands and penalties in this SQLite file across restarts.")
     penalties: Flag = _at("penalties.on", "Limit, and then ban for a time, addresses that do too much of what costs.")
     penalties_spare: Networks = _at("penalties_spare", "Addresses that are never punished: monitors, edges.")
-    penalty_connections: Allowed = _at("penalties.connections", "Fruitless connections of one address; 0/1s: any.")
-    penalty_refused: Allowed = _at("penalties.refused", "Its tries that were not allowed; 0/1s: any.")
-    penalty_commands: Allowed = _at("penalties.commands", "Its commands; 0/1s: any.")
-    penalty_control: Allowed = _at("penalties.control", "Its control messages; 0/1s: any.")
+    penalty_connections: Allowed = _at(
+        "penalties.connections", "Connections of one address that were not let in; 0/1s: any."
+    )
+    penalty_refused: Allowed = _at("penalties.refused", "Its wrong keys, tokens and passwords; 0/1s: any.")
+    penalty_commands: Allowed = _at("penalties.commands", "Its commands, beyond what is usual; 0/1s: any.")
+    penalty_control: Allowed = _at("penalties.control", "Its control messages, likewise; 0/1s: any.")
     penalty_limits: Allowed = _at("penalties.limits", "Its points for limits that it broke; 0/1s: any.")
     credentials_file: File = _own(
         "File of user:password lines for Adobe authentication; without it there is none.", takes=Takes.NEW

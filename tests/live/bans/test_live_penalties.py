@@ -192,6 +192,25 @@ def test_header_of_a_proxy_when_nobody_trusts_it_punishes_who_sent_it():
         assert {key[1] for key in bans(server)} == {"limit"}
 
 
+def test_browser_when_a_page_sends_it_to_the_port_of_rtmp_is_not_punished():
+    """A page can have its visitors' browsers ask for a picture there, with TLS and without, as often as it likes."""
+    penalties = PenaltyLimits(connections=Allowance(3, 600))
+    with open_live_server(penalties=penalties, admission=FAST) as server:
+        for number in range(60):
+            said = b"\x16\x03\x01\x00\x05" if number % 2 else b"GET /x.png HTTP/1.1\r\nHost: x\r\n\r\n"
+            with (
+                contextlib.suppress(ConnectionError),
+                socket.create_connection(server.address, timeout=20, source_address=(ABUSER, 0)) as sock,
+            ):
+                sock.sendall(said)
+                while sock.recv(65_536):
+                    pass
+        assert server.admission.refused["new_per_address_and_s"] > 3
+        wait_until(lambda: not server.connections(), "the end of all")
+        decided(server)
+        assert bans(server) == {}
+
+
 def test_spared_when_it_does_what_others_are_punished_for_is_not():
     """Monitors and edges that the settings name, and trusted proxies, may do what they do."""
     spared = (ip_network("127.0.9.0/24"),)
