@@ -58,7 +58,9 @@ from flowctl.loop.locks import OwnedLock
 from flowctl.loop.sockets import (
     LineFigures,
     SocketOptions,
+    acknowledge,
     close_socket,
+    drop_socket,
     end_output,
     limit_received,
     limit_unsent,
@@ -700,6 +702,15 @@ class Connection:
         if self._held_end is not None and not self._held_end[2]:
             self._held_end = (min(self._held_end[0], self.clock() + _SLOWED_END_S), self._held_end[1], True)
         self._arm()
+
+    def acknowledge(self) -> None:
+        """Have the kernel acknowledge at once what has come, and not with what is sent next. Owning thread.
+
+        For as long as a peer says things one after the other: one that leaves Nagle's algorithm on, as FFmpeg and
+        librtmp do, keeps back each small write until the one before is acknowledged, and the kernel takes 40 ms for
+        that where no answer is due.
+        """
+        acknowledge(self._sock)
 
     def turn_over(self) -> bool:
         """Return whether the session has had the thread for as long as one turn of input may take; owning thread.

@@ -194,6 +194,8 @@ class LiveSession(ViewerSession):
         How many messages a piece holds shows when it is parsed, so pieces are small, and smaller while messages are.
         """
         most, size, rtmp = MESSAGES_PER_TURN, len(data), self._rtmp
+        if self._playing is None and not self._publishing:
+            self.connection.acknowledge()
         done = count = 0
         if rtmp.backlog:  # what came before goes first
             count = self._take(lambda _, now: rtmp.resume(now))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import os
 import socket
 import struct
 from dataclasses import dataclass
@@ -84,6 +85,13 @@ def limit_received(sock: socket.socket) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOWED_RECEIVE_BYTES)
 
 
+def acknowledge(sock: socket.socket) -> None:
+    """Have the kernel acknowledge at once what has come (TCP_QUICKACK). Harmless for what is no TCP socket."""
+    if hasattr(socket, "TCP_QUICKACK") and sock.family in {socket.AF_INET, socket.AF_INET6}:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
 _SIOCOUTQ: Final = 0x5411
 """Linux's number of the request, the same as TIOCOUTQ."""
 
@@ -150,6 +158,12 @@ def close_socket(sock: socket.socket, *, abortive: bool) -> None:
     else:
         end_output(sock)
     sock.close()
+
+
+def drop_socket(sock: socket.socket) -> None:
+    """Close this process's copy of `sock` and nothing else, even where a loop holds on to it: in a forked child."""
+    with contextlib.suppress(OSError):  # closed already
+        os.close(sock.detach())
 
 
 def end_output(sock: socket.socket) -> bool:

@@ -72,6 +72,21 @@ def test_play_when_stream_is_live_begins_with_metadata_headers_and_key_frame(wor
     ]
 
 
+@pytest.mark.parametrize("role", ["publisher", "player"])
+def test_input_when_nothing_is_played_or_published_yet_is_acknowledged_at_once(world, monkeypatch, role):
+    """A client that keeps back each word until the one before is acknowledged does not wait 40 ms for each of them."""
+    world.publisher("live/other")
+    acknowledged = []
+    monkeypatch.setattr("flowctl.connection.acknowledge", acknowledged.append)
+    peer = getattr(world, role)("live/room")
+    assert len(acknowledged) >= 4  # what follows the handshake, connect, createStream, and play or publish
+    assert set(acknowledged) == {peer.wire}
+    if role == "publisher":
+        acknowledged.clear()
+        peer.headers()
+        assert acknowledged == []
+
+
 def test_play_when_reset_is_not_wanted_sends_no_reset(world):
     """The fourth argument of play decides about NetStream.Play.Reset."""
     world.publisher()
