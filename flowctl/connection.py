@@ -42,6 +42,7 @@ from flowctl.errors import (
     FlowctlError,
     InternalError,
     LimitExceededError,
+    LocalProtocolError,
     ReentryError,
     RemoteProtocolError,
 )
@@ -112,8 +113,8 @@ INPUT_BYTES_PER_VIEWER_S: Final = 28_000
 takes 1.24 % of a core, a viewer 0.027 %; so such a publisher weighs like 45 viewers."""
 _LEAST_MEAN_S: Final = 1.0
 """A rate is a mean over at least this: a handshake is no stream."""
-MAX_CALLS: Final = 1024
-"""Calls that may wait for a connection's thread; more means that its group has not run for a long time."""
+MAX_CALLS: Final = 16 * 1024
+"""Calls that may wait for a connection's thread, a few megabytes: seconds in which a neighbour's handler blocks it."""
 
 
 def number_from(first: int) -> None:
@@ -814,9 +815,9 @@ class Connection:
         return self.clock()
 
     def in_thread(self) -> bool:
-        """Return whether the caller may do what belongs to the owning thread."""
+        """Return whether the caller may do what belongs to the owning thread; between two groups no thread may."""
         group = self.group
-        return group is None or group.in_thread()
+        return group is not None and group.in_thread()
 
     def wrote(self, size_bytes: int) -> None:
         """Count what the kernel has taken."""
@@ -1071,7 +1072,8 @@ class Connection:
 
         Otherwise two threads would work for one session. Nor while its socket lingers, nor where it is pinned.
         """
-        running = self._coroutines is not None and self._coroutines.running
+        coroutines = self._coroutines  # read once: the end of the connection lets it go
+        running = coroutines is not None and coroutines.running
         return not (self._over or running or self.session.pinned)
 
     def describe(self) -> str:
@@ -1091,17 +1093,21 @@ class Connection:
 
         Returns:
             False if the connection is over or about to end: it is not called then, nor if the end comes first.
+
+        Raises:
+            LocalProtocolError: `MAX_CALLS` calls wait. The peer has no part in it, and goes on being served.
         """
         with self._lock:
             if self._ending is not None:
                 return False
             if self._calls is None:
                 self._calls = deque()
+            if len(self._calls) >= MAX_CALLS:
+                raise LocalProtocolError(
+                    f"call_soon of {self.describe()}: {MAX_CALLS} calls wait for its thread already",
+                    hint="a handler blocks the thread, or calls are asked for faster than they run: wait for some",
+                )
             self._calls.append((callback, args))
-            count = len(self._calls)
-        if count > MAX_CALLS:
-            self.terminate(CloseReason.INTERNAL, f"{count} calls wait for its thread, the limit is {MAX_CALLS}")
-            return False
         self.registration.run_soon(self._run_calls, _CALLS)
         return True
 

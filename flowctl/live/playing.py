@@ -18,7 +18,7 @@ import structlog
 
 from flowctl.access.request import LiveRequest, Why
 from flowctl.connection import Connection, Session
-from flowctl.errors import LimitExceededError
+from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.fanout.following import FollowPlace
 from flowctl.flow.counts import NO_COUNTS, Counts, total
 from flowctl.flow.ledger import LedgerEntry, LedgerKind
@@ -491,8 +491,15 @@ class ViewerSession(Session):
         return self.connection.number
 
     def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call on the connection's thread, soon; not at all once the connection is over."""
-        self.connection.call_soon(callback, *args)
+        """Call on the connection's thread, soon; not at all once the connection is over.
+
+        Where too many calls wait already, this viewer would miss what it has to know: it ends, and not who calls.
+        """
+        try:
+            self.connection.call_soon(callback, *args)
+        except LocalProtocolError as error:
+            self.connection.handler_failed("on_thread", error)
+            self.connection.close(CloseReason.INTERNAL, str(error))
 
     def stream_ended(self, stream: Stream) -> None:
         """The publisher has gone for good; now the player waits."""

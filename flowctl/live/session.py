@@ -150,7 +150,7 @@ class LiveSession(ViewerSession):
 
     def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call on the connection's thread, soon; not at all once the connection is over."""
-        self.connection.call_soon(self._answer, callback, args)
+        super().on_thread(self._answer, callback, args)
 
     def _answer(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
         callback(*args)

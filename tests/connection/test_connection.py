@@ -10,8 +10,8 @@ import threading
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, ask, failures, groups, link, wait_until
 
-from flowctl.connection import INPUT_BYTES_PER_VIEWER_S
-from flowctl.errors import InternalError, ReentryError, RemoteProtocolError
+from flowctl.connection import INPUT_BYTES_PER_VIEWER_S, MAX_CALLS, Connection
+from flowctl.errors import InternalError, LocalProtocolError, ReentryError, RemoteProtocolError
 from flowctl.flow.ledger import LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import MessageClass, SendState
@@ -345,18 +345,22 @@ def test_call_when_it_raises_ends_the_connection(link, failures):
     failures.clear()
 
 
-def test_calls_when_too_many_wait_end_the_connection(link, groups):
-    """A thread that hangs must not let them pile up without end."""
+def test_calls_when_many_wait_all_run_and_too_many_are_the_callers_fault(link, groups):
+    """A neighbour's handler that blocks the thread costs a healthy peer nothing; who floods its calls is told."""
     session = Noting()
-    connection, _ = link(session)
+    connection, peer = link(session)
     gate, hanging = threading.Event(), threading.Event()
     groups[0].call_soon(lambda: (hanging.set(), gate.wait(WAIT_S)))
     assert hanging.wait(WAIT_S)
-    taken = [connection.call_soon(print) for _ in range(1030)]
+    ran = []
+    assert all(connection.call_soon(ran.append, number) for number in range(MAX_CALLS))
+    with pytest.raises(LocalProtocolError, match=f"{MAX_CALLS} calls wait"):
+        connection.call_soon(print)
     gate.set()
-    assert taken.count(True) == 1024
-    reason, details = session.wait_end()
-    assert (reason, details) == (CloseReason.INTERNAL, "1025 calls wait for its thread, the limit is 1024")
+    wait_until(lambda: len(ran) == MAX_CALLS)
+    assert ran == list(range(MAX_CALLS))
+    peer.sendall(b"still served")
+    wait_until(lambda: bytes(session.got) == b"still served")
 
 
 def test_pause_when_held_stops_input_and_stands_in_the_ledger(link):
@@ -490,6 +494,37 @@ def test_migrate_when_sending_and_receiving_loses_and_reorders_nothing(link, gro
     assert bytes(session.got) == b"".join(theirs)
     assert session.wait_end()[0] is CloseReason.FINISHED
     assert session.calls.count("opened") == 1
+
+
+def test_migrate_when_another_thread_sends_on_the_way_leaves_the_socket_to_the_owner(groups):
+    """Between two groups no thread is the owning one: EAGAIN that a send meets then is met again on the new thread."""
+    gate, mine = threading.Event(), threading.get_ident()
+
+    class Arriving(Connection):
+        def want_writable(self, wanted):
+            if threading.get_ident() == mine:
+                gate.set()
+                wait_until(lambda: self.group is groups[1])
+            super().want_writable(wanted)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = socket.create_connection(listener.getsockname(), WAIT_S)
+        ours, _ = listener.accept()
+    session, hanging = Noting(), threading.Event()
+    connection = Arriving(ours, session, options=SMALL, limits=Limits.parse("10KiB,0", "0,0"))
+    groups[0].add_pollable(connection, connection.registration)
+    wait_until(lambda: session.calls)
+    groups[1].call_soon(lambda: (hanging.set(), gate.wait(WAIT_S)))
+    assert hanging.wait(WAIT_S)
+    assert groups[0].migrate(connection, groups[1])
+    wait_until(lambda: connection.group is None)
+    data = [bytes([number]) * 20_000 for number in range(20)]
+    for item in data:
+        assert connection.sender.send(item).outcome is SendOutcome.ACCEPTED
+    gate.set()
+    connection.close_after_flush("all")
+    assert Reader(peer).wait() == b"".join(data)
+    assert session.wait_end() == (CloseReason.FINISHED, "all")
 
 
 def test_migrate_when_a_call_waits_takes_it_along(link, groups):
