@@ -454,6 +454,10 @@ class Connection:
             self.terminate(CloseReason.SHUTDOWN, details)
             self._finish()
 
+    def leave_to_parent(self) -> None:
+        """Close this process's copy of the socket, in a forked child: the connection is the parent's."""
+        drop_socket(self._sock)
+
     @property
     def secure(self) -> bool:
         """Whether it speaks TLS."""
@@ -558,7 +562,9 @@ class Connection:
             self._coroutines = None
 
     def _linger(self, group: PollGroup) -> None:
-        self._lingering = Lingering(self._sock, group, self._lingered)
+        # Its kernel had taken all before the deadline of the farewell: the peer has as long to take it from there.
+        patient_until = 0.0 if self._farewell is None else self.sender.close_deadline
+        self._lingering = Lingering(self._sock, group, self._lingered, patient_until)
 
     def _lingered(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
         """The socket need not be kept any more."""
@@ -576,8 +582,11 @@ class Connection:
 
     @property
     def delivered(self) -> bool:
-        """Whether the connection is over and the peer's kernel has all that it was sent. Any thread."""
-        return self._over and (self._lingering is None or not unacknowledged_bytes(self._sock))
+        """Whether the connection is over and the peer's kernel has all that it was sent. Any thread.
+
+        Its end takes several steps on its own thread: between them the socket neither lingers nor is it closed.
+        """
+        return self.fileno() == -1 or (self._lingering is not None and not unacknowledged_bytes(self._sock))
 
     def _guard(self, where: str, step: Callable[..., object], *args: Any) -> None:
         """Take a step of the end; whatever it raises, the others follow."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -152,6 +153,7 @@ class PollGroup:
         "_meter",
         "_on_error",
         "_placements",
+        "_process_id",
         "_state",
         "_thread",
         "_timer",
@@ -209,6 +211,7 @@ class PollGroup:
         self._timer: asyncio.TimerHandle | None = None  # the one timer, for `deadlines`
         self._depth = 0  # handlers on the stack
         self._left = False  # the pollables were told to leave
+        self._process_id: int | None = None  # of the process whose thread it is
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -260,7 +263,8 @@ class PollGroup:
         """Detach every pollable, run what jobs that leaves, and end loop and thread; idempotent.
 
         New pollables are refused from the first moment. It does not wait for connections to drain: close them before
-        (``close_after_flush``), then stop. Called from a handler of this very group it only sets the end going.
+        (``close_after_flush``), then stop. Called from a handler of this very group it only sets the end going. In a
+        forked child there is nothing to stop.
 
         Args:
             deadline_s: how long to wait for the thread, 0 or more. When a handler hangs for longer, the daemon
@@ -269,8 +273,7 @@ class PollGroup:
         Returns:
             True if the group has stopped. False if it has not yet.
         """
-        state = self._advance(_Input.STOP)
-        if state is GroupState.STOPPED:
+        if self.forked or self._advance(_Input.STOP) is GroupState.STOPPED:
             return True
         if self._thread is not None:
             self._thread.end_at = time.monotonic() + deadline_s
@@ -292,6 +295,14 @@ class PollGroup:
             return self._state
 
     # --- what it is, any thread ----------------------------------------------------------------------------------
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child of the process that started it; any thread.
+
+        Its thread is in the parent, and its locks may be held for ever here: none is taken.
+        """
+        return self._process_id not in {None, os.getpid()}
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -615,6 +626,7 @@ class PollGroup:
     # --- handlers, inner steps -----------------------------------------------------------------------------------
 
     def _use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._process_id = os.getpid()
         self._loop = loop
         self._watches = FdWatches(
             loop, self._guarded, self.report, clock=self.clock, processor_share=self.processor_share

@@ -38,11 +38,14 @@ class Lingering:
         sock: the end of whose output has been sent.
         group: whose thread it is on.
         over: called once, when the socket is to be closed, with whether to reset it: the peer does not read.
+        patient_until: before this time of the group's clock it is no sign that nothing moves.
     """
 
-    __slots__ = ("_discarded_bytes", "_group", "_over", "_peer_done", "_seen", "_sock", "_until")
+    __slots__ = ("_discarded_bytes", "_group", "_over", "_patient_until", "_peer_done", "_seen", "_sock", "_until")
 
-    def __init__(self, sock: socket.socket, group: PollGroup, over: Callable[[bool], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, group: PollGroup, over: Callable[[bool], None], patient_until: float = 0.0
+    ) -> None:
         self._sock: Final = sock
         self._group: Final = group
         self._over: Final = over
@@ -50,6 +53,7 @@ class Lingering:
         self._peer_done = False  # it has ended its stream: what lies in the kernel is all that comes
         self._seen = (unacknowledged_bytes(sock), 0)  # what was unacknowledged and what discarded at the last look
         self._until: Final = group.now() + LINGER_S
+        self._patient_until: Final = patient_until
         group.watch_input(sock, self._input_ready)
         if isinstance(sock, TlsSocket) and sock.kept_bytes:
             group.watch_output(sock, partial(self._push, sock))
@@ -96,7 +100,8 @@ class Lingering:
         """Look whether anything has moved since the last look."""
         seen = (unacknowledged_bytes(self._sock), self._discarded_bytes)
         useless = self._discarded_bytes >= LINGER_BYTES and not seen[0]
-        if now >= self._until or seen == self._seen or useless:
+        still = seen == self._seen and not (seen[0] and now < self._patient_until)
+        if now >= self._until or still or useless:
             # What is not acknowledged by now is not read, and the kernel would keep it for minutes.
             self._end(reset=useless or seen[0] > 0)
         else:

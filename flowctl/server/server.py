@@ -20,7 +20,7 @@ from flowctl.fieldtypes import check_type
 from flowctl.flow.limits import DEFAULT_LIMITS, Limits
 from flowctl.flow.policy import DropPolicy
 from flowctl.loop.locks import OwnedLock
-from flowctl.loop.sockets import SocketOptions, close_socket
+from flowctl.loop.sockets import SocketOptions, close_socket, drop_socket
 from flowctl.loop.work import NO_WORK_LIMITS, WorkLimits
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.pollgroups import MAX_GROUPS, PollGroups
@@ -39,6 +39,12 @@ _P = ParamSpec("_P")
 
 _REBALANCE_S: Final = 10.0
 """How often connections are moved between threads whose loads have drifted apart."""
+
+
+_DRAIN_LOOK_S: Final = 0.005
+"""Between two looks at what peers have taken of a server that stops."""
+_DRAIN_STILL_S: Final = 0.5
+"""Nothing that arrives for so long, longer than a round trip, will not arrive in a moment either."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +177,8 @@ class Server:
         self._drained = threading.Event()  # the first caller of stop has waited for what was queued
         self._winding_up = False  # somebody does all the rest; guarded by _lock
         self._ended = threading.Event()  # and has done it
-        self._drain_until = math.inf  # the earliest that any of them wants; guarded by _lock
+        # The earliest that any of them wants: for what is queued to go out, and for what has gone out to arrive.
+        self._drain_until = self._arrive_until = math.inf  # guarded by _lock
         self.on_stopped: Callable[[], None] | None = None  # called when `stop` has ended it, on the thread that did
         self.accepted_count = 0
         # One bound method each for all connections:
@@ -281,10 +288,12 @@ class Server:
     def stop(self, deadline_s: float = 5.0) -> bool:
         """Accept no more, end all connections with reason SHUTDOWN, stop the groups; idempotent. Any other thread.
 
-        A call while another stops the server joins it: both wait, and the earlier of the two deadlines counts.
+        A call while another stops the server joins it: both wait, and the earlier of the two deadlines counts. In a
+        forked child it closes the child's copies of the sockets: the server is the parent's, and goes on there.
 
         Args:
-            deadline_s: how long to wait, 0 or more. What is queued is given half of it to go out.
+            deadline_s: how long to wait, 0 or more. What is queued is given half of it to go out; what has gone out
+                by then, a quarter more to arrive.
 
         Returns:
             Whether all threads have ended.
@@ -292,6 +301,9 @@ class Server:
         Raises:
             LocalProtocolError: called from a handler: its thread would wait for itself.
         """
+        if self.groups.groups[0].forked:
+            self._leave_to_parent()
+            return True
         if any(group.in_thread() for group in self.groups.groups):
             raise LocalProtocolError(
                 "Server.stop() was called on a thread of the server", hint="call it from another thread"
@@ -301,6 +313,7 @@ class Server:
             first = not self._stopping.is_set()
             self._stopping.set()
             self._drain_until = min(self._drain_until, until - deadline_s / 2)
+            self._arrive_until = min(self._arrive_until, until - deadline_s / 4)
         if first:
             try:
                 self._before_stop(deadline_s)
@@ -334,6 +347,17 @@ class Server:
             with contextlib.suppress(ClosedError, LocalProtocolError):
                 self.groups.groups[0].remove_pollable(listener)
 
+    def _leave_to_parent(self) -> None:
+        """Close this process's copies of all sockets, in a forked child.
+
+        What it keeps, the kernel neither resets nor ends for the parent. No lock is taken: a thread of the parent may
+        have held it at the fork.
+        """
+        for listener in self.listeners:
+            drop_socket(listener.sock)
+        for connection in list(self._connections.values()):
+            connection.leave_to_parent()
+
     def _before_stop(self, deadline_s: float) -> None:
         """Do what comes before the drain; for servers that have more to end. By the first call of `stop` only."""
 
@@ -341,22 +365,38 @@ class Server:
         """Do what comes after the threads have ended, or were given up; once."""
 
     def _drain(self) -> None:
-        """Have every connection send what is queued and close; end those that have not at `_drain_until`."""
+        """Have every connection send what is queued and close; end those that have not at `_drain_until`.
+
+        What their kernels hold then is waited for until `_arrive_until`, as long as something of it arrives: a group
+        that stops closes the sockets, and a peer that says another word to a closed one is reset.
+        """
         asked: dict[int, Connection] = {}
+        on_groups = [placement.pollable for group in self.groups.groups for placement in group.pollables()]
+        lingering = [one for one in on_groups if isinstance(one, Connection) and one.ended is not None]
         while True:
             for connection in self.connections():
                 if connection.number not in asked:  # one may have been accepted just now
                     asked[connection.number] = connection
                     connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
             # Who lingers has all that it is sent in its kernel, or ours would be closed too early for it.
-            waiting = any(not connection.delivered for connection in asked.values())
+            left = [connection for connection in asked.values() if not connection.delivered]
             with self._lock:
                 end = self._drain_until
-            if not waiting or time.monotonic() >= end:
+            if not left or time.monotonic() >= end:
                 break
-            time.sleep(0.005)
+            time.sleep(_DRAIN_LOOK_S)
         for connection in self.connections():
             connection.close(CloseReason.SHUTDOWN, "server stops")
+        left += lingering  # those that had ended before are on their groups alone
+        left_bytes, moved_at = 0, time.monotonic()
+        while left := [connection for connection in left if not connection.delivered]:
+            with self._lock:
+                end = self._arrive_until
+            if (now := time.monotonic()) >= min(end, moved_at + _DRAIN_STILL_S):
+                break
+            if (found := sum(connection.kernel_bytes() for connection in left)) != left_bytes:
+                left_bytes, moved_at = found, now
+            time.sleep(_DRAIN_LOOK_S)
 
     def run(self) -> None:
         """Start, serve until SIGINT or SIGTERM, or until another thread has stopped it, and stop. Main thread."""

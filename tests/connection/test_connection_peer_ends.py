@@ -153,6 +153,48 @@ def test_linger_when_nothing_moves_closes_and_resets_who_does_not_read(link, mon
     assert isinstance(reader.error, ConnectionResetError)
 
 
+def test_close_after_flush_when_the_peer_is_silent_for_a_while_gives_it_until_the_deadline(link, groups, monkeypatch):
+    """What the kernel has taken is not reset before the deadline of the farewell: who is told FINISHED gets it all."""
+    monkeypatch.setattr(_lingering, "LINGER_QUIET_S", 0.02)
+    session = Noting()
+    connection, peer = link(
+        session, tcp=True, options=SocketOptions(send_buffer_bytes=1024 * 1024, notsent_lowat_bytes=0)
+    )
+    wait_until(lambda: session.calls)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    data = bytes(range(250)) * 240
+    connection.sender.send(data)
+    connection.close_after_flush("done")
+    assert session.wait_end() == (CloseReason.FINISHED, "done")
+    for _ in range(10):  # as many looks at a peer of which nothing moves
+        groups[0].call_soon((looked := threading.Event()).set)
+        assert looked.wait(WAIT_S)
+        threading.Event().wait(0.03)
+    assert not connection.delivered
+    assert Reader(peer).wait() == data
+
+
+def test_delivered_when_the_end_is_under_way_waits_for_what_the_kernel_holds(link):
+    """Between the first step of the end and the last nothing is delivered yet: `stop` would close the socket."""
+
+    class Looking(Noting):
+        def ledger_entry(self, entry):
+            self.calls.append(self.connection.delivered)
+
+    session = Looking()
+    connection, peer = link(
+        session, tcp=True, options=SocketOptions(send_buffer_bytes=1024 * 1024, notsent_lowat_bytes=0)
+    )
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.sender.send(b"x" * 60_000)
+    connection.close_after_flush("done")
+    session.wait_end()
+    assert True not in session.calls
+    assert not connection.delivered
+    assert len(Reader(peer).wait()) == 60_000
+    wait_until(lambda: connection.delivered)
+
+
 def test_linger_when_the_socket_cannot_be_watched_any_more_closes_at_once(link, groups, failures, monkeypatch):
     """The kernel bounds how many sockets are watched; for that, neither `closed` nor the socket may be forgotten."""
 

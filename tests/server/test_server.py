@@ -170,6 +170,69 @@ def test_stop_when_called_by_a_handler_says_so_instead_of_hanging(make):
     assert not server.stopping
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_stop_when_peers_read_and_acknowledge_resets_none(make, finished):
+    """All that was counted as sent arrives, also at those that had ended before and linger on their group."""
+    data = b"x" * 400_000
+
+    class Sending(Noting):
+        def opened(self):
+            self.send(data)
+            if finished:
+                self.close_after_flush("done")
+            self._note("opened")
+
+    def read(sock, got):
+        with contextlib.suppress(OSError):
+            while chunk := sock.recv(16_384):
+                got += chunk
+                sock.sendall(b"ack")
+                time.sleep(0.003)
+
+    server, readers = make(Sending), []
+    for _ in range(5):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        sock.settimeout(WAIT_S)
+        sock.connect(server.address)
+        readers.append((sock, got := bytearray(), threading.Thread(target=read, args=(sock, got), daemon=True)))
+        readers[-1][2].start()
+    wait_until(lambda: [session.calls[:1] for session in server.sessions] == [["opened"]] * len(readers))
+    assert server.stop()
+    for sock, _, reader in readers:
+        reader.join(WAIT_S)
+        sock.close()
+    assert [len(got) for _, got, _ in readers] == [len(data)] * len(readers)
+
+
+def test_stop_when_called_in_a_forked_child_leaves_all_to_the_parent(make):
+    """The child's threads are not there and its locks may be held for ever: it ends at once, and the parent goes on."""
+    server = make(group_count=2)
+    with connect(server) as peer:
+        (connection,) = wait_until(server.connections)
+        held, let_go = threading.Event(), threading.Event()
+
+        def hold():
+            with connection.sender._lock, server._lock:
+                held.set()
+                let_go.wait(WAIT_S)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(WAIT_S)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)
+            os._exit(0 if server.stop() and server.groups.stop() and connection.fileno() == -1 else 1)
+        let_go.set()
+        holder.join()
+        assert os.waitpid(child, 0)[1] == 0
+        peer.sendall(b"still here")
+        wait_until(lambda: bytes(connection.session.got) == b"still here")
+        assert not server.stopping
+
+
 def test_stop_when_never_started_frees_the_port(loop_factory):
     """The listener is closed."""
     server = Server(Noting, loop_factory=loop_factory)
