@@ -245,7 +245,7 @@ def test_close_when_at_the_hard_limit_names_it(link):
         pass
     reason, details = session.wait_end()
     assert reason is CloseReason.HARD_LIMIT
-    assert "limit 204800" in details
+    assert "limit 200 KiB" in details
     assert [change.new for change in session.edges][-1] is SendState.HARD_LIMIT
     wait_until(lambda: session.entries[-1].kind is LedgerKind.CLOSE)
 
