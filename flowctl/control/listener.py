@@ -11,6 +11,7 @@ all; from elsewhere the level is that of the key in the clients file, and withou
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ import structlog
 
 from flowctl.control.clients import Clients
 from flowctl.control.operations import CATEGORY, OPERATIONS, Operation, Permission, answer
-from flowctl.control.place import make_way, usual_socket
+from flowctl.control.place import draining_name, is_draining, make_way, usual_socket
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
@@ -53,7 +54,9 @@ def listener_of(server: LiveServer) -> ControlListener:
     Raises:
         ConfigError: a file of keys or clients cannot be used.
     """
-    return ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
+    found = ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
+    server.on_drain.append(found.leave_names)
+    return found
 
 
 def keys_of(config: LiveConfig) -> tuple[KeyPair | None, Clients | None]:
@@ -195,6 +198,16 @@ class ControlListener:
         except ConfigError:
             client = None
         return client.name if client is not None and client.name else pubkey.hex()[:16]
+
+    def leave_names(self) -> None:
+        """Rename the unix sockets of a server that drains: the usual names are its successor's. Any thread."""
+        for number, address in enumerate(self.bound):
+            path = Path(address.removeprefix("ipc://"))
+            left = draining_name(path)
+            if address.startswith("ipc://") and not is_draining(path):
+                with contextlib.suppress(OSError):  # then the successor says that it cannot be operated
+                    path.rename(left)
+                    self.bound[number] = f"ipc://{left}"
 
     def stop(self, deadline_s: float) -> None:
         """End; what is being carried out is not waited for."""

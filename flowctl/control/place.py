@@ -21,6 +21,7 @@ from flowctl.printable import short
 
 SUFFIX: Final = ".sock"
 _PREFIX: Final = "live-"
+_DRAINING: Final = "-draining-"
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._:-]")
 _MOST_PATH_BYTES: Final = 107
 """Of the path of a unix socket (unix(7))."""
@@ -160,7 +161,10 @@ def find_server(wanted: str | None) -> str:
     if wanted is not None and "/" in wanted:
         return f"ipc://{wanted}"
     here = servers_here()
-    fitting = here if wanted is None else [path for path in here if _fits(path, wanted)]
+    # Of two with one port, one of which drains, the one that stays is meant; the other has a name of its own.
+    fitting = [path for path in here if not is_draining(path)] or here
+    if wanted is not None:
+        fitting = [path for path in here if _fits(path, wanted)]
     if len(fitting) == 1:
         return f"ipc://{fitting[0]}"
     names = ", ".join(map(name_of, fitting or here))
@@ -172,6 +176,16 @@ def find_server(wanted: str | None) -> str:
     if not fitting:
         raise NotFoundError(f"no server here is called {short(wanted)}", hint=f"there are {names}")
     raise NotFoundError(f"{len(fitting)} servers run here: {names}", hint="choose one with --server NAME")
+
+
+def draining_name(path: Path) -> Path:
+    """Return what the socket of a server is called once that drains."""
+    return path.with_name(f"{path.name.removesuffix(SUFFIX)}{_DRAINING}{os.getpid()}{SUFFIX}")
+
+
+def is_draining(path: Path) -> bool:
+    """Return whether a socket is that of a server that drains."""
+    return _DRAINING in path.name
 
 
 def name_of(path: Path) -> str:

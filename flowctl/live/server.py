@@ -97,6 +97,7 @@ class LiveServer(Server):
         meters: sums for monitoring; the same.
         certificate: of what speaks TLS. None: nothing does.
         companions: what begins and ends with it.
+        on_drain: called when it begins to drain; lets go of what a server needs that is to take its place.
         limits_from: where the limits in force come from: ``start``, ``config file``, ``limits file`` or
             ``command``.
         waiting: settings that were changed in their file and wait for a restart.
@@ -152,6 +153,7 @@ class LiveServer(Server):
         self.hub.observers += (self.recent,)
         self.meters: Final = Meters(self.hub)
         self.companions: Final[list[Companion]] = []
+        self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.do(self._banning.close)]
         self.limits_from = "start"
         self.started_at = 0.0
         self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
@@ -537,6 +539,8 @@ class LiveServer(Server):
             left_s = max(0.0, self._leaves_by - now)
         if first and not self.stopping:
             self.stop_accepting()
+            for let_go in self.on_drain:
+                let_go()
             asked = self._ask_to_reconnect()
             _log.info("draining", connections=asked, within_s=round(left_s, 1), origin=origin)
             self._note_change("drain", {"within_s": left_s, "connections": asked}, origin)

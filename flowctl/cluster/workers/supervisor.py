@@ -334,8 +334,12 @@ class Supervisor:
             close_all([sock for mine in self._sockets for socks in mine.values() for sock in socks])
 
     def _drain(self) -> None:
-        """The workers are told to drain; on a thread of the listener."""
+        """The workers are told to drain, and a successor may begin; on a thread of the listener."""
         self.accept_no_more()
+        with self._lock:
+            self._in_force.close()
+        if self._control is not None:
+            self._control.leave_names()
         self._wake()
 
     @property

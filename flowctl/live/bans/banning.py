@@ -84,7 +84,7 @@ class Banning:
             self._put_in_force()
 
     def close(self) -> None:
-        """Let go of the store; the last call."""
+        """Let go of the store: a server that drains, or ends, leaves it to its successor."""
         self._kept.close()
 
     def take_file(self, bans: BanList) -> int:

@@ -103,7 +103,7 @@ class KeptBans:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = steady_s,
     ) -> None:
-        self._store: Final = store
+        self._store = store
         self._wall: Final = wall
         self._steady: Final = steady
         self._clock: Final = ClockWatch(wall, steady)
@@ -187,10 +187,12 @@ class KeptBans:
         return False
 
     def close(self) -> None:
-        """Let go of the store."""
-        if self._store is not None:
+        """Let go of the store, for another process to take it; bans of later calls last as long as this process."""
+        store = self._store
+        if store is not None:
             self._write_all() if self.fault else self._write((), ())
-            self._store.close()
+            self._store, self.fault = None, ""
+            store.close()
 
     def _move_ends(self, by_s: float) -> int:
         """Move all ends, and return how many there are."""

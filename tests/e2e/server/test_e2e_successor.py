@@ -1,0 +1,56 @@
+"""A server that drains leaves port, bans and socket to the one that takes its place, and its viewers lose nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from e2e_kit import wait_for_end, wait_for_viewers, wait_until
+
+from flowctl.control.client import call_operation
+from flowctl.control.listener import listener_of
+from flowctl.control.place import find_server, servers_here
+from flowctl.live import LiveServer
+from flowctl.media.synthetic import SyntheticSource
+from flowctl.server.bans import Ban
+
+
+def operated(config):
+    """Return a live server with a socket for operations."""
+    server = LiveServer(config)
+    server.companions.append(listener_of(server))
+    return server
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A folder for sockets with a short path."""
+    with tempfile.TemporaryDirectory(prefix="f-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield folder
+
+
+@pytest.mark.usefixtures("runtime")
+def test_successor_when_a_server_drains_has_its_port_its_bans_and_its_name(live, clients, tmp_path):
+    """A ban outlives the change, the operator reaches the newer server, and a viewer of the older one plays on."""
+    store = tmp_path / "bans.sqlite"
+    first = live(ban_store=store, make=operated)
+    port = first.address[1]
+    clients.publish(first, SyntheticSource(), pace=1.0)
+    viewer = clients.play(first)
+    wait_for_viewers(first, 1)
+    first.ban(Ban(cidr="192.0.2.0/24", expires=datetime.now(UTC) + timedelta(hours=1), reason="rude"))
+    call_operation(find_server(None), "drain", {"within": "20s"})
+    second = live(port=port, ban_store=store, make=operated)
+    assert [ban["cidr"] for ban in call_operation(find_server(None), "bans", {})["bans"]] == ["192.0.2.0/24"]
+    found = {call_operation(f"ipc://{path}", "stats", {})["server"]["connections"] for path in servers_here()}
+    assert found == {0, 2}
+    late = clients.play(second)
+    wait_until(lambda: len(second.connections()) == 1, "a viewer of the newer server")
+    before = len(viewer.messages)
+    wait_until(lambda: len(viewer.messages) > before, "the stream of the older one to go on")
+    assert viewer.end is None
+    first.stop(5.0)
+    wait_for_end(viewer)
+    assert late.end is None
