@@ -563,7 +563,9 @@ class Connection:
 
     def _linger(self, group: PollGroup) -> None:
         # Its kernel had taken all before the deadline of the farewell: the peer has as long to take it from there.
-        patient_until = 0.0 if self._farewell is None else self.sender.close_deadline
+        with self._lock:
+            farewell = self._farewell
+        patient_until = 0.0 if farewell is None else self.sender.close_deadline
         self._lingering = Lingering(self._sock, group, self._lingered, patient_until)
 
     def _lingered(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`

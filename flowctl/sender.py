@@ -453,7 +453,8 @@ class Sender:
     @property
     def close_deadline(self) -> float:
         """Until when `close_after_flush` gives the peer, on the host's clock. Infinite: it sets no limit."""
-        return self._close_deadline
+        with self._lock:
+            return self._close_deadline
 
     @property
     def blocked(self) -> bool:

@@ -42,6 +42,7 @@ UNLOCKED: dict[tuple[str, str], str] = {
     ("RecordedSender.following", "_cohort"): "one reference, as in Sender.following",
     ("RecordedSender.following", "_feed"): "one reference; stale by the time it is used",
     ("Connection.ended", "_ending"): "set once and never changed: None or the final answer",
+    ("Server._leave_to_parent", "_connections"): "in a forked child of one thread, where the lock may be held for ever",
     ("Connection._finish", "_ending"): "runs after it was set; set once and never changed",
     ("Connection.process_input", "_ending"): "set once; seen a moment late, input goes to a session about to end",
     ("Sender.pulse", "_outbox"): "never replaced, its count one reference; stale by the time it is used",
