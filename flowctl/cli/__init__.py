@@ -1,8 +1,9 @@
 """The command line: one module per command.
 
 Standard output is for data, standard error for logs and errors. Exit status: 0 done, 1 it failed while running, 2 it
-was called or configured wrongly, 130 interrupted (SIGINT, Ctrl-C), 143 terminated (SIGTERM, SIGHUP, SIGQUIT). A server
-is ended by SIGINT, SIGTERM or SIGQUIT, so for `serve` that is 0.
+was called or configured wrongly, 130 interrupted (SIGINT, Ctrl-C), 143 terminated (SIGTERM, SIGHUP, SIGQUIT), 141 the
+reader of standard output has gone. A server is ended by SIGINT, SIGTERM or SIGQUIT, so for
+`serve` that is 0.
 
 Each command has a module that imports next to nothing: what a command needs is imported when it runs, so that
 ``flowctl --help`` is there at once.

@@ -23,6 +23,8 @@ INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
 TERMINATED: Final = 143
 """128 + SIGTERM, likewise; SIGHUP and SIGQUIT end a command in the same way."""
+READER_GONE: Final = 141
+"""128 + SIGPIPE, as of a program that the kernel ends when it writes to a pipe that nobody reads any more."""
 
 _USAGE: Final = typer.BadParameter.__mro__[2]
 """ClickException, base of all errors of use: typer has it from click or, in newer versions, in itself."""
@@ -65,9 +67,9 @@ def run(app: typer.Typer, arguments: list[str]) -> int:
         status = _run(app, arguments)
         sys.stdout.flush()  # what was written around `say`: help, media
     except BrokenPipeError:
-        # Whoever read our output has gone, and knows.
+        # Who read our output has gone, and knows.
         drop(sys.stdout)
-        status = FAILED
+        status = READER_GONE
     except OSError as error:
         status = _failed(failure(error))
     # Only the exit status can say that standard error took nothing.
@@ -83,6 +85,8 @@ def _run(app: typer.Typer, arguments: list[str]) -> int:
         status = app(arguments, prog_name="flowctl", standalone_mode=False)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit as error:  # what click makes of a broken pipe
+        raise (error.__context__ if isinstance(error.__context__, BrokenPipeError) else error) from None
     except TerminatedError:
         return TERMINATED
     except typer.Exit as error:

@@ -83,7 +83,7 @@ def test_play_when_what_comes_cannot_be_written():
         gone = finish(player)
         publisher.terminate()
         finish(publisher)
-    assert (full[0], gone[0]) == (1, 1)
+    assert (full[0], gone[0]) == (1, 141)
     assert "error: cannot write /dev/full: No space left on device\nhint: " in full[2]
     assert "ended: finished (what came could not be written)" in full[1]
     for errors in (full[2], gone[2].decode()):
