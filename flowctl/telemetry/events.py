@@ -458,6 +458,11 @@ class ConnectionEvents:
         self.names(Role.HTTP_FLV if self.role is Role.HTTP_FLV else Role.PLAY, path)
         self.put(at, EventName.PLAY_STARTED, value=self._startup_ms)
 
+    @property
+    def served(self) -> bool:
+        """Whether it has been given media, or has published."""
+        return self._startup_ms is not None
+
     def limit_hit(self, at: float, limit: str, value: float | None, maximum: float | None) -> None:
         """Record that it went over a limit, with its name, what was reached and what is allowed."""
         self._course_of().limit_hits += 1

@@ -6,8 +6,8 @@ file, and are no columns of it). A file is written beside its place and renamed 
 with ``.`` or ``_`` is not data.
 
 - ``flow_closes``, one row per connection, when it has ended, with everything that is known of it then;
-- ``flow_opens``, the same columns for a connection that is still open: once soon after it began to play or publish, and
-  then every `OPENS_EVERY_S`, so that nobody who is there, or was when a server died, is missing;
+- ``flow_opens``, the same columns for a connection that is still open: once soon after it asked to play, was given
+  media or published, and then every `OPENS_EVERY_S`, so that none who is there, or was as a server died, is missing;
 - ``flow_events``, what happened in between (edges, drops, pauses, limits, evidence), and what the server itself did
   (`conn_id` 0);
 - ``flow_samples``, one row per connection and sampling interval: what happened *in* the interval, and how it stood at
@@ -39,7 +39,7 @@ CONN_NUMBER_BITS: Final = 30
 CONN_NUMBERS: Final = 10**9
 """Numbers that a process has for connections: where several are one server, each begins at a multiple of this."""
 OPENS_FIRST_S: Final = 10.0
-"""A connection has its first row in `flow_opens` when it has played or published for so long."""
+"""A connection has a row in `flow_opens` when it has waited for media, played or published for so long."""
 OPENS_EVERY_S: Final = 300.0
 """And then one each five minutes: what the end of a server costs at most."""
 

@@ -111,6 +111,27 @@ def test_player_when_it_waits_is_told_to_start_with_its_publisher(tmp_path):
     assert len(world.told("play_started")) == 1
 
 
+def test_open_when_it_waits_is_told_of_and_again_when_media_begins(tmp_path):
+    """Who waits for a show is there: one row ten seconds after the request, and one as soon after the first media."""
+    world = RecordedWorld(tmp_path)
+    player = world.player()
+    conn_id = world.events.conn_id(player.connection.number)
+    rows = []
+    for second in range(45):
+        world.run(1.0)
+        if second == 30:
+            publisher = world.publisher()
+        if second >= 30:
+            publisher.audio(second * 1000, audio(b"a"))
+        rows += [(second, row["startup_ms"]) for row in world.opens() if row["conn_id"] == conn_id]
+    assert [startup_ms is None for _, startup_ms in rows] == [True, False]
+    soon = world.player()
+    told = [row for _ in range(13) for row in (world.run(1.0), world.opens())[1]]
+    assert [row["conn_id"] for row in told].count(world.events.conn_id(soon.connection.number)) == 1
+    assert 9 <= rows[0][0] <= 11
+    assert 39 <= rows[1][0] <= 42
+
+
 def slow_viewer(world, seconds=12.0, size=4000):
     """Let a player stop reading while a stream goes on, and read again at the end."""
     publisher, player = world.publisher(), world.player()

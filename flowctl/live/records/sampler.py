@@ -96,7 +96,8 @@ class Sampler:
         self._begun: dict[int, Connection] = {}  # that play or publish; any thread
         # When they are due, in seconds, for their first record of `flow_opens`, and for the others; the first is
         # appended to by any thread.
-        self._first: deque[tuple[float, int]] = deque()
+        self._first: deque[tuple[float, int, bool]] = deque()
+        self._told: set[int] = set()  # of those, who has had a record; any thread
         self._again: deque[tuple[float, int]] = deque()
         self._lane = recorder.lane(FLOW_SAMPLES)
         self._interval_s = recorder.options.interval_s
@@ -158,16 +159,22 @@ class Sampler:
     def ended(self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float) -> None:
         """Note a connection's end: what it was sent since its last sample gets a record as well. Any thread."""
         self._begun.pop(connection.number, None)
+        self._told.discard(connection.number)
         if len(self._ended) >= _MOST_ENDED:  # nobody takes them: rather without what samples say than not at all
             self._closes.put(record.whole(at, statistics, _told_by(connection, at)))
         else:
             self._ended.append((connection, record, statistics, at, _told_by(connection, at)))
 
     def began(self, connection: Connection, at: float) -> None:
-        """Note that a connection plays or publishes: it is told of while it is open, too. Any thread."""
-        if connection.number not in self._begun:
-            self._begun[connection.number] = connection
-            self._first.append((at + OPENS_FIRST_S, connection.number))
+        """Note that a connection waits for media, is given it or publishes: it is told of while it is open. Any thread.
+
+        It is told of once more at each of these.
+        """
+        number = connection.number
+        again = number not in self._begun
+        self._begun[number] = connection
+        if again or number in self._told:  # else the first record is to come, and tells both
+            self._first.append((at + OPENS_FIRST_S, number, again))
 
     # -- a round
 
@@ -215,13 +222,20 @@ class Sampler:
     def _due(self) -> Iterable[Connection]:
         """Iterate over the open connections for whose record it is time, and say when it is again."""
         now = self._clock()
-        for queue in (self._first, self._again):
-            while queue and queue[0][0] <= now:
-                number = queue.popleft()[1]
-                connection = self._begun.get(number)
-                if connection is not None:
+        due = []
+        while self._first and self._first[0][0] <= now:
+            due.append(self._first.popleft()[1:])
+        while self._again and self._again[0][0] <= now:
+            due.append((self._again.popleft()[1], True))
+        for number, again in due:
+            connection = self._begun.get(number)
+            if connection is not None:
+                self._told.add(number)
+                if number not in self._begun:  # it has ended meanwhile
+                    self._told.discard(number)
+                if again:
                     self._again.append((now - now % _TOGETHER_S + OPENS_EVERY_S, number))
-                    yield connection
+                yield connection
 
     def _apart(self, squads: Iterable[Seen]) -> Iterable[Connection]:
         """Return those who have to be looked at by themselves: without samples, who is in trouble."""

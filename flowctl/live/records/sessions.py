@@ -59,6 +59,8 @@ class SessionRecords:
                 role = Role.HTTP_FLV if over_http else Role.PLAY
                 record.asked(now, role, event.url.path, agent_of(connection))
                 name_flight(connection.sender, record.who)
+                if not record.served:
+                    self._sampler.began(connection, now)
             case rtmp_events.PauseRequested():
                 record.command(now, "pause" if event.pause else "unpause")
             case rtmp_events.SeekRefused():
@@ -76,15 +78,18 @@ class SessionRecords:
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         """Record that it publishes."""
-        self._record(connection).publish_started(now, stream, {"standby": True} if standby else {})
-        self._sampler.began(connection, now)
+        record = self._record(connection)
+        if not record.served:
+            self._sampler.began(connection, now)
+        record.publish_started(now, stream, {"standby": True} if standby else {})
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
         """Record that it is given media, the first time."""
         record = self._record(connection)
+        if not record.served:
+            self._sampler.began(connection, now)
         record.play_started(now, stream)
         name_flight(connection.sender, record.who)
-        self._sampler.began(connection, now)
 
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float

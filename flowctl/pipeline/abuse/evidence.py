@@ -3,7 +3,7 @@
 Each record is judged alone: the end of a connection (`flow_closes`) tells how long it was open, and what it took since
 it left READY; an event (`flow_events`) tells of a limit that was hit, or of refusals. `flow_opens` tells who is there:
 connections that play or publish are kept one by one, by `node` and `conn_id`, so that `scores` can follow them from
-hour to hour. One that was given no media, and publishes none, only waits: it is not there, and does not behave.
+hour to hour. One that was given no media, and publishes none, only waits: it does not behave, but people may wait.
 
 An address is one of `addresses.with_unit`: of IPv6 it is the /64.
 """
@@ -18,7 +18,7 @@ from flowctl.pipeline.abuse.weights import BEFORE_PLAYING, Weights
 from flowctl.pipeline.job import Part
 from flowctl.pipeline.records import addresses
 from flowctl.reasons import SLOW_ENDS, CloseReason
-from flowctl.telemetry.schema import EventName, Role
+from flowctl.telemetry.schema import VIEWING, EventName, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -35,6 +35,7 @@ _OF_EVENTS: Final = ("event", "reason", "axis", "count")
 _OF_CLOSES: Final = (
     "reason",
     "code",
+    "limit_name",
     "handshake_ms",
     "duration_s",
     "startup_ms",
@@ -49,6 +50,8 @@ _BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-p
 """Codes of protocol errors of the handshake."""
 _MARKS: Final = ("short_s", "deaf_bytes_per_s", "settled_s")
 """Of the weights: what the part is made with."""
+_WAIT_LIMIT: Final = "player_wait_s"
+"""Limit that ends those who wait for long."""
 _LEFT: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
 _BAD: Final = ("deaf_close", "never_read", "deaf_http", "cut_at_once", "protocol_error", "short_connection")
 """Ends of connections that are no good standing."""
@@ -77,6 +80,7 @@ COLUMNS: Final = {
     "opened": "bigint",  # connections that have ended
     "good_ms": "bigint",  # for how long one that ended well was served, or published
     "begun": "timestamp",  # when one that was seen open began to play or publish
+    "waits": "bigint",  # 1: it waits for a stream, or did until we ended that
     "first_seen": "timestamp",
     "last_seen": "timestamp",
 }
@@ -100,7 +104,8 @@ def _make(records: Records, options: Any) -> DataFrame:
     closes, opens, events = map(records.table, EVIDENCE.reads)
     event, kind, started = f.col("event"), f.col("kind"), f.col("event").eqNullSafe(_STARTED)
     served = f.col("startup_ms").isNotNull()
-    there = opens.where(served).select(*_IDENTITY, "duration_s", "startup_ms", f.lit(_OPEN).alias("event"))
+    waits = f.col("role").isin(*VIEWING) & ~served
+    there = opens.where(served | waits).select(*_IDENTITY, "duration_s", "startup_ms", f.lit(_OPEN).alias("event"))
     told = events.select(*_IDENTITY, *_OF_EVENTS).where(event.isin(_HIT, _REFUSED, _STARTED))
     rows = closes.select(*_IDENTITY, *_OF_CLOSES)
     for more in (there, told):
@@ -108,9 +113,11 @@ def _make(records: Records, options: Any) -> DataFrame:
     is_open, closed = event.eqNullSafe(_OPEN), event.isNull()
     good = closed & served & ~f.coalesce(kind.isin(*_BAD), f.lit(False))
     serious = f.coalesce(~kind.isin(*BEFORE_PLAYING) & ~kind.startswith("refused."), f.lit(False))
-    single = started | is_open | good | serious
+    ours = (f.col("reason") == CloseReason.SHUTDOWN.value) | f.col("limit_name").eqNullSafe(_WAIT_LIMIT)
+    waits = f.coalesce(waits & (is_open | (closed & ours)), f.lit(False))
+    single = started | is_open | good | serious | waits
     served_ms = f.greatest(f.col("duration_s") * 1000 - f.col("startup_ms"), f.lit(0.0))
-    minute = f.date_trunc("minute", "ts")
+    minute, begun_us = f.date_trunc("minute", "ts"), f.unix_micros("ts") - (served_ms * 1000).cast("bigint")
     found = with_evidence(rows.where(started | (f.col("peer_ip") != "")), options.weights).select(
         *("date", "hour", "ts", "address", "kind", "amount"),
         f.when(single, f.col("node")).alias("node"),
@@ -118,12 +125,16 @@ def _make(records: Records, options: Any) -> DataFrame:
         f.when(kind.isNotNull(), minute).alias("within"),
         closed.cast("bigint").alias("opened"),
         f.when(good, served_ms).otherwise(0).cast("bigint").alias("good_ms"),
-        f.when(is_open, f.timestamp_micros(f.unix_micros("ts") - (served_ms * 1000).cast("bigint"))).alias("begun"),
+        f.when(is_open & served, f.timestamp_micros(begun_us)).alias("begun"),
+        waits.cast("bigint").alias("waits"),
     )
     return found.groupBy("date", "hour", "address", "kind", "node", "conn_id", "within").agg(
         f.max(minute).alias("minute"),
         *(f.sum(name).alias(name) for name in ("amount", "opened", "good_ms")),
-        *(f.min("begun").alias("begun"), f.min("ts").alias("first_seen"), f.max("ts").alias("last_seen")),
+        f.max("waits").alias("waits"),
+        f.min("begun").alias("begun"),
+        f.min("ts").alias("first_seen"),
+        f.max("ts").alias("last_seen"),
     )
 
 

@@ -69,6 +69,10 @@ SLOW: Final = (DEAF, NEVER_READ)
 """Evidence that bans, and is about being slow, which is what limits are for."""
 _CROWD: Final = 1000
 """People at an address from which on it is not limited: they could not come back within minutes, at two per second."""
+_WAITING: Final = 20
+"""Who wait at an address at once, from which on they are people: fewer may be an attacker's own, at no cost."""
+_BACK_S: Final = 60.0
+"""Who was ended while waiting comes back within this."""
 _OFTEN: Final = 0.05
 """Of a shared address's connections: phones that are lost as they connect are fewer."""
 _BROADCAST: Final = ipaddress.ip_address("255.255.255.255")
@@ -237,7 +241,8 @@ def _standing(found: pd.DataFrame, rules: Rules, servers: pd.DataFrame) -> pd.Da
 
     A connection counts with the time for which it played or published, if it did nothing that bans and was not cut. One
     that is open counts up to the end of the data, and as one who is there now if it has played for `Weights.settled_s`.
-    One whose server went away, so that nobody told its end, counts up to when it was last seen.
+    One whose server went away, so that nobody told its end, counts up to when it was last seen. Those who wait for a
+    show are people too, from `_WAITING` at once on; that they waited is no standing.
 
     Returns:
         By address: people (there now), open (connections whose end is not known), standing_hours (aged).
@@ -246,7 +251,7 @@ def _standing(found: pd.DataFrame, rules: Rules, servers: pd.DataFrame) -> pd.Da
     single = found[found["node"].notna()]
     single = single.assign(begun_us=_us(single["begun"]))
     one = single.groupby(["node", "conn_id", "address"], as_index=False).agg(
-        **{name: (name, "max") for name in ("opened", "good_ms", "begun_us", "last_us", "harmful")}
+        **{name: (name, "max") for name in ("opened", "good_ms", "begun_us", "last_us", "harmful", "waits")}
     )
     ended, known, last_us = one["opened"] > 0, one["begun_us"] > 0, one["last_us"]
     node = servers.reindex(one["node"]).set_index(one.index)
@@ -259,7 +264,11 @@ def _standing(found: pd.DataFrame, rules: Rules, servers: pd.DataFrame) -> pd.Da
     one["standing_ms"] = (ms * rules.left(until_us)).astype("int64")
     one["open"] = known & ~ended
     one["people"] = one["open"] & ~one["harmful"] & ~gone & (lasted_ms >= weights.settled_s * 1000)
-    sums = one.groupby("address")[["people", "open", "standing_ms"]].sum()
+    still = (last_us >= seen_us - _BACK_S * 1e6).where(ended, ~gone)
+    one["waiting"] = (one["waits"] > 0) & ~known & ~one["harmful"] & still
+    sums = one.groupby("address")[["people", "waiting", "open", "standing_ms"]].sum()
+    waiting = sums.pop("waiting")
+    sums["people"] += waiting.where(waiting >= _WAITING, 0)
     return sums.assign(standing_hours=sums.pop("standing_ms") / 3_600_000)
 
 
