@@ -30,7 +30,7 @@ from flowctl.pipeline.records.expressions import added, summed, zero
 from flowctl.pipeline.viewers import ingest
 from flowctl.pipeline.viewers.sessions import seen_sessions, still_open, viewing
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import CLASS_NAMES, OPENS_EVERY_S, STATE_NAMES
+from flowctl.telemetry.schema import CLASS_NAMES, CONN_NUMBER_BITS, OPENS_EVERY_S, STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,14 +224,16 @@ def experience(parts: Parts) -> DataFrame:
     order = Window.partitionBy("by").orderBy(f.desc("viewers"), f.desc("attempts"), "key")
     ranked = by_value(parts).withColumn("key", f.when(f.row_number().over(order) <= MOST, f.col("key")))
     names = ("role", "app", "stream", "node", "play_s", "asked_ms", "peer_ip", "agent", "seen_at")
-    # Whoever is open is there until the next record of it would have come.
-    beyond = f.least(f.col("seen_at") + f.make_dt_interval(secs=f.lit(OPENS_EVERY_S)), f.lit(parts.newest))
-    closed = (
-        parts.table("sessions")
-        .withColumn("seen_at", f.col("closed_at"))
-        .select(*names, f.col("seen_at").alias("until"))
-    )
-    there = still_open(parts).select(*names, f.greatest("seen_at", beyond).alias("until"))
+    life = f.shiftright("conn_id", CONN_NUMBER_BITS).alias("life")  # when its process started, in seconds
+    sessions, still = parts.table("sessions"), still_open(parts)
+    closed = sessions.withColumn("seen_at", f.col("closed_at")).select(*names, f.col("seen_at").alias("until"))
+    lives = sessions.select("node", life).union(still.select("node", life)).groupBy("node")
+    there = still.select(*names, life).join(f.broadcast(lives.agg(f.collect_set("life").alias("lives"))), "node")
+    # One that is open is there until its next record would have come, but not beside the next life of its server.
+    later = f.array_min(f.filter("lives", lambda start: start > f.col("life")))
+    beyond = f.col("seen_at") + f.make_dt_interval(secs=f.lit(OPENS_EVERY_S))
+    beyond = f.least(beyond, f.lit(parts.newest), f.timestamp_seconds(later - 1))
+    there = there.select(*names, f.greatest("seen_at", beyond).alias("until"))
     peak = peaks(closed.unionByName(there), 0.0 if parts.since is None else parts.since.timestamp())
     top = merged(ranked, f.count("*").alias("keys")).join(peak, ["by", "key"], "left")
     return top.select("by", "key", "keys", *figures().values(), "peak_viewers", "peak_at")

@@ -298,3 +298,22 @@ def test_sums_when_they_are_beyond_64_bits_end_there(spark):
     assert tuple(summed(rows.groupBy(), columns).first()) == (last, 40_000, None), "beside one that ends, null is null"
     again = rows.withColumn("octets", f.lit(last))
     assert summed(again.groupBy(), ("octets", "one")).first().octets == last
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_peaks_after_a_restart_leave_out_whom_the_killed_server_had(spark, small):
+    """Who was open as a server was killed is gone when its next process has viewers; other nodes' are not."""
+    from flowctl.pipeline.viewers import experience, sessions
+
+    def there(node, seconds, conn_id):
+        return close(seconds, conn_id, node=node, reason=None, startup_ms=0.0)
+
+    first, second = (int(at(seconds).timestamp()) << 30 for seconds in (0, 200))
+    killed = [there("n1", 100, first + number) for number in range(50)]
+    back = [there("n1", 260, second + number) for number in range(50)]
+    beside = [there("n2", 150, first + number) for number in range(7)]
+    held = Held(spark, {"flow_opens": killed + back + beside})
+    parts = HeldParts(held, sessions.JOB, experience.JOB, small=small)
+    experience.JOB.answer(parts, None)
+    peaks = {row["key"]: row["peak_viewers"] for row in parts.rows("experience") if row["by"] in {"all", "node"}}
+    assert peaks == {"all": 57, "n1": 50, "n2": 7}
