@@ -19,10 +19,9 @@ ANSWERS: Final = {
     "fleet": "{minutes} of streams on nodes, {networks}",
     "abuse": "{bans} to be banned and {limits} to be limited",
     "whatif": "{choices} tried on {viewers}; recommended:\n  {recommended}\n  {why}",
-    "capacity": "a node carries {viewers_per_node} viewers of {bit_rate}, by {known_by}; the crowd takes {nodes} nodes",
     "report": "what to do",
 }
-"""Name of a job -> its answer, of figures of its summary."""
+"""Name of a job -> its answer, of figures of its summary; the job capacity words its own (`headline`)."""
 _COUNTED: Final = {
     "sessions": "connection",
     "viewers": "viewer",
@@ -32,7 +31,6 @@ _COUNTED: Final = {
     "networks": "network",
 }
 """Figures that are told with what they count."""
-_KNOWN_BY: Final = {"reference": "a REFERENCE MACHINE, NOT YOURS", "records": "your records"}
 _REPORT: Final = "report.html"
 
 
@@ -41,10 +39,10 @@ def lines(result: AllResult) -> Iterator[str]:
     for name, note in result.jobs.items():
         said = note.summary
         causes = figures({cause: count for cause, count in said.get("blame", {}).items() if cause != "none"})
-        known_by = _KNOWN_BY.get(str(said.get("fitted_to")), said.get("fitted_to"))
         counted = {figure: plural(said[figure], noun) for figure, noun in _COUNTED.items() if figure in said}
-        told = {**said, **counted, "causes": causes, "known_by": known_by}
-        yield f"{name}: {filled(ANSWERS[name], told) if said else note.state.value}"
+        told = {**said, **counted, "causes": causes}
+        answer = words(said["headline"], 600) if "headline" in said else filled(ANSWERS.get(name, ""), told)
+        yield f"{name}: {answer if said else note.state.value}"
         yield from (f"  {words(item['do'], 600)}" for item in said.get("answers", ()))
         if "truth" in said:
             yield f"  planted: {figures(said['truth'])}"

@@ -2,10 +2,10 @@
 
 Theory of operation. A node model (`flowctl.pipeline.capacity.node`) is fitted to measurements: a file of them, where
 one is given; else what was recorded of the servers' threads, where crowds were large enough to say something; else the
-reference machine, and the answer begins with saying so. A node carries so many viewers as keep the wanted busy share of
-a thread, and memory below its bound. How sure that is: twice the model's residual gives the range, and the largest
-measured crowd is predicted from the others, with that error beside the answer. What was not measured is null. A crowd
-takes so many nodes that each has `headroom` free, and that any one may die.
+reference machine, and the answer in words is that it is not known. A node carries so many viewers as keep the wanted
+busy share of a thread, and memory below its bound. How sure that is: twice the model's residual gives the range, and
+the largest measured crowd is predicted from the others, with that error beside the answer. What was not measured is
+null. A crowd takes so many nodes that each has `headroom` free, and that any one may die.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.charts.words import figure, percent, sentences, size, told
+from flowctl.charts.words import figure, percent, plural, sentences, size, told
 from flowctl.errors import ConfigError
 from flowctl.pipeline.capacity import node
 from flowctl.pipeline.capacity.loads import LOADS, WINDOW_S
-from flowctl.pipeline.capacity.node import Measurement, NodeModel, fit, why_weak
+from flowctl.pipeline.capacity.node import MEASURE, Measurement, NodeModel, fit, why_weak
 from flowctl.pipeline.job import Answer, Job, Parts
 
 if TYPE_CHECKING:
@@ -130,34 +130,41 @@ def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, A
     return {"answer": said(found, options), **found}
 
 
+MOST_NAMED: Final = 5
+"""Nodes in a sentence; the table has all."""
+_HEADLINE: Final = """
+Nodes carry {each} (viewers of {rate}).
+{one?}A node carries {one} viewers of {rate}.
+{nodes?}{crowd} viewers take {nodes}.
+"""
 _SAID: Final = """
-REFERENCE MACHINE, NOT YOURS ({reference}).
+{each?}Node by node: {each}.
 {none?}A node carries no {asked} as was asked for, and how many nodes the crowd takes is not known.
-{at_least?}A node carries AT LEAST {viewers_per_node} {asked}: NOT KNOWN BEYOND, that is {reach} times the largest \
+{at_least?}{a_node} carries AT LEAST {viewers_per_node} {asked}: NOT KNOWN BEYOND, that is {reach} times the largest \
 measured crowd.
-{resource?}A node carries {viewers_per_node} {asked}, {low} to {high} by the residual of the \
+{resource?}{a_node} carries {viewers_per_node} {asked}, {low} to {high} by the residual of the \
 fit; what ends it is its {resource}.
 {viewers_per_node?}{memory}. {crowd} viewers need {most} nodes, any one of which may die, with {free} of \
 each free while all live.
 Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers, residual {residual}.
 NO CROWD NEAR {bit_rate} was measured: {far} were.
 The largest of them, predicted from the smaller ones, was missed by {error}.
-Your records do not carry an answer: {records_weak}. Measure yours: flowctl load --viewers N --server-pid PID --json > \
-FILE, then --measurements FILE.
 RECORDED: nodes that together carry {carry_viewers} viewers, and {carry_viewers_one_down} with the largest dead; at \
 most {viewers_peak} viewers at once, {watched_s} of watching. ASSUMED: {assumed} of the crowd, to be like them.
 """
-"""The answer: on what it rests comes first where that is not the user's own machine."""
+"""The answer, where the machine was measured."""
 
 
 def said(found: dict[str, Any], options: CapacityOptions) -> str:
     """Return the answer in words."""
+    if found["fitted_to"] == "reference":
+        return f"{MEASURE[0].upper()}{MEASURE[1:]}: {found['records_weak']}."
     (low, high), rate, viewers = found["measured_bit_rates"], found["bit_rate"], found["viewers_per_node"]
     beyond, memory, error = found["at_least"], found["memory_bytes_per_node"], found["error_share"]
     facts = found | {
         "asked": f"viewers of {told('bit_rate', rate)} at {percent(options.busy)} of a thread",
         "far": "" if low / 2 <= rate <= high * 2 else f"{told('bit_rate', low)} to {told('bit_rate', high)}",
-        "reference": found["fitted_to"] == "reference" and node.MACHINE,
+        "a_node": "One like all of them together" if found.get("nodes_recorded", 0) > 1 else "A node",
         "none": not viewers,
         "reach": MOST_REACH,
         "low": figure(found["viewers_per_node_low"]),
@@ -172,6 +179,31 @@ def said(found: dict[str, Any], options: CapacityOptions) -> str:
         "assumed": percent(max(0.0, 1 - found.get("viewers_peak", 0.0) / options.viewers)),
     }
     return sentences(facts, _SAID)
+
+
+def headline(found: dict[str, Any], options: CapacityOptions) -> str:
+    """Return the answer in a line: what each node carries, where nodes were recorded."""
+    if found["fitted_to"] == "reference":
+        return MEASURE
+    least, viewers = "at least " if found["at_least"] else "", found["viewers_per_node"]
+    facts = {
+        "each": found.get("each"),
+        "one": not found.get("each") and f"{least}{figure(viewers)}" if viewers else "no",
+        "rate": told("bit_rate", found["bit_rate"]),
+        "crowd": figure(options.viewers),
+        "nodes": found["nodes"] and plural(found["nodes"], "node"),
+    }
+    return sentences(facts, _HEADLINE).removesuffix(".")
+
+
+def _each(nodes: Sequence[str], carries: Sequence[tuple[int | None, str, bool]]) -> str:
+    """Return what each of these nodes carries, the first by name alone; "": that is known of none."""
+    texts = [
+        f"{name} {'at least ' if least else ''}{viewers:,}" if viewers else f"{name}: not known"
+        for name, (viewers, _, least) in zip(nodes, carries, strict=True)
+    ]
+    more = [f"{len(texts) - MOST_NAMED:,} more in capacity_nodes"] if texts[MOST_NAMED:] else []
+    return ", ".join(texts[:MOST_NAMED] + more) if any(viewers for viewers, _, _ in carries) else ""
 
 
 def measured(loads: pd.DataFrame) -> list[Measurement]:
@@ -219,12 +251,13 @@ def answer(parts: Parts, options: CapacityOptions) -> Answer:
     points = measured(loads)
     found = estimate(points, options)
     if not ms:
-        return Answer(summary=found)
+        return Answer(summary=found | {"headline": headline(found, options)})
+    names = [str(name) for name, _ in loads.groupby("node")]
     of_all, carries = (found["viewers_per_node"], found["fitted_to"], found["at_least"]), []
     for _, rows in loads.groupby("node"):
         own = measured(rows)
         if of_all[1] == "measurements" or why_weak(own):
-            carries.append(of_all)
+            carries.append((None, "", False) if of_all[1] == "reference" else of_all)
         else:
             viewers, ended_by = carried(fit(own), options)
             carries.append((viewers or None, "own records", ended_by == "measured"))
@@ -236,8 +269,9 @@ def answer(parts: Parts, options: CapacityOptions) -> Answer:
         "carry_viewers_one_down": sum(carry) - max(carry),
         "viewers_peak": round(float(whole["peak_ms"].max()) / (WINDOW_S * 1000), 1),
         "watched_s": round(ms / 1000, 1),
+        "each": _each(names, carries),
     }
-    return Answer(summary=found | {"answer": said(found, options)})
+    return Answer(summary=found | {"answer": said(found, options), "headline": headline(found, options)})
 
 
 JOB: Final = Job(name="capacity", parts=(LOADS,), results=("capacity_nodes",), answer=answer, options=CapacityOptions)

@@ -36,8 +36,11 @@ LEAST_RECORDED_BUSY: Final = 0.1
 LEAST_VIEWER_US: Final = 12.5
 """A fit below this is none: system calls alone, one per 40 ms (the flush interval at its ceiling), take as long."""
 
-MACHINE: Final = "AMD EPYC, 2 cores with the crowd on them, Python 3.11, loopback; docs/benchmarks.md of 2026-11-21"
-"""What `FIGURES` are of: absolute figures moved by a third between hours on that very machine."""
+MEASURE: Final = (
+    "not known for your machine: measure it (flowctl load rtmp://127.0.0.1/live/test --publishers 1 --viewers 500 "
+    "--server-pid PID --json > FILE, then flowctl analyze capacity EVENTS --out DIR --measurements FILE)"
+)
+"""What is said of a node that was not measured."""
 IDLE_MEMORY_BYTES: Final = 46_500_000
 """Of the server without viewers: of the 53.7 MB of the soak with 1000 viewers of 600 kbit/s, 7.2 MB are theirs."""
 FIGURES: Final = (
@@ -49,7 +52,8 @@ FIGURES: Final = (
     (1_000, 2_500_000, 242, 40, 9_500),
     (4_000, 2_500_000, 207, 92, 9_400),
 )
-"""Of viewers that all keep up, from table *Comparison* of that document. Few cost more: they are flushed sooner."""
+"""Of viewers that all keep up: AMD EPYC, 2 cores with the crowd on them, Python 3.11, loopback; docs/benchmarks.md of
+2026-11-21, table *Comparison*. Few cost more: they are flushed sooner. They moved by a third between hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

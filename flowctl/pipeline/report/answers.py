@@ -29,6 +29,7 @@ from flowctl.charts.words import (
     whole,
     words,
 )
+from flowctl.pipeline.capacity.node import MEASURE
 from flowctl.pipeline.report.found import Found, Row, json_of
 from flowctl.pipeline.viewers.ingest import GAP_MAX_MS, GAP_SHARE, JITTER_MS, KEY_MAX_MS
 
@@ -99,7 +100,7 @@ Little evidence: {few} of them made fewer than 20.
 Who else is behind an address and was not recorded is not known.
 """
 _CAPACITY: Final = """
-What a node carries is ASSUMED for {assumed}: that of a reference machine, not yours (flowctl load measures yours).
+What {unknown} can carry is {measure}.
 What a node carries comes from {sources}, for {known}.
 Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers.
 A load that was held out was missed by {error}.
@@ -115,21 +116,24 @@ RULES: Final = (
            "{choice}.\nThe same viewers would have had: {changes}.", _LIMITS),
     Advice("limits", "unknown",
            "Leave the limits as they are: of {tried} that were tried none meets what was asked for.", "", _LIMITS),
+    Advice("bans", "fine",
+           "Keep nobody out: {spared} with enough evidence are allowed, being private, loopback or named by --allow.",
+           "`flowctl analyze abuse --judge-private` judges private networks and loopback as any other.", "{recorded}"),
     Advice("bans", "fine", "Keep nobody out: of {many} with evidence against them none has enough.", "", "{recorded}"),
     Advice("bans", "act", "{order}: see bans.jsonl.", "{named}.", _BANS),
     Advice("capacity", "act",
-           "Add a node, or move streams away from {full}: there is room for {room} on {nodes}.",
+           "Add a node, or move streams away from {full}: {left}.",
            "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
            "The thread of {hung} had no room: it counts as full, whatever the model says.\n"
            "{free} of each node are kept free.\n{next}", _CAPACITY),
-    Advice("capacity", "fine", "No node is needed now: there is room for {room} on {nodes}.",
+    Advice("capacity", "fine", "No node is needed now: there is room for {room}.",
            "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
            "{free} of each node are kept free.\n{next}", _CAPACITY),
     Advice("network", "act", "Call the operator of the network {name}.",
            "{part} of its viewers had trouble by their own link; of all others {others}.",
            "{viewers}, {errors} standard errors from the others; 3 are asked for.\n"
            "Only {few} viewers: the share may well be another one.\n"
-           "{one?}All of the trouble is at one address: it may be one viewer who came back."),
+           "{one?}All of the trouble is at one address: it may be the line of one house."),
     Advice("publisher", "act", "Call the publisher of {name}.",
            "{wrong}.\n{hashed?}Its name is known as a hash alone: it comes from {address} to the node {node}.",
            "Measured where it comes in, over {measured} of one connection."),
@@ -246,6 +250,8 @@ def bans(found: Found) -> Facts:
         return {"why_not": found.why_not("abuse")}
     facts: Facts = {"recorded": recorded(found)}
     if not rows:
+        spared = whole((found.summary("abuse").get("verdicts") or {}).get("address_allowed"))
+        facts["spared"] = spared and plural(spared, "address", "addresses")
         return facts | {"many": plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")}
     kinds, addresses = Counter(map(_kind, rows)), ("address or subnet", "addresses and subnets")
     banned = kinds.pop("banned", 0)
@@ -285,17 +291,17 @@ def evidence_text(value: Any) -> str:
 def capacity(found: Found, hung: set[str]) -> Facts:
     """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none."""
     said = found.summary("capacity")
-    rows = {
-        words(row.get("node"), 48): row for row in found.rows("capacity_nodes") if whole(row.get("carries_viewers"))
-    }
-    sources = Counter(str(row.get("carries_from")) for row in rows.values()) or Counter([str(said.get("fitted_to"))])
-    assumed, error = sources.pop("reference", 0), number(said.get("error_share"))
+    everyone = {words(row.get("node"), 48): row for row in found.rows("capacity_nodes")}
+    rows = {name: row for name, row in everyone.items() if whole(row.get("carries_viewers"))}
+    sources = Counter(str(row.get("carries_from")) for row in rows.values())
+    unknown, error = len(everyone) - len(rows), number(said.get("error_share"))
     kept = number(said.get("headroom_share"))
     free = FREE if kept is None else kept
     facts: Facts = {
         **said,
         "why_not": (said.get("answer") and words(said["answer"], 1500)) or found.why_not("capacity"),
-        "assumed": assumed and plural(assumed, "node"),
+        "unknown": rows and unknown and plural(unknown, "node"),
+        "measure": MEASURE,
         "known": rows and sources and plural(sources.total(), "node"),
         "sources": " and ".join(_SOURCES.get(name, words(name, 24)) for name in sorted(sources)),
         "error": error is not None and percent(abs(error)),
@@ -303,21 +309,30 @@ def capacity(found: Found, hung: set[str]) -> Facts:
         "free": percent(free),
     }
     if not rows:
-        return facts
+        facts |= dict.fromkeys(("measured_crowds", "error"))
     load = {name: number(row.get("load_peak")) or 0.0 for name, row in rows.items()}
-    full = [name for name in rows if name in hung or load[name] >= 1 - free]
-    rest = [rows[name] for name in rows if name not in full]
-    room = sum((1 - free) * whole(row["carries_viewers"]) - (number(row.get("viewers_peak")) or 0.0) for row in rest)
-    least = "at least " if any(row.get("carries_at_least") for row in rest) else ""
-    fullest = max(load, key=load.__getitem__)
+    full = [name for name in everyone if name in hung or load.get(name, 0.0) >= 1 - free]
+    if not rows and not full:
+        return facts
+    rest = {name: row for name, row in rows.items() if name not in full}
+    rooms = {
+        name: int((1 - free) * whole(row["carries_viewers"]) - (number(row.get("viewers_peak")) or 0.0))
+        for name, row in rest.items()
+    }
+    least = {name: "at least " if row.get("carries_at_least") else "" for name, row in rest.items()}
+    named = [f"{least[name]}{rooms[name]:,} on {name}" for name in sorted(rooms, key=rooms.__getitem__)]
+    named = [*named[:MOST_NAMED], *([f"more on {len(named) - MOST_NAMED:,} others"] if named[MOST_NAMED:] else [])]
+    room = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]])).replace(" on ", " more viewers on ", 1)
+    fullest = max(load, key=load.__getitem__, default="")
+    beside = f"what others carry is {MEASURE}" if unknown and len(full) < len(everyone) else "no node has room"
     return facts | {
+        "left": f"there is room for {room}" if room else beside,
         "full": ", ".join(full[:MOST_NAMED]) + (f" and {len(full) - MOST_NAMED:,} more" if full[MOST_NAMED:] else ""),
-        "hung": ", ".join(sorted(hung & rows.keys())[:MOST_NAMED]),
-        "room": f"{least}{plural(int(room), 'more viewer')}",
-        "nodes": plural(len(rest), "node"),
+        "hung": ", ".join(sorted(hung & everyone.keys())[:MOST_NAMED]),
+        "room": room,
         "fullest": fullest,
-        "load": percent(load[fullest]),
-        "next": _next_node(found.peaks, room),
+        "load": fullest and percent(load[fullest]),
+        "next": rows and _next_node(found.peaks, float(sum(rooms.values()))),
     }
 
 
@@ -344,16 +359,16 @@ def networks(found: Found) -> list[Facts]:
     Trouble that is the server's, the publisher's or the limits' fault is no reason to call who carries it.
     """
     links = {row["key"]: row for row in found.rows("links")}
-    troubled, viewers = sum(row["troubled"] for row in links.values()), whole((found.totals or {}).get("plays"))
+    troubled, viewers = sum(row["troubled"] for row in links.values()), whole((found.totals or {}).get("people"))
     clear = []
-    for row in (row for row in found.rows("network") if row.get("key") in links):
-        part = links[row["key"]]["troubled"]
-        of, others = max(whole(row.get("plays")), part), troubled - part
+    for row in (links[row["key"]] for row in found.rows("network") if row.get("key") in links):
+        part = row["troubled"]
+        of, others = max(row["viewers"], part), troubled - part
         errors = apart(part, of, others, viewers - of) if viewers > of else 0.0
         if part >= LEAST_TROUBLED and errors >= SURE:
             facts = {"name": words(row["key"]), "part": share(part, of), "others": share(others, viewers - of)}
             facts |= {"viewers": plural(of, "viewer"), "errors": f"{errors:.1f}", "few": of < FEW and str(of)}
-            clear.append((errors, facts | {"one": links[row["key"]]["addresses"] == 1}))
+            clear.append((errors, facts | {"one": row["addresses"] == 1}))
     return [facts for _, facts in sorted(clear, key=lambda item: -item[0])]
 
 

@@ -223,15 +223,25 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
     tallies = {
         "closes": frame[["close_reason", "closed_by"]].value_counts(),
         "blames": troubled["blame"].value_counts(),
-        "nodes": viewers[["node", "blame"]].value_counts(),
         "pictures": pictures.fillna("not known").rename("of").value_counts().reindex(_PICTURE_WORDS).dropna(),
     }
     told = {name: (tally / drawn).round().reset_index(name="count") for name, tally in tallies.items()}
     cuts = {name: Cut(rows_of(rows.head(200)), len(rows)) for name, rows in told.items()}
     cuts["worst"] = Cut(rows_of(first(honest, ("cut_slow", "trouble_ms", "delay_p99_ms"))), len(honest))
-    cuts["links"] = _links(honest.loc[honest["blame"] == "viewer_link", "peer_ip"], drawn)
+    # Whom to call is said by viewers, not by connections: who comes back again and again is one.
+    until = times["closed_at"].fillna(times["seen_at"])
+    trouble_ms = frame["trouble_ms"].fillna(0.0).clip(0.0, frame["duration_s"].fillna(0.0).clip(0.0, 1e7) * 1000)
+    until = until.where(~frame["cut_slow"], until - pd.to_timedelta(trouble_ms, "ms"))
+    there = viewers[["node", "blame"]].assign(
+        address=viewers["peer_ip"].fillna(viewers["conn_id"].astype(str)), began=times["opened_at"], until=until
+    )
+    nodes = at_once(there, "node", "blame", "address").groupby(["node", "blame"]).sum()
+    cuts["nodes"] = Cut(rows_of((nodes / drawn).round().reset_index(name="count")), len(nodes))
+    there = there[~bad]
+    cuts["links"] = _links(at_once(there[there["blame"] == "viewer_link"], "address"), at_once(there, "address"), drawn)
     span_s = (times.max().max() - times["opened_at"].min()).total_seconds()
     totals = {"connections": round(len(frame) / drawn), "span_s": span_s, "drawn_share": drawn}
+    totals["people"] = round(float(at_once(there, "address").sum()) / drawn)
     totals["listed"] = round(int(bad.sum()) / drawn)
     for row in whole:
         totals |= {"play_s": (number(row.get("play_hours")) or 0.0) * 3600}
@@ -245,15 +255,38 @@ def _viewers(tables: Tables, whole: Sequence[Row], listed: Listed) -> dict[str, 
     }
 
 
-def _links(addresses: pd.Series[Any], drawn: float) -> Cut:
-    """Return networks by how many viewers had trouble by their own link."""
+def at_once(rows: pd.DataFrame, *keys: str) -> pd.Series[Any]:
+    """Return by these columns, the address among them, how many of their connections were open at once.
+
+    Those of one viewer come one after the other: what follows when it was cut, or after `until`, may be the same one.
+    """
+    steps = (
+        rows[[*keys, at]].rename(columns={at: "at"}).assign(step=step) for at, step in (("until", -1), ("began", 1))
+    )
+    moves = pd.concat(steps).sort_values([*keys, "at", "step"])
+    moves["open"] = moves.groupby([*keys])["step"].cumsum()
+    return moves.groupby([*keys])["open"].max().clip(lower=1)
+
+
+def _links(troubled: pd.Series[Any], viewers: pd.Series[Any], drawn: float) -> Cut:
+    """Return networks by how many viewers they have, and how many had trouble by their own link; given by address."""
     found: dict[str, Counter[str]] = {}
-    for address, count in addresses.dropna().value_counts().items():
+    for address, count in viewers.items():
         unit, network = _networks_of(str(address))
-        found.setdefault(network, Counter())[unit] += count
+        tally = found.setdefault(network, Counter())
+        tally["viewers"] += count
+        if part := troubled.get(address):
+            tally["troubled"] += part
+            tally["unit " + unit] += 1
     rows = [
-        {"key": network, "troubled": round(units.total() / drawn), "addresses": len(units)}
-        for network, units in found.items()
+        {
+            "key": network,
+            "viewers": round(tally["viewers"] / drawn),
+            "troubled": round(tally["troubled"] / drawn),
+            "addresses": sum(name.startswith("unit ") for name in tally),
+        }
+        for network, tally in found.items()
+        if tally["troubled"]
     ]
     return Cut(rows, len(rows))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("pyspark")
 
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.job import MOST_REACH, CapacityOptions, carried, estimate
-from flowctl.pipeline.capacity.node import BYTE_US, Measurement, fit, held_out_error, reference
+from flowctl.pipeline.capacity.job import MOST_REACH, CapacityOptions, carried, estimate, headline
+from flowctl.pipeline.capacity.node import BYTE_US, MEASURE, Measurement, fit, held_out_error, reference
 
 OPTIONS = CapacityOptions(bit_rate=2.5e6, slow_share=0.05)
 
@@ -20,15 +21,19 @@ def thread(viewers, busy):
     return Measurement(viewers=viewers, bit_rate=2_500_000, cpu_us_per_s=busy * 1e6)
 
 
-def test_answer_when_records_are_of_57_viewers_is_that_of_the_reference_machine_and_says_so():
-    """A small crowd on an idle thread gives thousands of viewers of another machine, loudly, and not fifty thousand."""
+REFERENCE = json.dumps({"rows": [point.as_dict() for point in reference()]})
+
+
+def test_answer_when_records_are_of_57_viewers_is_not_known_and_how_to_measure_it():
+    """A small crowd on an idle thread gives one plain line; figures, of another machine, are for programs alone."""
     found = estimate([thread(10, 0.081), thread(25, 0.085), thread(57, 0.08)], OPTIONS)
     assert found["fitted_to"] == "reference"
     assert 2_000 < found["viewers_per_node"] < 4_500
     assert 170 < found["cpu_us_per_viewer_s"] < 260
     assert 9_000 < found["memory_bytes_per_viewer"] < 10_000
-    assert found["answer"].startswith("REFERENCE MACHINE, NOT YOURS (")
-    assert "Your records do not carry an answer: the largest recorded crowd is 57 viewers" in found["answer"]
+    assert found["answer"].startswith("Not known for your machine: measure it (flowctl load rtmp://")
+    assert found["answer"].endswith("): the largest recorded crowd is 57 viewers, 200 are needed.")
+    assert headline(found, OPTIONS) == MEASURE
     assert found["largest_recorded_viewers"] == 57
 
 
@@ -59,15 +64,17 @@ def test_answer_when_measurements_are_given_goes_before_the_records():
 
 def test_answer_when_the_bit_rate_is_far_from_all_crowds_warns():
     """No crowd of 20 Mbit/s was measured on the reference machine, so its answer there is a guess, and says so."""
-    options = CapacityOptions(bit_rate=20e6, slow_share=0.0)
+    options = CapacityOptions(bit_rate=20e6, slow_share=0.0, measurements=REFERENCE)
     assert "NO CROWD NEAR 20" in estimate([], options)["answer"]
-    assert "NO CROWD NEAR" not in estimate([], OPTIONS)["answer"]
+    assert "NO CROWD NEAR" not in estimate([], replace(options, bit_rate=2.5e6))["answer"]
 
 
 def test_answer_when_nothing_fits_is_null_and_not_0():
     """Where no size keeps what was asked for, there is no number of viewers; 0 would be one."""
     # The reference machine has 46.5 MB without a viewer.
-    found = estimate([], CapacityOptions(bit_rate=2.5e6, slow_share=0.05, memory_bytes=40 << 20))
+    found = estimate(
+        [], CapacityOptions(bit_rate=2.5e6, slow_share=0.05, memory_bytes=40 << 20, measurements=REFERENCE)
+    )
     assert (found["viewers_per_node"], found["nodes"], found["memory_bytes_per_node"]) == (None, None, None)
     assert "A node carries no viewers of 2.50 Mbit/s" in found["answer"]
 
@@ -136,6 +143,8 @@ def test_answer_when_a_resource_ends_it_names_which(slow_share, memory_bytes, ca
 
     options = CapacityOptions(bit_rate=2.5e6, slow_share=slow_share, memory_bytes=memory_bytes)
     assert carried(fit([point(200), point(800)]), options) == (pytest.approx(carries, abs=60), ended_by)
-    told = estimate([], CapacityOptions(bit_rate=2.5e6, slow_share=0.0, memory_bytes=55_000_000))
+    told = estimate(
+        [], CapacityOptions(bit_rate=2.5e6, slow_share=0.0, memory_bytes=55_000_000, measurements=REFERENCE)
+    )
     assert told["ended_by"] == "memory"
     assert "what ends it is its memory" in told["answer"]

@@ -11,6 +11,7 @@ from record_kit import sample, write_samples
 
 from flowctl.pipeline.capacity.job import JOB, NODE_COLUMNS, CapacityOptions
 from flowctl.pipeline.capacity.loads import loads
+from flowctl.pipeline.capacity.node import MEASURE
 from flowctl.pipeline.run import run
 from flowctl.telemetry.schema import CLASS_NAMES
 
@@ -58,6 +59,10 @@ def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_
     assert (found["viewers_per_node"], found["ended_by"], found["nodes"]) == (200, "measured", 6)
     assert (found["nodes_recorded"], found["carry_viewers"], found["carry_viewers_one_down"]) == (2, 400, 200)
     assert (found["viewers_peak"], found["watched_s"]) == (9.1, 121.0)
+    assert found["answer"].startswith("Node by node: n1 at least 200, n2 at least 200. One like all of them together ")
+    assert found["headline"] == (
+        "Nodes carry n1 at least 200, n2 at least 200 (viewers of 2.00 Mbit/s). 910 viewers take 6 nodes"
+    )
     assert "910 viewers need at most 6 nodes, any one of which may die, with 20 % of each free" in found["answer"]
     assert found["answer"].endswith(
         "RECORDED: nodes that together carry 400 viewers, and 200 with the largest dead; at most 9.1 viewers at once, "
@@ -74,16 +79,19 @@ def test_run_when_records_are_of_a_fleet_answers_as_computed_by_hand(spark, tmp_
     assert two["trouble_share"] == pytest.approx(10 / 41)
 
 
-def test_run_when_records_are_of_few_viewers_is_of_the_reference_machine(spark, tmp_path):
-    """Six viewers on an idle thread are no ground for an answer, which is then told to be of another machine."""
+def test_run_when_records_are_of_few_viewers_is_not_known(spark, tmp_path):
+    """Six viewers on an idle thread are no ground for an answer, and no node is told to carry another one's viewers."""
     columns = {"accepted_bytes_inter": 260_000, "thread_busy": 0.08}
     write_samples(tmp_path / "events", [sample(at, number, **columns) for at in range(20) for number in range(6)])
     options = CapacityOptions(viewers=10_000, memory_bytes=4 << 30)
-    found, _ = answered(spark, tmp_path, options)
+    found, tables = answered(spark, tmp_path, options)
     assert (found["fitted_to"], found["largest_recorded_viewers"]) == ("reference", 6)
     assert found["bit_rate"] == pytest.approx(260_000 * 8)  # of the crowd the records do tell
     assert 2_000 < found["viewers_per_node"] < 4_500
-    assert found["answer"].startswith("REFERENCE MACHINE, NOT YOURS")
+    assert found["answer"].startswith("Not known for your machine: measure it (")
+    assert found["headline"] == MEASURE
+    (node,) = tables["capacity_nodes"][1]
+    assert (node["carries_viewers"], node["load_peak"], node["viewers_peak"]) == (None, None, 6.0)
 
 
 def test_loads_when_counts_are_beyond_64_bits_end_there(spark):

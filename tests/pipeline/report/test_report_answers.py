@@ -8,15 +8,16 @@ import pytest
 from report_kit import BEGAN, choice, empty, felt, node, notes, publication
 
 from flowctl.charts.words import apart, percent, sentences, share, span
+from flowctl.pipeline.capacity.node import MEASURE
 from flowctl.pipeline.report import answers
 from flowctl.pipeline.report.found import Cut, Found
 
 
 def found(jobs=None, totals=None, peaks=None, **tables):
     """A report that found these tables; counts of viewers are what it takes."""
-    whole = {"viewers": 400.0, "plays": 400.0, "troubled": 40.0, "span_s": 600.0} | (totals or {})
+    whole = {"viewers": 400.0, "plays": 400.0, "troubled": 40.0, "people": 400, "span_s": 600.0} | (totals or {})
     named = [row for row in tables.get("network", ()) if row["key"]]
-    links = [{"key": row["key"], "troubled": row["troubled"], "addresses": row["troubled"]} for row in named]
+    links = [row | {"addresses": row["troubled"]} for row in named]
     links.append({"key": "others", "troubled": 40 - sum(row["troubled"] for row in links), "addresses": 40})
     cuts = {name: Cut(rows, len(rows)) for name, rows in ({"links": links} | tables).items()}
     return Found(
@@ -147,17 +148,27 @@ def test_bans_when_nobody_has_enough_against_it_say_keep_nobody_out():
     said = answer_about("bans", found(abuse_scores=[{"cidr": "10.0.0.1/32", "score": 0.1}], bans=[]))
     assert (said.kind, said.do[:17]) == ("fine", "Keep nobody out: ")
     assert "1 address or subnet with evidence" in said.do
+    allowed = notes(abuse={"state": "done", "summary": {"verdicts": {"address_allowed": 2}}})
+    said = answer_about("bans", found(allowed, abuse_scores=[{"cidr": "127.0.0.1/32", "score": 12.0}], bans=[]))
+    assert (
+        said.do
+        == "Keep nobody out: 2 addresses with enough evidence are allowed, being private, loopback or named by --allow."
+    )
 
 
 def test_capacity_when_nodes_have_room_counts_it_with_headroom():
     """80 % of what each carries, less its peak: that many more; a full one is named."""
     nodes = [node(), node(node="edge-1", viewers_peak=190.0, load_peak=0.95)]
     assert answer_about("capacity", found(capacity_nodes=[node()])).do == (
-        "No node is needed now: there is room for 60 more viewers on 1 node."
+        "No node is needed now: there is room for 60 more viewers on edge-0."
+    )
+    two = [node(), node(node="edge-1", viewers_peak=140.0, load_peak=0.7)]
+    assert answer_about("capacity", found(capacity_nodes=two)).do == (
+        "No node is needed now: there is room for 20 more viewers on edge-1 and 60 on edge-0."
     )
     full = answer_about("capacity", found(capacity_nodes=nodes))
     assert full.kind == "act"
-    assert full.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on 1 node."
+    assert full.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on edge-0."
     assert "edge-1, had 95 % of what it carries" in full.why
     jobs = notes(capacity={"state": "done", "summary": {"headroom_share": 0.4}})
     asked = answer_about("capacity", found(jobs, capacity_nodes=[node()]))
@@ -169,16 +180,24 @@ def test_capacity_when_a_thread_had_no_room_counts_its_node_as_full():
     """What the model says of a node is not offered where its thread was to blame: both answers are one."""
     blamed = [{"node": "edge-1", "blame": "server_loop", "count": 16}, {"node": "edge-0", "blame": "none", "count": 9}]
     said = answer_about("capacity", found(capacity_nodes=[node(), node(node="edge-1")], nodes=blamed))
-    assert said.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on 1 node."
+    assert said.do == "Add a node, or move streams away from edge-1: there is room for 60 more viewers on edge-0."
     assert "The thread of edge-1 had no room" in said.why
+    alone = answer_about("capacity", found(capacity_nodes=[node(node="edge-1")], nodes=blamed))
+    assert alone.do == "Add a node, or move streams away from edge-1: no node has room."
+    unknown = [node(node=name, carries_viewers=None, load_peak=None) for name in ("edge-0", "edge-1")]
+    said = answer_about("capacity", found(capacity_nodes=unknown, nodes=blamed))
+    assert said.do.startswith("Add a node, or move streams away from edge-1: what others carry is not known for your ")
 
 
-def test_capacity_when_it_is_that_of_a_reference_machine_shouts():
-    """What was assumed is named as such."""
-    jobs = notes(capacity={"state": "done", "summary": {"fitted_to": "reference"}})
-    said = answer_about("capacity", found(jobs, capacity_nodes=[node(carries_at_least=True, carries_from="reference")]))
-    assert "What a node carries is ASSUMED for 1 node" in said.sure
-    assert "at least 60 more viewers" in said.do
+def test_capacity_when_the_machine_was_not_measured_is_one_plain_line():
+    """What a node carries is not known then: how to measure it is told, and no figure of another machine."""
+    jobs = notes(capacity={"state": "done", "summary": {"fitted_to": "reference", "answer": f"Not {MEASURE[4:]}."}})
+    unknown = node(node="edge-1", carries_viewers=None, carries_from="", load_peak=None)
+    said = answer_about("capacity", found(jobs, capacity_nodes=[unknown]))
+    assert (said.kind, said.do, said.why) == ("unknown", f"Not {MEASURE[4:]}.", "")
+    both = answer_about("capacity", found(capacity_nodes=[unknown, node(carries_at_least=True)]))
+    assert both.do == "No node is needed now: there is room for at least 60 more viewers on edge-0."
+    assert f"What 1 node can carry is {MEASURE}." in both.sure
 
 
 @pytest.mark.parametrize(
@@ -206,7 +225,7 @@ def test_calls_when_a_network_stands_out_name_it():
     assert "9 of 12 of its viewers" in few.why
     assert "Only 12 viewers: the share may well be another one." in few.sure
     assert "one address" not in few.sure
-    links = [{"key": "10.1.2.0/24", "troubled": 9, "addresses": 1}]
+    links = [{"key": "10.1.2.0/24", "viewers": 12, "troubled": 9, "addresses": 1}]
     (one,) = calls(found(network=[felt("network", "10.1.2.0/24", 12, 9)], links=links))
     assert "All of the trouble is at one address" in one.sure
 

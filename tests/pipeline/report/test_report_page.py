@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_kit import Page
 from report_kit import (
+    BEGAN,
     JOBS,
     NASTY,
     choice,
@@ -279,6 +281,34 @@ def test_bounds_of_ratios_when_viewers_weigh_differently_are_those_of_sums(tmp_p
     assert [gather._student(freedom) for freedom in (10, 30, 1e6)] == pytest.approx([3.22, 2.77, 2.6], abs=0.01)
 
 
+def test_calls_when_a_viewer_comes_back_again_and_again_count_it_once(tmp_path):
+    """Nine connections of one home, one after the other, are one viewer in trouble; nine at once are nine."""
+
+    def found(number, seconds):
+        """What nine connections are that begin so many seconds apart; each is cut as the next begins, 5 s after it."""
+        folder, begun = tmp_path / f"r{number}", [BEGAN + timedelta(seconds=seconds * n) for n in range(9)]
+        last = {"close_reason": "stuck", "closed_by": "server", "blame": "viewer_link", "trouble_ms": 8_000.0}
+        rows = [
+            session(n, peer_ip="10.1.2.3", node="edge-9", opened_at=at, closed_at=at + timedelta(seconds=65), **last)
+            for n, at in enumerate(begun)
+        ]
+        rows += [session(n, peer_ip=f"10.2.{n}.1", blame="none", close_reason="peer closed") for n in range(40)]
+        network = [felt("network", "10.1.2.0/24", 9, 9), *(felt("network", f"10.2.{n}.0/24", 1) for n in range(40))]
+        return found_of(folder, {"sessions": rows, "experience": [felt("all", "all", 49, 9), *network]}, {})
+
+    one, nine = found(1, 60), found(9, 0)
+    assert [
+        [row["viewers"], row["troubled"], row["addresses"]] for shown in (one, nine) for row in shown.rows("links")
+    ] == [
+        [1, 1, 1],
+        [9, 9, 1],
+    ]
+    assert [shown.totals["people"] for shown in (one, nine)] == [41, 49]
+    assert [row["count"] for row in one.rows("nodes") if row["node"] == "edge-9"] == [1]
+    assert "Call the operator" not in Page(render(one)).words
+    assert "Call the operator of the network 10.1.2.0/24" in Page(render(nine)).words
+
+
 def test_abusers_when_they_are_on_the_list_are_neither_called_nor_among_the_worst_off(tmp_path):
     """Who is banned or limited, alone or with its network, is nobody to call and no viewer to pity."""
     rows = [session(number, peer_ip=f"10.{number % 4}.0.1" if number % 10 == 0 else None) for number in range(40)]
@@ -333,7 +363,7 @@ def test_calls_when_trouble_is_not_of_the_link_name_no_network(tmp_path):
     texts = {"bans.jsonl": json.dumps({"cidr": "10.6.0.1/32", "evidence": {}})}
     words = Page(render(found_of(tmp_path / "r", {"sessions": quiet + rows, "experience": experience}, texts))).words
     assert re.findall(r"operator of the network ([0-9.]+/24)", words) == ["10.5.0.0/24"]
-    assert "100 % (20 of 20) of its viewers had trouble by their own link; of all others 0 % (0 of 380)" in words
+    assert "100 % (20 of 20) of its viewers had trouble by their own link; of all others 0 % (0 of 360)" in words
 
 
 @pytest.mark.parametrize(

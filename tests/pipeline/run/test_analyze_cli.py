@@ -23,6 +23,7 @@ from flowctl.cli.analyze.common import check_apart, show
 from flowctl.cli.errors import TerminatedError
 from flowctl.errors import ConfigError
 from flowctl.pipeline import run, said
+from flowctl.pipeline.capacity.node import MEASURE
 from flowctl.pipeline.job import JobNote, JobState
 from flowctl.pipeline.spark import progress
 
@@ -241,7 +242,7 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp
     assert (status, len(listed)) == (0, 1), errors
     lines = shown.splitlines()
     assert lines[0] == "sessions: 2 connections, 0 of them open; 0 in trouble, by cause: -"
-    assert lines[1].startswith("capacity: a node carries ")
+    assert lines[1] == f"capacity: {MEASURE}"
     assert lines[2:4] == [
         "report: what to do",
         "  Not known: the job whatif was not run. `flowctl analyze whatif` runs it.",
