@@ -17,6 +17,7 @@ import pandas as pd
 from pyspark.sql import functions as f
 
 from flowctl.addresses import Network
+from flowctl.charts.words import plural
 from flowctl.errors import ConfigError
 from flowctl.pipeline.abuse.evidence import EVIDENCE
 from flowctl.pipeline.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_scores, begin_us
@@ -193,6 +194,11 @@ def answer(parts: Parts, options: AbuseOptions) -> Answer:
     if options.truth is not None:
         summary["truth"] = found_of(parts.result("abuse_scores"), options.truth)
     warnings = []
+    if (spared := verdicts.get(("address", "allowed"), 0)) and not options.private:
+        warnings.append(
+            f"{plural(spared, 'address', 'addresses')} with enough evidence are neither banned nor limited: loopback "
+            "and private networks are allowed, as is what --allow names; --judge-private judges them as any other"
+        )
     if last_s and begin_s - last_s > weights.half_life_s:
         warnings.append(
             f"the records end {(begin_s - last_s) / 3600:.0f} hours ago, and evidence is halved every "

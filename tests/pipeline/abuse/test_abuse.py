@@ -313,6 +313,20 @@ OF_HOURS = {
         "192.0.2.117",
         lambda a: ends_apart(a, "stuck", 40, **DEAF_AT_LAST, **CLOSED | {"sent_bytes": 20 << 20}),
     ),
+    "people who wait for a show, beside one who attacks": (
+        "shared",
+        "192.0.2.119",
+        lambda a: viewers(a, 150, NOW_S - 100, startup_ms=None) + attack(a),
+    ),
+    "people who waited for it until they were ended, as their server was": (
+        "shared",
+        "192.0.2.120",
+        lambda a: [
+            *ends(a, "limit hit", 15, NOW_S - 30, limit_name="player_wait_s", **WAITED),
+            *[closed(a, "shutdown", NOW_S, conn_id=n, **WAITED) for n in range(20, 35)],
+            *attack(a),
+        ],
+    ),
     # abusers that evade
     "one whose kernel holds megabytes that it does not read": (
         "ban",
@@ -533,8 +547,9 @@ def test_abuse_when_there_are_more_than_fit_keeps_the_worst_and_says_so(short):
 @pytest.mark.parametrize("allowed", ALLOWED)
 def test_abuse_when_an_address_is_allowed_never_bans_it(world, allowed):
     """Who is on the allow list is scored and not banned, whatever the prefix length."""
-    scores, bans, _ = world
+    scores, bans, result = world
     address = ALLOWED[allowed]
+    assert "--judge-private judges them as any other" in result.warnings[0]
     assert (scores[address]["verdict"], bans.match(address, NOW_S)) == ("allowed", None)
 
 
