@@ -165,7 +165,12 @@ def test_failure_when_the_reader_has_gone_is_silent(command):
     gone, ours = os.pipe()
     os.close(gone)
     done = subprocess.run(
-        [*FLOWCTL.split(), *command.split()], stdout=ours, stderr=subprocess.PIPE, timeout=PATIENCE_S, check=False, cwd=ROOT
+        [*FLOWCTL.split(), *command.split()],
+        stdout=ours,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=ROOT,
     )
     os.close(ours)
     assert (done.returncode, done.stderr) == (141, b"")
