@@ -28,6 +28,10 @@ _MOST_FLIGHTS: Final = 200_000
 """Flights of a list, some 100 MB."""
 _MOST_ROWS: Final = 2_002_000
 """Rows of one flight that are handed over: a few more than a recorder writes, so that its reader can say so."""
+_MOST_FILE_ROWS: Final = 10_000_000
+"""Rows of one file: a hundred times what a recorder writes."""
+_MOST_FOOTER_BYTES: Final = 16 * 1024 * 1024
+"""Of one file: a recorder's has some KiB; as it is in memory it has many times that."""
 _MOST_GROUP_BYTES: Final = 512 * 1024 * 1024
 """Of a row group as it is in memory: a recorder's has some 5 MB."""
 _MOST_TEXT_BYTES: Final = 64 * 1024 * 1024
@@ -117,14 +121,40 @@ def flight_files(path: Path, damaged: Damaged | None = None) -> list[Path]:
             f"{path} holds {len(found)} files, {_MOST_FILES} are read at most", hint="name one hour of it"
         )
     seen: dict[str, Path] = {}
+    inside = path.resolve() if path.is_dir() else None
     for item in found:
         try:
+            _check_place(item, inside)
             seen.setdefault(_uid_of(item), item)
         except DamagedFlightError as error:
             if damaged is None:
                 raise
             damaged[item] = error
     return list(seen.values())
+
+
+def _check_place(path: Path, inside: Path | None) -> None:
+    """See that a file may be opened: a pipe would be waited for, and a link may show what others put elsewhere.
+
+    Args:
+        path: of the file.
+        inside: the folder that was named, without links. None: the file itself was.
+
+    Raises:
+        DamagedFlightError: it is none, it leads out of the folder, or its footer is too long.
+    """
+    if not path.is_file():
+        raise DamagedFlightError(f"{path} is no regular file", hint="move it away")
+    if inside is not None and path.is_symlink() and not path.resolve().is_relative_to(inside):
+        raise DamagedFlightError(f"{path} is a link that leads out of the folder", hint="name the file itself")
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(8, path.stat().st_size), 2)
+            size_bytes = int.from_bytes(file.read(4), "little")
+    except OSError as error:
+        raise DamagedFlightError(f"{path} cannot be read: {error.strerror}", hint="look at its rights") from error
+    if size_bytes > _MOST_FOOTER_BYTES and path.stat().st_size > _MOST_FOOTER_BYTES:
+        raise DamagedFlightError(f"{path}: its footer has {size_bytes} bytes, {_MOST_FOOTER_BYTES} are read at most")
 
 
 def _parquet() -> Any:
@@ -174,6 +204,8 @@ def _check_footer(path: Path, footer: Any) -> None:
         name, kind = field.name, found.field(field.name).type
         if kind != field.type:
             raise DamagedFlightError(f"{path}: column {name} is of type {kind}, it must be {field.type}")
+    if footer.num_rows > _MOST_FILE_ROWS:
+        raise DamagedFlightError(f"{path} has {footer.num_rows} rows, {_MOST_FILE_ROWS} are read at most")
     for number in range(footer.num_row_groups):
         if footer.row_group(number).total_byte_size > _MOST_GROUP_BYTES:
             raise DamagedFlightError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from math import inf
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from flowctl.flight.tape import Identity, Tape
 from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
 from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
+from flowctl.telemetry import flightfiles
 from flowctl.telemetry.flightfiles import flight_files, flight_rows, list_flights
 from flowctl.telemetry.schema import FLIGHT
 
@@ -281,6 +283,31 @@ def test_files_when_several_flights_are_there_wants_one_named(rows, tmp_path):
     with pytest.raises(ConfigError, match="no flight of connection 9"):
         read_flight(tmp_path / "two.parquet", 9)
     assert not list(flight_rows(flight_files(tmp_path), 7, "another"))
+
+
+def test_files_when_they_are_pipes_or_links_out_of_the_folder_are_named_unopened(rows, tmp_path, monkeypatch):
+    """A pipe would be waited for, and a link shows what others put elsewhere; rows and footers have a limit."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    good = folder / "a.parquet"
+    rows.write(good, uid="one")
+    rows.write(tmp_path / "outside.parquet", uid="two")
+    (folder / "in.parquet").symlink_to("a.parquet")
+    (folder / "out.parquet").symlink_to(tmp_path / "outside.parquet")
+    (folder / "zero.parquet").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe.parquet")
+    damaged = {}
+    assert flight_files(folder, damaged) == [good]
+    assert {path.name: str(error).partition(" is ")[2] for path, error in damaged.items()} == {
+        "out.parquet": "a link that leads out of the folder",
+        "pipe.parquet": "no regular file",
+        "zero.parquet": "no regular file",
+    }
+    assert flight_files(tmp_path / "records" / "out.parquet")  # it was named
+    for name, words in ("_MOST_FILE_ROWS", "rows"), ("_MOST_FOOTER_BYTES", "its footer has"):
+        monkeypatch.setattr(flightfiles, name, 9)
+        with pytest.raises(DamagedFlightError, match=f"{words}.*9 are read at most"):
+            flight_files(good)
 
 
 def test_files_when_damaged_or_foreign_are_named(rows, tmp_path):

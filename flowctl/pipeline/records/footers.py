@@ -23,6 +23,11 @@ from flowctl.telemetry.schema import ARROW_TYPES, FORMAT, METADATA_PREFIX, TABLE
 BATCH_ROWS: Final = 1 << 16
 MOST_UNPACKED_BYTES: Final = 256 << 20
 """Of a column that is read, in one row group: a hundred times what a recorder writes, and what memory has room for."""
+MOST_ROWS: Final = 100_000_000
+"""Of a file: a thousand times what a recorder writes. A row that is like the one before takes nothing in a file, so
+without it some octets could be read for days."""
+MOST_FOOTER_BYTES: Final = 16 << 20
+"""A recorder's has some KiB; as it is in memory it has many times that."""
 _WORD: Final = 64
 """Characters of a text that tell whether it is a word: each is shorter."""
 _FITTING: Final = {
@@ -37,6 +42,8 @@ CODECS: Final = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "LZ4", "ZSTD"})
 """That Spark reads by itself."""
 UNREADABLE: Final = "unreadable file"
 """Problem of a file that cannot be opened, which may be another time."""
+STRANGE: Final = "no file of the folder"
+"""Problem of what is not opened: a pipe, a device, a link that leads out of the folder."""
 DAMAGED: Final = "damaged"
 """Problem of a file whose footer is well and of whose pages some cannot be read."""
 _ARROW: Final = {
@@ -138,6 +145,8 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
         problem, detail = "newer format", f"format {said!r}, this flowctl reads up to {FORMAT}"
     if problem is None and not codecs <= CODECS:
         problem, detail = "unknown codec", f"it is compressed by {', '.join(sorted(codecs - CODECS))}"
+    if problem is None and footer.num_rows > MOST_ROWS:
+        problem, detail = "too many rows", f"it has {footer.num_rows} rows, {MOST_ROWS} are read at most"
     if problem is None and end > begin:
         problem, detail = "not Parquet or damaged", "a part of it is missing: its footer speaks of more than is there"
     facts = facts._replace(
@@ -237,8 +246,22 @@ def _bomb(footer: Any, names: Collection[str]) -> str | None:
     return next((chunk.path_in_schema for chunk in large if chunk.path_in_schema in names), None)
 
 
+def check_footer(source: Any) -> None:
+    """See that the footer of an open file can be read, by what the last octets say of its length.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    source.seek(max(source.size() - 8, 0))
+    size_bytes = int.from_bytes(source.read(4), "little")
+    source.seek(0)
+    if MOST_FOOTER_BYTES < size_bytes < source.size():
+        raise ValueError(f"its footer has {size_bytes} bytes, {MOST_FOOTER_BYTES} are read at most")
+
+
 def opened(source: Any, table: str) -> Any:
     """Return a Parquet file whose columns of words are read as they are stored: one long text may stand in each row."""
+    check_footer(source)
     footer = pq.read_metadata(source)
     words = [name for name in footer.schema.names if name in WORDED[table]]
     return pq.ParquetFile(

@@ -35,6 +35,7 @@ class File:
     path: str  # its address, as Spark takes it; on this machine its path
     size_bytes: int
     mtime_ns: int  # when it was changed, since the epoch; 0 where the store does not tell
+    strange: str = ""  # why it is not opened; empty: it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def list_records(root: str, window: Window | None = None, settings: Mapping[str,
             if path.endswith(".parquet") and not any(name.startswith((".", "_")) for name in path.split("/")):
                 hour = _hour(path)
                 if window is None or window.meets(hour):
-                    found.append(File(table, hour, storage.address(info.path), info.size or 0, info.mtime_ns or 0))
+                    size, changed = info.size or 0, info.mtime_ns or 0
+                    found.append(File(table, hour, storage.address(info.path), size, changed, storage.strange(info)))
                 else:
                     outside.add((table, hour))
     files = sorted(found, key=lambda file: (file.hour, file.table, file.path))

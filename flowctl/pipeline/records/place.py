@@ -141,15 +141,28 @@ class Storage:
     def walk(self, name: str) -> Iterator[tuple[str, Any]]:
         """Yield all files below a folder: path below it, and what the file system says of it.
 
-        Links of folders below it are not followed: one that leads back to its own folder would never end.
+        Links of folders below it are not followed: one that leads back to its own folder would never end. What is no
+        file is there too, on this machine, and `strange`.
 
         Raises:
             ConfigError: it cannot be read.
         """
         folder = self.path(name)
         for info in self._info(fs.FileSelector(folder, recursive=True)) if self.prefix else self._local(folder):
-            if info.type == fs.FileType.File:
+            if info.type == fs.FileType.File or not self.prefix:
                 yield info.path[len(folder) + 1 :], info
+
+    def strange(self, info: Any) -> str:
+        """Return why what `walk` yields is not to be opened; empty: it may be.
+
+        A pipe would be waited for, a device never ends, and a link shows its maker what only we may read.
+        """
+        if not self.prefix and info.type != fs.FileType.File:
+            return "it is no regular file"
+        path = Path(info.path)
+        if self.prefix or not path.is_symlink() or path.resolve().is_relative_to(Path(self.base).resolve()):
+            return ""
+        return "it is a link that leads out of the folder"
 
     def _local(self, folder: str) -> Iterator[Any]:
         """Yield what there is of all files below a folder of this machine."""

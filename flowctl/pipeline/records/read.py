@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 from flowctl.pipeline.records import old
 from flowctl.pipeline.records.accounts import Accounts
 from flowctl.pipeline.records.checks import checks_of, reasons
-from flowctl.pipeline.records.footers import DAMAGED, Facts, facts_of, opened, pieces
+from flowctl.pipeline.records.footers import DAMAGED, STRANGE, Facts, facts_of, opened, pieces
 from flowctl.pipeline.records.listing import RecordsError
 from flowctl.pipeline.records.place import literal
 from flowctl.pipeline.records.window import ODD_HOUR, Hour, end_of
@@ -290,10 +290,11 @@ def look(read: Read, files: Sequence[File], *, whole: bool = False) -> list[tupl
     """Return files and their facts, in their order; see `facts_of`."""
     storage, now_us = read.listing.storage, read.now_us
     system = storage.system
-    rows = [(storage.name(file.path), file.table, file.hour) for file in files]
+    rows = [(storage.name(file.path), file.table, file.hour, file.strange) for file in files]
 
-    def look(row: tuple[str, str, Hour]) -> Facts:
-        return facts_of(system, *row, now_us, whole=whole)
+    def look(row: tuple[str, str, Hour, str]) -> Facts:
+        path, table, hour, strange = row
+        return Facts(path, STRANGE, strange) if strange else facts_of(system, path, table, hour, now_us, whole=whole)
 
     if len(files) <= DRIVER_FILES and sum(file.size_bytes for file in files) <= DRIVER_BYTES:
         with ThreadPoolExecutor(THREADS) as pool:

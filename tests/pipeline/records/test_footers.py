@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import os
 import shutil
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -18,7 +20,8 @@ from record_kit import at, close, event, folder, sample, schema_of, write, write
 from flowctl.pipeline.records import footers
 from flowctl.pipeline.records.checks import MOST, MOST_COUNT, MOST_S, checks_of
 from flowctl.pipeline.records.footers import Facts, facts_of
-from flowctl.pipeline.records.read import meeting
+from flowctl.pipeline.records.listing import list_records
+from flowctl.pipeline.records.read import judged, look, meeting
 from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, FORMAT, TABLES
 
 HOUR = ("2026-03-01", "12")
@@ -64,6 +67,35 @@ BAD_FILES = [
     (lambda path: path.write_bytes(b""), "empty file"),
     (lambda path: path.unlink(), "unreadable file"),
 ]
+
+
+def test_files_when_they_are_links_out_pipes_or_devices_are_put_aside_unopened(tmp_path):
+    """A pipe would be waited for and a device never ends; a link within the folder is a copy, one out of it is none."""
+    path = write(tmp_path / "records", good())
+    outside = write(tmp_path / "other", good(5))
+    links = {"in": path.name, "out": outside, "zero": "/dev/zero", "nowhere": "nowhere", "loop": "loop.parquet"}
+    for name, target in links.items():
+        (path.parent / f"{name}.parquet").symlink_to(target)
+    os.mkfifo(path.parent / "pipe.parquet")
+    listing = list_records(str(tmp_path / "records"))
+    read = SimpleNamespace(listing=listing, now_us=NOW_US)
+    found = {
+        file.path.rpartition("/")[2]: facts.detail for file, facts in judged(look(read, listing.files)) if facts.problem
+    }
+    assert found.pop("in.parquet").startswith("the same as another file") or found.pop(path.name)
+    assert found == {
+        "out.parquet": "it is a link that leads out of the folder",
+        **dict.fromkeys(("zero.parquet", "nowhere.parquet", "loop.parquet", "pipe.parquet"), "it is no regular file"),
+    }
+
+
+def test_facts_when_a_file_has_more_rows_or_footer_than_any_recorder_writes_are_of_a_bad_file(tmp_path, monkeypatch):
+    """Rows that are all alike take no octets, so what some octets stand for is bounded by itself."""
+    path = write(tmp_path, good(50))
+    monkeypatch.setattr(footers, "MOST_ROWS", 49)
+    assert facts(path).problem == "too many rows"
+    monkeypatch.setattr(footers, "MOST_FOOTER_BYTES", 1000)
+    assert (facts(path).problem, "1000 are read at most" in facts(path).detail) == ("not Parquet or damaged", True)
 
 
 @pytest.mark.parametrize(("spoil", "problem"), BAD_FILES)
