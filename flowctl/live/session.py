@@ -329,6 +329,7 @@ class LiveSession(ViewerSession):
             case rtmp_events.ConnectRefused():
                 refused = event.reason == "auth-failed"
                 self.refusal = "auth" if refused else None
+                self.harmless = not refused  # it was challenged: with Adobe's, each client is refused twice
                 reason = CloseReason.AUTH_REFUSED if refused else CloseReason.FINISHED
                 self._send_replies()
                 self.connection.close_after_flush(f"authentication: {event.reason}", reason=reason)

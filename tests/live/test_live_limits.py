@@ -279,7 +279,8 @@ def test_authentication_when_configured_lets_in_who_knows_the_password():
         parameters = rejected[-1].retry_parameters if rejected else None
         if parameters is None:
             break
-    assert reason(peer) is CloseReason.AUTH_REFUSED
+        assert peer.live.harmless  # to be challenged is no offence
+    assert (reason(peer), peer.live.harmless) == (CloseReason.AUTH_REFUSED, False)
     assert world.hub.snapshot().streams == {}
 
 
