@@ -303,7 +303,7 @@ class Messenger:
             deadline_s: how long to wait for the store and the thread.
         """
         group = self._group
-        if group is None:
+        if group is None or group.forked:  # then it is the parent's
             return
         with suppress(ClosedError):
             self._on_thread(partial(self._close, deadline_s))

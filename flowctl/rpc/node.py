@@ -392,7 +392,8 @@ class RpcNode:
         """End the node: handlers on the loop are cancelled, those on threads waited for, and nothing new starts.
 
         Requests that wait fail with ``SHUTTING_DOWN``; what was sent is flushed. A handler that has not ended in time
-        is reported and left behind on its thread. Called from a handler or callback it only sets the end going.
+        is reported and left behind on its thread. Called from a handler or callback it only sets the end going;
+        in a forked child it does nothing.
 
         Args:
             deadline_s: how long to wait at most.
@@ -400,6 +401,8 @@ class RpcNode:
         Returns:
             Whether all has ended.
         """
+        if self._group.forked:
+            return True  # the node is the parent's
         if self._group.in_thread() or self._jobs.in_worker():
             # What ends it has to wait for this very thread.
             threading.Thread(target=self.stop, args=(deadline_s,), name=f"{self._name} stop", daemon=True).start()

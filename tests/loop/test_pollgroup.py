@@ -112,6 +112,20 @@ def test_stop_when_pollables_are_attached_detaches_them_and_runs_their_last_jobs
     assert group.statistics().pollables == 0
 
 
+def test_stop_when_called_in_a_forked_child_touches_nothing(group, monkeypatch):
+    """The thread is the parent's, and so is all that its locks guard."""
+    with monkeypatch.context() as patch, group._lock:
+        patch.setattr("flowctl.pollgroup.os.getpid", lambda: 0)
+        assert group.forked
+        stopped = []
+        child = threading.Thread(target=lambda: stopped.append(group.stop()))
+        child.start()
+        child.join(WAIT_S)
+        assert stopped == [True]
+    assert not group.forked
+    assert group.state is GroupState.RUNNING
+
+
 def test_stop_when_called_on_its_own_thread_does_not_wait(group):
     """A handler may set the end of its own group going; it gets False, and the group ends after it."""
     assert on_thread(group, group.stop) is False

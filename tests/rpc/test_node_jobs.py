@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 import pytest
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.pollgroup import GroupState
 from flowctl.rpc import serving
 from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.rpc.node import RpcNode
@@ -413,6 +414,17 @@ def test_stop_when_called_from_a_handler_or_job_ends_the_node(node, tmp_path, ki
         pair.server.add_timer(stop, 0.01, thread=NODE_THREAD if kind == "node timer" else None)
     assert answers.result(WAIT_S) is False
     assert pair.server.stop(WAIT_S) is True
+
+
+def test_stop_when_called_in_a_forked_child_leaves_the_node_alone(node, monkeypatch):
+    """The node goes on in the parent, which stops it as ever."""
+    server = node("server")
+    server.start()
+    with monkeypatch.context() as patch:
+        patch.setattr("flowctl.pollgroup.os.getpid", lambda: 0)
+        assert server.stop()
+    assert server._group.state is GroupState.RUNNING
+    assert server.stop()
 
 
 def test_stop_when_several_call_it_at_once_returns_to_all(node):
