@@ -34,6 +34,10 @@ class BitWriter:
         """Append `value` as a signed Exp-Golomb code (H.264 9.1.1); returns self."""
         return self.ue(2 * value - 1 if value > 0 else -2 * value)
 
+    def append(self, other: BitWriter) -> BitWriter:
+        """Append what another one has; returns self."""
+        return self.u(other._value, other._bits)
+
     def align(self) -> BitWriter:
         """Fill with zero bits up to the next whole octet; returns self."""
         return self.u(0, -self._bits % 8)

@@ -1,8 +1,9 @@
 """A live source without camera and encoder: H.264 and AAC frames of chosen sizes at chosen times, each stamped.
 
-How it works: the frames are legal (grey pictures and silence, see `flowctl.media.tiny_h264` and `tiny_aac`), made as
-large as the wanted bit rate asks by parts that decoders skip. Sizes follow a simple encoder: key frames are a given
-number of times larger than the others, which vary by a seeded random share. Equal arguments give equal octets.
+How it works: the frames are legal (a clock and a walking square, or one plain brightness where the rate has no room
+for more, and silence; see `flowctl.media.tiny_h264` and `tiny_aac`), made as large as the wanted bit rate asks by
+parts that decoders skip. Sizes follow a simple encoder: key frames are a given number of times larger than the others,
+which vary by a seeded random share. Equal arguments give equal octets.
 
 Bit rates count message bodies, that is what a server has to carry, not the headers around them.
 """
@@ -16,9 +17,10 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
+from flowctl.media.clock import BACKGROUND, LEAST_COLUMNS, LEAST_ROWS, MOST_CHANGED, squares_at
 from flowctl.media.stamp import AUDIO_SLOT, VIDEO_SLOT, read_stamp, stamp
 from flowctl.media.tiny_aac import FRAME_SAMPLES, MAX_FRAME_BYTES, SILENCE, audio_specific_config, padding
-from flowctl.media.tiny_h264 import TinyH264, filler
+from flowctl.media.tiny_h264 import SQUARE_BITS, Squares, TinyH264, filler
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.amf.values import AmfValue, EcmaArray
 
@@ -33,6 +35,7 @@ _MIN_FILLER_BYTES: Final = _LENGTH_BYTES + 2
 _SLOT_NAL: Final = len(VIDEO_SLOT).to_bytes(_LENGTH_BYTES, "big") + VIDEO_SLOT
 _AUDIO_HEADER: Final = b"\xaf\x01"  # AAC, "44 kHz 16 bit stereo" whatever the truth (FLV 10.1 E.4.2.1), raw frame
 _FIXED_VIDEO_BYTES: Final = _VIDEO_HEADER_BYTES + len(_SLOT_NAL) + _LENGTH_BYTES
+_PLAIN: Final[Squares] = {}
 _SLICE_HEADER_BYTES: Final = 24  # more than any slice header here has, escapes included
 _FIXED_AUDIO_BYTES: Final = len(_AUDIO_HEADER) + len(AUDIO_SLOT) + len(SILENCE)
 
@@ -84,6 +87,7 @@ class SyntheticSource:
 
     _codec: TinyH264 = field(init=False, repr=False, compare=False)
     _sizes: tuple[int, float] = field(init=False, repr=False, compare=False)  # key frame, mean of the others
+    _has_clock: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check every field and work out the frame sizes."""
@@ -95,8 +99,10 @@ class SyntheticSource:
         _check("disposable_every", self.disposable_every, 0, 1_000_000)
         _check("size_jitter", self.size_jitter, 0, 0.9)
         _check("start_timestamp", self.start_timestamp, 0, _CLOCK_MASK)
-        object.__setattr__(self, "_codec", TinyH264(self.width, self.height, self.fps, self.video_bit_rate))
+        codec = TinyH264(self.width, self.height, self.fps, self.video_bit_rate, BACKGROUND)
+        object.__setattr__(self, "_codec", codec)
         object.__setattr__(self, "_sizes", self._frame_sizes() if self.video else (0, 0.0))
+        object.__setattr__(self, "_has_clock", self.video and self._has_room_for_a_clock())
         audio_specific_config(self.sample_rate)
         lowest, highest = (
             size * 8 * self.sample_rate / FRAME_SAMPLES
@@ -182,7 +188,7 @@ class SyntheticSource:
             key = interval_bytes * self.key_frame_ratio / (self.key_frame_ratio + frames - 1)
         other = (interval_bytes - key) / (frames - 1) if frames > 1 else 0.0
         least_other = (_FIXED_VIDEO_BYTES + _SLICE_HEADER_BYTES) / (1 - self.size_jitter)
-        # Escapes cannot occur in the grey macroblocks, whose octets are never 0 in any alignment.
+        # Escapes cannot occur in a picture of one brightness, whose octets are never 0 in any alignment.
         least_key = _FIXED_VIDEO_BYTES + _SLICE_HEADER_BYTES + self._codec.macroblocks
         if frames > 1 and other < least_other:
             raise ConfigError(
@@ -192,20 +198,40 @@ class SyntheticSource:
         _check("key_frame_bytes", key, least_key, MAX_FRAME_SIZE_BYTES)
         return (round(key), other)
 
+    def _has_room_for_a_clock(self) -> bool:
+        """Return whether every frame has room for the largest change, with an escape for every two octets."""
+        key, other = self._sizes
+        change = _FIXED_VIDEO_BYTES + _SLICE_HEADER_BYTES + MOST_CHANGED * SQUARE_BITS // 8 * 3 // 2
+        others = other * (1 - self.size_jitter) if self.key_interval_frames > 1 else change
+        codec = self._codec
+        fits = codec.columns >= LEAST_COLUMNS and codec.rows >= LEAST_ROWS
+        return fits and others >= change and key >= change + codec.macroblocks
+
+    def _squares(self, index: int) -> Squares:
+        """Return what frame `index` shows."""
+        return squares_at(index / self.fps, self._codec.columns, self._codec.rows) if self._has_clock else _PLAIN
+
     def _video_frame(self, index: int, rng: random.Random) -> bytes:
         place = index % self.key_interval_frames
         key_size, other_size = self._sizes
         if place == 0:
             # Consecutive IDR pictures need different ids; two alternate.
             head, size = b"\x17\x01\x00\x00\x00", key_size
-            slice_nal = self._codec.intra_slice(index // self.key_interval_frames % 2)
+            slice_nal = self._codec.intra_slice(index // self.key_interval_frames % 2, self._squares(index))
         else:
             every = self.disposable_every
             disposables_before = (place - 1) // every if every else 0
             head = b"\x27\x01\x00\x00\x00"
             size = round(other_size * (1 + self.size_jitter * rng.uniform(-1, 1)))
-            slice_nal = self._codec.repeat_slice(
-                place, place - disposables_before, reference=not every or place % every != 0
+            # The picture before it that others refer to: frames behind a key frame are disposable each `every`-th.
+            back = 1 if not every or place == 1 or (place - 1) % every else 2
+            before = index - (place if every == 1 else back)
+            slice_nal = self._codec.predicted_slice(
+                place,
+                place - disposables_before,
+                self._squares(before),
+                self._squares(index),
+                reference=not every or place % every != 0,
             )
         parts = [head, _SLOT_NAL, len(slice_nal).to_bytes(_LENGTH_BYTES, "big"), slice_nal]
         left = size - _FIXED_VIDEO_BYTES - len(slice_nal)

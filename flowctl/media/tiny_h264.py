@@ -1,9 +1,11 @@
-"""The smallest legal H.264 stream: a grey picture, then pictures that repeat it, at any size and frame rate.
+"""The smallest legal H.264 stream that shows something: pictures of flat squares, a macroblock each, at any size.
 
-How it works: an intra picture whose every macroblock predicts its mean from nothing and has no residual is grey and
-costs one octet a macroblock; a predicted picture that skips every macroblock costs about ten octets. Everything around
-them is real: parameter sets, slice headers with correct frame numbers and picture order counts, reference marks. A
-decoder therefore decodes every picture, and a server that looks at NAL units sees what an encoder would send.
+How it works: a macroblock is predicted from its neighbour and, where it differs, has one coefficient, its mean. So a
+picture costs an octet a macroblock, and a predicted picture, which skips what has not changed, some ten octets and
+four for each square that has. The quantiser is the coarsest, so that one step of the coefficient is 14 of brightness,
+exactly, and nothing is filtered: what a decoder shows is known to the bit. Everything around is real: parameter sets,
+slice headers with correct frame numbers and picture order counts, reference marks. A decoder therefore decodes every
+picture, and a server that looks at NAL units sees what an encoder would send.
 
 Frames get the size the source wants by a filler data NAL unit behind the slice, which decoders skip.
 
@@ -12,6 +14,8 @@ Source: Rec. ITU-T H.264 7.3 (syntax), 7.4 (semantics), 9.1 (codes); ISO/IEC 144
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from flowctl.errors import ConfigError
@@ -31,38 +35,79 @@ _LEVEL_4: Final = (40, 20_000_000, 8_192)  # level_idc, bits per second, macrobl
 _LEVEL_5_1: Final = 51
 _FRAME_NUM_BITS: Final = 8
 _ORDER_BITS: Final = 16
-_GREY_MACROBLOCK: Final = 0x27  # 00100 I_16x16_2_0_0 (mean), 1 chroma mean, 1 same quantiser, 1 no coefficients
+_QUANTISER: Final = 51  # the coarsest: a coefficient of 1 is 14 of brightness
+GREY: Final = 0
+"""The square of middle brightness, 128; others are steps of 14 above or below."""
+STEPS: Final = 8
+"""How far a square may be from grey, in steps: 16 to 240 of brightness. Two squares differ by 16 steps at most."""
+SQUARE_BITS: Final = 56
+"""Most bits of a changed square: run of skipped ones (19), type and modes (9), coefficient (28)."""
+Squares = Mapping[int, int]
+"""A picture: the steps of squares, by their number, row by row; all others are those of the background."""
+
+
+def _coefficient(steps: int) -> tuple[int, int]:
+    """Return value and number of bits of a macroblock's only coefficient (9.2): count, level, no zeros before it."""
+    if steps == 0:
+        return 1, 1
+    if abs(steps) == 1:
+        return (0b0101 if steps > 0 else 0b0111), 4
+    code = (2 * steps - 2 if steps > 0 else -2 * steps - 1) - 2
+    if code < 14:
+        return 0b000101 << code + 2 | 0b11, 6 + code + 2
+    return (0b000101 << 15 | 1) << 5 | (code - 14) << 1 | 1, 26
+
+
+def _macroblock(prediction: int, steps: int, *, inter: bool) -> tuple[int, int]:
+    """Return value and number of bits of a macroblock: type with its prediction, chroma mean, same quantiser, mean."""
+    value = prediction + (6 if inter else 1) + 1  # as an unsigned code, which begins with zeros
+    bits = 2 * value.bit_length() - 1
+    mean, mean_bits = _coefficient(steps)
+    return (value << 2 | 0b11) << mean_bits | mean, bits + 2 + mean_bits
+
+
+_FROM_ABOVE, _FROM_LEFT, _FROM_NOTHING = 0, 1, 2  # Intra_16x16_Vertical, _Horizontal, _DC (table 8-4)
+_CODES: Final = {
+    (inter, prediction, steps): _macroblock(prediction, steps, inter=inter)
+    for inter in (False, True)
+    for prediction in (_FROM_ABOVE, _FROM_LEFT, _FROM_NOTHING)
+    for steps in range(-2 * STEPS, 2 * STEPS + 1)
+}
 
 
 class TinyH264:
-    """Parameter sets and pictures of one grey video.
+    """Parameter sets and pictures of one video.
 
     Args:
         width: pixels, even, 16 to 4096.
         height: pixels, even, 16 to 4096; at most 36,864 macroblocks together.
         fps: frames per second, told in the parameter sets.
         bit_rate: bits per second; decides the level that is announced, nothing else.
+        background: of squares that a picture does not name, in steps.
 
     Raises:
         ConfigError: a dimension is outside its range.
     """
 
-    def __init__(self, width: int, height: int, fps: float, bit_rate: int) -> None:
+    def __init__(self, width: int, height: int, fps: float, bit_rate: int, background: int = GREY) -> None:
         for field, value in (("width", width), ("height", height)):
             if value % 2 or not 16 <= value <= MAX_DIMENSION:
                 raise ConfigError(f"{field} {value} is not an even number in 16..{MAX_DIMENSION}")
         columns, rows = (width + 15) // 16, (height + 15) // 16
+        self.columns, self.rows = columns, rows
+        """Squares of a picture, across and down."""
+        self._background = background
         self.macroblocks = columns * rows
-        """Macroblocks a picture; an intra picture has as many octets and a few more."""
+        """Squares a picture; an intra picture of one brightness has as many octets and a few more."""
         if self.macroblocks > MAX_MACROBLOCKS:
             raise ConfigError(f"{width}x{height} has {self.macroblocks} macroblocks, the limit is {MAX_MACROBLOCKS}")
         level, level_bit_rate, level_size = _LEVEL_4
         self._level = level if bit_rate <= level_bit_rate and self.macroblocks <= level_size else _LEVEL_5_1
+        self._plain_row = self._row(1, {})
         self.sps = self._make_sps(columns, rows, (columns * 16 - width) // 2, (rows * 16 - height) // 2, fps)
         """Sequence parameter set NAL unit."""
         self.pps = _make_pps()
         """Picture parameter set NAL unit."""
-        self._grey = int.from_bytes(bytes((_GREY_MACROBLOCK,)) * self.macroblocks, "big")
 
     def config(self) -> bytes:
         """Return the AVCDecoderConfigurationRecord (avcC) with lengths of 4 octets and both parameter sets.
@@ -80,25 +125,32 @@ class TinyH264:
             )
         )
 
-    def intra_slice(self, idr_pic_id: int) -> bytes:
+    def intra_slice(self, idr_pic_id: int, squares: Squares = MappingProxyType({})) -> bytes:
         """Return the slice NAL unit of an IDR picture.
 
         Args:
             idr_pic_id: 0 to 65535; consecutive IDR pictures must have different ones (7.4.3).
+            squares: what it shows.
         """
         bits = BitWriter().ue(0).ue(7).ue(0)  # first macroblock, slice type "all slices are I", parameter set
         bits.u(0, _FRAME_NUM_BITS).ue(idr_pic_id).u(0, _ORDER_BITS)
         bits.u(0, 2)  # output earlier pictures, not a long-term reference
-        bits.se(0)  # quantiser as in the parameter set
-        bits.u(self._grey, 8 * self.macroblocks).stop()
-        return b"\x65" + escape(bits.to_bytes())
+        bits.se(0).ue(1)  # quantiser as in the parameter set, no deblocking
+        drawn = {number // self.columns for number in squares}
+        for row in range(self.rows):
+            bits.append(self._row(row, squares) if row == 0 or drawn & {row - 1, row} else self._plain_row)
+        return b"\x65" + escape(bits.stop().to_bytes())
 
-    def repeat_slice(self, index: int, references_before: int, *, reference: bool) -> bytes:
-        """Return the slice NAL unit of a picture that repeats the last reference picture.
+    def predicted_slice(
+        self, index: int, references_before: int, before: Squares, squares: Squares, *, reference: bool
+    ) -> bytes:
+        """Return the slice NAL unit of a picture that shows what has changed since the last reference picture.
 
         Args:
             index: pictures since the IDR picture, 1 or more.
             references_before: reference pictures among them, the IDR picture included: the frame number.
+            before: what the last reference picture shows.
+            squares: what this one shows.
             reference: False makes it disposable (nal_ref_idc 0).
         """
         bits = BitWriter().ue(0).ue(5).ue(0)  # first macroblock, slice type "all slices are P", parameter set
@@ -107,8 +159,31 @@ class TinyH264:
         bits.u(0, 2)  # number of references and their order as in the parameter set
         if reference:
             bits.u(0, 1)  # sliding window: the newest reference replaces the oldest
-        bits.se(0).ue(self.macroblocks).stop()  # quantiser; skip every macroblock
-        return (b"\x41" if reference else b"\x01") + escape(bits.to_bytes())
+        bits.se(0).ue(1)  # quantiser as in the parameter set, no deblocking
+        at = 0
+        changed = {number for number, _ in before.items() ^ squares.items()} if before is not squares else ()
+        for number in sorted(changed):
+            bits.ue(number - at).u(*self._square(number, squares, inter=True))  # so many are skipped before it
+            at = number + 1
+        if at < self.macroblocks:
+            bits.ue(self.macroblocks - at)
+        return (b"\x41" if reference else b"\x01") + escape(bits.stop().to_bytes())
+
+    def _row(self, row: int, squares: Squares) -> BitWriter:
+        """Return a row of an IDR picture; by itself, for appending to a picture takes longer the more it has."""
+        bits = BitWriter()
+        for number in range(row * self.columns, (row + 1) * self.columns):
+            bits.u(*self._square(number, squares, inter=False))
+        return bits
+
+    def _square(self, number: int, squares: Squares, *, inter: bool) -> tuple[int, int]:
+        """Return value and number of bits of one macroblock, predicted from the left, or from above at the edge."""
+        steps = squares.get(number, self._background)
+        if number % self.columns:
+            return _CODES[inter, _FROM_LEFT, steps - squares.get(number - 1, self._background)]
+        if number:
+            return _CODES[inter, _FROM_ABOVE, steps - squares.get(number - self.columns, self._background)]
+        return _CODES[inter, _FROM_NOTHING, steps - GREY]
 
     def _make_sps(self, columns: int, rows: int, crop_right: int, crop_bottom: int, fps: float) -> bytes:
         bits = BitWriter().u(_PROFILE, 8).u(_CONSTRAINTS, 8).u(self._level, 8).ue(0)
@@ -137,8 +212,8 @@ def _make_pps() -> bytes:
     bits.u(0, 2)  # variable-length coding, no bottom field order
     bits.ue(0).ue(0).ue(0)  # one slice group, one reference in either list
     bits.u(0, 3)  # no weighted prediction
-    bits.se(0).se(0).se(0)  # quantisers
-    bits.u(0, 3)  # no deblocking control, no constrained intra prediction, no redundant pictures
+    bits.se(_QUANTISER - 26).se(0).se(0)  # quantisers
+    bits.u(0b100, 3)  # deblocking is controlled by slices, no constrained intra prediction, no redundant pictures
     return b"\x68" + escape(bits.stop().to_bytes())
 
 

@@ -14,9 +14,11 @@ from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
 from flowctl.media.bits import BitWriter, escape
+from flowctl.media.clock import BACKGROUND, squares_at
 from flowctl.media.stamp import MAX_SEQUENCE, MAX_TIME_US, Stamper, has_slot
 from flowctl.media.synthetic import SyntheticSource, read_stamp, stamp
 from flowctl.media.tiny_aac import padding
+from flowctl.media.tiny_h264 import TinyH264
 from flowctl.rtmp.amf import amf0
 from flowctl.rtmp.media.media import inspect
 
@@ -244,7 +246,7 @@ def test_decoders_take_every_frame(options):
     if video:
         assert (video[0].width, video[0].height) == (source.width, source.height)
         for frame in (video[0], video[-1]):
-            assert set(bytes(frame.planes[0])[: source.width]) == {128}
+            assert set(bytes(frame.planes[0])[: source.width]) == {128 + 14 * BACKGROUND}
     if audio:
         assert (audio[-1].sample_rate, audio[-1].layout.name) == (source.sample_rate, "stereo")
         assert not audio[-1].to_ndarray().any()
@@ -379,3 +381,51 @@ def test_escape_hides_start_codes_and_can_be_undone(rbsp):
         out.append(octet)
         zeros = zeros + 1 if octet == 0 else 0
     assert bytes(out) == rbsp
+
+
+def shown(frame):
+    """Return the brightness in the middle of each square of a decoded frame, and check that squares are flat."""
+    planes = frame.to_ndarray(format="yuv420p")[: frame.height]
+    rows, columns = -(-frame.height // 16), -(-frame.width // 16)
+    found = []
+    for row, column in itertools.product(range(rows), range(columns)):
+        square = planes[row * 16 : row * 16 + 16, column * 16 : column * 16 + 16]
+        assert square.min() == square.max()
+        found.append((int(square[0, 0]) - 128) // 14)
+    return found
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 3])
+def test_picture_when_decoded_is_a_clock_and_a_square_that_walks(every):
+    """Each frame shows its own time, to the bit, over minutes, key frames and disposable frames alike."""
+    source = SyntheticSource(audio=False, fps=25, key_interval_s=1.0, disposable_every=every)
+    frames, _ = decode(source, 3.0)
+    assert len(frames) == 75
+    for index, frame in enumerate(frames):
+        expected = squares_at(index / 25, 40, 23)
+        assert shown(frame) == [expected.get(number, BACKGROUND) for number in range(40 * 23)]
+
+
+def test_picture_when_its_rate_has_no_room_is_plain():
+    """A frame is never larger than its rate allows for the sake of what it shows."""
+    source = SyntheticSource(audio=False, video_bit_rate=100_000)
+    frames, _ = decode(source, 0.5)
+    assert {value for frame in frames for value in shown(frame)} == {BACKGROUND}
+
+
+@pytest.mark.parametrize("difference", range(-16, 17))
+def test_square_when_decoded_has_its_brightness(difference):
+    """Every step from one square to the next is coded right, in key frames and in others."""
+    first, second = -(difference // 2), difference - difference // 2
+    codec = TinyH264(32, 32, 25, 1_000_000)
+    decoder = av.CodecContext.create("h264", "r")
+    decoder.options = {"err_detect": "explode"}
+    slices = [
+        codec.intra_slice(0, {0: first, 1: second, 3: first}),
+        codec.predicted_slice(1, 1, {0: first, 1: second, 3: first}, {1: first, 2: second, 3: second}, reference=True),
+    ]
+    frames = []
+    for nals in ((codec.sps, codec.pps, slices[0]), (slices[1],)):
+        frames += decoder.decode(av.Packet(b"".join(b"\x00\x00\x00\x01" + nal for nal in nals)))
+    frames += decoder.decode(None)
+    assert [shown(frame) for frame in frames] == [[first, second, 0, first], [0, first, second, second]]
