@@ -10,11 +10,14 @@ import json
 import resource
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlencode
 
 from flowctl.admin.listener import AdminListener, admin_of
-from flowctl.demo.plan import DemoPlan, cache_directory
+from flowctl.demo.line import Line
+from flowctl.demo.plan import BIT_RATE, DemoPlan, cache_directory
 from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
 from flowctl.demo.show import Display, choose_display
 from flowctl.demo.stay import stay
@@ -35,6 +38,9 @@ from flowctl.text.output import say
 _LOOK_S: Final = 0.2
 _STREAM: Final = "demo/sample"
 _ANY_PORT: Final = "127.0.0.1:0"
+_BESIDE_SHARE: Final = 0.5
+"""Of the stream's rate: the line of the second picture of the dashboard."""
+_BESIDE_BUFFER_BYTES: Final = 32 * 1024
 _CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.broken_restarts>0", "failed>0")
 """What the written report judges; the demonstration itself knows more, from the server."""
 
@@ -199,8 +205,9 @@ def run_demo(
     path = cache_directory() / "demo-report.html" if page is None else page
     server = _build_server(plan)
     admin = _add_dashboard(server)
-    with server:
-        dashboard = admin.bound[0] if admin else ""
+    with ExitStack() as stack:
+        stack.enter_context(server)
+        dashboard = admin.bound[0] + _beside(server, stack) if admin else ""
         report, result = watch_demo(plan, server, dashboard, table=table)
         _write_report(path, result)
         if as_json:
@@ -212,6 +219,14 @@ def run_demo(
         if stays:
             stay(_url(server), until or threading.Event())
     return report.passed
+
+
+def _beside(server: LiveServer, stack: ExitStack) -> str:
+    """Return what has the dashboard show the stream twice: as it is, and behind a slow line that `stack` ends."""
+    port = next(item.address[1] for item in server.listeners if item.name == "http")
+    rate = BIT_RATE / 8 * _BESIDE_SHARE
+    line = stack.enter_context(Line(port, rate=rate, buffer_bytes=_BESIDE_BUFFER_BYTES))
+    return "#" + urlencode({"watch": _STREAM, "beside": line.port, "line": f"on a line of {_BESIDE_SHARE:.0%}"})
 
 
 def _of_dashboard(address: str, *, stays: bool) -> str:

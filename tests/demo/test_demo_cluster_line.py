@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from flowctl.demo.cluster.line import Line
+from flowctl.demo.line import Line
 
 BODY = bytes(range(256)) * 400
 

@@ -32,7 +32,9 @@ const before = new Map(); // octets and time of each stream at the last look
 
 const proofs = new Map(); // what streams want of viewers, by stream: in memory alone
 
-const picture = new Picture(prove);
+const picture = new Picture("picture", prove);
+const beside = new Picture("beside", () => {}); // the same behind another port, such as a slow line: a demonstration
+const asked = new URLSearchParams(location.hash.slice(1)); // watch=STREAM, beside=PORT, line=WHAT IT IS
 const detail = new Detail();
 const lanes = new Lanes(element("states"), SPAN_S);
 const viewers = new Viewers(open, () => look());
@@ -175,10 +177,24 @@ function streamRow(name) {
     const again = picture.stream === name;
     for (const other of element("streams").children) other.button.setAttribute("aria-pressed", "false");
     button.setAttribute("aria-pressed", String(!again));
-    if (again) picture.show("", "", "");
-    else picture.show(name, mediaUrl(name), row.media ?? "");
+    if (again) watch("", "", "");
+    else watch(name, mediaUrl(name), row.media ?? "");
   });
+  if (name === asked.get("watch")) {
+    asked.delete("watch"); // once: what is chosen later is the reader's choice
+    setTimeout(() => button.click());
+  }
   return row;
+}
+
+function watch(name, url, media) {
+  picture.show(name, url, media);
+  const port = Number(asked.get("beside"));
+  if (!Number.isInteger(port) || port < 1 || port > 65535) return;
+  element("beside").hidden = false;
+  const other = url && new URL(url);
+  if (other) other.port = port;
+  beside.show(name, String(other), media, asked.get("line") ?? "");
 }
 
 /** Ask for what a stream wants of its viewers, and watch it with that. */
@@ -190,7 +206,7 @@ async function prove(name) {
   });
   if (!proof || picture.stream !== name) return;
   proofs.set(name, proof);
-  picture.show(name, mediaUrl(name), "");
+  watch(name, mediaUrl(name), "");
 }
 
 /** Where a stream is watched over HTTP: the listener's address, or its port here where it listens on all. */

@@ -6,13 +6,11 @@ const MOST_BEHIND_S = 3; // a page that was asleep does not show what was: it go
 const AGAIN_MS = 3000;
 
 export class Picture {
-  /** `refused(stream)` is called where a stream asks its viewers for more than its name. */
-  constructor(refused) {
+  /** `place`: what the ids begin with. `refused(stream)` is called where a stream asks viewers for more than its name. */
+  constructor(place, refused) {
     this.refused = refused;
-    this.video = document.getElementById("video");
-    this.note = document.getElementById("picture-note");
-    this.figures = document.getElementById("picture-figures");
-    this.title = document.getElementById("picture-name");
+    [this.video, this.note, this.figures, this.title] =
+      ["video", "note", "figures", "name"].map((part) => document.getElementById(`${place}-${part}`));
     this.stream = "";
     this.player = null;
     this.timer = 0;
@@ -20,11 +18,11 @@ export class Picture {
   }
 
   /** Show a stream. `url`: of its FLV; `media`: its codecs, as the server names them. "" as name: show none. */
-  async show(stream, url, media) {
+  async show(stream, url, media, title = stream) {
     this.stop();
     this.stream = stream;
-    this.again = () => this.show(stream, url, media);
-    put(this.title, foreign(stream));
+    this.again = () => this.show(stream, url, media, title);
+    put(this.title, foreign(title));
     if (!stream) return this.say("Choose “Watch” at a stream.");
     if (!url) return this.say("The server has no HTTP listener: start it with --http 127.0.0.1:8080 to watch here.");
     this.say("Connecting…");

@@ -19,7 +19,6 @@ from typing import Final
 from flowctl.demo.cluster import page
 from flowctl.demo.cluster.encoder import Encoder
 from flowctl.demo.cluster.judge import delay_line, judge
-from flowctl.demo.cluster.line import Line
 from flowctl.demo.cluster.nodes import Nodes
 from flowctl.demo.cluster.plan import (
     BIT_RATE,
@@ -38,6 +37,7 @@ from flowctl.demo.cluster.plan import (
 )
 from flowctl.demo.cluster.report import ClusterReport, Fetched, Watched
 from flowctl.demo.cluster.viewer import Viewer
+from flowctl.demo.line import Line
 from flowctl.demo.plan import cache_directory
 from flowctl.errors import FlowctlError
 from flowctl.pollgroup import PollGroup

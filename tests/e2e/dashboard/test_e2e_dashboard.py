@@ -14,6 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from flowctl.access.keys import hash_key, make_key, read_keys
 from flowctl.access.rules import Access, Proof
 from flowctl.client.player import PlayProfile
+from flowctl.demo.line import Line
 from flowctl.flow.limits import Limits
 from flowctl.flow.state import SendState
 from flowctl.media.synthetic import SyntheticSource
@@ -160,13 +161,25 @@ def test_picture_when_watched_moves(browser, room):
     _, _, address = room
     browser.open(address)
     browser.click("#streams button")
-    browser.wait(lambda: browser.run("return document.getElementById('video').currentTime") > 0, "a first picture")
-    first = browser.run("return document.getElementById('video').currentTime")
-    browser.wait(
-        lambda: browser.run("return document.getElementById('video').currentTime") > first + 1, "a second more"
-    )
-    assert browser.run("return document.getElementById('video').videoWidth") > 0
+    browser.wait(lambda: browser.run("return document.querySelector('video').currentTime") > 0, "a first picture")
+    first = browser.run("return document.querySelector('video').currentTime")
+    browser.wait(lambda: browser.run("return document.querySelector('video').currentTime") > first + 1, "a second more")
+    assert browser.run("return document.querySelector('video').videoWidth") > 0
     assert browser.run("return document.getElementById('picture-note').hidden") is True
+    assert browser.hosts() == {"127.0.0.1"}
+
+
+def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(browser, room):
+    """A demonstration opens the page with both: the stream as it is, and what a viewer on half a line gets of it."""
+    server, _, address = room
+    port = next(item.address[1] for item in server.listeners if item.name == "http")
+    with Line(port, rate=40_000, buffer_bytes=32 * 1024) as line:
+        browser.open(f"{address}#watch={NAME}&beside={line.port}&line=half+a+line")
+        for video in ("picture-video", "beside-video"):
+            time_s = f"return document.getElementById('{video}').currentTime"
+            browser.wait(lambda time_s=time_s: browser.run(time_s) > 0, f"the first picture of {video}")
+        assert browser.text("#beside-name") == "half a line"
+        assert browser.run("return document.getElementById('beside').hidden") is False
     assert browser.hosts() == {"127.0.0.1"}
 
 
@@ -180,8 +193,8 @@ def test_picture_when_a_stream_asks_for_a_key_is_watched_with_it(browser, tmp_pa
         browser.click("#streams button")
         browser.fill("#ask input[name=proof]", f"key={key}")
         browser.click("#ask-do")
-        browser.wait(lambda: browser.run("return document.getElementById('video').currentTime") > 0.5, "a picture")
-        assert browser.run("return document.getElementById('video').videoWidth") > 0
+        browser.wait(lambda: browser.run("return document.querySelector('video').currentTime") > 0.5, "a picture")
+        assert browser.run("return document.querySelector('video').videoWidth") > 0
 
 
 def test_requests_when_all_is_used_go_to_no_other_host(browser, room, slow):

@@ -1,4 +1,4 @@
-"""A line between two servers of the demonstration: as it is, slow, or one that changes what passes.
+"""A line of a demonstration, in front of a server: as it is, slow, or one that changes what passes.
 
 What a server sends through such a line comes late, or with a changed octet in the middle of each large piece:
 that makes a slow origin, and one that lies, of any server, without one line of it being another. It has a thread of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from types import TracebackType
@@ -28,6 +29,8 @@ class Line:
         target_port: of the server, on loopback.
         rate: bytes per second from the server, of all connections together. None: as fast as they come.
         lies: whether what the server sends is changed.
+        buffer_bytes: what the kernel may hold of what the server sent, for each connection. None: what it likes, which
+            is megabytes, so that a server learns late that the line is slow.
 
     Attributes:
         port: where it listens.
@@ -36,10 +39,13 @@ class Line:
         hung_up: connections that their clients ended.
     """
 
-    def __init__(self, target_port: int, *, rate: float | None = None, lies: bool = False) -> None:
+    def __init__(
+        self, target_port: int, *, rate: float | None = None, lies: bool = False, buffer_bytes: int | None = None
+    ) -> None:
         self._target_port = target_port
         self._rate = rate
         self._lies = lies
+        self._buffer_bytes = buffer_bytes
         self._free_at = 0.0  # when the line has carried what it was given
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -77,7 +83,7 @@ class Line:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError):
-            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target_port)
+            from_server, to_server = await asyncio.open_connection(sock=await self._connected(), limit=_READ_BYTES // 4)
             with contextlib.closing(to_server):
                 ways = {
                     asyncio.create_task(self._carry(reader, to_server)): "came",
@@ -90,6 +96,18 @@ class Line:
                     task.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
                 self._ways -= set(ways)
+
+    async def _connected(self) -> socket.socket:
+        sock = socket.socket()
+        sock.setblocking(False)
+        if self._buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
+        try:
+            await self._loop.sock_connect(sock, ("127.0.0.1", self._target_port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     @staticmethod
     async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
