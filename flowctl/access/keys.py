@@ -3,8 +3,8 @@
 A stored key is ``sha256:SALT:DIGEST``, both in hex. A fast hash is enough since a key has 16 characters or more and is
 best made by `make_key`; a slow one would let strangers keep the server's cores busy with wrong keys. The keys of a file
 share their salt, or a few, so that one that is tried is hashed once for each salt and looked up, however many there
-are. Each line of a file may say behind the hash what the key is for: ``publish`` or ``play``, and a pattern of
-``app/stream``.
+are. Each line of a file may say behind the hash what the key is for: ``publish``, ``play`` or ``edge``, and a
+pattern of ``app/stream``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from flowctl.access.request import Kind
+from flowctl.access.request import Kind, Use
 from flowctl.errors import ConfigError
 
 LEAST_KEY_CHARS: Final = 16
@@ -31,7 +31,8 @@ _MOST_SALTS: Final = 32
 """A key that is tried is hashed with each of them, a microsecond; files that were put together have a few."""
 _MOST_KEY_CHARS: Final = 1024
 _STORED: Final = re.compile(r"sha256:([0-9a-f]{8,64}):([0-9a-f]{64})")
-_HINT: Final = "one sha256:SALT:DIGEST [publish|play] [app/stream] per line, as flowctl key make FILE adds them"
+USES: Final[tuple[Use, ...]] = ("publish", "play", "edge")
+_HINT: Final = "one sha256:SALT:DIGEST [publish|play|edge] [app/stream] per line, as flowctl key make FILE adds them"
 
 
 def make_key() -> str:
@@ -77,14 +78,19 @@ class StoredKey:
     Args:
         salt: of its hash.
         digest: SHA-256 of salt and key.
-        kind: ``"publish"`` or ``"play"``. None: both.
+        kind: ``"publish"``, ``"play"``, or ``"edge"``, which is to play as well. None: to publish and to play.
         streams: pattern of ``app/stream``.
     """
 
     salt: bytes = field(repr=False)
     digest: bytes = field(repr=False)
-    kind: Kind | None = None
+    kind: Use | None = None
     streams: str = "*"
+
+    def is_for(self, kind: Kind | Use, stream: str) -> bool:
+        """Return whether it is for that."""
+        kinds = {None: ("publish", "play"), "edge": ("edge", "play")}.get(self.kind, (self.kind,))
+        return kind in kinds and fnmatchcase(stream, self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +115,22 @@ class KeyFile:
     def __str__(self) -> str:
         return self.path
 
-    def allows(self, tried: Iterable[str], kind: Kind, stream: str) -> bool:
+    def allows(self, tried: Iterable[str], kind: Kind | Use, stream: str) -> bool:
         """Return whether one of the keys that were tried is one of these, for that.
 
         How long it takes tells at most how a hash begins that has a salt, which nobody outside can know.
         """
-        return any(
-            stored.kind in (None, kind) and fnmatchcase(stream, stored.streams)
-            for key in set(tried)
-            if 0 < len(key) <= _MOST_KEY_CHARS
-            for salt, keys in self._found.items()
-            for stored in keys.get(_digest(salt, key), ())
-        )
+        return any(stored.is_for(kind, stream) for stored in self._stored(tried))
+
+    def uses(self, tried: Iterable[str]) -> set[Use | None]:
+        """Return what the keys that were tried are for, of whatever streams; empty: none of them is one of these."""
+        return {stored.kind for stored in self._stored(tried)}
+
+    def _stored(self, tried: Iterable[str]) -> Iterator[StoredKey]:
+        for key in set(tried):
+            if 0 < len(key) <= _MOST_KEY_CHARS:
+                for salt, keys in self._found.items():
+                    yield from keys.get(_digest(salt, key), ())
 
 
 def read_keys(path: Path) -> KeyFile:
@@ -152,9 +162,9 @@ def read_keys(path: Path) -> KeyFile:
 
 def _stored(words: list[str], path: Path, number: int) -> StoredKey:
     match, more = _STORED.fullmatch(words[0]), words[1:]
-    kind: Kind | None = None
-    if more and more[0] in ("publish", "play"):
-        kind = "publish" if more.pop(0) == "publish" else "play"
+    kind: Use | None = next((use for use in USES if more[:1] == [use]), None)
+    if kind is not None:
+        del more[0]
     if match is None or len(more) > 1 or len(match[1]) % 2:
         raise ConfigError(f"{path}, line {number} is no stored key", hint=_HINT)
     return StoredKey(bytes.fromhex(match[1]), bytes.fromhex(match[2]), kind, more[0] if more else "*")

@@ -13,6 +13,8 @@ from flowctl.rtmp.url import Query, RtmpUrl
 
 Kind = Literal["connect", "publish", "play"]
 """What is asked for. Who comes over HTTP is asked about "play" alone: there a connection is for nothing else."""
+Use = Literal["publish", "play", "edge"]
+"""What a proof is for; one for an edge is one to play, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,6 +188,15 @@ class Access:
             return None if subject is None else f"jwt {subject}"
         return None
 
+    def is_edge(self, request: LiveRequest) -> bool:
+        """Return whether a request to play brings a key or a web token for an edge."""
+        tried = [request.query.get(name, "") for name in KEY_PARAMETERS]
+        if any(tried) and self.keys is not None and self.keys.allows(tried, "edge", request.stream):
+            return True
+        token = _web_token(request)
+        key = self.jwt_key
+        return bool(token) and key is not None and key.fault(token, "edge", request.stream, self.leeway_s) is None
+
     def _prove(self, proofs: tuple[Proof, ...], request: LiveRequest, now_s: float) -> Refusal | None:
         """Return why none of the proofs is there; what is said is of the last one that somebody tried."""
         said = ""

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.access.request import EXPIRED, Kind
+from flowctl.access.request import EXPIRED, Kind, Use
 from flowctl.access.tokens import read_private
 from flowctl.errors import ConfigError
 from flowctl.printable import short
@@ -42,7 +42,7 @@ class WebTokenKey:
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.path}"
 
-    def fault(self, token: str, kind: Kind, stream: str, leeway_s: float) -> str | None:
+    def fault(self, token: str, kind: Kind | Use, stream: str, leeway_s: float) -> str | None:
         """Return what is wrong with a token, without showing it. None: it allows `kind` on ``app/stream``."""
         import jwt  # noqa: PLC0415 - only servers that look at web tokens pay for it
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowctl.cli.common import CaFile, Insecure
+
 if TYPE_CHECKING:
     from flowctl.live.server import LiveServer
 
@@ -16,7 +18,10 @@ def edge(
     context: typer.Context,
     origins: Annotated[
         list[str],
-        typer.Argument(metavar="ORIGIN...", help="host[:segment port][/rtmp port]; 1936 and 1935 unless said."),
+        typer.Argument(
+            metavar="ORIGIN...",
+            help="[rtmps://]host[:segment port][/rtmp port][?key=KEY]; 1936 and 1935 unless said.",
+        ),
     ],
     *,
     follow: Annotated[
@@ -35,6 +40,8 @@ def edge(
     stats: Annotated[str | None, typer.Option(help="Log a line of figures each time this has passed; 0: off.")] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON, one object per line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object when the server is ready.")] = False,
+    ca_file: CaFile = None,
+    insecure: Insecure = False,
 ) -> None:
     """Serve viewers streams of ORIGINs: of flowctl serve live --origin HOST:PORT, or of other edges.
 
@@ -45,6 +52,7 @@ def edge(
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.serve import options_of, run_server
     from flowctl.cli.servers import load_server
+    from flowctl.client.connect import trust
     from flowctl.cluster.edge.edge import Edge, EdgeConfig
     from flowctl.cluster.edge.upstream import OriginAddress
     from flowctl.errors import ConfigError
@@ -52,6 +60,7 @@ def edge(
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)
+    trust(authorities=ca_file, insecure=insecure)
     wanted = EdgeConfig(
         origins=tuple(OriginAddress.parse(item) for item in origins),
         follow=follow,

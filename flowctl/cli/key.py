@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from flowctl.access.request import Kind
+    from flowctl.access.request import Use
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Make stream keys, hash them, and sign addresses.")
 
-_For = Annotated[str, typer.Option("--for", metavar="publish|play", help="What it is for; without it both.")]
+_For = Annotated[
+    str, typer.Option("--for", metavar="publish|play|edge", help="What it is for; without it to publish and to play.")
+]
 _Streams = Annotated[str, typer.Option(metavar="PATTERN", help="Of app/stream, with * and ?; without it all.")]
 
 
@@ -93,7 +95,7 @@ def sign(
 
     found = _kind(kind)
     check_name(stream, "stream name")
-    if found is None or "/" not in stream or "?" in stream:
+    if found is None or found == "edge" or "/" not in stream or "?" in stream:
         raise ConfigError("it is publish or play, and a stream", hint="flowctl key sign tokens.secret play live/room")
     if address:
         parse_network(address, "--address")
@@ -101,14 +103,14 @@ def sign(
     say(f"{stream}?{signed_query(read_secrets(file).secrets[0], found, stream, expires, address)}")
 
 
-def _kind(text: str) -> Kind | None:
+def _kind(text: str) -> Use | None:
+    from flowctl.access.keys import USES
     from flowctl.errors import ConfigError
 
-    if text in ("publish", "play"):
-        return "publish" if text == "publish" else "play"
-    if text:
-        raise ConfigError(f"{text!r:.40} is nothing that is allowed", hint="publish or play")
-    return None
+    found = next((use for use in USES if use == text), None)
+    if text and found is None:
+        raise ConfigError(f"{text!r:.40} is nothing that is allowed", hint="publish, play or edge")
+    return found
 
 
 def _kept(file: Path | None, key: str, kind: str, streams: str) -> str:
@@ -125,6 +127,6 @@ def _kept(file: Path | None, key: str, kind: str, streams: str) -> str:
 def _line(stored: str, kind: str, streams: str) -> str:
     from flowctl.errors import ConfigError
 
-    if len(streams.split()) > 1 or streams in ("publish", "play"):
+    if len(streams.split()) > 1 or streams in ("publish", "play", "edge"):
         raise ConfigError("--streams is a pattern of app/stream", hint="such as live/*")
     return " ".join(filter(None, [stored, _kind(kind), streams]))

@@ -5,8 +5,7 @@ stream's lock: there it is put into the open segment of its stream, which is an 
 written, hashed and kept on the thread of the origin, which serves the edges by object diffusion as well. So one that
 asks for much slows down other edges, and no viewer.
 
-Whoever can connect can have every stream that is published: the protocol has no authentication. Listen where only
-edges are.
+What an edge may have `flowctl.cluster.guard` says: what a player with its proof may play.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any, Final
 import structlog
 
 from flowctl.cluster.follow import HubSink
+from flowctl.cluster.guard import EdgeGuard
 from flowctl.cluster.segments.cutter import Cut, Cutter, timeline_at
 from flowctl.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
@@ -53,6 +53,7 @@ POLICY: Final = Policy(
 thousand streams, whose ids take 100 octets each. How many segments a peer is asked for at a time is for its channels
 (`flowctl.cluster.edge.gate`), which grow with what it answers in a round trip: one that is slow has few, and they can
 be had elsewhere."""
+TLS: Final = "tls://"
 _PENDING_BYTES: Final = 64 << 20
 """Complete segments that wait for the origin's thread: more means that it does not run."""
 _SMALL_BYTES: Final = 131_072
@@ -74,7 +75,8 @@ class SegmentListener:
     """Listens for nodes that fetch segments, on one thread, which the node that offers them lives on.
 
     Args:
-        address: ``host:port``; port 0 lets the system choose.
+        server: whose limits per address, known nodes and certificate count here too.
+        address: ``host:port``; port 0 lets the system choose one. With ``tls://`` before it, it speaks TLS.
         serve: called for each connection, on that thread.
         report: told of exceptions.
 
@@ -84,11 +86,15 @@ class SegmentListener:
 
     def __init__(
         self,
+        server: LiveServer,
         address: str,
         serve: Callable[[StreamSession], None],
         report: ErrorHook | None = None,
     ) -> None:
-        host, port = host_and_port(address)
+        host, port = host_and_port(address.removeprefix(TLS))
+        tls = server.certificate if address.startswith(TLS) else None
+        if tls is None and address.startswith(TLS):
+            raise ConfigError("origin: TLS needs a certificate", hint="name its files: tls_certificate and tls_key")
         self._server: Final = Server(
             lambda: StreamSession(serve),
             host,
@@ -98,6 +104,10 @@ class SegmentListener:
             group_count=1,
             on_error=report,
             rebalance=False,
+            admission=server.config.admission,
+            on_refused=_tell_refused,
+            tls=tls,
+            nodes=server.nodes,
         )
 
     @property
@@ -118,6 +128,14 @@ class SegmentListener:
     def stop(self, deadline_s: float) -> None:
         """End all connections."""
         self._server.stop(deadline_s)
+
+
+def _tell_refused(peer: tuple[str, int], refusal: LimitExceededError) -> None:
+    """Say why an edge is not let in: it is cut off without a word, as any peer that is too many."""
+    hint = (
+        "limits per address (--per-address, --new-per-address) are for edges too, unless one has proven that it is one"
+    )
+    _log.warning("edge refused", peer=peer[0], limit=refusal.limit, why=str(refusal), hint=hint)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -150,10 +168,12 @@ class Offering:
 
     Args:
         diffusion: of the node.
+        server: the live server.
     """
 
-    def __init__(self, diffusion: ObjectDiffusion) -> None:
+    def __init__(self, diffusion: ObjectDiffusion, server: LiveServer) -> None:
         self._diffusion = diffusion
+        self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
         self.served_count = 0
 
@@ -178,10 +198,13 @@ class Offering:
         peer = "{}:{}".format(*session.connection.peer)
         _log.info("edge connected", peer=peer)
         why = "it has finished"
+        guard = EdgeGuard(self._server, session.connection.peer, session.connection.number)
         try:
-            await self._diffusion.serve(session)
+            await self._diffusion.serve(session, guard)
         except (FlowctlError, OSError) as error:
             why = str(error)
+        finally:
+            guard.left()
         _log.info("edge gone", peer=peer, why=why)
 
 
@@ -190,7 +213,7 @@ class Origin:
 
     Args:
         server: whose streams; not started.
-        address: where edges connect, ``host:port``.
+        address: where edges connect, ``host:port``, or ``tls://host:port``.
         window: how much is kept.
         wall_clock: seconds since 1970, which origins of one encoder agree on within some seconds.
 
@@ -212,7 +235,8 @@ class Origin:
     ) -> None:
         self._wall_clock = wall_clock
         self._window: Final = window or WindowLimits()
-        self._listener = SegmentListener(address, self._serve, server.hub.oversight.report)
+        self._server = server
+        self._listener = SegmentListener(server, address, self._serve, server.hub.oversight.report)
         self._offering: Offering | None = None
         self._cutting: Final = Cutting(self._hand_over, wall_clock)
         self.pool: Final = SegmentPool(self._window, server.clock)
@@ -252,7 +276,7 @@ class Origin:
 
     def _serve(self, session: StreamSession) -> None:
         if self._offering is None:
-            self._offering = Offering(ObjectDiffusion(self.pool, policy=POLICY))
+            self._offering = Offering(ObjectDiffusion(self.pool, policy=POLICY), self._server)
         self._offering.serve(session)
 
     def _hand_over(self, cut: Cut) -> None:

@@ -216,7 +216,7 @@ class LiveConfig(ServeOptions):
             there, and one server's alone. None: those of commands go to `bans_file`, if there is one; others are not
             kept.
         penalties: what one address may do before it is limited, and then banned for a time.
-        penalties_spare: addresses and networks that are never punished: monitors, edges, the own office.
+        penalties_spare: addresses and networks that are never punished: monitors, the own office.
         events: what is recorded, and where to; without a folder, nothing.
         flights: which connections are recorded so that they can be replayed; needs the folder of `events`.
         control: where operators reach the server; ``off``, or addresses with commas between them: ``ipc`` (a socket
@@ -230,8 +230,9 @@ class LiveConfig(ServeOptions):
         admin_token_file: file of ``TOKEN [basic|admin]`` lines; callers then have to show one of them.
         workers: processes that serve the one port together, 0 for one per core; ``flowctl serve`` starts them. A server
             that is built from these settings is one process, whatever they say.
-        origin: ``host:port`` where streams are offered to edges in segments, to everybody who can connect; empty:
-            nowhere. `flowctl.cluster.origin.Origin`, which ``flowctl serve live`` puts beside the server, does it.
+        origin: ``host:port`` where streams are offered to edges in segments, as the settings for players allow it;
+            ``tls://host:port`` with TLS; empty: nowhere. `flowctl.cluster.origin.Origin`, which ``flowctl serve live``
+            puts beside the server, does it.
         http: ``host:port[,host:port]`` where streams are played over HTTP and WebSocket as FLV; empty: nowhere.
             `flowctl.httpd.serving.serve_http`, which ``flowctl serve live`` calls, does it.
         http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
@@ -331,10 +332,10 @@ class LiveConfig(ServeOptions):
                 f"workers is {self.workers}, it must be 1 to {MOST_WORKERS}, or 0 for one per core",
                 hint="more than there are cores only cost memory",
             )
-        if self.origin and not re.fullmatch(r"[^/,]+:[0-9]{1,5}", self.origin):
+        if self.origin and not re.fullmatch(r"(tls://)?[^/,]+:[0-9]{1,5}", self.origin):
             raise ConfigError(
                 f"origin is {short(self.origin)}, which is no address to listen on",
-                hint="write host:port, for example 10.0.0.5:1936",
+                hint="write host:port, for example 10.0.0.5:1936; tls:// before it for TLS",
             )
         _ = self.listening
         self._check_control()
@@ -445,6 +446,7 @@ class LiveConfig(ServeOptions):
             has, lacks = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
             raise ConfigError(f"there is a {has} but no {lacks}", hint=f"name the file of the {lacks} as well")
         needing = [name for name in ("rtmps", "https") if getattr(self, name) or self.listen_fds.get(name)]
+        needing += ["origin"] if self.origin.startswith("tls://") else []
         if needing and self.tls_certificate is None:
             raise ConfigError(
                 f"{' and '.join(needing)}: TLS needs a certificate",

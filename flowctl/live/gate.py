@@ -97,6 +97,10 @@ class Gate:
         name = f"{request.stream}/" if request.kind == "connect" else request.stream
         return self._config().at(name, _ROLES[request.kind]).access
 
+    def check(self, request: LiveRequest) -> Refusal | None:
+        """Return what the settings alone say against a request, without asking hooks. None: nothing."""
+        return self._log_in(request) or self.access(request).check(request, self._now())
+
     def ask(
         self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
     ) -> Question | Refusal | None:
@@ -133,7 +137,7 @@ class Gate:
     ) -> Question | Refusal | None:
         """Ask one question; see `ask`."""
         access = self.access(request)
-        refusal = self._log_in(request) or access.check(request, self._now())
+        refusal = self.check(request)
         if refusal is not None:
             return refusal
         hooks = self.hooks

@@ -350,7 +350,7 @@ class LiveServer(Server):
         return PenaltyWatch(
             Penalties(limits),
             self.connections,
-            Spared(self.config.penalties_spare, self.trusted_proxies),
+            Spared(self.config.penalties_spare, self.trusted_proxies, self.nodes),
             self.reload.soon,
             self._punish,
             self.clock,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -65,6 +65,29 @@ class AdmissionLimits:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more")
 
 
+class Nodes:
+    """Addresses of other nodes of ours that are connected and have proven it. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock: Final = OwnedLock()
+        self._counts: Counter[str] = Counter()  # guarded by _lock
+
+    def enter(self, address: str) -> None:
+        """One more node is connected from an address."""
+        with self._lock:
+            self._counts[address_key(address)] += 1
+
+    def leave(self, address: str) -> None:
+        """One of them has gone."""
+        with self._lock:
+            self._counts[address_key(address)] -= 1
+            self._counts = +self._counts
+
+    def __contains__(self, address: object) -> bool:
+        with self._lock:
+            return bool(self._counts) and isinstance(address, str) and address_key(address) in self._counts
+
+
 class Elsewhere(Protocol):
     """The connections of other processes that are the same server; under the lock of `Admission`."""
 
@@ -106,6 +129,7 @@ class Admission:
         limits: see there.
         wall: seconds since the epoch, for bans, which end at a time of day.
         trusted: addresses that no ban list can keep out or limit: proxies, which all come through.
+        nodes: addresses likewise, that have no limits per address either.
 
     Attributes:
         bans: who is kept out; immutable, replaced as a whole by any thread.
@@ -113,8 +137,13 @@ class Admission:
     """
 
     def __init__(
-        self, limits: AdmissionLimits, wall: Callable[[], float] = time.time, trusted: Container[str] = ()
+        self,
+        limits: AdmissionLimits,
+        wall: Callable[[], float] = time.time,
+        trusted: Container[str] = (),
+        nodes: Nodes | None = None,
     ) -> None:
+        self.nodes: Final = nodes or Nodes()
         self.limits = limits  # replaced as a whole; guarded by _lock
         self.bans: BanList = NO_BANS
         self.elsewhere: Elsewhere | None = None
@@ -159,15 +188,16 @@ class Admission:
             with self._lock:
                 self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
         key, elsewhere = address_key(address), self.elsewhere
+        ours = address in self.nodes
         with self._lock:
             entry = self._entry_locked(key, now)
             entry.attempt(now)
             if elsewhere is None:
-                self._look_locked(entry, ban, now, cost)
+                self._look_locked(entry, ban, now, cost, ours=ours)
             else:  # counted first: of two processes that do this at the same time one sees the other
                 total, of_address = elsewhere.enter(key)
                 try:
-                    self._look_locked(entry, ban, now, cost, total, of_address, elsewhere.processes)
+                    self._look_locked(entry, ban, now, cost, total, of_address, elsewhere.processes, ours=ours)
                 except LimitExceededError:
                     elsewhere.leave(key)
                     raise
@@ -183,6 +213,8 @@ class Admission:
         total: int = 0,
         of_address: int = 0,
         share: int = 1,
+        *,
+        ours: bool,
     ) -> None:
         """See that a connection may be admitted.
 
@@ -194,6 +226,7 @@ class Admission:
             total: connections in other processes.
             of_address: those of the address.
             share: processes that new connections are spread over: each lets in its part of a rate.
+            ours: it is a node of ours, whose connections are as many as it has work.
 
         Raises:
             LimitExceededError: it may not.
@@ -204,6 +237,8 @@ class Admission:
             total = 0  # of open files each process has its own
         if self._connections + total >= self._most:
             self._refuse_locked("connections", self._connections + total + 1, self._most)
+        if ours:
+            return
         most = limits.connections_per_address
         if most and entry.connections + of_address >= most:
             self._refuse_locked("connections_per_address", entry.connections + of_address + 1, most)
@@ -218,7 +253,7 @@ class Admission:
     def ban_of(self, address: str) -> Ban | None:
         """Return what the ban list says of `address` now, a ban or a limit. None: nothing."""
         found = self.bans.match(address, self._wall())
-        return None if found is None or address in self._trusted else found
+        return None if found is None or address in self._trusted or address in self.nodes else found
 
     def leave(self, address: str) -> None:
         """Count the end of a connection that had entered."""

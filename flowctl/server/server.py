@@ -27,7 +27,7 @@ from flowctl.pollgroups import MAX_GROUPS, PollGroups
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
 from flowctl.sending.settings import SenderSettings
-from flowctl.server.admission import Admission, AdmissionLimits, describe_ban
+from flowctl.server.admission import Admission, AdmissionLimits, Nodes, describe_ban
 from flowctl.server.bans import Ban, BanAction, BanList
 from flowctl.server.certificate import Certificate
 from flowctl.server.listener import Listener, listening_socket, socket_of
@@ -103,6 +103,8 @@ class Server:
             count then. None: it makes its own.
         listen_fds: the same by name, for `listen_all`.
         name: what its own listener is for, in messages and in `listen_fds`.
+        tls: what connects to its own listener speaks TLS with this certificate. None: it is plain.
+        nodes: see `Admission`. None: there are none.
 
     Raises:
         ConfigError: the address cannot be used, or a trusted proxy is none.
@@ -132,6 +134,8 @@ class Server:
         listen_fd: int | None = None,
         listen_fds: Mapping[str, tuple[int, ...]] | None = None,
         name: str = "",
+        tls: Certificate | None = None,
+        nodes: Nodes | None = None,
     ) -> None:
         given: tuple[tuple[str, object, tuple[Any, ...]], ...] = (
             ("limits", limits, (Limits, type(None))),
@@ -165,7 +169,7 @@ class Server:
         self._options = options or SocketOptions()
         self.clock: Final = clock
         self._on_refused = on_refused
-        self.admission: Final = Admission(admission or AdmissionLimits(), trusted=self._trusted)
+        self.admission: Final = Admission(admission or AdmissionLimits(), trusted=self._trusted, nodes=nodes)
         self.groups: Final = PollGroups(group_count, loop_factory=loop_factory, on_error=on_error, clock=clock)
         self._lock = OwnedLock()
         self._connections: dict[int, Connection] = {}  # by number; guarded by _lock
@@ -187,7 +191,7 @@ class Server:
         self.listeners: Final[list[Listener]] = []
         self._started = False
         self._listen_fds: Final = {**(listen_fds or {}), **({} if listen_fd is None else {name: (listen_fd,)})}
-        self.address: Final = self._listen_first(name, listen_hosts(host), port)
+        self.address: Final = self._listen_first(name, listen_hosts(host), port, tls)
 
     # -- life
 
@@ -259,12 +263,12 @@ class Server:
             return [listen("", 0, listen_fd=descriptor) for descriptor in handed]
         return [listen(host, port) for host, port in addresses]
 
-    def _listen_first(self, name: str, hosts: tuple[str, ...], port: int) -> tuple[str, int]:
+    def _listen_first(self, name: str, hosts: tuple[str, ...], port: int, tls: Certificate | None) -> tuple[str, int]:
         """Listen where the server itself does, on the same port of each host; return the first address."""
         try:
-            first = self.listen_all(name, [(hosts[0], port)])[0]
+            first = self.listen_all(name, [(hosts[0], port)], tls=tls)[0]
             if name not in self._listen_fds:
-                self.listen_all(name, [(host, first[1]) for host in hosts[1:]])
+                self.listen_all(name, [(host, first[1]) for host in hosts[1:]], tls=tls)
         except BaseException:
             self.close_listeners()
             raise
@@ -419,6 +423,11 @@ class Server:
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._stopping.is_set()
+
+    @property
+    def nodes(self) -> Nodes:
+        """Addresses of other nodes of ours, which no limit per address and no penalty is for."""
+        return self.admission.nodes
 
     @property
     def trusted_proxies(self) -> Container[str]:

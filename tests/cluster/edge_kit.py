@@ -12,9 +12,9 @@ from flowctl.cluster.origin import Origin
 class OriginServer:
     """A live server that offers its streams."""
 
-    def __init__(self, *, window=None, **fields):
+    def __init__(self, *, window=None, offer="127.0.0.1:0", **fields):
         self.server = server(**fields)
-        self.origin = Origin(self.server, "127.0.0.1:0", window=window, wall_clock=lambda: 1_000_000.0)
+        self.origin = Origin(self.server, offer, window=window, wall_clock=lambda: 1_000_000.0)
         self.server.companions.append(self.origin)
         self.server.start()
         self.where = OriginAddress("127.0.0.1", int(self.origin.offers.rpartition(":")[2]), self.server.address[1])

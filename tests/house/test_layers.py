@@ -68,7 +68,7 @@ LAYERS = {
     "admin": layer("admin", "words loop access server live control"),
     "cluster": layer(
         "cluster",
-        "words text flow rtmp outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "
+        "words text flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "
         "receiver fanout connection server telemetry client live control admin",
     ),
     "remux": layer("remux", "words access flow rtmp outcomes loop sending connection live httpd client cluster"),

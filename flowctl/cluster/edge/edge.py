@@ -21,12 +21,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from glob import escape
 from random import Random
 from typing import Any, Final
 
 import structlog
 
+from flowctl.client.connect import client_context
 from flowctl.cluster.edge.copy import CopyStatistics, StreamCopy
 from flowctl.cluster.edge.gate import SchedulerGate
 from flowctl.cluster.edge.planner import EdgePlanner
@@ -42,9 +44,10 @@ from flowctl.diffusion.streams.tcp import StreamSession, connect_stream
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
 from flowctl.live.server import LiveServer
+from flowctl.loop.tls import with_tls
 from flowctl.outcomes.backoff import Backoff
 from flowctl.pollgroup import PollGroup
-from flowctl.rtmp.url import RtmpUrl, url_of
+from flowctl.rtmp.url import RtmpUrl
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 TICK_S: Final = 0.1
@@ -208,7 +211,7 @@ class _Following:
             return
         origin = upstream.address
         try:
-            url = url_of(self._copy.name, origin.host, origin.rtmp_port)
+            url = origin.url(self._copy.name)
         except RemoteProtocolError:
             return  # a name that this server's viewers may ask for, and we cannot
         self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
@@ -274,7 +277,7 @@ class Edge:
         self._clock = server.clock
         self._rng = rng or Random()
         report = server.hub.oversight.report
-        self._listener = SegmentListener(offer, self._serve, report) if offer else None
+        self._listener = SegmentListener(server, offer, self._serve, report) if offer else None
         self._group = self._listener.group if self._listener is not None else PollGroup("flowctl-edge", on_error=report)
         self._wanted: dict[str, _Wanted] = {}
         self.pool: Final = SegmentPool(
@@ -286,6 +289,7 @@ class Edge:
         self._offering: Offering | None = None
         self._upstreams: list[Upstream] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._tls = client_context() if any(item.tls for item in config.origins) else None
         self._slow: set[str] = set()  # connections to origins that answer much later than others
         self._ticks = 0
         self._stopping = False
@@ -331,7 +335,7 @@ class Edge:
             )
             diffusion.subscribe(*self._config.streams)
             self.gate.opened = diffusion.gate_opened
-            self._offering = Offering(diffusion)
+            self._offering = Offering(diffusion, self._server)
             self._upstreams = [
                 Upstream(item, self._connect, diffusion, self.gate, self._clock, self._rng, self._gone)
                 for item in self._config.origins
@@ -372,7 +376,8 @@ class Edge:
         self.gate.stop()
 
     async def _connect(self, address: OriginAddress) -> StreamSession:
-        return await connect_stream(self._group, (address.host, address.port))
+        wrap = None if self._tls is None or not address.tls else partial(with_tls, context=self._tls, host=address.host)
+        return await connect_stream(self._group, (address.host, address.port), wrap=wrap)
 
     def _serve(self, session: StreamSession) -> None:
         self._diffusion_of_loop()

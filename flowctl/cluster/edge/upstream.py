@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -17,8 +18,10 @@ from flowctl.diffusion.diffusion import ObjectDiffusion
 from flowctl.diffusion.errors import NoReplyError
 from flowctl.diffusion.objects import PeerId
 from flowctl.diffusion.streams.stream import Stream
+from flowctl.diffusion.wire.codec import MAX_ID_BYTES
 from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
 from flowctl.outcomes.backoff import Backoff
+from flowctl.rtmp.url import DEFAULT_PORTS, RtmpUrl, parse_query, url_of
 
 _log: Final = structlog.get_logger("flowctl.cluster")
 AGAIN: Final = Backoff(first_s=0.2, factor=2.0, most_s=5.0)
@@ -46,32 +49,55 @@ class OriginAddress:
         host: name or address.
         port: of its segments.
         rtmp_port: where its streams can be followed.
+        tls: whether both speak TLS.
+        proof: what is brought for both, as players do: ``key=...``. Empty: nothing.
     """
 
     host: str
     port: int = SEGMENT_PORT
     rtmp_port: int = RTMP_PORT
+    tls: bool = False
+    proof: str = field(default="", repr=False)
 
     @classmethod
     def parse(cls, text: str) -> OriginAddress:
-        """Return the address of ``host[:port][/rtmp port]``.
+        """Return the address of ``[rtmps://]host[:port][/rtmp port][?key=KEY]``.
 
         Raises:
             ConfigError: it is none.
         """
-        place, slash, rtmp = text.partition("/")
+        text, _, proof = text.partition("?")
+        tls = text.startswith(_RTMPS)
+        place, slash, rtmp = text.removeprefix(_RTMPS).removeprefix("rtmp://").partition("/")
         host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
         if not colon:
             host, port = place, str(SEGMENT_PORT)
-        ports = [port, rtmp if slash else str(RTMP_PORT)]
+        ports = [port, rtmp if slash else str(DEFAULT_PORTS["rtmps"] if tls else RTMP_PORT)]
         bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # which colon is that of the port?
         good = all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports)
         if bare or not good or not _can_be_looked_up(host):
             raise ConfigError(
                 f"{text!r:.100} is no origin",
-                hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936",
+                hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936; "
+                "rtmps:// before it for TLS, ?key=KEY behind it",
             )
-        return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]))
+        try:
+            parse_query(proof)
+        except RemoteProtocolError as error:
+            raise ConfigError(f"what {text!r:.100} is given behind the ? is no proof: {error}") from error
+        if len(proof.encode()) > MAX_ID_BYTES:
+            raise ConfigError(f"the proof for {text!r:.100} has more than {MAX_ID_BYTES} octets")
+        return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
+
+    def url(self, stream: str) -> RtmpUrl:
+        """Return where a stream can be followed.
+
+        Raises:
+            RemoteProtocolError: no client can ask for it.
+        """
+        found = url_of(stream, self.host, self.rtmp_port)
+        scheme = "rtmps" if self.tls else found.scheme
+        return replace(found, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -128,6 +154,12 @@ def _nobody(peer: PeerId) -> None:
 
 
 _HUNG_UP: Final = "it hung up at once"
+_HUNG_UP_HINT: Final = (
+    "give the port of its --origin, not that of RTMP, with rtmps:// where that speaks TLS; or its log says that "
+    "the key is none, or that it lets in no more of this address (--per-address there)"
+)
+_CUT: Final = frozenset({errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE})
+_RTMPS: Final = "rtmps://"
 
 
 def _reason(error: Exception) -> str:
@@ -194,7 +226,8 @@ class Upstream:
             async with asyncio.timeout(CONNECT_S):
                 stream = await self._connect(self.address)
         except (FlowctlError, OSError) as error:
-            self._rest(f"cannot connect: {_reason(error)}")
+            cut = getattr(error, "errno", None) in _CUT
+            self._rest(f"cannot connect: {_reason(error)}", **({"hint": _HUNG_UP_HINT} if cut else {}))
             return AGAIN.delay_s(self._tries, self._rng)
         self._connections += 1
         peer, asked = self.peer, self.meter.requests
@@ -204,7 +237,7 @@ class Upstream:
         telling = asyncio.get_running_loop().call_later(_NO_ORIGIN_S if doubtful else 0.0, self._tell_connected)
         self._gate.connect(peer, self.meter)
         try:
-            await self._diffusion.fetch_from(stream, peer)
+            await self._diffusion.fetch_from(stream, peer, self.address.proof.encode())
             why = "it has ended"
         except RemoteProtocolError as error:
             return self._ban(error)
@@ -222,8 +255,7 @@ class Upstream:
         if lasted_s > _STEADY_S:
             self._tries = 1
         if lasted_s < _NO_ORIGIN_S and self.meter.requests == asked:
-            why, hint = f"{_HUNG_UP} ({why})", "give the port of its --origin, not that of RTMP"
-            self._rest(why, hint=hint)
+            self._rest(f"{_HUNG_UP} ({why})", hint=_HUNG_UP_HINT)
         else:
             self._rest(why)
         return AGAIN.delay_s(self._tries, self._rng)

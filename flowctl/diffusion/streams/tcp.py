@@ -141,6 +141,7 @@ async def connect_stream(
     *,
     limits: Limits = NO_LIMITS,
     settings: SenderSettings | None = None,
+    wrap: Callable[[socket.socket], socket.socket] | None = None,
 ) -> StreamSession:
     """Connect to a server and return the stream. On the group's thread.
 
@@ -149,6 +150,7 @@ async def connect_stream(
         address: host and port, or the path of a Unix socket. The addresses of a host are tried one after the other.
         limits: of its Sender.
         settings: of its Sender.
+        wrap: returns the socket that speaks TLS for one that is connected. None: it is plain.
 
     Raises:
         OSError: it cannot be reached.
@@ -163,7 +165,7 @@ async def connect_stream(
         try:
             sock.setblocking(False)
             await loop.sock_connect(sock, target)
-            return open_stream(group, sock, limits=limits, settings=settings)
+            return open_stream(group, sock if wrap is None else wrap(sock), limits=limits, settings=settings)
         except BaseException as error:
             sock.close()
             if not left or not isinstance(error, OSError):

@@ -55,15 +55,15 @@ class Spared:
 
     Args:
         networks: that the settings spare.
-        proxies: trusted ones, through which others come.
+        others: trusted proxies, through which others come; edges of ours.
     """
 
-    def __init__(self, networks: Iterable[Network], proxies: Container[str]) -> None:
+    def __init__(self, networks: Iterable[Network], *others: Container[str]) -> None:
         self._networks: Final = tuple(networks)
-        self._proxies: Final = proxies
+        self._others: Final = others
 
     def __contains__(self, address: object) -> bool:
-        if address in self._proxies:
+        if any(address in item for item in self._others):
             return True
         if not (self._networks and isinstance(address, str)):
             return False

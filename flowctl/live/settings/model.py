@@ -209,7 +209,7 @@ class LiveSettings(BaseModel):
     bans: File = _at("bans_file", "Keep out whom this file of JSON lines names, now and when it changes.")
     ban_store: File = _at("ban_store", "Keep the bans of commands and penalties in this SQLite file across restarts.")
     penalties: Flag = _at("penalties.on", "Limit, and then ban for a time, addresses that do too much of what costs.")
-    penalties_spare: Networks = _at("penalties_spare", "Addresses that are never punished: monitors, edges.")
+    penalties_spare: Networks = _at("penalties_spare", "Addresses that are never punished: monitors, say.")
     penalty_connections: Allowed = _at(
         "penalties.connections", "Connections of one address that were not let in; 0/1s: any."
     )
@@ -342,7 +342,7 @@ class LiveSettings(BaseModel):
     relay_pull: Relays = _at(
         "relay_pull", "Fetch streams from other servers for viewers here; with always, without any."
     )
-    origin: Text = _at("origin", "Offer streams in segments to edges at host:port, to all who can connect.")
+    origin: Text = _at("origin", "Offer streams in segments to edges at host:port, or tls://host:port.")
     rtmps: Text = _at("rtmps", "Addresses for RTMP with TLS: host:port, several with commas between.")
     https: Text = _at("https", "The same for HTTP with TLS.")
     tls_certificate: File = _at(

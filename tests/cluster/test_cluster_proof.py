@@ -1,0 +1,143 @@
+"""Edges that prove what they may have: keys, TLS, and limits per address at origins."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from certificate_kit import Pair
+from edge_kit import Encoder, House, frames, until
+from structlog.testing import capture_logs
+
+from flowctl.access.keys import hash_key, make_key, read_keys
+from flowctl.access.rules import Access, Proof
+from flowctl.cluster.edge.upstream import OriginAddress
+from flowctl.server.admission import AdmissionLimits
+
+
+@pytest.fixture
+def house():
+    made = House()
+    yield made
+    made.close()
+
+
+class Keys:
+    """A file with keys: one for publishers, one for players of some streams, one for edges."""
+
+    def __init__(self, folder: Path):
+        self.publish, self.play, self.edge = (make_key() for _ in range(3))
+        lines = (
+            f"{hash_key(self.publish)} publish",
+            f"{hash_key(self.play)} play live/open*",
+            f"{hash_key(self.edge)} edge live/*",
+        )
+        path = folder / "keys"
+        path.write_text("\n".join(lines))
+        self.access = Access(play_auth=(Proof.KEY,), keys=read_keys(path))
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return Keys(tmp_path)
+
+
+def with_proof(origin, proof, **more):
+    return dataclasses.replace(origin.where, proof=proof, **more)
+
+
+@pytest.mark.parametrize(
+    ("proof", "streams"), [("", []), ("play", ["live/open"]), ("edge", ["live/open", "live/room"]), ("publish", [])]
+)
+def test_edge_when_streams_need_a_key_is_told_of_those_that_its_key_is_for(house, keys, proof, streams):
+    """As a player with that key could play them; one that is for nothing here says so in the log of the origin."""
+    origin = house.origin(access=keys.access)
+    encoders = [Encoder(origin, name=name) for name in ("live/open", "live/room")]
+    for encoder in encoders:
+        encoder.pictures(60)
+    until(lambda: len(origin.origin.pool.streams()) == 2, "the segments")
+    with capture_logs() as lines:
+        edge = house.edge(with_proof(origin, f"key={getattr(keys, proof)}" if proof else ""))
+        (outbound,) = until(lambda: origin.origin._offering and origin.origin._offering._diffusion._outbound)
+        until(lambda: sorted(edge.edge.statistics().streams) == streams and outbound._ticket >= 4, "what it may have")
+    told = [line for line in lines if line["event"] == "edge may not have a stream"]
+    assert len(told) == (proof != "edge")
+    assert all("flowctl key make" in line["hint"] for line in told)
+    assert ("127.0.0.1" in origin.server.nodes) == (proof == "edge")
+
+
+def test_edge_when_its_key_is_none_is_sent_away(house, keys):
+    """A key that nobody knows is a mistake, which both logs tell."""
+    origin = house.origin(access=keys.access)
+    with capture_logs() as lines:
+        edge = house.edge(with_proof(origin, f"key={make_key()}"))
+        until(lambda: edge.states() == ["resting"], "the end of the connection")
+    assert "key" in edge.edge.statistics().origins[0].why or "hung up" in edge.edge.statistics().origins[0].why
+    gone = until(lambda: [line for line in lines if line["event"] == "edge gone"])
+    assert "the key of an edge is none" in gone[0]["why"]
+
+
+def test_edge_when_it_has_proven_that_it_is_one_is_counted_as_no_viewer(house, keys, tmp_path, monkeypatch):
+    """It follows more streams than an address may have connections, over TLS, and nothing of it is punished."""
+    pair = Pair(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pair.authority))
+    origin = house.origin(
+        offer="tls://127.0.0.1:0",
+        access=keys.access,
+        admission=AdmissionLimits(connections_per_address=4, new_per_address_and_s=0.0),
+        tls_certificate=pair.certificate,
+        tls_key=pair.key,
+        rtmps="127.0.0.1:0",
+    )
+    encoder = Encoder(origin)
+    encoder.pictures(30)
+    rtmps = origin.server.listeners[-1].address[1]
+    edge = house.edge(with_proof(origin, f"key={keys.edge}", tls=True, rtmp_port=rtmps), follow=True, streams=())
+    until(lambda: "127.0.0.1" in origin.server.nodes, "the proof")
+    viewers = [edge.play(f"live/none{number}") for number in range(6)]
+    viewers.append(edge.play())
+    until(lambda: frames(viewers[-1].media)[-1:] == encoder.sent[-1:], "the newest frame")
+    until(lambda: len(origin.server.connections()) > 6, "more connections than an address may have")
+    assert origin.server.admission.refused == {}
+    penalties = origin.server.penalties
+    assert penalties is not None
+    assert "127.0.0.1" in penalties._spared
+    edge.server.stop(1.0)
+    until(lambda: "127.0.0.1" not in origin.server.nodes, "its end")
+    assert "127.0.0.1" not in penalties._spared
+
+
+def test_edges_when_they_are_too_many_of_one_address_are_told_why(house):
+    """The limit is that of the server, and both logs say what may be done."""
+    origin = house.origin(admission=AdmissionLimits(connections_per_address=1))
+    with capture_logs() as lines:
+        first = house.edge(origin)
+        until(lambda: first.states() == ["fetching"], "the first edge")
+        second = house.edge(origin)
+        until(lambda: second.states() == ["resting"], "the refusal")
+    (refused, *_) = [line for line in lines if line["event"] == "edge refused"]
+    assert (refused["limit"], "--per-address" in refused["hint"]) == ("connections_per_address", True)
+    lost = [line for line in lines if line["event"] == "origin not reached"]
+    assert "--per-address" in lost[0]["hint"]
+
+
+def test_origin_address_when_it_has_a_key_shows_it_nowhere():
+    """It stands in logs, figures and errors."""
+    found = OriginAddress.parse("rtmps://10.0.0.5:7/8?key=secret")
+    assert found == OriginAddress("10.0.0.5", 7, 8, tls=True, proof="key=secret")
+    assert "secret" not in f"{found}{found!r}"
+    url = found.url("live/room")
+    assert (url.scheme, url.port, url.query["key"], url.path) == ("rtmps", 8, "secret", "live/room")
+    assert "secret" not in str(url)
+
+
+def test_key_when_it_is_for_edges_is_one_to_play_and_not_to_publish(keys):
+    """Follows bring it to RTMP; a key for everything is none for edges."""
+    for use, answers in (("edge", (True, True, False)), ("play", (False, False, False))):
+        key = getattr(keys, use)
+        found = [keys.access.keys.allows([key], kind, "live/room") for kind in ("edge", "play", "publish")]
+        assert tuple(found) == answers
+    everything = f"{hash_key('k' * 20)}"
+    Path(keys.access.keys.path).write_text(everything)
+    assert not read_keys(Path(keys.access.keys.path)).allows(["k" * 20], "edge", "live/room")
