@@ -54,7 +54,7 @@ def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, oc
         publisher.group(b"x", 60_000)
     wait_for(lambda: web.viewers()[0].state >= SendState.SOFT_LIMIT)
     wait_for(lambda: web.viewers()[0].input_pauses == {"soft limit": 1})
-    assert "bytes" in web.viewers()[0].why
+    assert "KiB" in web.viewers()[0].why
     publisher.group(b"y", 60_000)
     publisher.group(b"z", 60_000)
     wait_for(lambda: web.server.statistics().totals.dropped_messages)
