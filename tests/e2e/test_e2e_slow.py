@@ -136,7 +136,7 @@ def test_throttled_viewer_recovers_and_what_it_got_decodes(name, live, clients, 
 
 
 STALLS = {
-    "hard_limit": ("64KiB,0,500ms", "8MiB,0,1500ms", PATIENT, CloseReason.HARD_LIMIT, "age"),
+    "hard_limit": ("64KiB,0,500ms", "8MiB,0,1500ms", PATIENT, CloseReason.HARD_LIMIT, "oldest"),
     "stuck": ("64KiB,0", "8MiB,0", SenderSettings(stuck_s=1.0, soft_too_long_s=0), CloseReason.STUCK, "took nothing"),
     "soft_too_long": (
         "64KiB,0",
