@@ -6,8 +6,9 @@ told to. Both go through a `Splice`, and what comes out of it is published (`Sin
 Followed frames are cut as an origin cuts them. A segment of ours that has the hash of one that was announced is that
 one: so it is known where in the publication the followed source stands, though its server may have moved the stream on
 its timeline; and what was followed is not fetched, but is offered to others. Another source of the same stream is known
-by its first picture, where that has gone out before. While frames come, announced segments are
-held: neither fetched nor acknowledged. When they stop coming, what is missing is fetched.
+by its first picture, where that has gone out before. While frames come, announced segments are held: neither fetched
+nor acknowledged. When they stop coming, what is missing is fetched. Where something else was followed than was
+announced for its place, that is fetched too, and shows whether the source, or the way to it, changes octets.
 
 Origins say by their clocks when a publication began (its timeline). Here publications have numbers, in the order in
 which they were heard of. Two timelines are one publication where both have the same content at the same time, however
@@ -41,6 +42,7 @@ from flowctl.cluster.segments.segment import (
     Segment,
     SegmentId,
     Then,
+    decode_body,
     following,
     object_of,
     segment_of,
@@ -83,6 +85,8 @@ APART_MS: Final = 200
 REFUSED_S: Final = 1.0
 """Between two tries to publish a name that a publisher of this server has."""
 _ANNOUNCED: Final = 512
+DOUBT_S: Final = 0.5
+"""How long the same as was followed may be announced later than something else at its place."""
 _TIMELINES: Final = 64
 """Timelines whose publications are remembered."""
 _OWN: Final = 32
@@ -188,6 +192,9 @@ class StreamCopy:
         sink: publishes.
         clock: seconds.
         follows: whether frames are followed.
+
+    Attributes:
+        flawed: what the followed source sends is not what origins have, whose hashes prove it.
     """
 
     def __init__(
@@ -224,6 +231,8 @@ class StreamCopy:
         self._from_key = False  # frames before the next key frame have no place
         self._unplaced: list[Callable[[], None]] = []
         self._own: OrderedDict[tuple[_Content, Position], tuple[bytes, float]] = OrderedDict()
+        self.flawed = False
+        self._sound = False  # only headers of the source differ from those that were announced
         self._proven = False  # that the mapping holds was seen by a hash, or by a picture
         self._over: int | None = None  # the followed source is past this timeline: its publication has ended
         # What goes out
@@ -324,7 +333,11 @@ class StreamCopy:
         """Return whether a segment that is not here is to be fetched, now or later."""
         key, now = self._key(name), self._clock()
         heard = self._announced.get(key)
-        if heard is None or heard.here or self._behind(key[0], now):
+        if heard is None or heard.here:
+            return False
+        if self._doubted(key) is not None:
+            return True
+        if self._behind(key[0], now):
             return False
         return not ((self._flows(now) or self._is_apart(key[0].timeline)) and now - heard.at > HOLD_S)
 
@@ -334,6 +347,8 @@ class StreamCopy:
         position, heard = key[0], self._announced.get(key)
         if self._splice.cursor is None and self._start is None and not self._settle(now):
             return False
+        if heard is not None and self._doubted(key) is not None:
+            return now - heard.at > DOUBT_S
         if heard is None or self._is_apart(position.timeline) or self._behind(position, now):
             return False
         if heard.name != name and now - heard.at < SECOND_S:
@@ -342,6 +357,24 @@ class StreamCopy:
             return True
         missing = self._splice.missing()
         return missing is not None and missing[0] <= position < missing[1]
+
+    def _doubted(self, key: _Key) -> tuple[_Content, Position] | None:
+        """Return what was followed where another segment was announced. None: nothing that is known to stand there."""
+        mapping = self._mapping
+        if mapping is None or self._sound or self.flawed or not self._own:
+            return None
+        if not self._proven and len({teller.number for teller in self._tellers.values()}) > 1:
+            return None  # it may be of another encoder
+        place, content = key
+        return next((own for own in self._own if own[0] != content and mapping.of(own[1]) == place), None)
+
+    def _hold_against(self, own: tuple[_Content, Position], segment: Segment) -> None:
+        """Look whether what was followed is what its source should have sent."""
+        body, _ = self._own.pop(own)
+        followed = decode_body(body, 0)[1]
+        pairs = list(zip(followed, segment.frames, strict=False))  # the source may have ended sooner
+        self.flawed = any(mine[::2] != true[::2] for mine, true in pairs)
+        self._sound = not self.flawed and len(followed) == len(segment.frames)
 
     def known_for_s(self, name: SegmentId) -> float:
         """Return for how long a segment has been announced, in seconds."""
@@ -471,6 +504,9 @@ class StreamCopy:
         segment = replace(segment, id=replace(segment.id, position=key[0]))
         if key in self._announced:
             self._announced[key].here = True
+        own = self._doubted(key)
+        if own is not None:
+            self._hold_against(own, segment)
         self._fetched += 1
         self._came_at = self._clock()
         if self._splice.cursor is None and self._start is not None and segment.id.position >= self._start:
@@ -483,7 +519,7 @@ class StreamCopy:
         del now
         self._cutter, self._unplaced = Cutter(self.name, _NOWHERE), []
         self._before, self._mapping = self._mapping or self._before, None
-        self._from_key = self._proven = False
+        self._from_key = self._proven = self.flawed = self._sound = False
         self._own.clear()
 
     def gap(self, now: float) -> None:

@@ -72,6 +72,8 @@ HEAD_START_S: Final = 0.2
 _SLOWER_S: Final = 0.02
 _PROBE_S: Final = 30.0
 """A slow origin that was not asked for so long is asked as the others: it may have become quick."""
+FLAWED_S: Final = 60.0
+"""How long a source is not followed that sent something else than what origins have: as one that lies is banned."""
 _EXPIRE_TICKS: Final = 10
 
 
@@ -173,6 +175,7 @@ class _Following:
         self._follow: Follow | None = None
         self._sink: _Followed | None = None
         self._told: set[tuple[str, str]] = set()  # sources and why they were lost, since frames came last
+        self._flawed: dict[str, float] = {}  # when sources were found to send what is not the stream
         self.source = ""
 
     def tick(self, now: float) -> None:
@@ -184,7 +187,12 @@ class _Following:
                 self._told.clear()
             if self._goes_on(found.state, now):
                 return
-            if (found.source, found.why) not in self._told:  # once: it is tried again every few seconds
+            if self._copy.flawed:
+                self._flawed[self.source] = now
+                hint = "its segments are looked at as ever; see what changes octets on the way of RTMP"
+                why = "its frames are not what origins announce"
+                _log.error("followed origin is wrong", stream=self._copy.name, source=self.source, why=why, hint=hint)
+            elif (found.source, found.why) not in self._told:  # once: it is tried again every few seconds
                 self._told.add((found.source, found.why))
                 _log.warning("follow lost", stream=self._copy.name, source=found.source, why=found.why)
             self.stop()
@@ -197,6 +205,8 @@ class _Following:
 
     def _goes_on(self, state: FollowState, now: float) -> bool:
         """Whether the source is to be kept: it brings frames, or may soon, or nobody else has more."""
+        if self._copy.flawed:
+            return False
         if state in (FollowState.CONNECTING, FollowState.WAITING) and now - self._since < _SLOW_START_S:
             return True
         return state in (FollowState.RUNNING, FollowState.WAITING) and not self._copy.overtaken(now)
@@ -205,7 +215,8 @@ class _Following:
         for _ in self._upstreams:
             upstream = self._upstreams[self._next % len(self._upstreams)]
             self._next += 1
-            if upstream.state is not UpstreamState.BANNED:
+            flawed_s = now - self._flawed.get(str(upstream.address), float("-inf"))
+            if upstream.state is not UpstreamState.BANNED and flawed_s > FLAWED_S:
                 break
         else:
             return

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from segment_kit import HEADERS, cut, key, movie
 
-from flowctl.cluster.edge.copy import ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
+from flowctl.cluster.edge.copy import DOUBT_S, ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
 from flowctl.cluster.segments.cutter import PART_MS
 from flowctl.cluster.segments.segment import BODY_BYTES, Segment, Then
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
@@ -221,6 +221,31 @@ def test_publication_when_it_begins_with_a_segment_is_followed_from_there(known)
         made.hear(item.id)
     assert made.got() == [tuple(frame) for frame in [*movie(3), *again]]
     assert made.viewers.told == ["begin", "begin"]
+
+
+@pytest.mark.parametrize(("change", "flawed"), [("octet", True), ("header", False), ("end", False)])
+def test_source_when_its_frames_are_not_what_was_announced_is_flawed(change, flawed):
+    """A segment that stands where another one was followed is fetched, and shows whether octets were changed."""
+    made, found = Made(follows=True), cut(SOURCE)
+    made.copy.begin(made.clock())
+    frames = list(SOURCE)
+    if change == "octet":
+        frames[5] = frames[5]._replace(payload=frames[5].payload[:-1] + b"?")
+    if change == "header":
+        frames[0] = frames[0]._replace(payload=frames[0].payload + b"\x00")
+    if change == "end":
+        made.follow(frames[:8])
+        made.copy.end("")
+    else:
+        made.follow(frames[:14])
+    assert made.hear(found[0].id)
+    assert made.copy.ready(found[0].id) == (change == "end")
+    made.clock.advance(DOUBT_S + 0.1)
+    assert made.copy.ready(found[0].id)
+    made.copy.segment(Segment.decode(found[0].data))
+    assert made.copy.flawed is flawed
+    made.copy.begin(made.clock())
+    assert not made.copy.flawed
 
 
 def test_source_when_it_falls_silent_and_others_go_on_is_overtaken():
