@@ -6,6 +6,7 @@ reader of its kind, which names what is wrong, what is allowed, and how one woul
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from flowctl.addresses import parse_network
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import parse_marks, parse_target_delay
 from flowctl.printable import short
+from flowctl.server.bans import parse_utc
 from flowctl.units import parse_duration
 
 MOST_TEXT: Final = 200
@@ -150,6 +152,19 @@ def duration(most_s: float = MOST_DURATION_S) -> Kind:
         return seconds
 
     return Kind("DURATION", read, schema={"type": ["number", "string"], "minimum": 0, "maximum": most_s})
+
+
+def moment() -> Kind:
+    """Return the kind of times of day in UTC, as text: ``2026-01-31T12:00:00Z``."""
+
+    def read(value: object, name: str) -> str:
+        with contextlib.suppress(ConfigError, ValueError):
+            if isinstance(value, str) and len(value) <= MOST_TEXT:
+                parse_utc(value)
+                return value
+        raise ConfigError(f"{name} is {short(value)}, it must be a time in UTC", hint="like 2026-01-31T12:00:00Z")
+
+    return Kind("TIME", read)
 
 
 def flag() -> Kind:

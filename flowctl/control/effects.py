@@ -159,14 +159,16 @@ def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
-    """Return when a ban ends that is asked for now; ``until`` is said among several processes of one server.
+    """Return when a ban ends that is asked for now.
 
     Raises:
-        ConfigError: there is no such time.
+        ConfigError: there is no such time, or there are two.
     """
-    if asked.get("until") is not None:
-        return parse_utc(asked["until"])
-    seconds = asked["duration"]
+    until, seconds = asked.get("until"), asked["duration"]
+    if until is not None and seconds is not None:
+        raise ConfigError("ban: duration and until are both given", hint="leave one of the two out")
+    if until is not None:
+        return parse_utc(until)
     try:
         return None if seconds is None else now + timedelta(seconds=seconds)
     except OverflowError as error:

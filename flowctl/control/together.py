@@ -255,7 +255,8 @@ def _with_end(asked: Asked, now: datetime) -> Asked:
     from flowctl.control.effects import ban_ends  # noqa: PLC0415 - as said
     from flowctl.server.bans import Ban, utc_text  # noqa: PLC0415 - as said
 
-    return {**asked, "until": utc_text(Ban(cidr=asked["network"], expires=ban_ends(asked, now)).expires)}
+    ends = Ban(cidr=asked["network"], expires=ban_ends(asked, now)).expires
+    return {**asked, "duration": None, "until": utc_text(ends)}
 
 
 def _ban(asked: Asked, results: Results) -> Json:

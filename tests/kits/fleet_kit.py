@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
 from flowctl.control.fleet.keeper import RefusedError
-from flowctl.server.bans import Ban, BanAction, merge_bans, utc_text
+from flowctl.server.bans import Ban, BanAction, merge_bans, parse_utc, utc_text
 
 _RUNS = count(1)
 
@@ -28,6 +28,7 @@ class FakeServer:
         self.log: list[tuple[str, str, str]] = []
         self.refuses = ""
         self.down: Exception | None = None
+        self.after: dict[str, Callable[[], object]] = {}  # what happens right after an operation, once
 
     def restarted(self) -> FakeServer:
         """Return the server's next life."""
@@ -38,7 +39,9 @@ class FakeServer:
             raise self.down
         if operation == self.refuses:
             raise RefusedError("it will not", code="FAILED")
-        return getattr(self, f"do_{operation}")(**arguments)
+        found = getattr(self, f"do_{operation}")(**arguments)
+        self.after.pop(operation, lambda: None)()
+        return found
 
     def do_changes(self, since: int, limit: int) -> Mapping[str, Any]:
         kept = self.changes[-self.kept :]
@@ -68,8 +71,10 @@ class FakeServer:
         reason: str = "",
         action: str = "ban",
         origin: str = "",
+        until: str | None = None,
     ) -> Mapping[str, Any]:
         expires = None if duration is None else datetime.fromtimestamp(self.now + duration, tz=UTC)
+        expires = expires if until is None else parse_utc(until)
         ban = Ban(cidr=network, expires=expires, action=BanAction(action), reason=reason)
         there = [item for key, item in self.bans.items() if key == (ban.cidr, ban.action)]
         (joined,) = merge_bans(there, [ban], self.now)

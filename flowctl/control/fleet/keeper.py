@@ -186,7 +186,7 @@ class Keeper:
             self._mirror.limits_stamp = entry.stamp
 
     async def _list(self) -> None:
-        """List all bans of the server; again, where they changed meanwhile."""
+        """List all bans of the server; again, where its ban file changed meanwhile, or too much else."""
         for _ in range(_LISTINGS):
             bans: list[Mapping[str, Any]] = []
             while True:
@@ -194,9 +194,12 @@ class Keeper:
                 bans += answer["bans"]
                 if len(answer["bans"]) < PAGE:
                     break
-            self._mirror.listed(bans)
-            answer = await self._call("changes", {"since": self._mirror.version, "limit": 1})
-            if int(answer["version"]) == self._mirror.version or str(answer["run"]) != self._mirror.run:
+            answer = await self._call("changes", {"since": self._mirror.version, "limit": PAGE})
+            changes = answer["changes"]
+            if str(answer["run"]) != self._mirror.run:
+                return  # the list of a life that is over; the next step begins anew
+            self._mirror.listed(bans, {str(item["detail"]["cidr"]) for item in changes if "cidr" in item["detail"]})
+            if len(changes) < PAGE and answer["whole"] and all(item["what"] != "bans file" for item in changes):
                 break
         self.look_at([*self._replica.table, *self._mirror.known])
 

@@ -18,17 +18,17 @@ later counts, until the next command.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from math import inf
 from typing import Any, Final, NamedTuple
 
 from flowctl.control.fleet.stamp import Stamp
 from flowctl.control.fleet.table import Entry, Table
 from flowctl.control.fleet.values import LIMITS, ban_key, ban_of, ban_value, cidr_of, limits_of
-from flowctl.server.bans import Ban, BanAction, parse_utc
+from flowctl.server.bans import Ban, BanAction, parse_utc, utc_text
 
-_NEAR_S: Final = 2.0
-"""Ends that differ by less are the same: a ban is told by how long it still lasts, and ends at whole seconds."""
+_NEAR_S: Final = 1.0
+"""A ban ends at a whole second, and what is less than that from its end is over before it would be carried out."""
 
 
 class Held(NamedTuple):
@@ -39,14 +39,10 @@ class Held(NamedTuple):
     score: float
 
     def same(self, other: Held | None) -> bool:
-        """Return whether `other` is the same ban, told a moment earlier or later."""
+        """Return whether `other` is the same ban."""
         if other is None or (self.reason, self.score) != (other.reason, other.score):
             return False
-        return self.ends_s == other.ends_s or abs(self.ends_s - other.ends_s) <= _NEAR_S
-
-    def lasts_as(self, ends_s: float) -> bool:
-        """Return whether it ends at `ends_s`, or later."""
-        return self.ends_s >= ends_s - _NEAR_S
+        return self.ends_s == other.ends_s
 
 
 def held(ban: Ban) -> Held:
@@ -159,18 +155,28 @@ class Mirror:
                 found.append((key, None))
         return found
 
-    def listed(self, bans: Iterable[Mapping[str, Any]]) -> None:
+    def listed(self, bans: Iterable[Mapping[str, Any]], changed: Container[str] = ()) -> None:
         """Take the list of all bans of the server.
+
+        Args:
+            bans: as it lists them.
+            changed: networks whose bans changed while it listed. What it says of them may be from before or after, so
+                it counts for nothing: their changes say it, which are gone through next.
 
         Raises:
             ConfigError: it says what no server of this version says.
         """
+        before = {key: item for key, item in self.present.items() if cidr_of(key) in changed}
         self.present.clear()
+        self.present.update(before)
         for item in bans:
+            if (cidr := str(item["cidr"])) in changed:
+                continue
             until = item["until"]
             ends_s = inf if until is None else parse_utc(until).timestamp()
-            key = ban_key(str(item["cidr"]), BanAction(item["action"]))
-            self.present[key] = Held(ends_s, str(item["reason"]), float(item["score"]))
+            self.present[ban_key(cidr, BanAction(item["action"]))] = Held(
+                ends_s, str(item["reason"]), float(item["score"])
+            )
         for key in [key for key, was in self.known.items() if not was.same(self.present.get(key))]:
             self._know(key, None)
         self.needs_list = False
@@ -200,9 +206,9 @@ class Mirror:
         if wanted is None:
             self_ended = here is not None and here.ends_s <= now_s + _NEAR_S
             return self._lift(key, entry) if ours and not self_ended else None
-        if here is not None and here.lasts_as(wanted.ends_s):
+        if here is not None and here.ends_s >= wanted.ends_s:
             # Shortened: lifted first, and told anew once that has been seen.
-            return self._lift(key, entry) if ours and here.ends_s > wanted.ends_s + _NEAR_S else None
+            return self._lift(key, entry) if ours and here.ends_s > wanted.ends_s else None
         return self._ban_order(key, wanted, now_s)
 
     def intend(self, order: Order, entry: Entry | None) -> None:
@@ -241,8 +247,8 @@ class Mirror:
         arguments: dict[str, Any] = {"network": ban.cidr, "action": ban.action.value, "origin": self._origin}
         if ban.reason:
             arguments["reason"] = ban.reason
-        if entry.ends_s != inf:
-            arguments["duration"] = entry.ends_s - now_s
+        if ban.expires is not None:  # a time, and no duration: an order may be carried out late
+            arguments["until"] = utc_text(ban.expires)
         return Order("ban", arguments, key, entry.stamp)
 
     def _lift(self, key: str, entry: Entry | None) -> Order | None:

@@ -120,6 +120,40 @@ def test_unban_when_made_at_another_server_is_made_once_at_each(fleet):
     assert [server.count("unban", ONE) for server in fleet.servers.values()] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("moment", ["bans", "changes"])
+def test_ban_when_made_while_the_agent_lists_its_server_is_lifted_with_the_fleets(fleet, moment):
+    """The list may have it or not: it is a command's all the same, and an unban elsewhere reaches it."""
+    server = fleet.servers["a"] = fleet.servers["a"].restarted()  # the agent lists its bans anew
+    server.after[moment] = lambda: server.do_ban(ONE, 3600)
+    fleet.run()
+    assert fleet.banned() == [{ONE}] * 3
+    fleet.servers["c"].do_unban(ONE)
+    fleet.run()
+    assert fleet.banned() == [set()] * 3
+    assert [server.count("unban", ONE) for server in fleet.servers.values()] == [1, 1, 1]
+
+
+def test_bans_when_their_orders_are_carried_out_late_end_when_they_were_to(fleet):
+    """However long an order was on its way, the ban ends at the same second everywhere, and nobody lifts it."""
+    late = fleet.servers["b"]
+    call = late.call
+
+    async def slow(operation, arguments):
+        if operation == "ban":
+            late.now += 7  # its clock goes on while the order waits
+        return await call(operation, arguments)
+
+    late.call = slow
+    networks = [f"198.51.100.{number}/32" for number in range(100)]
+    for number, network in enumerate(networks):
+        fleet.servers["a"].do_ban(network, 36_000 + number)
+    fleet.run(rounds=8)
+    ends = [{ban.cidr: ban.expires for ban in server.bans.values()} for server in fleet.servers.values()]
+    assert len(ends[0]) == len(networks)
+    assert ends[0] == ends[1] == ends[2]
+    assert [item for server in fleet.servers.values() for item in server.log if item[0] == "unban"] == []
+
+
 def test_limits_when_changed_at_one_server_are_given_once_to_each(fleet):
     """Limits that a command gives one server are given to the others; a server that is started anew gets them."""
     fleet.servers["b"].do_limits(soft="9MiB,0,0")
