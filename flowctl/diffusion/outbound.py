@@ -16,8 +16,10 @@ lost by an end then: the client has acknowledged all.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from fnmatch import fnmatchcase
+from glob import escape
 from itertools import islice
 from typing import Final, Protocol
 
@@ -61,12 +63,12 @@ MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.IDLE]
 MOST_TOPICS: Final = 4096
 """Topics that a client may want at a time: four times as many as a node has streams."""
 MOST_PATTERNS: Final = 64
-"""Of them those with ``*``, ``?`` or ``[``: each is tried with each topic of the pool."""
+"""Of them those that stand for several, with ``*``, ``?`` or ``[``: each is tried with each topic of the pool."""
 _TOPICS_KNOWN: Final = 16_384
 _WALK_REST_S: Final = 0.02
 """After a walk through the pool for topics that are new to a client: 7000 objects take 2 ms, and it may ask for another
 with 30 octets."""
-_WILD: Final = frozenset("*?[")
+_ESCAPED: Final = re.compile(r"\[([*?[])\]")
 
 
 class Guard(Protocol):
@@ -317,7 +319,8 @@ class Outbound:
             raise RemoteProtocolError(f"a topic is no UTF-8: {error.reason}", code="MalformedMessage") from error
         if self._topics is None:
             self._topics, self._told_all = set(), self._ticket
-        of = self._topics if _WILD.isdisjoint(topic) else self._patterns
+        name = _ESCAPED.sub(r"\1", topic)
+        of, topic = (self._topics, name) if escape(name) == topic else (self._patterns, topic)
         if not message.wanted:
             of.discard(topic)
         elif len(of) >= (most := MOST_TOPICS if of is self._topics else MOST_PATTERNS) and topic not in of:

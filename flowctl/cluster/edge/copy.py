@@ -275,10 +275,19 @@ class StreamCopy:
         number = self._numbers.get(timeline)
         if number is None:
             if len(self._numbers) >= _TIMELINES:
-                del self._numbers[next(iter(self._numbers))]
+                self._forget_timeline()
             self._last_number += 1
             number = self._numbers[timeline] = self._last_number
         return name.position._replace(timeline=number), _content_of(name)
+
+    def _forget_timeline(self) -> None:
+        """Forget the oldest publication that is over: an encoder whose clock leaps makes many."""
+        told = {self._current, self._successor, *(teller.number for teller in self._tellers.values())}
+        old = next((timeline for timeline, number in self._numbers.items() if number not in told), None)
+        if old is not None:
+            number = self._numbers.pop(old)
+            for teller in self._tellers.values():
+                teller.numbers.discard(number)
 
     def known_as(self, name: SegmentId) -> SegmentId:
         """Return the name by which a segment is kept and offered: that by which it was announced first."""

@@ -40,6 +40,7 @@ from flowctl.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.diffusion.diffusion import ObjectDiffusion
 from flowctl.diffusion.objects import PeerId
+from flowctl.diffusion.outbound import MOST_PATTERNS
 from flowctl.diffusion.streams.tcp import StreamSession, connect_stream
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
@@ -104,6 +105,11 @@ class EdgeConfig:
             raise ConfigError("an edge has no origins", hint="give one or more, like 10.0.0.5:1936")
         if len(set(self.origins)) != len(self.origins):
             raise ConfigError("an edge has an origin twice", hint="name each of them once")
+        if len(self.streams) > MOST_PATTERNS:
+            raise ConfigError(
+                f"{len(self.streams)} patterns of streams are given, origins take {MOST_PATTERNS}",
+                hint="a pattern may stand for many streams, as live/* does",
+            )
         if not 1 <= self.redundancy <= 8:
             raise ConfigError(f"redundancy is {self.redundancy}, it must be 1 to 8")
 

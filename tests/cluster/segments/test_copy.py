@@ -370,6 +370,18 @@ def test_encoder_when_it_restarts_its_clock_goes_on_with_the_next_publication_at
     assert made.viewers.told == ["begin", "begin"]
 
 
+def test_clock_when_it_leaps_at_another_origin_costs_the_stream_nothing():
+    """What is remembered of publications is bounded, and the one that goes out is never forgotten."""
+    made, live = Made(), cut(movie(8), timeline=9, close=False)
+    pump(made, live[:3])
+    for number in range(200):
+        made.hear(cut(movie(1), timeline=1000 + 3 * number, stream="live/cam")[0].id, by="leaps")
+    pump(made, live[3:])
+    assert made.got() == [tuple(frame) for frame in movie(7)]
+    assert len(made.copy._numbers) <= 64
+    assert all(len(teller.numbers) <= 64 for teller in made.copy._tellers.values())
+
+
 def test_publication_when_its_origin_died_gives_way_to_the_next_at_once():
     """Nobody who is connected has more of it, so what is missing is not waited for."""
     made = Made()
