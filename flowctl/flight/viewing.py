@@ -25,6 +25,8 @@ TAKEN: Final = -1
 """A write of which the kernel took everything; as in `flowctl.flight.whatif.types`."""
 REFUSED: Final = -2
 """A write that met EAGAIN; what was taken before it counts; likewise."""
+HELD: Final = -3
+"""What the kernel holds of all that it took, and the peer's has not acknowledged; likewise."""
 
 _CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
 
@@ -33,7 +35,7 @@ class StreamAndLink(NamedTuple):
     """What a flight says of stream and link.
 
     Attributes:
-        events: (seconds since BEGIN, `MessageClass` or TAKEN or REFUSED, bytes); times do not fall.
+        events: (seconds since BEGIN, `MessageClass`, TAKEN, REFUSED or HELD, bytes); times do not fall.
         given: number of messages of the GOP cache, the first of `events`.
         restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
         ended_s: when it ended: with the flight, or with the first log that was left, seconds since BEGIN.
@@ -112,6 +114,7 @@ class _Reader:
         self._turn_bytes = turn_bytes
         self._joining = self._followed = self._full = False
         self._taken, self._wrote_us, self._turn = 0, -1, 0
+        self._wrote_at = -1  # where the last write is among the events
 
     def take(self, row: FlightRow) -> bool:
         """Take the next row; return whether the log is still followed, or not yet."""
@@ -128,6 +131,10 @@ class _Reader:
             self._put(row.offset_us, REFUSED)
         elif row.reason == "flush":
             self._turn = 0
+        elif row.reason == "kernel":
+            self._hold(row.offset_us, row.size_bytes or 0)
+        elif row.reason == "writable":
+            self._was_refused()
         elif row.reason == "strained":
             self._strain(row.offset_us / 1e6)
         elif row.reason == "log":
@@ -162,9 +169,24 @@ class _Reader:
     def _put(self, at_us: int, what: int) -> None:
         if self.events or self._followed:  # before there is anything of a stream, a write tells nothing of one
             self.last_us = max(self.last_us, at_us)
+            self._wrote_at = len(self.events)
             self.events.append((self.last_us / 1e6, what, self._taken))
         self._full = what == REFUSED
         self._taken, self._turn, self._wrote_us = 0, 0, -1
+
+    def _hold(self, at_us: int, held_bytes: int) -> None:
+        """Note what the kernel holds, without a write that is no event yet."""
+        if self.events:
+            self.last_us = max(self.last_us, at_us)
+            self.events.append((self.last_us / 1e6, HELD, max(held_bytes - self._taken, 0)))
+
+    def _was_refused(self) -> None:
+        """Call the last write refused: the kernel had got all that it was to have ahead, which is no EAGAIN."""
+        if self._wrote_us >= 0:
+            self._put(self._wrote_us, REFUSED)
+        elif self._wrote_at >= 0:
+            at, _, size = self.events[self._wrote_at]
+            self.events[self._wrote_at] = (at, REFUSED, size)
 
     def _message(self, row: FlightRow) -> None:
         lay_us = 0 if self._joining else round((row.queued_age_ms or 0.0) * 1000)  # a cache is given when it is joined

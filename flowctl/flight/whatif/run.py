@@ -24,9 +24,10 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import Final, NoReturn
 
+from flowctl.flight.whatif.line import Line
 from flowctl.flight.whatif.types import (
     GRID_S,
-    LEAST_KERNEL_BYTES,
+    HELD,
     NO_MESSAGES,
     POLICIES,
     REFUSED,
@@ -40,6 +41,8 @@ from flowctl.flight.whatif.types import (
 )
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import CLASS_COUNT, MessageClass
+from flowctl.flow.timing import LEAST_AHEAD_BYTES
+from flowctl.loop.sockets import NOTSENT_LOWAT_BYTES
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
@@ -50,7 +53,9 @@ _FLUSH_S: Final = 0.04
 _CLASSES: Final = tuple(MessageClass)
 _KEY: Final = int(MessageClass.KEY)
 _PLENTY: Final = 1 << 60
-"""Room of a link of which no end is known."""
+"""Room of a kernel of which no end is known."""
+_UNDER_WAY_BYTES: Final = LEAST_AHEAD_BYTES
+"""What is sent and not yet acknowledged counts as held by the kernel, and not as unsent: some packets."""
 
 
 class Gauge:
@@ -86,78 +91,35 @@ class Gauge:
         self.stall_s += after.stall_s - before.stall_s
 
 
-class LinkModel:
-    """How much a write may take, from what the recorded writes took.
-
-    See `flowctl.flight.whatif.engine` for what is assumed.
-
-    Args:
-        kernel_bytes: size of the kernel's buffer.
-
-    Attributes:
-        taken: what the kernel took at the present write.
-        blocked: whether that write met EAGAIN.
-        extra: what the link is assumed to take beyond it.
-        lagging: whether the recorded viewer has not drained since its last EAGAIN.
-    """
-
-    __slots__ = ("_rate", "_since", "_sum", "blocked", "extra", "kernel_bytes", "lagging", "last", "taken")
-
-    def __init__(self, kernel_bytes: int) -> None:
-        self.kernel_bytes = kernel_bytes
-        self.taken = 0
-        self.blocked = self.lagging = False
-        self.extra = _PLENTY
-        self.last = 0.0
-        self._rate: float | None = None  # bytes per second while blocked, as last measured
-        self._since = 0.0  # when the recorded viewer was refused first
-        self._sum = 0  # what was taken since then
-
-    def wrote(self, now: float, taken: int, *, blocked: bool) -> None:
-        """Take the next recorded write."""
-        self.taken, self.blocked = taken, blocked
-        if self.lagging:
-            self._sum += taken
-            if now - self._since >= 2 * _FLUSH_S:
-                self._rate = self._sum / (now - self._since)
-        if blocked and not self.lagging:
-            self._since, self._sum = now, 0
-        if blocked:
-            self.extra = 0
-        elif self._rate is None:
-            self.extra = _PLENTY
-        else:
-            self.extra = max(int(self._rate * (now - self.last)) - taken, 0)
-        self.lagging = blocked
-        self.last = now
-
-
 class Seat:
     """One choice: the host and the transport of its Sender.
 
     Attributes:
-        room: bytes that the link takes at the present write.
-        bucket: bytes that this choice has left in the kernel's buffer, compared with the recorded viewer.
+        held: what its kernel holds; where nothing is known of kernels, a measure of what it may take.
+        ahead: how much of it may be unsent, as the Sender has told. 0: as usual.
+        wakes_at: what the line has to have carried before the kernel asks for more.
         due: when its tick is due; inf for never.
         closed_at: when it ended. None: it has not.
     """
 
     __slots__ = (
-        "bucket",
+        "_carried",
+        "ahead",
         "choice",
         "closed_at",
         "due",
         "entered",
         "gauge",
+        "held",
         "index",
         "memory_byte_s",
         "memory_peak",
         "noted_at",
         "reason",
         "returns",
-        "room",
         "run",
         "sender",
+        "wakes_at",
         "watch_offset",
         "watch_sequence",
     )
@@ -166,7 +128,8 @@ class Seat:
         self.run = run
         self.index = index
         self.choice = choice
-        self.room = self.bucket = 0
+        self.held, self._carried, self.wakes_at = run.line.held, run.line.carried, inf
+        self.ahead = 0
         self.due = inf
         self.closed_at: float | None = None
         self.reason: CloseReason | None = None
@@ -197,11 +160,48 @@ class Seat:
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
         """Take what there is room for."""
-        if self.room <= 0:
+        room = self.room
+        if room <= 0:
             raise _EAGAIN
-        count = min(sum(map(len, buffers)), self.room)
-        self.room -= count
+        count = min(sum(map(len, buffers)), room)
+        self.held += count
         return count
+
+    # -- its kernel
+
+    def settle(self) -> None:
+        """Let the line carry what it could since the last time."""
+        carried = self.run.line.carried
+        self.held = max(self.held - (carried - self._carried), 0.0)
+        self._carried = carried
+
+    def fill(self, held: float) -> None:
+        """Hold what the kernel of the recorded viewer holds: both were given the same."""
+        self.held, self._carried = held, self.run.line.carried
+
+    @property
+    def room(self) -> int:
+        """Bytes that the kernel takes before it refuses."""
+        level = self.run.line.level
+        if self.ahead:
+            level = min(level, _UNDER_WAY_BYTES + 2 * self.ahead)
+        return _PLENTY if level == inf else round(level - self.held)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the kernel asks for more: half of what may be unsent is sent, or the recorded one was given some."""
+        line = self.run.line
+        return self.room > 0 and (not line.known or self.held <= max(self._low, line.held if line.writes else 0.0))
+
+    @property
+    def _low(self) -> float:
+        if self.ahead:
+            return _UNDER_WAY_BYTES + self.ahead / 2
+        return min(self.run.line.level, NOTSENT_LOWAT_BYTES) / 2
+
+    def sleep(self) -> None:
+        """Note when the kernel asks again."""
+        self.wakes_at = self._carried + self.held - self._low
 
     # -- the host
 
@@ -245,11 +245,15 @@ class Seat:
         """Nobody reads it."""
 
     def kernel_bytes(self) -> int:
-        """Return 0: what the kernel would hold for another choice is not known, so a rate is that of what it took."""
-        return 0
+        """Return what the kernel holds for this choice; 0 where nothing is known of it."""
+        if not self.run.line.known:
+            return 0
+        self.settle()
+        return int(self.held)
 
     def limit_unsent(self, size_bytes: int) -> None:
-        """The link takes what it took."""
+        """Take so much ahead from now on."""
+        self.ahead = size_bytes if self.run.line.known else 0
 
     def strained(self) -> bool:
         """Return whether the thread of the recording had no room then: what was late by its fault would be again."""
@@ -276,8 +280,7 @@ class Run:
         self._work = work
         self._together = together
         self._player_buffer_s = player_buffer_s
-        largest = max((size for _, what, size in viewer.events if what < 0), default=0)
-        self._link = LinkModel(viewer.kernel_bytes or max(largest, LEAST_KERNEL_BYTES))
+        self.line = Line(viewer)
         self._members: dict[int, Seat] = {}
         self._place = Place(self.log.tail)
         self._common = Gauge()
@@ -326,7 +329,7 @@ class Run:
         """Run through the events and return the outcomes."""
         events = self._viewer.events
         first = self._join(events)
-        work, append = self._work, self.log.append
+        work, append, line, lagged = self._work, self.log.append, self.line, False
         assumed_from = self._viewer.assumed_from
         recorded: list[Outcome] | None = None
         for number in range(first, len(events)):
@@ -336,15 +339,19 @@ class Run:
             if self.timers and self.timers[0][0] <= at:
                 self._fire(at)
             self.now = at
+            line.step(number)
             if what >= 0:
                 work.inputs += len(self._members) + len(self._alone)
                 append(bytes(size), _CLASSES[what], at, restart=self._restart if what == _KEY else ())
                 if self._alone:
                     self._grew()
-            elif what == TAKEN and not self._alone and not self._link.lagging:
-                self._move_members(size)
-            else:
-                self._write(size, blocked=what == REFUSED)
+            elif what == TAKEN and not self._alone and not lagged:
+                self._move_members()
+            elif what != HELD:
+                self._write(blocked=what == REFUSED)
+            if self._alone and line.known:
+                self._wake()
+            lagged = line.lagging
         if self.timers:
             self._fire(self._viewer.ended_at)
         self.now = max(self.now, self._viewer.ended_at)
@@ -415,7 +422,7 @@ class Run:
             )
         if not self._together:
             self._show_all()
-        if self.hungry and self._link.lagging:
+        if self.hungry and self.line.lagging:
             self._feed()
 
     def _look(self, seats: list[Seat]) -> None:
@@ -443,20 +450,17 @@ class Run:
 
     # -- writes
 
-    def _move_members(self, size: int) -> None:
+    def _move_members(self) -> None:
         """A write that was taken whole, with everybody at the same place: one step for all of them."""
         now, tail, entry = self.now, self.log.tail, self._place.entry
-        self._link.wrote(now, size, blocked=False)
         age_s = 0.0 if entry is tail else now - entry.enqueued_at
         self._common.note(age_s, now - self._wrote_at, self._player_buffer_s)
         self._place.entry = tail
         self._wrote_at = now
         self._work.inputs += len(self._members)
 
-    def _write(self, size: int, *, blocked: bool) -> None:
+    def _write(self, *, blocked: bool) -> None:
         """A write at which choices may fare differently."""
-        link = self._link
-        link.wrote(self.now, size, blocked=blocked)
         if self._members and not blocked:
             entry, tail = self._place.entry, self.log.tail
             age_s = 0.0 if entry is tail else self.now - entry.enqueued_at
@@ -465,13 +469,18 @@ class Run:
             self._work.inputs += len(self._members)
         elif self._members:
             self._refuse_members()
-        self._serve_all(link.taken, link.extra)
+        for seat in list(self._alone.values()):
+            self._measure(seat)
+            self._serve(seat)
+        self._wrote_at = self.now
+        self._served()
 
     def _refuse_members(self) -> None:
         """The recorded viewer was refused something: all members leave, with what the kernel took of this write."""
         if not self._alone:
             self._key_sequence = self.log.gop.key_sequence  # key frames before this one found nobody to be looked at
         for seat in list(self._members.values()):
+            seat.fill(self.line.held)
             seat.sender.leave_cohort(0)
             self._part(seat)
 
@@ -488,21 +497,23 @@ class Run:
             seat.gauge.add(self._common, seat.entered)
             seat.entered = None
 
-    def _serve_all(self, taken: int, extra: int) -> None:
-        """Offer a recorded write to everybody who is alone."""
-        for seat in list(self._alone.values()):
-            self._measure(seat)
-            self._serve(seat, taken, extra)
-        self._wrote_at = self.now
-        self._served()
-
     def _feed(self) -> None:
         """Offer a write to those who are not blocked while the recorded viewer is, as rounds of the fan-out do."""
         for seat in list(self._alone.values()):
             if not seat.sender.blocked and self.now - seat.noted_at >= _FLUSH_S:
                 self._measure(seat)
-                self._serve(seat, 0, 0)
+                self._serve(seat)
         self._served()
+
+    def _wake(self) -> None:
+        """Offer a write to those whose kernel asks for more, which the line tells and no recorded write."""
+        carried = self.line.carried
+        woken = [seat for seat in self._alone.values() if seat.sender.blocked and carried >= seat.wakes_at]
+        for seat in woken:
+            self._measure(seat)
+            self._serve(seat)
+        if woken:
+            self._served()
 
     def _served(self) -> None:
         self.hungry = any(not seat.sender.blocked for seat in self._alone.values())
@@ -512,36 +523,35 @@ class Run:
         """Note delay and memory as they are right before a write."""
         load, passed_s = seat.sender.load(), self.now - seat.noted_at
         seat.noted_at = self.now
-        seat.gauge.note(load.age_ms / 1000, passed_s, self._player_buffer_s)
+        age_ms = max(load.age_ms, seat.sender.account(rows=False).delay_ms) if self.line.known else load.age_ms
+        seat.gauge.note(age_ms / 1000, passed_s, self._player_buffer_s)
         if seat.sender.blocked:
             seat.memory_peak = max(seat.memory_peak, load.size_bytes)
             seat.memory_byte_s += load.size_bytes * passed_s
 
-    def _serve(self, seat: Seat, taken: int, extra: int) -> None:
-        """Let one choice write what the link has room for."""
-        sender, link = seat.sender, self._link
-        filled = min(link.kernel_bytes, seat.bucket + taken)
-        seat.room = room = filled + extra
+    def _serve(self, seat: Seat) -> None:
+        """Let one choice write what its kernel takes."""
+        sender = seat.sender
+        seat.settle()
         if sender.blocked:
-            if room <= 0:
-                seat.bucket = filled
+            if not seat.asks:
+                seat.sleep()
                 return
             sender.writable()
         self._work.inputs += 1
         self._work.shown += 1
         result = sender.flush()
-        while result is FlushResult.MORE or (result is FlushResult.BLOCKED and seat.room > 0):
+        while result is FlushResult.MORE or (result is FlushResult.BLOCKED and seat.asks):
             if result is FlushResult.BLOCKED:
                 sender.writable()  # it was given enough ahead, and the link has room for more
             result = sender.flush()
-        seat.bucket = max(filled - (room - seat.room), 0)
-        seat.room = 0
         if result is FlushResult.DRAINED:
-            if not link.lagging:
-                seat.bucket = 0  # both have drained, so the kernel holds the same for both
+            if not self.line.lagging:
+                seat.fill(self.line.after)  # both have drained, so the kernel holds the same for both
                 if sender.ready_for_cohort(self.log.tail):
                     self._admit(seat)
         elif result is FlushResult.BLOCKED:
+            seat.sleep()
             seat.watch_offset, seat.watch_sequence = sender.log_grew()
 
     def _admit(self, seat: Seat) -> None:
@@ -624,7 +634,7 @@ def untroubled(viewer: RecordedViewer, player_buffer_s: float, work: Work, choic
             offered[what] += 1
             sent_bytes += size
             oldest = at if oldest is None else oldest
-        else:
+        elif what != HELD:
             gauge.note(0.0 if oldest is None else at - oldest, at - wrote_at, player_buffer_s)
             wrote_at, oldest, written_bytes = at, None, sent_bytes
             sent = tuple(offered)

@@ -30,6 +30,8 @@ TAKEN: Final = -1
 """Event: a write of which the kernel took everything."""
 REFUSED: Final = -2
 """Event: a write that met EAGAIN; what was taken before it counts."""
+HELD: Final = -3
+"""Event: what the kernel holds of all that it took, and the peer's has not acknowledged."""
 
 GRID_S: Final = 1 / (1 << 20)
 """Times are multiples of this, so that sums and differences of times are exact and the order of adding is no matter."""
@@ -68,7 +70,7 @@ def _table(policy: DropPolicy) -> tuple[object, ...]:
 
 
 Event = tuple[float, int, int]
-"""(seconds since the recording began, `MessageClass` of a message or TAKEN or REFUSED, bytes of it)."""
+"""(seconds since the recording began, `MessageClass` of a message or TAKEN, REFUSED or HELD, bytes of it)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

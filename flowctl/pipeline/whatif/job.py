@@ -30,7 +30,15 @@ from flowctl.flow.limits import target_marks
 from flowctl.flow.limitsfile import LimitsFile, render
 from flowctl.pipeline.job import Answer, Job, Part, Parts, arrow_schema
 from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
-from flowctl.pipeline.whatif.recommend import BALANCED_WORDS, Pick, costs, mark_front, parse_objective, recommend
+from flowctl.pipeline.whatif.recommend import (
+    BALANCED_WORDS,
+    Pick,
+    costs,
+    mark_front,
+    parse_objective,
+    recommend,
+    without_gain,
+)
 from flowctl.pipeline.whatif.strata import CALM, CUT, TROUBLED, VIEWER, Stratum, drawn, errors, weighted
 from flowctl.pipeline.whatif.stretches import NO_VIEWER, SERVER, STRETCH_COLUMNS, stretches
 from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, HONEST_SHARE, PEAK, Sums, tally
@@ -53,6 +61,10 @@ MOST_VIEWERS: Final = 2_000
 MOST_MOST: Final = 10_000_000
 FEW_REFUSED: Final = 20
 """From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
+REPEATS: Final = 3
+"""Trials of what is in force and what is recommended, each with the lines at another moment of the stream."""
+RANGED: Final = ("disconnected", "honest_disconnected", "dropped_share")
+_ENDS: Final[tuple[tuple[str, Any], ...]] = (("low", min), ("high", max))
 STRETCHES: Final = "whatif_stretches"
 MOST_HERE_S: Final = 25_000.0
 """Seconds to be tried, times choices, that are tried in this process where parts are small, a tenth to half of a
@@ -78,9 +90,12 @@ CHOICE_COLUMNS: Final[dict[str, str]] = {
     "memory_mean_bytes": "double",
     **dict.fromkeys(("sent_bytes", "edges", "returns"), "bigint"),
     **dict.fromkeys(("assumed_share", "sampled_share", "disconnected_error", "change_error"), "double"),
+    **dict.fromkeys([f"{name}_{end}" for name in RANGED[:2] for end, _ in _ENDS], "bigint"),
+    **dict.fromkeys([f"{name}_{end}" for name in RANGED[2:] for end, _ in _ENDS], "double"),
 }
 """Contract of ``whatif_choices``. Grain: one choice over all viewers. `disconnected_error`: standard error of
-`disconnected_share`; `change_error`: that of its difference to the choice in force, for other viewers like these."""
+`disconnected_share`; `change_error`: that of its difference to the choice in force, for other viewers like these.
+`..._low`, `..._high`: of the repeats, for the choice in force and the one that was best; null for others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,8 +230,10 @@ def _recorded(keys: pd.DataFrame, most: int) -> int:
     return max(round((most - 1) / share), most) if share else most
 
 
-def tried(parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions) -> dict[int, Sums]:
-    """Return what each choice does for those of the sample who are tried, by stratum."""
+def tried(
+    parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions, repeat: int = 0
+) -> dict[int, Sums]:
+    """Return what each choice does for those of the sample who are tried, by stratum, in a repeat of the trial."""
     who, extend_s = sample.tried, options.extend_s
     if who.empty:
         return {}
@@ -224,7 +241,7 @@ def tried(parts: Parts, sample: Sample, choices: Sequence[Choice], options: What
 
     def by_stratum(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Sums]]:
         for stratum, group in itertools.groupby(rows, key=lambda row: row["stratum"]):
-            yield stratum, tally(_by_viewer(group), choices, extend_s)
+            yield stratum, tally(_by_viewer(group), choices, extend_s, repeat)
 
     if parts.small and who["cost_s"].sum() * len(choices) <= MOST_HERE_S:
         from pyarrow.dataset import field
@@ -370,9 +387,17 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
         return Answer(summary=summary, warnings=[*warnings, f"whatif: {summary['why']}"])
     # A limits file cannot say another policy than the one in force, which row 0 has.
     pick = recommend([row for row in rows if row["policy"] == rows[0]["policy"]], options.objective)
-    pick = pick._replace(why=f"{pick.why}{_rests_on(summary, options)}")
+    told = sorted({0, pick.row["choice_id"]})
+    for number, spans in zip(
+        told, _repeated(parts, sample, [choices[number] for number in told], options), strict=True
+    ):
+        rows[number].update(
+            {f"{name}_{end}": get((rows[number][name], *span)) for name, span in spans.items() for end, get in _ENDS}
+        )
+    pick = without_gain(pick, rows[0], pick.row["honest_disconnected_high"]) or pick
     chosen = rows[pick.row["choice_id"]]
     chosen["recommended"] = True
+    pick = pick._replace(why=f"{pick.why}{_levels(chosen)}{_rests_on(summary, options)}")
     who = f"{rows[0]['viewers']} recorded viewers" + (f", a random sample of {share:.2%} of them" if share < 1 else "")
     text = limits_text(choices[chosen["choice_id"]], pick, rows[0], options.objective, who, audiences)
     parts.write_text("limits.toml", text)
@@ -381,6 +406,27 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
 
     parts.write("whatif_choices", pd.DataFrame(rows, columns=list(CHOICE_COLUMNS)), CHOICE_COLUMNS)
     return Answer(summary=summary, warnings=warnings)
+
+
+def _repeated(
+    parts: Parts, sample: Sample, choices: Sequence[Choice], options: WhatifOptions
+) -> list[dict[str, list[Any]]]:
+    """Return what `RANGED` is in each repeat of the trial, by choice: real runs of the same limits differ like that."""
+    found: list[dict[str, list[Any]]] = [{name: [] for name in RANGED} for _ in choices]
+    for repeat in range(1, REPEATS):
+        sums = weighted(tried(parts, sample, choices, options, repeat), sample.strata)
+        for spans, row in zip(found, choice_rows(choices, sums, sample.share), strict=True):
+            for name, values in spans.items():
+                values.append(row[name])
+    return found
+
+
+def _levels(row: Mapping[str, Any]) -> str:
+    """Return the levels of the recommended choice, as far as repeats of the trial agree on them."""
+    low, high, viewers = row["disconnected_low"], row["disconnected_high"], row["viewers"]
+    cut = f"{low}" if low == high else f"{low} to {high}"
+    dropped = " to ".join(dict.fromkeys(f"{row[f'dropped_share_{end}']:.1%}" for end, _ in _ENDS))
+    return f"; tried {REPEATS} times, they cut {cut} of {viewers} viewers and leave out {dropped} of the messages"
 
 
 def _rests_on(summary: Mapping[str, Any], options: WhatifOptions) -> str:

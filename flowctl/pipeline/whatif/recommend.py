@@ -14,9 +14,13 @@ same figures always give the same answer.
 
 ``balanced`` puts honest viewers first and weighs the rest as an operator does by hand. Only choices are left that cut
 no more honest viewers than the one in force does, and at most `HONEST_TOLERANCE` more of them than the choice that cuts
-the least: nobody's viewers pay for memory or delay, however tight the limits in force are. Of these, each of p95 of the
+the least: nobody's viewers pay for memory or delay, however tight the limits in force are; and, where they cut no fewer
+than the one in force, only those that leave out no more than it does by `DROPS_TOLERANCE`. Of these, each of p95 of the
 delay, peak of the memory, and key frames lost is divided by what is in force, where that is left, else (or where it is
-0) by the largest of what is left; the smallest sum wins.
+0) by the largest of what is left; the smallest sum wins, if it is a tenth less than what is in force has: else nothing
+is to be changed.
+
+Whatever the objective, limits that leave out twice as much are never recommended where nobody was cut.
 """
 
 from __future__ import annotations
@@ -48,6 +52,13 @@ FRONT: Final = ("disconnected_share", "delay_p95_ms", "memory_peak_bytes", "drop
 """What a choice may not be beaten in, all four at once, to be on the front; smaller is better in each."""
 HONEST_TOLERANCE: Final = 0.001
 """Share of honest viewers, one of a thousand: choices that differ by less are told apart by the rest."""
+DROPS_TOLERANCE: Final = 1.1
+"""Limits that cut no fewer honest viewers may leave out so many times what those in force leave out."""
+LEAST_GAIN: Final = 0.1
+"""Of delay, memory and lost key frames all in all: real runs of the same limits differ by as much."""
+_DOUBLE: Final = 2.0
+_FEW_DROPS: Final = 0.001
+"""Share of the messages, one of a thousand: so little left out is as good as nothing."""
 BALANCED_WORDS: Final = " (fewest honest viewers cut, then the least of delay, memory and lost key frames together)"
 """What ``balanced`` is, for the comment of a limits file."""
 _BALANCED: Final = ("delay_p95_ms", "memory_peak_bytes", "lost")
@@ -124,6 +135,7 @@ def recommend(rows: Sequence[Row], objective: str) -> Pick:
     parts = parse_objective(objective)
     if not rows:
         raise ConfigError("there is no choice to recommend: none has the policy in force")
+    rows = _sparing(rows)
     if not parts:
         return _balanced(rows)
     bounds = [part for part in parts if part.operator]
@@ -156,14 +168,45 @@ def _excess(row: Row, part: Part) -> float:
     return max(over, 0.0) / (abs(part.bound) or 1.0)
 
 
+def _sparing(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the choices without those that leave out twice as much though nobody was cut."""
+    present = next((row for row in rows if row.get("in_force")), None)
+    if present is None or present["disconnected_share"]:
+        return rows
+    most = max(_DOUBLE * float(present["dropped_share"]), _FEW_DROPS)
+    return [row for row in rows if row is present or float(row["dropped_share"]) < most]
+
+
+def without_gain(pick: Pick, present: Row, most_cut: int) -> Pick | None:
+    """Return the advice to change nothing, where what was picked may bring nothing; None: it brings something.
+
+    Args:
+        pick: of `recommend`.
+        present: the row of the choice in force.
+        most_cut: how many honest viewers the picked choice cuts in the worst of its repeats.
+    """
+    now = int(present["honest_disconnected"])
+    if pick.row is present or pick.row["honest_disconnected"] >= now or most_cut < now:
+        return None
+    why = f"change nothing: tried again, the best of the others cut up to {most_cut} honest viewers, as against {now}"
+    return Pick(present, why, pick.kept)
+
+
 def _balanced(rows: Sequence[Row]) -> Pick:
     """Return the choice with the smallest sum among those that cut the fewest honest viewers."""
     present = next((row for row in rows if row.get("in_force")), None)
     least = min(map(_honest, rows))
     bound = min(least + HONEST_TOLERANCE, inf if present is None else _honest(present))
     left = [row for row in rows if _honest(row) <= bound]
+    if present is not None:
+        most = max(DROPS_TOLERANCE * float(present["dropped_share"]), _FEW_DROPS)
+        spares = [row for row in left if _honest(row) < _honest(present) or float(row["dropped_share"]) <= most]
+        left = spares or left
     sums = _sums(left, present if present in left else None)
     best = min(left, key=lambda row: (sums[row["choice_id"]], _honest(row), *_last(row)))
+    if present in left and _honest(best) >= _honest(present):
+        gains = sums[best["choice_id"]] <= (1 - LEAST_GAIN) * sums[present["choice_id"]]
+        best = best if gains else present
     against = "" if present is None else f" (those in force {_honest(present):.2%})"
     fewer = "fewer" if _honest(best) == least else f"more than {HONEST_TOLERANCE * 100:g} points less"
     why = f"they cut {_honest(best):.2%} of honest viewers{against}, and none of {len(rows)} choices cuts {fewer}"

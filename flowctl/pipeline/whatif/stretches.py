@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import reduce
@@ -37,7 +38,7 @@ from flowctl.flow.state import MessageClass
 from flowctl.pipeline.job import arrow_schema
 from flowctl.pipeline.records.addresses import with_unit
 from flowctl.pipeline.whatif.trials import DELAY, of_outcome
-from flowctl.reasons import SLOW_ENDS
+from flowctl.reasons import SLOW_ENDS, DropReason
 from flowctl.telemetry.schema import CLASS_NAMES, VIEWING, EventName
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
     "close_reason": "string",
     "settings": "string",
     "calm": "map<string,bigint>",
+    "recorded": "map<string,bigint>",
     "given": "int",
     "restart_bytes": "int",
     "ended_us": "bigint",
@@ -84,9 +86,10 @@ STRETCH_COLUMNS: Final[dict[str, str]] = {
 """Contract of the part. Grain: one stretch of a viewer in an hour, or one that was calm all the time. `reason`: why it
 is no viewer (`NO_VIEWER`), or damaged. `settings`: what its flight says of the limits in force; of source `SERVER`,
 which is no viewer, what a server said when it started or its limits changed. `calm`: sums of the time without trouble,
-by measure (`flowctl.pipeline.whatif.trials.of_outcome`). `at_us`, `what`, `bytes`: events
-(`flowctl.flight.whatif.types.Event`), times from the first; `ended_us` likewise. `strained_us`: begin and end of each
-time in which our own thread had no room, likewise."""
+by measure (`flowctl.pipeline.whatif.trials.of_outcome`). `recorded`: with the last stretch of a flight that is here as
+a whole, and whose limits did not change: whether the viewer was cut, and what was dropped, by measure likewise.
+`at_us`, `what`, `bytes`: events (`flowctl.flight.whatif.types.Event`), times from the first; `ended_us` likewise.
+`strained_us`: begin and end of each time in which our own thread had no room, likewise."""
 _APPLIED: Final = {**STRETCH_COLUMNS, "date": "string", "hour": "string"}
 NO_STREAM: Final = "it followed no stream"
 SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
@@ -280,13 +283,24 @@ def of_flight(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[d
         FlowctlError: the rows make no flight.
     """
     from flowctl.flight.reading import read_flights
-    from flowctl.flight.viewing import stream_and_link
+    from flowctl.flight.viewing import in_force, stream_and_link
 
-    yield from of_events(stream_and_link(read_flights(rows)), trouble_s)
+    flight = read_flights(rows)
+    link = stream_and_link(flight)
+    found = list(of_events(link, trouble_s))
+    figures, last = flight.figures, found[-1]
+    whole = last.pop("whole", False) and in_force(flight) == (flight.limits, flight.policy)
+    if figures and whole and link.ended_s >= flight.duration_s:
+        dropped = Counter({"disconnected": int(link.close_reason in SLOW_ENDS)})
+        for reason, classes in figures["dropped"].items():
+            for name, (count, _) in classes.items() if reason != DropReason.CLOSED.value else ():
+                dropped[f"dropped_messages_{name}"] += count
+        last["recorded"] = [*dropped.items()]
+    yield from found
 
 
 def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]]:
-    """Yield the stretches of what a flight says of stream and link."""
+    """Yield the stretches of what a flight says of stream and link; `whole` with the last: nothing is left out."""
     events = [
         (on_grid(at), what, min(size, MOST_MESSAGE_BYTES) if what >= 0 else size)
         for at, what, size in found.events[:MOST_EVENTS]
@@ -316,7 +330,7 @@ def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]
         else:
             (outcome,) = evaluate(RecordedViewer(events=events[first:last], ended_at=until), [_ANY])
             row["calm"] = [(measure, value) for measure, value in of_outcome(outcome).items() if value]
-        yield {"at": times[first] - began, **row}
+        yield {"at": times[first] - began, **row} | ({"whole": True} if last == len(events) else {})
 
 
 def cuts(

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from flowctl.errors import FlowctlError
 from flowctl.flight.whatif.engine import evaluate, recorded_viewer
-from flowctl.flight.whatif.types import Choice, Outcome, RecordedViewer
+from flowctl.flight.whatif.types import REFUSED, TAKEN, Choice, Outcome, RecordedViewer
 from flowctl.flow.state import MessageClass
+from flowctl.pipeline.whatif.grid import in_force
 from flowctl.telemetry.schema import CLASS_NAMES
 
 ALL_CHOICES: Final = -1
@@ -27,17 +28,21 @@ DELAY: Final = "delay."
 """Begin of the measures that are microseconds by bucket of delay."""
 
 _KEY: Final = int(MessageClass.KEY)
+_DROPS: Final = tuple(f"dropped_messages_{name}" for name in CLASS_NAMES)
 Sums = dict[tuple[int, str], int]
 """(choice, measure) -> value; choices are numbered as in the grid."""
 
 
-def tally(viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float) -> Sums:
+def tally(
+    viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float, repeat: int = 0
+) -> Sums:
     """Return what each choice does for all of `viewers`.
 
     Args:
         viewers: of each its rows of `flowctl.pipeline.whatif.stretches`, in order of time.
         choices: of the grid; the first is in force.
         extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
+        repeat: of the trial, see `recorded_viewer`. Only of 0 what was in force is set to what was recorded.
 
     Returns:
         Sums; stretches that make no viewer are counted in ``damaged`` of `ALL_CHOICES`, their viewer with it.
@@ -45,7 +50,7 @@ def tally(viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choi
     sums: Sums = Counter()
     for rows in viewers:
         try:
-            for choice, measure, value in _tried(rows, choices, extend_s):
+            for choice, measure, value in _tried(rows, choices, extend_s, repeat):
                 key = (choice, measure)
                 sums[key] = max(sums[key], value) if measure == PEAK else sums[key] + value
         except FlowctlError:
@@ -53,7 +58,7 @@ def tally(viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choi
     return sums
 
 
-def viewer_of(row: Mapping[str, Any], extend_s: float) -> RecordedViewer | None:
+def viewer_of(row: Mapping[str, Any], extend_s: float, repeat: int = 0) -> RecordedViewer | None:
     """Return a stretch as the engine takes it; None: it was calm.
 
     Raises:
@@ -71,16 +76,17 @@ def viewer_of(row: Mapping[str, Any], extend_s: float) -> RecordedViewer | None:
         close_reason=row["close_reason"],
         strained=[*zip(strained[::2], strained[1::2], strict=True)],
         extend_s=extend_s,
+        repeat=repeat,
     )
     # What is assumed counts like what was recorded: else who would be kept by looser limits has no delay there.
     return replace(viewer, assumed_from=None)
 
 
 def _tried(
-    rows: Sequence[Mapping[str, Any]], choices: Sequence[Choice], extend_s: float
+    rows: Sequence[Mapping[str, Any]], choices: Sequence[Choice], extend_s: float, repeat: int
 ) -> Iterator[tuple[int, str, int]]:
     """Yield the sums of one viewer. Once a choice has closed it, what comes later is nothing to that choice."""
-    recorded = [viewer_of(row, extend_s) for row in rows]
+    recorded = [viewer_of(row, extend_s, repeat) for row in rows]
     refused = any(viewer is not None and viewer.refused for viewer in recorded)
     honest = not refused or _honest(rows, recorded)
     totals = [Counter[str]() for _ in (choices if refused else choices[:1])]
@@ -96,19 +102,40 @@ def _tried(
                 total.update(of_outcome(outcome))
                 total["assumed_us"] += max(_us(outcome.watched_s) - int(row["ended_us"]), 0)
                 total[PEAK] = peak
-    in_force = totals[0]["disconnected"]
+    if not repeat and in_force(rows[0].get("settings")) == choices[0]:
+        _calibrate(rows[-1].get("recorded"), totals)
+    present = totals[0]["disconnected"]
     for number, total in enumerate(totals):
         watched_s, closed = total["watched_us"] / 1e6, total["disconnected"]
         mean_bytes = round(total.pop("held_byte_ms", 0) / 1000 / watched_s) if watched_s else 0
         total.update(viewers=1, honest=honest, honest_disconnected=closed and honest, memory_mean_bytes=mean_bytes)
-        total.update(saved=in_force > closed, lost=closed > in_force)
+        total.update(saved=present > closed, lost=closed > present)
         for measure, value in total.items():
             yield number if refused else ALL_CHOICES, measure, int(value)
 
 
+def _calibrate(recorded: Any, totals: Sequence[Counter[str]]) -> None:
+    """Have the choice in force do what was recorded, and the others so much more or less than that as when tried.
+
+    Where the trial is wrong about the cut itself, it says nothing of this viewer: what was recorded counts for all.
+
+    Args:
+        recorded: see `flowctl.pipeline.whatif.stretches`; empty: not known.
+        totals: of one viewer by choice, the first in force.
+    """
+    if not recorded:
+        return
+    known, tried = dict(recorded), Counter(totals[0])
+    wrong = tried["disconnected"] != known["disconnected"]
+    for number, total in enumerate(totals):
+        if wrong:
+            total["disconnected"] = known["disconnected"]
+        for name in _DROPS if not (wrong and number) else ():
+            total[name] = max(total[name] + known.get(name, 0) - tried[name], 0)
+
+
 def of_outcome(outcome: Outcome) -> dict[str, int]:
     """Return the sums of what became of one stretch, by measure; whole numbers."""
-    dropped = zip(CLASS_NAMES, outcome.dropped_messages, strict=True)
     return {
         "disconnected": int(outcome.closed is not None),
         "watched_us": _us(outcome.watched_s),
@@ -116,7 +143,7 @@ def of_outcome(outcome: Outcome) -> dict[str, int]:
         "stall_us": _us(outcome.stall_s),
         "held_byte_ms": round(outcome.memory_byte_s * 1000),
         "offered_messages": sum(outcome.offered_messages),
-        **{f"dropped_messages_{name}": count for name, count in dropped},
+        **dict(zip(_DROPS, outcome.dropped_messages, strict=True)),
         "key_offered": outcome.offered_messages[_KEY],
         "key_sent": outcome.sent_messages[_KEY],
         "sent_bytes": outcome.sent_bytes,
@@ -134,4 +161,4 @@ def _honest(rows: Sequence[Mapping[str, Any]], recorded: Sequence[RecordedViewer
     calm = sum(int(dict(row["calm"] or ()).get("sent_bytes", 0)) for row in rows)
     events = [event for viewer in recorded if viewer is not None for event in viewer.events]
     offered = calm + sum(size for _, what, size in events if what >= 0)
-    return calm + sum(size for _, what, size in events if what < 0) >= HONEST_SHARE * offered
+    return calm + sum(size for _, what, size in events if what in (TAKEN, REFUSED)) >= HONEST_SHARE * offered

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from flowctl.errors import ConfigError
 from flowctl.flow.limits import HardPolicy
 from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
-from flowctl.pipeline.whatif.recommend import HONEST_TOLERANCE, mark_front, parse_objective, recommend
+from flowctl.pipeline.whatif.recommend import (
+    HONEST_TOLERANCE,
+    mark_front,
+    parse_objective,
+    recommend,
+    without_gain,
+)
 
 
 def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):
@@ -65,6 +71,29 @@ def test_recommend_when_balanced_says_why_against_what_is_in_force():
 def test_recommend_when_balanced_halves_honest_cuts_for_any_delay():
     """Fewer honest viewers cut outweigh a delay half as long again."""
     assert recommend([row(0, 0.2, 100.0), row(1, 0.1, 150.0)], "balanced").row["choice_id"] == 1
+
+
+def test_recommend_when_there_is_no_gain_changes_nothing():
+    """A gain within what two runs of the same limits differ by is none; nor is one that repeats do not confirm."""
+    rows = [row(0, 0.1, 100.0, 1000), row(1, 0.1, 90.0, 950), row(2, 0.1, 60.0, 1000)]
+    assert recommend(rows[:2], "balanced").row is rows[0]
+    assert recommend(rows, "balanced").row is rows[2]
+    rows = [row(number, cut / 50, honest_disconnected=cut) for number, cut in ((0, 5), (1, 2))]
+    pick = recommend(rows, "balanced")
+    assert pick.row is rows[1]
+    assert without_gain(pick, rows[0], 4) is None
+    assert without_gain(pick, rows[0], 5).row is rows[0]
+    assert without_gain(pick, rows[0], 5).why.startswith("change nothing: ")
+
+
+@pytest.mark.parametrize("objective", ["balanced", "memory_peak", "delay_p95<=50ms then memory_peak"])
+def test_recommend_when_nobody_was_cut_never_doubles_what_is_left_out(objective):
+    """Less delay and memory are no reason to take twice the pictures from viewers of whom none was cut."""
+    present, doubled = row(0, 0.0, 1000.0, 10**6, dropped_share=0.1), row(1, 0.0, 40.0, 10**4, dropped_share=0.21)
+    assert recommend([present, doubled], objective).row is present
+    assert recommend([present | {"dropped_share": 0.0}, doubled], objective).row["in_force"]
+    spares = row(2, 0.0, 45.0, 10**5, dropped_share=0.1)
+    assert recommend([present, doubled, spares], objective).row is spares
 
 
 def tight_and_wider():
