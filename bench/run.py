@@ -29,7 +29,7 @@ from kit.tables import table
 
 ROOMS: Final = ("core", "whole", "web", "cluster", "faults")
 """Those that hold benchmarks, each in a file of its own."""
-ON_REQUEST: Final = frozenset({"fanout", "watched"})
+ON_REQUEST: Final = frozenset({"fanout", "prediction", "watched"})
 """Left out unless named: what they show is a part of what another one shows, or stands in another document."""
 MACHINE_PART: Final = "machine"
 

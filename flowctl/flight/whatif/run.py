@@ -41,8 +41,7 @@ from flowctl.flight.whatif.types import (
 )
 from flowctl.flow.limits import OFF_MARK
 from flowctl.flow.state import CLASS_COUNT, MessageClass
-from flowctl.flow.timing import LEAST_AHEAD_BYTES
-from flowctl.loop.sockets import NOTSENT_LOWAT_BYTES
+from flowctl.flow.timing import LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES
 from flowctl.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
@@ -197,7 +196,7 @@ class Seat:
     def _low(self) -> float:
         if self.ahead:
             return _UNDER_WAY_BYTES + self.ahead / 2
-        return min(self.run.line.level, NOTSENT_LOWAT_BYTES) / 2
+        return min(self.run.line.level, MOST_AHEAD_BYTES) / 2
 
     def sleep(self) -> None:
         """Note when the kernel asks again."""

@@ -96,6 +96,8 @@ SHORT: Final = f"it was there for less than {LEAST_STAY_S:g} s"
 NO_VIEWER: Final = (NO_STREAM, SHORT)
 """Reasons of those with whom nothing is wrong."""
 SERVER: Final = "server"
+_AT_THE_END: Final = (DropReason.CLOSED.value, DropReason.UNFOLLOWED.value)
+"""What was queued when the viewer left, or was cut, was not left out."""
 _ANY: Final = Choice(limits=NO_LIMITS)
 
 _KEY: Final = int(MessageClass.KEY)
@@ -290,10 +292,10 @@ def of_flight(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[d
     found = list(of_events(link, trouble_s))
     figures, last = flight.figures, found[-1]
     whole = last.pop("whole", False) and in_force(flight) == (flight.limits, flight.policy)
-    if figures and whole and link.ended_s >= flight.duration_s:
+    if figures and whole and sum(row.reason == "follow" for row in flight.rows) == 1:
         dropped = Counter({"disconnected": int(link.close_reason in SLOW_ENDS)})
         for reason, classes in figures["dropped"].items():
-            for name, (count, _) in classes.items() if reason != DropReason.CLOSED.value else ():
+            for name, (count, _) in classes.items() if reason not in _AT_THE_END else ():
                 dropped[f"dropped_messages_{name}"] += count
         last["recorded"] = [*dropped.items()]
     yield from found

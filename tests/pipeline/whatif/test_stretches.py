@@ -7,10 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_kit import sample
 
+from flowctl.flight.recorded import begin_detail
 from flowctl.flight.viewing import StreamAndLink
 from flowctl.flight.whatif.engine import evaluate
 from flowctl.flight.whatif.types import REFUSED, TAKEN, Choice, RecordedViewer, on_grid
+from flowctl.flight.words import TablePolicy
 from flowctl.flow.limits import Limits
+from flowctl.flow.policy import DropDroppable
 from flowctl.flow.state import MessageClass
 from flowctl.pipeline.whatif.job import choice_rows
 from flowctl.pipeline.whatif.recommend import recommend
@@ -24,6 +27,7 @@ from flowctl.pipeline.whatif.stretches import (
     of_viewer,
 )
 from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, tally, viewer_of
+from flowctl.sending.settings import SenderSettings
 
 KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)
 CHOICES = [
@@ -31,6 +35,11 @@ CHOICES = [
     Choice(limits=Limits.parse("0,0,8s", "0,0,20s", target_delay_ms=0), policy="keep", return_after_s=0),
     Choice(limits=Limits.parse("64KiB,0"), policy="keep"),
     Choice(limits=Limits.parse("256KiB,0", "2MiB,0")),
+]
+SETTINGS = SenderSettings(return_after_s=0)
+DROPPING = [
+    Choice(limits=Limits.parse(f"{size},0", "8MiB,0", target_delay_ms=0), policy="drop", return_after_s=0)
+    for size in ("32KiB", "64KiB")
 ]
 
 
@@ -80,6 +89,26 @@ def test_tally_when_trouble_is_rare_says_what_the_whole_recording_says():
         delay = sum(value for measure, value in total.items() if measure.startswith(DELAY))
         assert delay == pytest.approx(sum(seconds for _, seconds in outcome.delay) * 1e6, abs=500_000)
     assert [outcome.closed is None for outcome in whole] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_tally_when_it_is_known_what_was_done_says_so_of_what_was_in_force(wrong):
+    """Others did so much less or more than it when tried; where the cut itself was told wrong, they are cut as well."""
+    detail = begin_detail(
+        0.0, DROPPING[0].limits, SETTINGS, TablePolicy.of(DropDroppable(), pytest.fail), deferred=True
+    )
+    rows = rows_of(stream(30, [(10, 15)]))
+    plain = tally([rows], DROPPING, 0.0)
+    told = [plain[number, "dropped_messages_inter"] for number in (0, 1)]
+    assert [plain.get((number, "disconnected"), 0) for number in (0, 1)] == [0, 0]
+    rows[-1]["recorded"] = [("disconnected", int(wrong)), ("dropped_messages_inter", told[0] + 5)]
+    rows = [row | {"settings": detail} for row in rows]
+    sums = tally([rows], DROPPING, 0.0)
+    more = 0 if wrong else 5
+    for number, dropped in ((0, told[0] + 5), (1, told[1] + more)):
+        assert sums.get((number, "disconnected"), 0) == int(wrong)
+        assert sums[number, "dropped_messages_inter"] == dropped
+    assert tally([rows], DROPPING, 0.0, repeat=1)[0, "dropped_messages_inter"] != told[0] + 5
 
 
 def test_tally_when_a_choice_is_known_to_be_best_has_it_win():
