@@ -964,7 +964,9 @@ class Sender:
         if cursor is not None and self.stands is not _COHORT:
             if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
                 self._open_episode_locked(now)
-                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+                load = self._uncrowded_locked(self._counted_locked(now), now)
+                if self._open_locked():
+                    self._settle_locked(self._core.dropped(load, now), now)
             self._check_joining_locked(cursor, now)
             cursor.compact()
         if self._close_reason is not None or not (self._blocked or self._empty_locked()):
@@ -1248,7 +1250,7 @@ class Sender:
     def _timing_locked(self, slow: SlowPeer, now: float) -> Timing | None:
         """Measure what a viewer that lags takes, and return by what its messages are late; None: nothing is.
 
-        Nothing is while its rate is not known, and while it is our own thread that is late.
+        Nothing is while its rate is not known, while it has stalled, and while it is our own thread that is late.
         """
         cursor, host = self._outbox.cursor, self._host
         written, kernel_bytes = self._bytes_sent_locked(), host.kernel_bytes()
@@ -1260,8 +1262,10 @@ class Sender:
         if slow.paces_anew(cursor.log.rates.bytes_per_s if rate is None else rate):
             host.limit_unsent(slow.ahead_bytes)
         self._open_episode_locked(now)
-        if rate is None or host.strained():
+        if rate is None or host.strained() or slow.drain.stalled(now):
             return None
+        if self._joined_check is not None and 0 < cursor.log.bytes_per_s <= rate:
+            return None  # it has never had all, takes more than is published, and catches up without losing any
         held_bytes = slow.delay.untaken_bytes(now, written, kernel_bytes)
         return slow.timing(now, rate, held_bytes, cursor.log, self._core.limits, self._patience_locked())
 
@@ -1699,7 +1703,8 @@ class Sender:
 
         What was queued or published since the last write has not been offered to the kernel yet: it is no sign of a
         slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
-        has left behind does, with all that follows, until everything is taken. What joining gave does not.
+        has left behind does, with all that follows, until everything is taken. What joining gave does not. And age
+        does not of a joiner, nor where what is late is left out, while the peer takes something (`SlowPeer.served`).
 
         Args:
             now: time in seconds.
@@ -1711,8 +1716,14 @@ class Sender:
             load = self._outbox.counted(now, limits or self._core.limits, log=self.stands is not _COHORT)
         else:
             load = EMPTY_LOAD
-        slow = self._slow
-        return load if slow is None or not slow.by_delay or self._joining_locked() else slow.aged(load)
+        slow, joining = self._slow, self._joining_locked()
+        if slow is None:
+            return load
+        if not joining:
+            load = slow.aged(load)
+        if load.age_ms and (joining or self._judges_pictures_locked(self._mask)):
+            return slow.served(load, self._outbox.backlog, now)
+        return load
 
     def _bytes_sent_locked(self) -> int:
         """Return the wire bytes that the kernel has taken, those that the cohort wrote for us included."""

@@ -5,8 +5,8 @@ viewer, for as long as the message waits for this viewer; the octets themselves 
 why the share of recorded connections is small.
 
 What a viewer of the stream's log would know from before it joined is given to the private log at its beginning: the
-bit rate by class, the length of a group of pictures, whether there is video, the largest message. So what is late, and
-the waits for key frames, are decided as they would have been.
+bit rate by class, length and size of a group of pictures, whether there is video, the largest message. So what is late,
+and the waits for key frames, are decided as they would have been.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def new_private_log(name: str, seed: Mapping[str, Any], clock_us: int) -> Stream
     log.has_video = seed["has_video"]
     log.largest_bytes = seed["largest_bytes"]
     log.gop_duration_s = seed["gop_duration_us"] / MICROSECONDS
+    log.gop_bytes = seed.get("gop_bytes", 0)
     for at_us, counts, sizes in seed["rates"]:
         log.rates.note((clock_us + at_us) / MICROSECONDS, tuple(counts), tuple(sizes))
     return log
@@ -53,6 +54,7 @@ def seed_of(log: StreamLog, start: Entry, clock_us: int) -> dict[str, Any]:
         "has_video": log.has_video,
         "largest_bytes": log.largest_bytes,
         "gop_duration_us": round(log.gop_duration_s * MICROSECONDS),
+        "gop_bytes": log.gop_bytes,
         "rates": [
             [
                 round(at * MICROSECONDS) - clock_us,

@@ -7,6 +7,7 @@ seconds, long enough to hold several key frames of any usual stream. The cost pe
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 NOTE_S: Final = 1.0
@@ -26,14 +27,16 @@ class ClassRates:
         due: when the next note is to be made, in seconds.
         bytes_per_s: rate of all classes at the last note; 0 while it is not known.
         messages_per_s: the same in messages.
+        by_class: the same by class; empty while it is not known.
     """
 
-    __slots__ = ("_notes", "bytes_per_s", "due", "messages_per_s")
+    __slots__ = ("_notes", "by_class", "bytes_per_s", "due", "messages_per_s")
 
     def __init__(self) -> None:
         self._notes: deque[tuple[float, Totals, Totals]] = deque(maxlen=_NOTES)
         self.due = float("-inf")
         self.bytes_per_s = self.messages_per_s = 0.0
+        self.by_class: Sequence[float] = ()
 
     @property
     def notes(self) -> tuple[tuple[float, Totals, Totals], ...]:
@@ -44,12 +47,14 @@ class ClassRates:
         """Keep the totals of now; to be called when `due` has come."""
         if self._notes and now - self._notes[-1][0] > _NOTES * NOTE_S:
             self.bytes_per_s = self.messages_per_s = 0.0
+            self.by_class = ()
             self._notes.clear()  # what was published before a pause says nothing about what comes after it
         self._notes.append((now, counts, sizes))
         self.due = now + NOTE_S
         per_second = self.per_second(now, counts, sizes)
         if per_second is not None:
             self.messages_per_s, self.bytes_per_s = map(sum, per_second)
+            self.by_class = per_second[0]
 
     def per_second(self, now: float, counts: Totals, sizes: Totals) -> tuple[list[float], list[float]] | None:
         """Return (messages, bytes) per second by class up to the totals of `now`; None: too short to tell."""

@@ -29,6 +29,11 @@ MOST_TARGET_S: Final = 4.0
 _OF_GROUP: Final = 0.75
 """Of the time between key frames: with less, a viewer at 85 % is cut so early that its line stands idle."""
 
+_OF_STREAM: Final = 0.9
+"""A line of so much of the last group's rate is taken to carry the stream: groups differ, and the rate is measured."""
+_KEY_PART: Final = 1 / 3
+"""Of what pictures are waited for: so much longer than their key frame takes are they, where that is more. Less, and a
+line of 105 % loses whole groups of 10 s that are a fifth larger than others; more, and delays grow where none need."""
 _OF_HARD: Final = 0.8
 """Of what the hard marks hold: a rate is that of some seconds, and while a picture is on its way more comes."""
 _CROWDED: Final = 0.9
@@ -43,6 +48,7 @@ MOST_AHEAD_BYTES: Final = 128 * 1024
 
 _KEY: Final = MessageClass.KEY
 _INTER: Final = MessageClass.INTER
+_BEHIND: Final = (_INTER, MessageClass.DISPOSABLE)
 
 
 def target_s(target_delay_ms: int | None, gop_s: float) -> float:
@@ -56,6 +62,11 @@ def target_s(target_delay_ms: int | None, gop_s: float) -> float:
     if target_delay_ms is not None:
         return target_delay_ms / 1000
     return min(max(LEAST_TARGET_S, _OF_GROUP * gop_s), MOST_TARGET_S)
+
+
+def carries(rate: float, stream_bytes_per_s: float) -> bool:
+    """Return whether a line of `rate` bytes per second carries a stream, with what is usual between groups."""
+    return 0 < _OF_STREAM * stream_bytes_per_s <= rate
 
 
 def most_wait_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
@@ -99,13 +110,34 @@ class Timing:
         held_bytes: what was handed over and the viewer has not taken yet.
         target_s: target delay in seconds, more than 0.
         patience: by class, see `DropPolicy.patience`.
-        most_s: nothing is waited for any longer, in seconds; what is waited for without end still is.
+        most_s: nothing is waited for any longer, in seconds; what is waited for without end still is, and what comes
+            behind a key frame that takes longer itself.
+        carried: whether the line carries the stream: it catches up by itself after a key frame that takes long.
+        sound: whether the stream has sound.
     """
 
-    __slots__ = ("_due", "_seconds_per_byte", "held_bytes", "key_firm", "now", "sound_last")
+    __slots__ = (
+        "_carried",
+        "_due",
+        "_most_behind_s",
+        "_seconds_per_byte",
+        "held_bytes",
+        "key_firm",
+        "now",
+        "sound_last",
+    )
 
     def __init__(
-        self, now: float, rate: float, held_bytes: int, target_s: float, patience: Sequence[float], most_s: float = inf
+        self,
+        now: float,
+        rate: float,
+        held_bytes: int,
+        target_s: float,
+        patience: Sequence[float],
+        most_s: float = inf,
+        *,
+        carried: bool = False,
+        sound: bool = True,
     ) -> None:
         self.now = now
         self.held_bytes = held_bytes
@@ -115,8 +147,15 @@ class Timing:
         self._due[_KEY] = min(self._due[_KEY], self._due[_INTER])
         self.key_firm = patience[_KEY] < inf  # late, it is left out even where no newer one waits
         self.sound_last = patience[MessageClass.AUDIO] >= patience[_INTER]  # left out only beside pictures
+        self._carried = carried
+        # Sound that is kept longest must not be late for pictures, but where all of them will be in time again.
+        sound_s = self._due[MessageClass.AUDIO]
+        kept = sound and self.sound_last and not carried
+        self._most_behind_s = (sound_s if sound_s < inf else 0.0) if kept else inf
 
-    def late(self, message_class: MessageClass, size_bytes: int, since: float, ahead_bytes: int) -> bool:
+    def late(
+        self, message_class: MessageClass, size_bytes: int, since: float, ahead_bytes: int, key_bytes: int = 0
+    ) -> bool:
         """Return whether a message would arrive later than it is waited for.
 
         Args:
@@ -124,10 +163,24 @@ class Timing:
             size_bytes: its size.
             since: when it was published, in seconds.
             ahead_bytes: what goes out before it and is not in `held_bytes`.
+            key_bytes: size of the key frame of its group.
         """
         due = self._due[message_class]
-        waiting = self.held_bytes + ahead_bytes + size_bytes
-        return due < inf and self.now - since + waiting * self._seconds_per_byte > due
+        if due == inf:
+            return False
+        late_s = self.now - since + (self.held_bytes + ahead_bytes + size_bytes) * self._seconds_per_byte
+        return late_s > due and late_s > self._behind_key(message_class, key_bytes)
+
+    def _behind_key(self, message_class: MessageClass, key_bytes: int) -> float:
+        """Return how late what comes with a key frame may be for the time that this takes by itself, in seconds.
+
+        It is on its way by then, and what comes behind it is no later: left out, it would make nothing younger.
+        """
+        pictures_s, due = self._due[_INTER], self._due[message_class]
+        if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
+            return 0.0
+        behind_s = min(key_bytes * self._seconds_per_byte + _KEY_PART * pictures_s, self._most_behind_s)
+        return behind_s * due / pictures_s if message_class is MessageClass.DISPOSABLE else behind_s
 
 
 ENDLESS: Final = (inf,) * CLASS_COUNT

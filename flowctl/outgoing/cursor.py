@@ -55,6 +55,8 @@ pictures, the default of x264, of a camera with 5 a second), and what goes out w
 _PINNED_BYTES: Final = 1024 * 1024
 _PINNED_RATIO: Final = 4
 """A queue that spans this many bytes of log, and as many times its own size, is copied out of the log (`compact`)."""
+_NEAR_MESSAGES: Final = 64
+"""So far ahead a picture is looked for that could be left out in the place of sound: more than comes between two."""
 _ENTRY_BYTES: Final = 512
 """What an entry costs beside its message: two tuples of seven and nine slots, measured: 447 bytes."""
 
@@ -264,7 +266,7 @@ class LogCursor:
                         break
                     self._note_picture(entry)
                 since = max(entry.enqueued_at, joined_at)
-                if timing is not None and items and timing.late(entry.message_class, len(entry.wire), since, size):
+                if timing is not None and items and self._late(entry, timing, size):
                     break
                 items.append((entry.message_class, entry.wire, since))
                 size += len(entry.wire)
@@ -317,9 +319,8 @@ class LogCursor:
     def _leave_out(self, timing: Timing) -> None:
         """Leave out what comes next and would be late, a key frame with the restart messages that are for it alone."""
         while (entry := self.place.entry) is not self._tail() and entry.next is not None:
-            item, size, copies = entry.message_class, len(entry.wire), self._copies
-            ahead = self.copied[0]
-            if not timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead):
+            item, copies, ahead = entry.message_class, self._copies, self.copied[0]
+            if not self._late(entry, timing, ahead):
                 return
             if item is _INTER:
                 self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
@@ -331,7 +332,7 @@ class LogCursor:
                     self._drop_copies(DropReason.LATE, kept=())
                 self._pass_by(entry, entry.next)
                 self._cut_from(KeyWait.after(entry), self.place.entry, timing.now)
-            elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures(timing.now):
+            elif item is MessageClass.DISPOSABLE or not timing.sound_last or self._without_pictures(timing, ahead):
                 self._pass_by(entry, entry.next)
             else:
                 return
@@ -378,12 +379,12 @@ class LogCursor:
             return False
         ahead = self.copied[0]
         while entry is not tail and entry.next is not None:
-            item, size = entry.message_class, len(entry.wire)
+            item = entry.message_class
             if not self.mask >> item & 1:
-                if item is _INTER and timing.late(item, size, max(entry.enqueued_at, self.joined_at), ahead):
+                if item is _INTER and self._late(entry, timing, ahead):
                     self._cut_from(KeyWait(entry, timing.now, lost=True), entry, timing.now)
                     return True
-                ahead += size
+                ahead += len(entry.wire)
             entry = entry.next
         return False
 
@@ -407,33 +408,48 @@ class LogCursor:
             and all(item[1] is wire for item, wire in zip(copies, restart, strict=True))
         )
 
+    def _late(self, entry: Entry, timing: Timing, ahead_bytes: int, item: MessageClass | None = None) -> bool:
+        """Whether `entry`, or a message of class `item` in its place, would be late behind `ahead_bytes`."""
+        since = max(entry.enqueued_at, self.joined_at)
+        item = entry.message_class if item is None else item
+        return timing.late(item, len(entry.wire), since, ahead_bytes, entry.gop.key_bytes)
+
     def _delays_sound(self, key: Entry, timing: Timing, ahead_bytes: int) -> bool:
         """Whether sound is kept longest and a key frame is so late that the sound after it would be left out too."""
-        tail, since = self.log.tail, max(key.enqueued_at, self.joined_at)
-        if (
-            not timing.sound_last
-            or self.mask >> _AUDIO & 1
-            or not timing.late(_AUDIO, len(key.wire), since, ahead_bytes)
-        ):
-            return False
-        rates = self.log.rates.per_second(timing.now, tail.counts, tail.sizes)
-        return rates is not None and rates[0][_AUDIO] > 0
+        return (
+            timing.sound_last
+            and not self.mask >> _AUDIO & 1
+            and self._late(key, timing, ahead_bytes, _AUDIO)
+            and self.log.sounds
+        )
 
     def _pass_by(self, entry: Entry, following: Entry, reason: DropReason = DropReason.LATE) -> None:
         self._tally(reason).add(entry.message_class, len(entry.wire))
         self.place.entry = following
 
-    def _without_pictures(self, now: float) -> bool:
-        """Whether no picture comes next that could be left out in the place of sound."""
+    def _without_pictures(self, timing: Timing, ahead_bytes: int) -> bool:
+        """Whether no picture comes next that could be left out in the place of sound, or that is late as well."""
         refusals = self._refusals
         if not self.log.has_video or (refusals is not None and refusals.mask & _INTER_BIT):
             return True
         # A stream that has had pictures may have none any more: a camera is off, or one picture stands for a radio.
         tail, entry = self._tail(), self.place.entry
         if any(tail.counts[item] != entry.counts[item] for item in _PICTURES):
-            return False
-        rates = self.log.rates.per_second(now, tail.counts, tail.sizes)
+            return self._next_picture_late(timing, ahead_bytes)
+        rates = self.log.rates.per_second(timing.now, tail.counts, tail.sizes)
         return rates is not None and not any(rates[0][item] for item in _PICTURES)
+
+    def _next_picture_late(self, timing: Timing, ahead_bytes: int) -> bool:
+        """Whether the next picture would be late even if it came now, or waits behind much sound."""
+        entry: Entry | None = self.place.entry
+        for _ in range(_NEAR_MESSAGES):
+            if entry is None:
+                return False
+            item = entry.message_class
+            if item in _PICTURES:
+                return self._late(entry, timing, ahead_bytes, _INTER if item is _KEY else item)
+            entry = entry.next
+        return True
 
     # -- accounts
 

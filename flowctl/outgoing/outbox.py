@@ -213,7 +213,7 @@ class Outbox:
         """
         load = self.load(now, limits.overhead_bytes, log=log, given=False)
         inflight = self._inflight
-        if inflight is None or not inflight.own or inflight.size_bytes < limits.size.marks[1]:
+        if inflight is None or inflight.size_bytes < limits.size.marks[1]:
             return load
         return Load(load.size_bytes - len(inflight.rest), load.messages, load.age_ms)
 

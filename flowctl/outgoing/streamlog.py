@@ -46,11 +46,17 @@ class Gop:
         restart: wire messages to send before its key frame to a viewer that starts there (metadata and codec
             configuration).
         started_at: enqueue time of its key frame in seconds.
+        offset: wire bytes of the log before its key frame.
+        key_bytes: size of its key frame.
     """
 
-    __slots__ = ("key_sequence", "next_key", "restart", "started_at")
+    __slots__ = ("key_bytes", "key_sequence", "next_key", "offset", "restart", "started_at")
 
-    def __init__(self, key_sequence: int, restart: tuple[bytes, ...], started_at: float) -> None:
+    def __init__(
+        self, key_sequence: int, restart: tuple[bytes, ...], started_at: float, offset: int = 0, key_bytes: int = 0
+    ) -> None:
+        self.offset = offset
+        self.key_bytes = key_bytes
         self.key_sequence = key_sequence
         self.next_key: Entry | None = None
         self.restart = restart
@@ -153,6 +159,7 @@ class StreamLog:
         "batched",
         "cache",
         "gop",
+        "gop_bytes",
         "gop_duration_s",
         "has_video",
         "headers",
@@ -173,6 +180,7 @@ class StreamLog:
         self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
         self.rates = ClassRates()  # what a second of it holds, by class
         self.gop_duration_s = 0.0  # length of the last complete group
+        self.gop_bytes = 0  # what was published in that time
         self._cached: Entry | None = None  # first entry of the GOP cache
         self._listeners: tuple[LogListener, ...] = ()
 
@@ -241,9 +249,10 @@ class StreamLog:
 
     def _open_gop(self, entry: Entry, restart: tuple[bytes, ...], now: float) -> None:
         previous = self.gop
-        gop = Gop(entry.sequence, restart, now)
+        gop = Gop(entry.sequence, restart, now, entry.offset, len(entry.wire))
         if previous.key_sequence >= 0:
             self.gop_duration_s = now - previous.started_at
+            self.gop_bytes = entry.offset - previous.offset
         # Who finds the key frame through the previous group finds it filled and with its own group.
         entry.gop = gop
         previous.next_key = entry
@@ -268,6 +277,22 @@ class StreamLog:
     def cached(self) -> Entry | None:
         """The key frame at which a viewer can start now. None: there is none within the bounds of the cache."""
         return self._cached
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate of the last complete group of pictures, else that of the last seconds; 0 while neither is known.
+
+        Seconds that hold the key frames of two groups of 10 s, or of none, say little where those are large.
+        """
+        return (
+            self.gop_bytes / self.gop_duration_s if self.gop_bytes and self.gop_duration_s else self.rates.bytes_per_s
+        )
+
+    @property
+    def sounds(self) -> bool:
+        """Whether it is known that sound is published."""
+        by_class = self.rates.by_class
+        return bool(by_class) and by_class[MessageClass.AUDIO] > 0
 
     def listen(self, listener: LogListener) -> None:
         """Call `listener.appended` after each append from now on."""

@@ -19,7 +19,8 @@ from flowctl.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.flow.limits import Limits
 from flowctl.flow.meters import LEAST_SAMPLE_S, DelayMeter, DrainMeter, PictureMeter, Trail
 from flowctl.flow.state import CLASS_COUNT, Load
-from flowctl.flow.timing import MOST_TARGET_S, Timing, ahead_bytes, most_wait_s, target_s
+from flowctl.flow.timing import MOST_TARGET_S, Timing, ahead_bytes, carries, most_wait_s, target_s
+from flowctl.outgoing.backlog import Backlog
 from flowctl.outgoing.streamlog import StreamLog
 from flowctl.sending.settings import AgeSource, SenderSettings
 from flowctl.units import format_size
@@ -209,7 +210,16 @@ class SlowPeer:
         """
         target = target_s(limits.target_delay_ms, log.gop_duration_s)
         most_s = most_wait_s(limits, log.rates.bytes_per_s, log.rates.messages_per_s)
-        return Timing(now, rate, held_bytes, target, patience, most_s)
+        return Timing(
+            now,
+            rate,
+            held_bytes,
+            target,
+            patience,
+            most_s,
+            carried=carries(rate, log.bytes_per_s),
+            sound=log.sounds,
+        )
 
     def budget_bytes(self, most_bytes: int) -> int:
         """Return how much may be written now, at most `most_bytes`."""
@@ -266,6 +276,23 @@ class SlowPeer:
         """Return `load` with the delay as its age, where that counts and is more."""
         age_ms = self.age_ms
         return Load(load.size_bytes, load.messages, age_ms) if self.by_delay and age_ms > load.age_ms else load
+
+    def served(self, load: Load, own: Backlog, now: float) -> Load:
+        """Return `load` with the age that counts of a viewer that gets what its line carries.
+
+        What would be late is left out for it. So what is old is on its way, or waits behind what is: by our choice, or
+        because the kernel was given that before the viewer lagged. Only a time in which it took nothing is its own. Its
+        own messages, which nobody leaves out, are counted as old as they are, up to the time that they take themselves.
+
+        Args:
+            load: what counts otherwise.
+            own: what was sent to it alone.
+            now: time in seconds.
+        """
+        age_ms = (now - self.drain.taken_at) * 1000
+        if len(own) and self.drain.rate and (since := own.oldest_at) is not None:
+            age_ms = max(age_ms, min(now - since, own.size_bytes / self.drain.rate) * 1000)
+        return Load(load.size_bytes, load.messages, min(load.age_ms, age_ms))
 
     @property
     def harmless(self) -> bool:
