@@ -1704,7 +1704,8 @@ class Sender:
         What was queued or published since the last write has not been offered to the kernel yet: it is no sign of a
         slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
         has left behind does, with all that follows, until everything is taken. What joining gave does not. And age
-        does not of a joiner, nor where what is late is left out, while the peer takes something (`SlowPeer.served`).
+        does not of a joiner, nor where what is late is left out, while the peer takes something (`SlowPeer.served`);
+        while our own thread is late nothing is left out, and it does.
 
         Args:
             now: time in seconds.
@@ -1721,7 +1722,7 @@ class Sender:
             return load
         if not joining:
             load = slow.aged(load)
-        if load.age_ms and (joining or self._judges_pictures_locked(self._mask)):
+        if load.age_ms and (joining or self._judges_pictures_locked(self._mask)) and not self._host.strained():
             return slow.served(load, self._outbox.backlog, now)
         return load
 
