@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from flowctl.rpc.commands import Command, HandlerKind
@@ -16,29 +16,28 @@ MOST_BYTES: Final = 900_000
 _MOST_SUMMARY: Final = 120
 
 
-def described(commands: Mapping[bytes, Command], may_call: Callable[[Command], bool]) -> str:
-    """Return the commands that the caller may call, with aliases, as JSON.
+def described(commands: Mapping[bytes, Command], aliases: Mapping[bytes, bytes]) -> str:
+    """Return commands, those that the caller may call, with aliases, as JSON.
 
     ``{"commands": [{"name": ..., "kind": "command" | "request" | "stream", "access": "none" | ..., "summary": ...}]}``
-    in the order of their names; the summary is the first line of the handler's docstring.
+    in the order of their names; the summary is the first line of the handler's docstring. An alias has ``alias_of``.
     """
     entries: list[str] = []
     left = MOST_BYTES
     for name, command in sorted(commands.items()):
-        if may_call(command):
-            entries.append(json.dumps(_entry(name, command)))
-            left -= len(entries[-1]) + 2
-            if left < 0:
-                entries.pop()
-                break
+        entries.append(json.dumps(_entry(name, command, aliases.get(name))))
+        left -= len(entries[-1]) + 2
+        if left < 0:
+            entries.pop()
+            break
     return f'{{"commands": [{", ".join(entries)}]}}'
 
 
-def _entry(name: bytes, command: Command) -> dict[str, Any]:
+def _entry(name: bytes, command: Command, alias_of: bytes | None) -> dict[str, Any]:
     stream = command.kind is HandlerKind.STREAM
     return {
         "name": name.decode(),
         "kind": "stream" if stream else "request" if command.is_request else "command",
         "access": command.category.access.auth.name.lower(),
         "summary": (inspect.getdoc(command.handler) or "").partition("\n")[0][:_MOST_SUMMARY],
-    }
+    } | ({} if alias_of is None else {"alias_of": alias_of.decode()})

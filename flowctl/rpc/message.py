@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from flowctl.errors import LocalProtocolError
 from flowctl.rpc.access.access import AuthLevel
-from flowctl.rpc.peers.peer import ConnectionID, Peer
+from flowctl.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, Peer
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 FRAME_BYTES: Final = 64
 """What a part takes beside its octets: it may have none, and there may be a thousand."""
-MAX_PART_BYTES: Final = 1 << 20
-"""Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
-
 MOST_PARTS: Final = 1000
 """Parts of one message: a node does not take one of more than `flowctl.zeromq.socket.MOST_FRAMES` frames."""
 
@@ -39,17 +36,21 @@ def octets(part: Part) -> bytes:
     raise LocalProtocolError(f"a part of a message is text or octets, not {type(part).__name__}")
 
 
-def parts_of(value: object) -> list[bytes]:
+def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
     """Return what a handler returned as parts: text or octets are one, of lists, tuples and the like each element is.
 
+    Args:
+        value: what it returned.
+        most_bytes: octets that one of them may have (`ConnectionID.most_part_bytes`).
+
     Raises:
-        LocalProtocolError: there is something else in it, more than `MOST_PARTS`, or one of more than `MAX_PART_BYTES`.
+        LocalProtocolError: there is something else in it, more than `MOST_PARTS`, or one of more than `most_bytes`.
     """
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         part = octets(value)
-        if len(part) > MAX_PART_BYTES:  # it would cost the caller its connection, and all that waits there
+        if len(part) > most_bytes:  # it would cost the caller its connection, and all that waits there
             raise LocalProtocolError(
-                f"a part of a reply has {len(part)} octets, the limit is {MAX_PART_BYTES}", hint="yield it in pieces"
+                f"a part of a reply has {len(part)} octets, the limit is {most_bytes}", hint="yield it in pieces"
             )
         return [part]
     if isinstance(value, dict) or not hasattr(value, "__iter__"):
@@ -57,7 +58,7 @@ def parts_of(value: object) -> list[bytes]:
             f"a reply is text, octets, or a list of them, not {type(value).__name__}",
             hint="encode it in the handler, for example with json.dumps",
         )
-    parts = [part for item in value for part in parts_of(item)]
+    parts = [part for item in value for part in parts_of(item, most_bytes)]
     if len(parts) > MOST_PARTS:  # it would be thrown away where it arrives, and the caller wait in vain
         raise LocalProtocolError(
             f"a reply has {len(parts)} parts, at most {MOST_PARTS} are allowed", hint="join them, or yield them"
@@ -70,6 +71,9 @@ class Answering(Protocol):
 
     def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered."""
+
+    def name_of(self, peer: Peer) -> ConnectionID:
+        """Return what names a peer, as the service node that it may be at this moment."""
 
     def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
         """Send a command."""
@@ -128,8 +132,8 @@ class Message:
 
     @property
     def conn(self) -> ConnectionID:
-        """Names the connection it came by, for sending to it now or later."""
-        return self.peer.conn
+        """Names the connection it came by, for sending to it now or later; of an active service node that one."""
+        return self._node.name_of(self.peer)
 
     @property
     def auth(self) -> AuthLevel:

@@ -42,15 +42,15 @@ from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
 from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.rpc.jobs.timers import TimerID
-from flowctl.rpc.message import MAX_PART_BYTES, MOST_PARTS, Message, Part, octets, parts_of
+from flowctl.rpc.message import MOST_PARTS, Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
-from flowctl.rpc.peers.peer import SERVICE_NODE, Call, Calls, ConnectionID, Peer
+from flowctl.rpc.peers.peer import MAX_PART_BYTES, SERVICE_NODE, Call, Calls, ConnectionID, Peer
 from flowctl.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, Connections, Reach
 from flowctl.rpc.serving import Serving
 from flowctl.rpc.statistics import RpcStatistics
 from flowctl.rpc.wire import frames as wire
-from flowctl.rpc.wire.addresses import Address
+from flowctl.rpc.wire.addresses import Address, Transport
 from flowctl.rpc.wire.tag import MOST_CREDIT, NUMBERS, make_tag, read_tag
 from flowctl.zeromq.context import new_context, shared_context
 from flowctl.zeromq.curve import KeyPair, dial_curve, node_keys, serve_curve
@@ -74,6 +74,8 @@ STREAM_CREDIT: Final = 32
 """Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
 MOST_CALLS: Final = 100_000
 """Requests that wait for one peer; each is some 700 octets."""
+_SELF: Final = Address(Transport.INPROC, socket="flowctl-this-node")
+"""Where a node listens for itself, in its own context of ZeroMQ: nobody else can connect to there."""
 NO_CONNECTION: Final = wire.DISCONNECTED
 NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
 """Code of a stream whose server has sent more than it may."""
@@ -158,6 +160,7 @@ class RpcNode:
         self._login_desk: LoginDesk | None = None
         self._listeners: dict[int, Listener] = {}
         self._dialled: dict[int, Dialled] = {}
+        self._listens_to_itself = False
         self._serving_here: Serving | None = None
         self._malformed_count = 0
         self._late_count = 0
@@ -204,7 +207,7 @@ class RpcNode:
 
         Args:
             category: where it belongs.
-            name: 1 to 200 octets.
+            name: at most 200 octets.
             handler: a coroutine function runs on the node's loop, any other on a worker thread.
 
         Raises:
@@ -224,7 +227,7 @@ class RpcNode:
         """Have ``category.command`` `alias` mean `target`, with its access. Aliases of aliases mean nothing.
 
         Raises:
-            LocalProtocolError: `alias` has no dot or is an alias already, or the node was started.
+            LocalProtocolError: `alias` has no dot, is an alias or a command already, or the node was started.
         """
         self._check_not_started("add_command_alias")
         source = alias.encode()
@@ -232,6 +235,8 @@ class RpcNode:
             raise LocalProtocolError(f"alias {alias!r} must be category.command, at most {wire.MAX_NAME_BYTES} octets")
         if source in self._aliases:
             raise LocalProtocolError(f"alias {alias!r} was added before")
+        if source in self._commands:
+            raise LocalProtocolError(f"alias {alias!r} is the name of a command, which it would hide")
         self._aliases[source] = target.encode()
 
     def _add(self, category: str, name: str, handler: Handler, *, is_request: bool) -> None:
@@ -247,6 +252,8 @@ class RpcNode:
         full = f"{category}.{name}".encode()
         if full in self._commands:
             raise LocalProtocolError(f"command {full.decode()!r} was added before")
+        if full in self._aliases:
+            raise LocalProtocolError(f"command {full.decode()!r} is the name of an alias, which would hide it")
         if not callable(handler):
             raise LocalProtocolError(f"the handler of {full.decode()!r} cannot be called")
         command = Command(owner, handler, is_request=is_request)
@@ -442,6 +449,8 @@ class RpcNode:
 
     def _prepare(self) -> None:
         self._describe()
+        for alias in self._aliases.keys() & self._commands.keys():  # one that every node has
+            raise LocalProtocolError(f"alias {alias.decode()!r} is the name of a command, which it would hide")
         wrapped = dict(self._commands)
         for wrap in reversed(self._middleware):
             for name, command in wrapped.items():
@@ -452,7 +461,7 @@ class RpcNode:
         targets = {alias: self._commands.get(target) for alias, target in self._aliases.items()}
         for alias, target in targets.items():
             if target is None:
-                self._commands.pop(alias, None)
+                _log.warning("alias %s means %s, which is no command", alias.decode(), self._aliases[alias].decode())
             else:
                 self._commands[alias] = target
 
@@ -467,7 +476,8 @@ class RpcNode:
 
         async def what_you_may_call(message: Message) -> str:
             """Return the commands that you may call, as JSON."""
-            return describe.described(self._commands, lambda command: self._refused(command, message.peer, b"") is None)
+            mine = {name: item for name, item in self._commands.items() if not self._refused(item, message.peer, b"")}
+            return describe.described(mine, self._aliases)
 
         category = self._categories[describe.CATEGORY]
         name = f"{describe.CATEGORY}.{describe.COMMAND}".encode()
@@ -495,6 +505,8 @@ class RpcNode:
                 )
         for listener in list(self._listeners.values()):
             for peer in list(listener.routes.values()):
+                if listener.is_inproc:
+                    self._send_to(peer, [wire.BYE])
                 self._forget(peer, wire.SHUTTING_DOWN)
             listener.close(LINGER_S)
         if self._zap_handler is not None:
@@ -663,7 +675,7 @@ class RpcNode:
         except ConfigError as error:
             self._group.report("the address of a service node", error)
             return None
-        conn = ConnectionID(next(self._ids), pubkey=pubkey)
+        conn = ConnectionID(next(self._ids), pubkey=pubkey, service_node=True)
         self._dial(conn, to, CONNECT_TIMEOUT_S, AuthLevel.NONE, False, _nothing, _nothing)
         dialled = self._dialled.get(conn.id)
         if dialled is None:
@@ -759,14 +771,49 @@ class RpcNode:
                 self.disconnect(conn, 0.0)
             raise
 
-    def disconnect(self, conn: ConnectionID, linger_s: float = 1.0) -> None:
-        """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens."""
-        self._do(self._disconnect, conn, linger_s)
+    def connect_inproc(
+        self,
+        on_connect: Callable[[ConnectionID], object] | None = None,
+        on_failure: Callable[[ConnectionID, str], object] | None = None,
+        *,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        auth: AuthLevel = AuthLevel.ADMIN,
+    ) -> ConnectionID:
+        """Connect this node to itself, to call its own commands, at the level ADMIN; it need not listen anywhere.
+
+        Args:
+            on_connect: called when it is connected. What is sent before that is not lost.
+            on_failure: called, with why, if the node was stopped first.
+            timeout_s: for how long to try, in seconds.
+            auth: what a handler may call back over it.
+
+        Returns:
+            The connection, at once and on any thread.
+        """
+        _check_timeout(timeout_s)
+        conn = ConnectionID(next(self._ids))
+        told = (partial(self._call_back, callback or _nothing) for callback in (on_connect, on_failure))
+        self._do_or_fail(self._dial_self, conn, timeout_s, auth, *told)
+        return conn
+
+    def _dial_self(self, conn: ConnectionID, timeout_s: float, auth: AuthLevel, *told: Callable[..., object]) -> None:
+        if not (self._listens_to_itself or self._stopping):
+            self._listens_to_itself = True
+            self._listen(_SELF.zmq_address, AuthLevel.ADMIN, None, curve=False)
+        self._dial(conn, _SELF, timeout_s, auth, False, *told)
+
+    def disconnect(self, conn: ConnectionID | bytes, linger_s: float = 1.0) -> None:
+        """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens.
+
+        Of a service node, that which we have opened, or else that which it has; the next message opens another.
+        """
+        self._do(self._disconnect, self._named(conn), linger_s)
 
     def _new_socket(self, kind: int, address: str) -> _Raw:
         if self._destroying.locked():
             raise ClosedError("the node was stopped")
-        raw = (shared_context() if _is_inproc(address) else self._context).socket(kind)
+        shared = _is_inproc(address) and address != _SELF.zmq_address
+        raw = (shared_context() if shared else self._context).socket(kind)
         raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
         raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
         raw.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -839,6 +886,8 @@ class RpcNode:
         peer = dialled.peer
         if self._dialled.pop(peer.conn.id, None) is None:
             return
+        if _is_inproc(dialled.address.zmq_address):
+            self._send_to(peer, [wire.BYE])
         failed = dialled.close(linger_s)
         self._forget(peer, code)
         if failed is not None:
@@ -852,17 +901,17 @@ class RpcNode:
             self._give_up(peer, wire.DISCONNECTED)
 
     def _disconnect(self, conn: ConnectionID, linger_s: float) -> None:
-        dialled = self._dialled.get(conn.id)
+        peer = self._there(conn)
+        dialled = None if peer is None else self._dialled.get(peer.conn.id)
         if dialled is not None:
             self._hang_up(dialled, "disconnected", code=wire.DISCONNECTED, linger_s=linger_s)
-            return
-        peer = self._find(conn)
-        if peer is not None:
+        elif peer is not None:
             with suppress(zmq.ZMQError):
                 peer.send([wire.BYE])
             self._forget(peer, wire.DISCONNECTED)
         else:
-            _log.warning("disconnect: there is no connection %d", conn.id)
+            to = f"to service node {conn.pubkey.hex()}" if conn.id == SERVICE_NODE else conn.id
+            _log.warning("disconnect: there is no connection %s", to)
 
     def _forget(self, peer: Peer, code: bytes) -> None:
         """Drop a peer: its requests here are cancelled, ours to it fail."""
@@ -884,9 +933,25 @@ class RpcNode:
             for call in peer.calls.take_all():
                 self._call(call.settle, False, [code])
 
+    def name_of(self, peer: Peer) -> ConnectionID:
+        """Return what names a peer, as the service node that it may be at this moment; for `Message`."""
+        conn = peer.conn
+        return replace(conn, service_node=True) if conn.pubkey in self._service_nodes else conn
+
     def _find(self, conn: ConnectionID) -> Peer | None:
-        if conn.service_node:
+        if conn.id == SERVICE_NODE:
             return self._connections.find(conn.pubkey, conn.reach, self._clock())
+        peer = self._there(conn)
+        if peer is None and (conn.service_node or (conn.route and conn.pubkey in self._service_nodes)):
+            # Strong: by whatever connection there is, or a new one.
+            peer = self._connections.find(conn.pubkey, ANY_WAY, self._clock())
+        return peer
+
+    def _there(self, conn: ConnectionID) -> Peer | None:
+        """Return who is meant, if there is such a connection; none is opened, and none stands for another."""
+        if conn.id == SERVICE_NODE:
+            peer = None if conn.reach.incoming else self._connections.get(conn.pubkey)
+            return peer or (None if conn.reach.outgoing else self._sn_incoming(conn.pubkey))
         dialled = self._dialled.get(conn.id)
         if dialled is not None:
             return dialled.peer
@@ -894,10 +959,6 @@ class RpcNode:
         peer = None if listener is None else listener.routes.get(conn.route)
         if peer is not None and peer.conn.pubkey != conn.pubkey:
             peer = None  # another has taken the routing id since
-        if (
-            peer is None and conn.route and conn.pubkey in self._service_nodes
-        ):  # strong: by whatever connection there is, or a new one
-            return self._connections.find(conn.pubkey, ANY_WAY, self._clock())
         return peer
 
     # --- sending -------------------------------------------------------------------------------------------------
@@ -921,10 +982,11 @@ class RpcNode:
                 such connection.
 
         Raises:
-            LocalProtocolError: a part is neither text nor octets, or the node was not started.
+            LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._do(self._send, self._named(conn), [command.encode(), *_checked(parts)], queue_full, queue_failure)
+        to = self._named(conn)
+        self._do(self._send, to, _checked(to, command, parts), queue_full, queue_failure)
 
     def request(
         self,
@@ -945,7 +1007,7 @@ class RpcNode:
             timeout_s: how long to wait for the reply, in seconds; the server is told.
 
         Raises:
-            LocalProtocolError: a part is neither text nor octets, or the node was not started.
+            LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
         self._ask(self._named(conn), command, parts, partial(self._call_back, on_reply), timeout_s)
@@ -1059,15 +1121,15 @@ class RpcNode:
         """Send a request, on whatever thread."""
         _check_timeout(timeout_s)
         tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
-        name = command.encode()
-        frames = [name, tag, *_checked(parts)]
+        name, *checked = _checked(conn, command, parts)
+        frames = [name, tag, *checked]
         call = Call(tag, name, settle, item)
         self._do_or_fail(self._request, conn, frames, call, timeout_s)
         return call
 
     def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered; for `Message`."""
-        frames = [wire.REPLY, message.tag or b"", *parts_of(parts)]
+        frames = [wire.REPLY, message.tag or b"", *parts_of(parts, message.peer.conn.most_part_bytes)]
         self._do(self._reply, message, frames)
 
     def _reply(self, message: Message, frames: list[bytes]) -> None:
@@ -1224,6 +1286,8 @@ class RpcNode:
             dialled = self._dialled.get(peer.conn.id)
             if dialled is not None:
                 self._hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
+            elif (listener := self._listeners.get(peer.conn.id)) is not None and listener.is_inproc:
+                self._forget(peer, wire.DISCONNECTED)
         elif name == wire.UNKNOWN_COMMAND:
             self._received_unknown(peer, frames)
         elif name in {wire.ITEM, wire.CREDIT, wire.CANCEL}:
@@ -1504,11 +1568,19 @@ def _refuse(done: Future[ConnectionID], address: str, _: ConnectionID, why: str)
         done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
 
 
-def _checked(parts: tuple[Part, ...]) -> list[bytes]:
-    """Return parts as they are sent; more than a node takes are refused here, where their sender is told."""
+def _checked(conn: ConnectionID, command: str, parts: tuple[Part, ...]) -> list[bytes]:
+    """Return command and parts as they are sent; more than a node takes is refused here, where their sender is told."""
     if len(parts) > MOST_PARTS:
         raise LocalProtocolError(f"a message has {len(parts)} parts, at most {MOST_PARTS} are allowed")
-    return [octets(part) for part in parts]
+    frames = [command.encode(), *map(octets, parts)]
+    most = conn.most_part_bytes
+    if max(map(len, frames)) > most:  # it would end the connection, and with it all other requests there
+        number = next(number for number, frame in enumerate(frames) if len(frame) > most)
+        what = f"part {number} of {short(command)}" if number else "the name of a command"
+        raise LocalProtocolError(
+            f"{what} has {len(frames[number])} octets, the limit of this connection is {most}", hint="send it in pieces"
+        )
+    return frames
 
 
 def _check_timeout(timeout_s: float) -> None:

@@ -221,7 +221,7 @@ class Serving:
         try:
             value = await command.handler(message)
             if value is not None and message.tag is not None:
-                self._answer(message, parts_of(value))
+                self._answer(message, parts_of(value, message.peer.conn.most_part_bytes))
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
             self._failed(message, error)
 
@@ -237,7 +237,9 @@ class Serving:
                     running.more = self._group.loop.create_future()
                     await running.more
                 running.credit -= 1
-                await self._deliver(message, [wire.ITEM, message.tag or b"", *parts_of(item)])
+                parts = parts_of(item, message.peer.conn.most_part_bytes)
+                await self._deliver(message, [wire.ITEM, message.tag or b"", *parts])
+                del parts
                 del item
                 await self._peer_reads(message)
             if message.answer_once():
@@ -344,4 +346,4 @@ def _handle(command: Command, message: Message) -> list[bytes] | None:
             "the handler is a plain function that returned a coroutine, which would never run",
             hint="add a coroutine function, or in middleware wrap it in one",
         )
-    return None if value is None or message.tag is None else parts_of(value)
+    return None if value is None or message.tag is None else parts_of(value, message.peer.conn.most_part_bytes)

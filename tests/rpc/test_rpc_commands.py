@@ -93,6 +93,12 @@ MISTAKES = {
     "command twice": lambda node: node.add_request_command("a", "b", plain),
     "unknown category": lambda node: node.add_command("z", "b", plain),
     "alias without a dot": lambda node: node.add_command_alias("ab", "a.b"),
+    "alias of the name of a command": lambda node: node.add_command_alias("a.b", "a.c"),
+    "command of the name of an alias": lambda node: [
+        node.add_command_alias("a.c", "a.b"),
+        node.add_command("a", "c", plain),
+    ],
+    "alias of what every node has": lambda node: [node.add_command_alias("rpc.describe", "a.b"), node.start()],
     "alias twice": lambda node: [node.add_command_alias("c.d", "a.b") for _ in range(2)],
     "stream as a command": lambda node: node.add_command("a", "c", stream),
     "no handler": lambda node: node.add_command("a", "c", None),
@@ -238,7 +244,8 @@ def test_describe_when_asked_says_what_the_caller_may_call(described):
     told, server = described(AuthLevel.NONE)
     assert told == {"commands": [a_plain, a_stream, itself]}
     told, _ = described(AuthLevel.ADMIN)
-    assert told == {"commands": [a_plain, a_stream, {"name": "admin.do", **admin}, {"name": "old.do", **admin}, itself]}
+    alias = {"name": "old.do", **admin, "alias_of": "admin.do"}
+    assert told == {"commands": [a_plain, a_stream, {"name": "admin.do", **admin}, alias, itself]}
     assert server.statistics().called_count["rpc.describe"] == 1
 
 
@@ -327,6 +334,7 @@ def test_outcome_when_waited_for_on_the_nodes_own_thread_is_refused(tmp_path, lo
 def test_describe_when_there_are_many_commands_stays_below_the_limit_of_a_message():
     """What is beyond it is left out, and the answer is JSON all the same."""
     command = Command(Category("a", Access(), Slots().add_category("a")), plain, is_request=True)
-    text = described_as({b"a.%05d" % number + b"x" * 200: command for number in range(5000)}, lambda command: True)
+    commands = {b"a.%05d" % number + b"x" * 200: command for number in range(5000)}
+    text = described_as(commands, {})
     assert 800_000 < len(text) < 1 << 20
     assert json.loads(text)["commands"][0]["name"] == "a.00000" + "x" * 200

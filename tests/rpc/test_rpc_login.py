@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 import zmq
@@ -164,3 +165,46 @@ def test_nodes_when_within_the_process_meet_without_a_network(node):
         item.start()
     conn = client.connect_remote("inproc://test-meeting")
     assert client.request_future(conn, "admin.who").get(WAIT_S) == [b"ADMIN", b""]
+
+
+@pytest.mark.parametrize("stopped", ["server", "client"])
+def test_request_when_within_the_process_and_its_peer_stops_fails_at_once(node, stopped):
+    """Nothing tells the end of such a connection but the one who stops; both directions have their outcome."""
+    server, client = node(), node()
+    asked: Future[RpcError] = Future()
+
+    def ask_back(message: Message) -> str:
+        told = server.request_future(message.conn, "any.wait", timeout_s=3600)
+        told.add_done_callback(lambda told: asked.set_result(told.exception()))
+        return "asked"
+
+    server.add_category("back")
+    server.add_request_command("back", "ask", ask_back)
+    for item in (server, client):
+        item.add_category("any")
+        item.add_request_command("any", "wait", lambda message: None)
+    server.listen_plain("inproc://test-end")
+    for item in (server, client):
+        item.start()
+    conn = client.connect_remote("inproc://test-end")
+    assert client.request_future(conn, "back.ask").get(WAIT_S) == [b"asked"]
+    waits = client.request_future(conn, "any.wait", timeout_s=3600)
+    client.request_future(conn, "rpc.describe").get(WAIT_S)  # it has arrived
+    (server if stopped == "server" else client).stop()
+    codes = {waits.exception(WAIT_S).code, asked.result(WAIT_S).code}
+    assert codes == {"DISCONNECTED", "SHUTTING_DOWN"}
+
+
+def test_node_when_connected_to_itself_calls_its_own_commands_as_admin(node):
+    """Without a listener, and nobody else can; disconnected, it is gone (connect_inproc)."""
+    both, up = node(), Future()
+    both.start()
+    conn = both.connect_inproc(up.set_result)
+    assert both.request_future(conn, "admin.who").get(WAIT_S) == [b"ADMIN", b""]
+    assert up.result(WAIT_S) == conn
+    second = both.connect_inproc()
+    assert both.request_future(second, "admin.who").get(WAIT_S) == [b"ADMIN", b""]
+    both.disconnect(conn)
+    assert both.request_future(second, "admin.who").get(WAIT_S) == [b"ADMIN", b""]
+    with pytest.raises(RpcError, match="DISCONNECTED"):
+        both.request_future(conn, "admin.who").get(WAIT_S)

@@ -13,6 +13,7 @@ from flowctl.errors import RpcError
 from flowctl.pollgroup import LoopFactory
 from flowctl.rpc.message import DeferredSend, Message
 from flowctl.rpc.node import RpcNode
+from flowctl.rpc.peers.peer import ConnectionID
 from flowctl.rpc.peers.reach import Reach
 from flowctl.rpc.wire.addresses import Address
 from flowctl.zeromq.curve import KeyPair
@@ -27,6 +28,7 @@ class Node:
         self.looked_up: list[bytes] = []
         self.kept: SimpleQueue[DeferredSend] = SimpleQueue()
         self.got: SimpleQueue[list[bytes]] = SimpleQueue()
+        self.conns: SimpleQueue[ConnectionID] = SimpleQueue()
         self.known = known
 
         def lookup(pubkey: bytes) -> str | None:
@@ -51,7 +53,12 @@ class Node:
             for number in range(20):
                 yield b"%d" % number
 
+        async def conn(message: Message) -> bytes:
+            self.conns.put(message.conn)
+            return b""
+
         self.rpc.add_category("a")
+        self.rpc.add_request_command("a", "conn", conn)
         self.rpc.add_request_command("a", "count", count)
         self.rpc.add_command("a", "keep", keep)
         self.rpc.add_command("a", "take", take)
@@ -132,6 +139,40 @@ def test_connection_when_its_node_is_no_service_node_any_more_is_closed(two):
     wait_until(ours.rpc, lambda: not ours.rpc._dialled)
     wait_until(theirs.rpc, lambda: all(not len(listener) for listener in theirs.rpc._listeners.values()))
     assert len(ours.rpc._connections) == 0
+
+
+def test_connection_when_disconnected_is_closed_at_both_ends(two):
+    """Named by the key it is the socket that ends, again and again; where there is none, none is opened for it."""
+    ours, theirs = two
+    conn = ours.rpc.service_node(theirs.key)
+    for _ in range(3):
+        assert ours.rpc.request_future(conn, "a.who").get(WAIT_S) == [ours.key]
+        ours.rpc.disconnect(conn)
+        wait_until(ours.rpc, lambda: not ours.rpc._dialled)
+        wait_until(theirs.rpc, lambda: not any(map(len, theirs.rpc._listeners.values())))
+    ours.rpc.disconnect(theirs.key)
+    wait_until(ours.rpc, lambda: not ours.rpc._dialled)
+    ours.rpc.request_future(conn, "a.who").get(WAIT_S)
+    theirs.rpc.disconnect(ours.key)  # the other way round: they have opened none, and have ours closed
+    wait_until(ours.rpc, lambda: not ours.rpc._dialled)
+
+
+def test_message_when_of_an_active_service_node_names_it_by_its_key(two):
+    """Whichever side dialled: it equals what the key names, and what is sent to it survives its connection."""
+    ours, theirs = two
+    conn = ours.rpc.service_node(theirs.key)
+    ours.rpc.request_future(conn, "a.conn").get(WAIT_S)
+    assert not theirs.conns.get(timeout=WAIT_S).service_node
+    theirs.rpc.set_active_sns([ours.key])
+    ours.rpc.request_future(conn, "a.conn").get(WAIT_S)
+    named = theirs.conns.get(timeout=WAIT_S)
+    assert named == theirs.rpc.service_node(ours.key)
+    theirs.rpc.request_future(named, "a.conn").get(WAIT_S)  # over the connection that we have opened
+    assert ours.conns.get(timeout=WAIT_S) == conn
+    ours.rpc.disconnect(conn)
+    wait_until(theirs.rpc, lambda: not any(map(len, theirs.rpc._listeners.values())))
+    theirs.rpc.send(named, "a.take", "strong")
+    assert ours.got.get(timeout=WAIT_S) == [b"strong"]
 
 
 def test_stream_when_its_service_node_opens_a_connection_meanwhile_goes_on(two):

@@ -63,6 +63,7 @@ class Listener:
         due: see `Peer`.
 
     Attributes:
+        is_inproc: whether it is bound within the process, where no end of a connection is told: BYE says it.
         refused_count: messages without frames, and of peers who are not let in, for whom there is no room, or who have
             taken a routing id that says another key than theirs.
     """
@@ -78,6 +79,7 @@ class Listener:
         "_peers",
         "_received",
         "by_pubkey",
+        "is_inproc",
         "number",
         "refused_count",
         "routes",
@@ -97,6 +99,7 @@ class Listener:
     ) -> None:
         self.number: Final = number
         self._admit_inproc: Final = admit_inproc
+        self.is_inproc: Final = admit_inproc is not None
         self._received: Final = received
         self._gone: Final = gone
         self._due: Final = due

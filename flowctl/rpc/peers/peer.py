@@ -21,6 +21,11 @@ LOOK_BYTES: Final = 1 << 20
 MOST_UNREAD_BYTES: Final = 16 << 20
 """Octets that wait for one peer, beyond what the system holds for it."""
 
+MAX_PART_BYTES: Final = 1 << 20
+"""Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
+CURVE_BYTES: Final = 33
+"""Of them, what encryption adds: ``MESSAGE`` and its length, a nonce of 8, flags, and an authenticator of 16."""
+
 SERVICE_NODE: Final = -1
 """`ConnectionID.id` of a service node that is meant by its key, over whatever connection there is."""
 
@@ -51,6 +56,11 @@ class ConnectionID:
         if self.service_node and other.service_node:
             return self.pubkey == other.pubkey
         return (self.id, self.route, self.service_node) == (other.id, other.route, other.service_node)
+
+    @property
+    def most_part_bytes(self) -> int:
+        """Octets that a part of a message to there may have; one that has more would cost the connection."""
+        return MAX_PART_BYTES - CURVE_BYTES if self.pubkey else MAX_PART_BYTES
 
     def __hash__(self) -> int:
         return hash(self.pubkey) if self.service_node else hash((self.id, self.route))

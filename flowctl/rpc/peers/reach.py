@@ -114,6 +114,11 @@ class Connections(Generic[P]):
             self._kept[pubkey] = _Kept(peer, reach.keep_alive_s, now)
         return peer
 
+    def get(self, pubkey: bytes) -> P | None:
+        """Return the connection that we opened to the node with that key; None: there is none."""
+        kept = self._kept.get(pubkey)
+        return None if kept is None else kept.peer
+
     def active(self, pubkey: bytes, now: float) -> None:
         """Note that something came over the connection that we opened to the node with that key."""
         kept = self._kept.get(pubkey)

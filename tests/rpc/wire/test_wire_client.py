@@ -13,10 +13,11 @@ import pytest
 import zmq
 
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.rpc.message import MAX_PART_BYTES, Message
+from flowctl.rpc.message import Message
 from flowctl.rpc.node import RequestFuture, RpcNode
-from flowctl.rpc.peers.peer import ConnectionID
+from flowctl.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
 from flowctl.rpc.wire.tag import make_tag
+from flowctl.zeromq.curve import KeyPair, serve_curve
 
 WAIT_S = 20.0
 
@@ -49,12 +50,17 @@ class RawListener:
         return future, tag
 
 
-@pytest.fixture
-def remote(tmp_path) -> Iterator[RawListener]:
+@pytest.fixture(params=["plain"])
+def remote(request, tmp_path) -> Iterator[RawListener]:
     context: zmq.Context[Any] = zmq.Context()
     router = context.socket(zmq.ROUTER)
+    router.maxmsgsize = MAX_PART_BYTES  # as OxenMQ has it
     address = f"ipc://{tmp_path}/rpc"
+    if request.param == "curve":
+        serve_curve(router, keys := KeyPair.generate())
     router.bind(address)
+    if request.param == "curve":
+        address = f"ipc+curve://{tmp_path}/rpc/{keys.public.hex()}"
     node = RpcNode(on_error=lambda *_: None)
 
     async def echo(message: Message) -> list[bytes]:
@@ -62,6 +68,7 @@ def remote(tmp_path) -> Iterator[RawListener]:
 
     node.add_category("a")
     node.add_request_command("a", "echo", echo)
+    node.add_request_command("a", "more", lambda message: message.data[0] + b"x")
     node.start()
     yield RawListener(router, node, address)
     node.stop()
@@ -172,6 +179,26 @@ def test_connection_when_lost_fails_what_waits_and_comes_back(remote, tmp_path):
     future, tag = remote.asked("their.ask")
     remote.send(b"REPLY", tag, b"back")
     assert future.get(WAIT_S) == [b"back"]
+
+
+@pytest.mark.parametrize(("remote", "most"), [("plain", 1 << 20), ("curve", (1 << 20) - 33)], indirect=["remote"])
+def test_part_when_too_long_for_its_connection_is_refused_to_its_sender(remote, most):
+    """It would end the connection, and all that waits there; the longest that the other end takes is sent."""
+    waits, waiting_tag = remote.asked("x.y")
+    for send in (remote.node.send, remote.node.request_future):
+        with pytest.raises(LocalProtocolError, match=rf"part 2 of 'x.big' has {most + 1} octets, the limit .* {most}"):
+            send(remote.conn, "x.big", "x", bytes(most + 1))
+    with pytest.raises(LocalProtocolError, match="the name of a command has"):
+        remote.node.send(remote.conn, "x." + "y" * most)
+    longest, tag = remote.asked("x.big", bytes(most))
+    remote.send(b"REPLY", tag, bytes(most))
+    assert longest.get(WAIT_S) == [bytes(most)]
+    remote.send(b"a.echo", b"tag", bytes(most))  # what a handler returns is held to the same
+    assert remote.receive()[1:] == [b"REPLY", b"tag", bytes(most)]
+    remote.send(b"a.more", b"tag", bytes(most))
+    assert remote.receive()[1:] == [b"HANDLER_FAILED", b"REPLY", b"tag"]
+    remote.send(b"REPLY", waiting_tag, b"late")
+    assert waits.get(WAIT_S) == [b"late"]
 
 
 def test_connection_when_a_message_is_over_the_limit_fails_what_waits_and_comes_back(remote):
