@@ -10,9 +10,8 @@ by its first picture, where that has gone out before. While frames come, announc
 nor acknowledged. When they stop coming, what is missing is fetched. Where something else was followed than was
 announced for its place, that is fetched too, and shows whether the source, or the way to it, changes octets.
 
-Origins say by their clocks when a publication began (its timeline). Here publications have numbers, in the order in
-which they were heard of. Two timelines are one publication where both have the same content at the same time, however
-far the clocks are apart; two that one origin announced are two. One publication goes out at a time: another encoder
+One publication goes out at a time (`Publications`). Two timelines are one publication where both have the same content
+at the same time, however far the clocks of origins are apart; two that one origin announced are two. Another encoder
 that uses the same name at another origin is held, a few seconds of it, for as long as the first one lives, which it
 does while an origin announces more of it. Then the next one goes out at once, and what nobody has is not waited for.
 
@@ -26,12 +25,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
 
+from flowctl.cluster.edge.publications import NOWHERE, Publications, Teller
 from flowctl.cluster.follow import Sink
 from flowctl.cluster.segments.cutter import TIMELINE_S, Cut, Cutter
 from flowctl.cluster.segments.segment import (
@@ -87,14 +87,10 @@ REFUSED_S: Final = 1.0
 _ANNOUNCED: Final = 512
 DOUBT_S: Final = 0.5
 """How long the same as was followed may be announced later than something else at its place."""
-_TIMELINES: Final = 64
-"""Timelines whose publications are remembered."""
 _OWN: Final = 32
 """Segments of what was followed whose hashes are remembered, until they are announced."""
 _UNPLACED: Final = 8192
 """Messages of a followed source that wait until it is known where they stand: a long group of pictures."""
-_NOWHERE: Final = 0
-"""Number of what was followed before anything was announced; those of publications are larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,23 +162,6 @@ class _Heard:
     here: bool = False
 
 
-@dataclass(slots=True)
-class _Teller:
-    """What one origin has announced.
-
-    Attributes:
-        number: of the newest publication.
-        ended: it has ended there.
-        at: when it was last announced, seconds.
-        numbers: of all publications.
-    """
-
-    number: int = _NOWHERE
-    ended: bool = False
-    at: float = 0.0
-    numbers: set[int] = field(default_factory=set)
-
-
 class StreamCopy:
     """One stream. A `Sink` of the follow.
 
@@ -213,9 +192,7 @@ class StreamCopy:
         self._clock = clock
         self._splice = Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
         self._announced: OrderedDict[_Key, _Heard] = OrderedDict()
-        self._numbers: dict[int, int] = {}  # of publications, by the timelines that origins give them
-        self._last_number = _NOWHERE
-        self._tellers: dict[PeerId, _Teller] = {}  # origins that are connected
+        self._publications: Final = Publications()
         self._successor: int | None = None  # the publication that is next, once this one has gone out
         self._warned = False  # clocks of origins differ, which was told
         self._first_at: float | None = None  # when the first segment was announced
@@ -248,14 +225,13 @@ class StreamCopy:
     def announced(self, peer: PeerId, name: SegmentId) -> None:
         """Take a segment that an origin has announced."""
         now = self._clock()
-        teller = self._tellers.setdefault(peer, _Teller())
+        teller = self._publications.tellers.setdefault(peer, Teller())
         key = self._key(name)
         if key not in self._announced:
             self._join_same(name, teller, now)
             key = self._key(name)
         number = key[0].timeline
-        teller.number, teller.ended, teller.at = number, name.then is Then.END, now
-        teller.numbers.add(number)
+        self._publications.announced(teller, number, now, ended=name.then is Then.END)
         if key not in self._announced:
             self._note(key, name, now)
             if self._behind(key[0], now) and self._is_stuck(now):
@@ -265,29 +241,14 @@ class StreamCopy:
 
     def gone(self, peer: PeerId) -> None:
         """The connection to an origin is lost."""
-        if self._tellers.pop(peer, None) is not None:
+        if self._publications.tellers.pop(peer, None) is not None:
             self._turn(self._clock())
             self._flush()
 
     def _key(self, name: SegmentId) -> _Key:
         """Return where a segment stands, and what it is."""
-        timeline = name.position.timeline
-        number = self._numbers.get(timeline)
-        if number is None:
-            if len(self._numbers) >= _TIMELINES:
-                self._forget_timeline()
-            self._last_number += 1
-            number = self._numbers[timeline] = self._last_number
+        number = self._publications.number_of(name.position.timeline, (self._current, self._successor))
         return name.position._replace(timeline=number), _content_of(name)
-
-    def _forget_timeline(self) -> None:
-        """Forget the oldest publication that is over: an encoder whose clock leaps makes many."""
-        told = {self._current, self._successor, *(teller.number for teller in self._tellers.values())}
-        old = next((timeline for timeline, number in self._numbers.items() if number not in told), None)
-        if old is not None:
-            number = self._numbers.pop(old)
-            for teller in self._tellers.values():
-                teller.numbers.discard(number)
 
     def known_as(self, name: SegmentId) -> SegmentId:
         """Return the name by which a segment is kept and offered: that by which it was announced first."""
@@ -300,32 +261,17 @@ class StreamCopy:
         place = self._start if self._splice.cursor is None else self._splice.cursor[0]
         return None if place is None else place.timeline
 
-    def _lives(self, number: int, now: float) -> bool:
-        """Whether more of a publication may come."""
-        return any(
-            teller.number == number and not teller.ended and now - teller.at < GONE_S
-            for teller in self._tellers.values()
-        )
-
-    def _best(self, now: float, *, but: int | None = None) -> int | None:
-        """Return the living publication that most origins have, of equal ones the last that was heard of."""
-        told = [teller.number for teller in self._tellers.values() if teller.number != but]
-        return max(
-            (item for item in told if self._lives(item, now)), key=lambda item: (told.count(item), item), default=None
-        )
-
     def _turn(self, now: float) -> None:
         """Go on with another publication where nobody has more of the one that goes out."""
         current = self._current
-        if current is None or self._lives(current, now):
+        if current is None or self._publications.lives(current, now):
             return
-        if self._successor is None or self._successor == current or not self._lives(self._successor, now):
-            best = self._best(now, but=current)
+        if self._successor is None or self._successor == current or not self._publications.lives(self._successor, now):
+            best = self._publications.best(now, but=current)
             if best is None:
                 return
             if best < current:
-                self._last_number += 1
-                self._rename(best, best := self._last_number)
+                self._rename(best, best := self._publications.next_number())
             self._successor = best
             starts = [
                 (heard.at, place)
@@ -372,7 +318,7 @@ class StreamCopy:
         mapping = self._mapping
         if mapping is None or self._sound or self.flawed or not self._own:
             return None
-        if not self._proven and len({teller.number for teller in self._tellers.values()}) > 1:
+        if not self._proven and len({teller.number for teller in self._publications.tellers.values()}) > 1:
             return None  # it may be of another encoder
         place, content = key
         return next((own for own in self._own if own[0] != content and mapping.of(own[1]) == place), None)
@@ -396,19 +342,19 @@ class StreamCopy:
 
     def _behind(self, position: Position, now: float) -> bool:
         """Whether a segment comes too late, or stands before the beginning."""
-        if self._is_apart(position.timeline) and self._lives(position.timeline, now):
+        if self._is_apart(position.timeline) and self._publications.lives(position.timeline, now):
             return False
         return self._splice.past(position) or (self._start is not None and position < self._start)
 
-    def _join_same(self, name: SegmentId, teller: _Teller, now: float) -> None:
+    def _join_same(self, name: SegmentId, teller: Teller, now: float) -> None:
         """Learn from a segment that was announced with another timeline too that the two are one publication."""
         (timeline, *place), content = name.position, _content_of(name)
-        number = self._numbers[timeline]
+        number = self._publications.number_of(timeline)
         for (other, same), heard in reversed(self._announced.items()):
             if same != content or [*other[1:]] != place or other.timeline == number:
                 continue
             apart = abs(heard.name.position.timeline - timeline)
-            live = now - heard.at <= JOIN_S and self._lives(other.timeline, now)
+            live = now - heard.at <= JOIN_S and self._publications.lives(other.timeline, now)
             if apart > 1 and (other.timeline in teller.numbers or not live):
                 continue
             if apart > 1 and not self._warned:
@@ -423,14 +369,11 @@ class StreamCopy:
 
     def _rename(self, number: int, to: int) -> None:
         """Call a publication by another number from now on: by one that it has too, or by a later one."""
-        self._numbers = {key: to if value == number else value for key, value in self._numbers.items()}
+        self._publications.rename(number, to)
         announced, self._announced = self._announced, OrderedDict()
         for heard in announced.values():
             same = self._announced.setdefault(self._key(heard.name), heard)
             same.here = same.here or heard.here
-        for teller in self._tellers.values():
-            teller.number = to if teller.number == number else teller.number
-            teller.numbers = {to if item == number else item for item in teller.numbers}
         self._splice.rename(number, to, 0)
         if self._start is not None and self._start.timeline == number:
             self._start = self._start._replace(timeline=to)
@@ -492,7 +435,7 @@ class StreamCopy:
             return False  # the followed source comes first
         if self._first_at is None or now - self._first_at < SETTLE_S:
             return False
-        best = self._best(now)
+        best = self._publications.best(now)
         starts = [
             place
             for (place, _), heard in self._announced.items()
@@ -526,7 +469,7 @@ class StreamCopy:
     def begin(self, now: float) -> None:
         """A followed source begins, perhaps behind another one."""
         del now
-        self._cutter, self._unplaced = Cutter(self.name, _NOWHERE), []
+        self._cutter, self._unplaced = Cutter(self.name, NOWHERE), []
         self._before, self._mapping = self._mapping or self._before, None
         self._from_key = self._proven = self.flawed = self._sound = False
         self._own.clear()
@@ -536,7 +479,7 @@ class StreamCopy:
         del now
         if self._cutter is not None:
             headers = self._cutter.known_headers
-            self._cutter, self._unplaced = Cutter(self.name, _NOWHERE), []
+            self._cutter, self._unplaced = Cutter(self.name, NOWHERE), []
             for type_id, payload in headers:
                 self._cutter.add(type_id, 0, payload, MessageClass.HEADER)
             self._from_key = True
@@ -570,8 +513,8 @@ class StreamCopy:
     def _guess(self, position: Position, frame: Frame) -> None:
         """Say where a source stands whose first picture came: as one that is known, or anywhere while nothing is."""
         if self._splice.cursor is None and self._start is None:
-            best = self._best(self._clock())
-            newest = max((place.timeline for place, _ in self._announced), default=_NOWHERE)
+            best = self._publications.best(self._clock())
+            newest = max((place.timeline for place, _ in self._announced), default=NOWHERE)
             self._mapping = _Mapping(newest if best is None else best, 0)
             return
         shift_ms = 0 if self._before is None else self._before.shift_ms
@@ -593,7 +536,7 @@ class StreamCopy:
         """Look whether a segment that was announced says where the open one stands, if that is not known yet."""
         if self._mapping is None:
             self._guess(position, frame)
-        elif self._mapping.timeline == _NOWHERE:
+        elif self._mapping.timeline == NOWHERE:
             behind = name.next
             if position.start_ms in (place.start_ms, behind and behind.start_ms):
                 self._settle_at(_Mapping(place.timeline, 0))
@@ -681,7 +624,7 @@ class StreamCopy:
             for cut in self._cutter.close():
                 self._own_segment(cut)
         self._cutter, self._unplaced, self._live_at = None, [], float("-inf")
-        if self._mapping is not None and self._mapping.timeline != _NOWHERE:
+        if self._mapping is not None and self._mapping.timeline != NOWHERE:
             self._over = self._mapping.timeline
 
     def lost(self) -> None:
@@ -691,7 +634,7 @@ class StreamCopy:
     def overtaken(self, now: float) -> bool:
         """Whether the followed source is silent while others have announced what it has not brought."""
         number, cursor = self._current, self._splice.cursor
-        apart = number is not None and self._lives(number, now)
+        apart = number is not None and self._publications.lives(number, now)
         told = [
             (place, heard) for (place, _), heard in self._announced.items() if not (apart and place.timeline != number)
         ]
@@ -737,9 +680,14 @@ class StreamCopy:
     def _is_hopeless(self, now: float) -> bool:
         """Whether there is another publication, and all has come of this one that anybody has who is connected."""
         current, cursor = self._current, self._splice.cursor
-        if self._successor in (None, current) or current is None or cursor is None or self._lives(current, now):
+        if (
+            self._successor in (None, current)
+            or current is None
+            or cursor is None
+            or self._publications.lives(current, now)
+        ):
             return False
-        return not any(current in item.numbers for item in self._tellers.values()) or not any(
+        return not self._publications.is_had(current) or not any(
             place.timeline == current and place >= cursor[0] and not heard.here
             for (place, _), heard in self._announced.items()
         )

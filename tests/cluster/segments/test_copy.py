@@ -8,6 +8,7 @@ import pytest
 from segment_kit import HEADERS, cut, key, movie
 
 from flowctl.cluster.edge.copy import DOUBT_S, ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
+from flowctl.cluster.edge.publications import TIMELINES
 from flowctl.cluster.segments.cutter import PART_MS
 from flowctl.cluster.segments.segment import BODY_BYTES, Segment, Then
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
@@ -378,8 +379,9 @@ def test_clock_when_it_leaps_at_another_origin_costs_the_stream_nothing():
         made.hear(cut(movie(1), timeline=1000 + 3 * number, stream="live/cam")[0].id, by="leaps")
     pump(made, live[3:])
     assert made.got() == [tuple(frame) for frame in movie(7)]
-    assert len(made.copy._numbers) <= 64
-    assert all(len(teller.numbers) <= 64 for teller in made.copy._tellers.values())
+    publications = made.copy._publications
+    assert len(publications._numbers) <= TIMELINES
+    assert all(len(teller.numbers) <= TIMELINES for teller in publications.tellers.values())
 
 
 def test_publication_when_its_origin_died_gives_way_to_the_next_at_once():
