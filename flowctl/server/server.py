@@ -154,9 +154,7 @@ class Server:
             ("rebalance", rebalance, (bool,)),
             ("listen_fd", listen_fd, (int, type(None))),
         )
-        for what, value, kinds in given:
-            check_type(f"Server: {what}", value, *kinds)
-        _check_use(group_count, policy)
+        _check_use(given, group_count, policy)
         self._rebalances: Final = rebalance
         self._trusted: Final = TrustedProxies(trusted_proxies)
         self._make_sender = make_sender
@@ -649,12 +647,16 @@ class Server:
                 group.report("session of a new connection", error)
 
 
-def _check_use(group_count: int, policy: DropPolicy | None) -> None:
-    """See that arguments of the right type are of use.
+def _check_use(
+    given: Iterable[tuple[str, object, tuple[Any, ...]]], group_count: int, policy: DropPolicy | None
+) -> None:
+    """See that arguments have the right type and are of use.
 
     Raises:
         ConfigError: one is not.
     """
+    for what, value, kinds in given:
+        check_type(f"Server: {what}", value, *kinds)
     if not 1 <= group_count <= MAX_GROUPS:
         raise ConfigError(f"Server: group_count is {group_count}, it must be 1 to {MAX_GROUPS}")
     if policy is not None and (isinstance(policy, type) or not hasattr(policy, "decide")):
