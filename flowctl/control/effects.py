@@ -164,11 +164,11 @@ def ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
     Raises:
         ConfigError: there is no such time, or there are two.
     """
-    until, seconds = asked.get("until"), asked["duration"]
-    if until is not None and seconds is not None:
-        raise ConfigError("ban: duration and until are both given", hint="leave one of the two out")
-    if until is not None:
-        return parse_utc(until)
+    expires, seconds = asked.get("expires"), asked["duration"]
+    if expires is not None and seconds is not None:
+        raise ConfigError("ban: duration and expires are both given", hint="leave one of the two out")
+    if expires is not None:
+        return parse_utc(expires)
     try:
         return None if seconds is None else now + timedelta(seconds=seconds)
     except OverflowError as error:
@@ -196,7 +196,7 @@ def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         {
             "cidr": item.cidr,
             "action": item.action.value,
-            "until": utc_text(item.expires),
+            "expires": utc_text(item.expires),
             "score": item.score,
             "reason": item.reason,
             "source": item.source or "file",

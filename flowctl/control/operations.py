@@ -226,7 +226,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         arguments=(
             _NETWORK,
             Argument(name="duration", kind=duration(), what="For how long, like 10min or 7d; else until it is lifted."),
-            Argument(name="until", kind=moment(), what="Until when, like 2026-01-31T12:00:00Z, instead of a duration."),
+            Argument(name="expires", kind=moment(), what="When it ends, like 2026-01-31T12:00:00Z: no duration."),
             Argument(name="reason", kind=text(), what="Why, in a few words.", default=""),
             Argument(
                 name="action",

@@ -256,7 +256,7 @@ def _with_end(asked: Asked, now: datetime) -> Asked:
     from flowctl.server.bans import Ban, utc_text  # noqa: PLC0415 - as said
 
     ends = Ban(cidr=asked["network"], expires=ban_ends(asked, now)).expires
-    return {**asked, "duration": None, "until": utc_text(ends)}
+    return {**asked, "duration": None, "expires": utc_text(ends)}
 
 
 def _ban(asked: Asked, results: Results) -> Json:

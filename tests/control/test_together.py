@@ -142,8 +142,8 @@ def test_ban_when_it_has_a_duration_ends_at_one_time_everywhere():
     """All workers are told a moment, and not a duration that begins when each comes to it."""
     now = datetime(2030, 1, 1, tzinfo=UTC)
     how = BY_NAME["ban"].together
-    assert how.prepare(asked_of("ban", network="192.0.2.1", duration="10min"), now)["until"] == "2030-01-01T00:10:00Z"
-    assert how.prepare(asked_of("ban", network="192.0.2.1"), now)["until"] is None
+    assert how.prepare(asked_of("ban", network="192.0.2.1", duration="10min"), now)["expires"] == "2030-01-01T00:10:00Z"
+    assert how.prepare(asked_of("ban", network="192.0.2.1"), now)["expires"] is None
 
 
 def test_unban_when_some_workers_have_it_no_more_is_lifted():

@@ -51,7 +51,7 @@ class FakeServer:
 
     def do_bans(self, offset: int, limit: int) -> Mapping[str, Any]:
         found = [
-            {"cidr": ban.cidr, "action": ban.action.value, "until": utc_text(ban.expires)}
+            {"cidr": ban.cidr, "action": ban.action.value, "expires": utc_text(ban.expires)}
             | {"score": ban.score, "reason": ban.reason}
             for ban in self.bans.values()
             if ban.lasts(self.now)
@@ -71,11 +71,11 @@ class FakeServer:
         reason: str = "",
         action: str = "ban",
         origin: str = "",
-        until: str | None = None,
+        expires: str | None = None,
     ) -> Mapping[str, Any]:
-        expires = None if duration is None else datetime.fromtimestamp(self.now + duration, tz=UTC)
-        expires = expires if until is None else parse_utc(until)
-        ban = Ban(cidr=network, expires=expires, action=BanAction(action), reason=reason)
+        ends = None if duration is None else datetime.fromtimestamp(self.now + duration, tz=UTC)
+        ends = ends if expires is None else parse_utc(expires)
+        ban = Ban(cidr=network, expires=ends, action=BanAction(action), reason=reason)
         there = [item for key, item in self.bans.items() if key == (ban.cidr, ban.action)]
         (joined,) = merge_bans(there, [ban], self.now)
         self.bans[joined.cidr, joined.action] = joined

@@ -241,7 +241,7 @@ function showBans(bans, all) {
   const there = new Map([...list.children].map((line) => [line.cidr, line]));
   const lines = bans.map((item) => {
     const line = there.get(item.cidr) ?? banLine(item.cidr);
-    const until = item.until ? `until ${new Date(item.until).toLocaleString("en-GB")}` : "until it is lifted";
+    const until = item.expires ? `until ${new Date(item.expires).toLocaleString("en-GB")}` : "until it is lifted";
     put(line.children[1], [item.action === "limit" ? "limited" : "", until, foreign(item.reason, 200)].filter(Boolean).join(" · "));
     return line;
   });

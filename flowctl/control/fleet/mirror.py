@@ -172,8 +172,8 @@ class Mirror:
         for item in bans:
             if (cidr := str(item["cidr"])) in changed:
                 continue
-            until = item["until"]
-            ends_s = inf if until is None else parse_utc(until).timestamp()
+            expires = item["expires"]
+            ends_s = inf if expires is None else parse_utc(expires).timestamp()
             self.present[ban_key(cidr, BanAction(item["action"]))] = Held(
                 ends_s, str(item["reason"]), float(item["score"])
             )
@@ -248,7 +248,7 @@ class Mirror:
         if ban.reason:
             arguments["reason"] = ban.reason
         if ban.expires is not None:  # a time, and no duration: an order may be carried out late
-            arguments["until"] = utc_text(ban.expires)
+            arguments["expires"] = utc_text(ban.expires)
         return Order("ban", arguments, key, entry.stamp)
 
     def _lift(self, key: str, entry: Entry | None) -> Order | None:

@@ -20,7 +20,7 @@ def asked_of(name, **given):
 
 def ban(in_force, network, until="2100-01-01T00:00:00Z", *, in_file=False):
     """Note a ban."""
-    asked = {**asked_of("ban", network=network), "until": until}
+    asked = {**asked_of("ban", network=network), "expires": until}
     in_force.note("ban", asked, {"in_file": in_file, "expires": until})
 
 
@@ -84,7 +84,7 @@ def test_in_force_when_there_is_a_store_has_bans_in_the_next_life(tmp_path):
     """The supervisor keeps what was asked of all workers, and says so in the answer; what was lifted is gone."""
     path = tmp_path / "bans.sqlite"
     in_force = InForce(kept=KeptBans(BanStore(path)))
-    asked = {**asked_of("ban", network="192.0.2.1", reason="rude"), "until": None}
+    asked = {**asked_of("ban", network="192.0.2.1", reason="rude"), "expires": None}
     said = in_force.note("ban", asked, {"in_file": False, "expires": None, "reason": "rude", "source": "command"})
     assert said == {"in_store": True, "kept": "in the ban store, and after a restart too"}
     ban(in_force, "192.0.2.2/32")

@@ -78,5 +78,5 @@ def test_ban_when_the_file_has_it_too_outlives_the_files_line(paths):
         do(server, "reload")
         shown = {item["cidr"]: item["source"] for item in do(server, "bans")["bans"]}
         assert shown == {"127.0.0.6/32": "file", "127.0.0.7/32": "command"}
-        until = next(item["until"] for item in do(server, "bans")["bans"] if item["source"] == "command")
+        until = next(item["expires"] for item in do(server, "bans")["bans"] if item["source"] == "command")
         assert until is not None
