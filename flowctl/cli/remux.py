@@ -271,14 +271,15 @@ def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
 
 def _progress(recorders: Sequence[Recorder | HlsWriter]) -> None:
     """Write one line over the one before."""
-    from flowctl.units import format_duration, format_size
+    from flowctl.units import format_count, format_duration, format_size
 
     figures = [recorder.statistics() for recorder in recorders]
     states = {item.state.value for item in figures}
     seconds = format_duration(round(sum(item.media_s for item in figures)))
     size = format_size(sum(item.written_bytes for item in figures))
     lost = sum(item.lost_messages for item in figures)
-    line = f"{', '.join(sorted(states))}: {seconds}, {size}, {sum(item.files for item in figures)} files, {lost} lost"
+    files = format_count(sum(item.files for item in figures), "file")
+    line = f"{', '.join(sorted(states))}: {seconds}, {size}, {files}, {lost} lost"
     say(f"{line[:78]:<78}", to_stderr=True, end="\r")
 
 
@@ -292,6 +293,7 @@ def _summarise(
     """
     from flowctl.cli.common import print_json
     from flowctl.errors import FlowctlError
+    from flowctl.units import format_count
 
     rows: list[dict[str, Any]] = []
     for url, recorder, follow in zip(addresses, recorders, follows, strict=True):
@@ -312,8 +314,8 @@ def _summarise(
         print_json({"streams": rows})
     else:
         for row in rows:
-            lost = f", {row['lost_messages']} messages lost" if row["lost_messages"] else ""
-            say(f"{row['url']}: {row['files']} files, {row['media_s']:g} s{lost}", to_stderr=True)
+            lost = f", {format_count(row['lost_messages'], 'message')} lost" if row["lost_messages"] else ""
+            say(f"{row['url']}: {format_count(row['files'], 'file')}, {row['media_s']:g} s{lost}", to_stderr=True)
     lost_messages = sum(row["lost_messages"] for row in rows)
     if lost_messages:
         why = ", ".join(sorted({row["why"] for row in rows if row["why"] and row["lost_messages"]}))

@@ -267,7 +267,7 @@ def _line(row: FlightRow) -> str:
             return f"{row.state_from} -> {row.state_to}: {why}; {queue}"
         case FlightKind.DROPPED.value:
             shares = f"; {row.reason}" if row.reason else ""
-            what = f"{row.dropped_messages} messages, {format_size(row.dropped_bytes or 0)}"
+            what = f"{format_count(row.dropped_messages or 0, 'message')}, {format_size(row.dropped_bytes or 0)}"
             return f"dropped {what}: {_reasons(row)}{shares}"
         case FlightKind.LATE.value:
             return row.reason or ""

@@ -234,8 +234,10 @@ def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float 
 
 def _status(server: Server) -> str:
     """Return how a server is, in a line for systemd."""
+    from flowctl.units import format_count
+
     where = _where([(item.name, item.address) for item in server.listeners])
-    return f"{len(server.connections())} connections, listening on {where}"
+    return f"{format_count(len(server.connections()), 'connection')}, listening on {where}"
 
 
 def _where(listeners: list[tuple[str, tuple[str, int]]]) -> str:

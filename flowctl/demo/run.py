@@ -34,6 +34,7 @@ from flowctl.sending.settings import SenderSettings
 from flowctl.server.admission import AdmissionLimits
 from flowctl.text.files import write_text
 from flowctl.text.output import say
+from flowctl.units import format_count
 
 _LOOK_S: Final = 0.2
 _STREAM: Final = "demo/sample"
@@ -146,7 +147,7 @@ def watch_demo(
     load = plan.load_plan(_url(server))
     viewers = plan.viewers(load)
     display.say(f"server: {load.url}, limits: {plan.limits}")
-    display.say(f"clients: 1 publisher and {len(viewers)} viewers, {plan.duration_s:g} s")
+    display.say(f"clients: 1 publisher and {format_count(len(viewers), 'viewer')}, {plan.duration_s:g} s")
     if dashboard:
         display.say(f"dashboard: {dashboard}")
     watch = Watch(viewers)

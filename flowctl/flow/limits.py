@@ -14,6 +14,7 @@ from flowctl.errors import ConfigError
 from flowctl.fieldtypes import check_fields
 from flowctl.printable import short
 from flowctl.units import (
+    format_count,
     format_duration,
     format_size,
     parse_count,
@@ -225,7 +226,7 @@ def _marks_text(size_bytes: int, messages: int, age_ms: int) -> str:
     if not (size_bytes or messages or age_ms):
         return "off"
     size = format_size(size_bytes) if size_bytes else "any size"
-    count = f"{messages} messages" if messages else "any number of messages"
+    count = format_count(messages, "message") if messages else "any number of messages"
     return f"{size}, {count}, {format_duration(age_ms / 1000) if age_ms else 'any age'}"
 
 

@@ -196,7 +196,7 @@ def test_limits_when_shown_say_all_marks_for_people():
     """The text for people has soft and hard marks with their units."""
     shown = str(Limits.parse("2MiB,2048,4s"))
     assert shown == "soft 2.0 MiB, 2048 messages, 4.0 s; hard 4.0 MiB, 4096 messages, 8.0 s"
-    assert str(Limits.parse("1KiB,1")) == "soft 1.0 KiB, 1 messages, any age; hard 2.0 KiB, 2 messages, any age"
+    assert str(Limits.parse("1KiB,1")) == "soft 1.0 KiB, 1 message, any age; hard 2.0 KiB, 2 messages, any age"
     assert str(Limits.parse("0,0,4s")).startswith("soft any size, any number of messages, 4.0 s;")
 
 

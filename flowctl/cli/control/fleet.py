@@ -91,13 +91,17 @@ def status(
 
 def lines(answer: Mapping[str, Any]) -> list[str]:
     """Return a status as people read it, in 80 columns."""
+    from flowctl.units import format_count
+
     entries, applied, server = answer["entries"], answer["applied"], answer["server"]
     limits = ", limits" if entries["limits"] else ""
     reached = "reached" if server["reached"] else f"NOT reached: {server['fault']}"
     waiting = f", {server['waiting']} to be told" if server["waiting"] else ""
-    told = f"told it: {applied['bans']} bans, {applied['lifts']} unbans, {applied['limits']} limits"
+    told = f"told it: {format_count(applied['bans'], 'ban')}, {format_count(applied['lifts'], 'unban')}"
+    told += f", {format_count(applied['limits'], 'change')} of limits"
+    bans = format_count(entries["bans"], "ban")
     found = [
-        f"{answer['member']}: {entries['bans']} bans{limits}; {entries['remembered']} lifted ones remembered",
+        f"{answer['member']}: {bans}{limits}; {entries['remembered']} lifted ones remembered",
         f"server: {reached}{waiting}",
         f"{told}; found at it: {applied['local']}",
     ]
