@@ -112,13 +112,12 @@ class LiveServer(Server):
         hooks_loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.config = config
-        policy = LIVE_POLICIES[config.policy]
         super().__init__(
             lambda: LiveSession(self.hub, self.clock()),
             config.host,
             config.port,
             limits=config.limits,
-            policy=policy,
+            policy=LIVE_POLICIES[config.policy],
             settings=config.sender,
             options=config.socket_options,
             admission=config.admission,
