@@ -842,7 +842,8 @@ class Connection:
 
     def limit_unsent(self, size_bytes: int) -> None:
         """Have the kernel take less, or as much as usual, ahead of what it sends."""
-        limit_unsent(self._sock, size_bytes or self._notsent_lowat_bytes)
+        most_bytes = self._notsent_lowat_bytes
+        limit_unsent(self._sock, min(size_bytes or most_bytes, most_bytes or size_bytes))
 
     def line_figures(self) -> LineFigures | None:
         """Return what the kernel knows of the line to the peer; None: nothing, or it is that of a proxy. Any thread."""

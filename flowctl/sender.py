@@ -862,6 +862,12 @@ class Sender:
                 self._progress_locked(self._host.now())
                 self._outbox.consume_followed(written)
 
+    def fill_as_log(self) -> None:
+        """Have the kernel take as much ahead as the followed log says by now. For the fan-out."""
+        with self._lock:
+            if self._cohort is not None:
+                self._fill_locked(self._cohort.log.fill_bytes)
+
     def broken(self, error: Exception) -> None:
         """A write of the cohort failed, or a flush raised, which is a fault of ours: the connection is over."""
         if not isinstance(error, OSError):
@@ -1186,7 +1192,7 @@ class Sender:
                 self._arm_locked(now)
                 return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
             if slow.kept_up():
-                self._host.limit_unsent(0)
+                self._host.limit_unsent(0 if outbox.cursor is None else outbox.cursor.log.fill_bytes)
         self._lagging = False
         cursor = outbox.cursor
         if cursor is not None and self.stands is not _COHORT and cursor.joining_to is not None:
@@ -1425,6 +1431,8 @@ class Sender:
         """Be served by `cohort` from now on."""
         self._cohort = cohort
         self.stand(Standing.QUEUED)
+        if cohort.log.fill_bytes:
+            self._fill_locked(cohort.log.fill_bytes)
         cohort.add(self)
 
     def _go_locked(self) -> None:
@@ -1435,6 +1443,14 @@ class Sender:
             cohort.remove(self)
             self._cohort = None
             self.stand(Standing.GONE)
+            if cohort.log.fill_bytes:
+                self._fill_locked(0)
+
+    def _fill_locked(self, size_bytes: int) -> None:
+        """Have the kernel take so much ahead, unless it takes less because this peer lags, or nothing is late."""
+        judged = self._core.limits.target_delay_ms != 0 and self._patience_locked() != ENDLESS
+        if judged and (self._slow is None or not self._slow.ahead_bytes):
+            self._host.limit_unsent(size_bytes)
 
     def _empty_locked(self) -> bool:
         """Whether nothing waits that is for this Sender to write: the log of a member is for the cohort."""

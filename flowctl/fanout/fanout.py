@@ -153,6 +153,7 @@ class Fanout:
         self._going = False  # a turn is on its way or in progress
         self._looking = False  # a look at the crossings is on its way
         self._last_flush = host.now() - flush_interval_s
+        self._fill_bytes = log.fill_bytes  # what kernels were told to take ahead of viewers that keep up
         self._due_at = 0.0  # of batches, when the next round would be due if none of them came early
         self._target: Entry | None = None  # where the round in progress leads. None: there is none
         self._behind: deque[Squad] = deque()  # squads that it has not come to yet
@@ -307,6 +308,8 @@ class Fanout:
         self._last_flush = now = self._host.now()
         if self.log.batched:
             self._due_at = max(self._due_at, now) + self.pacing.interval_s
+        if self.log.fill_bytes != self._fill_bytes:
+            self._fill_anew()
         tail = self.log.tail
         squad = self._cohort.only()
         if squad is not None and self._cohort.count < FILE_VIEWERS and not (self._alone or self._going):
@@ -319,6 +322,12 @@ class Fanout:
                 self._enqueue(sender)
         if not self._going:  # otherwise a turn is on its way
             self._turn()
+
+    def _fill_anew(self) -> None:
+        """The rate of the log has become known, or is another by far: kernels take other amounts ahead from now on."""
+        self._fill_bytes = self.log.fill_bytes
+        for sender in (*self.keeping_up(), *self._alone):
+            sender.fill_as_log()
 
     def _short_round(self, squad: Squad, tail: Entry, began: float) -> None:
         """Do a round of few viewers, all in one squad, in one go: no lists, no turns."""

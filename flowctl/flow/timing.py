@@ -51,6 +51,28 @@ _INTER: Final = MessageClass.INTER
 _BEHIND: Final = (_INTER, MessageClass.DISPOSABLE)
 
 
+_LEAST_FILL_BYTES: Final = 16 * 1024
+"""Less would make EAGAIN of an usual burst: rounds of messages that gathered in a pause of the network."""
+
+
+def fill_bytes(bytes_per_s: float, largest_bytes: int, before_bytes: int) -> int:
+    """Return how much the kernel is given ahead of a viewer that keeps up: a second of its stream; 0: as usual.
+
+    As usual is that of a stream of 1 Mbit/s and more. Of a radio it is 11 s, and of a line that carries less than the
+    radio 26 s that nobody would see, since all of that is taken.
+
+    Args:
+        bytes_per_s: rate of the stream, 0 while it is not known.
+        largest_bytes: of its messages: two of those fit.
+        before_bytes: the answer before, which is kept unless it is too little or four times too much.
+    """
+    wanted = int(max(bytes_per_s, 2 * largest_bytes, _LEAST_FILL_BYTES)) if bytes_per_s else MOST_AHEAD_BYTES
+    size = 1 << (wanted - 1).bit_length()
+    if size <= before_bytes < 4 * size:
+        return before_bytes
+    return size if size < MOST_AHEAD_BYTES else 0
+
+
 def target_s(target_delay_ms: int | None, gop_s: float) -> float:
     """Return the target delay in seconds; 0: there is none.
 

@@ -27,6 +27,7 @@ from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.fieldtypes import check_fields
 from flowctl.flow.rates import ClassRates
 from flowctl.flow.state import CLASS_COUNT, MessageClass
+from flowctl.flow.timing import fill_bytes
 
 Wire = bytes | bytearray | memoryview
 """A message as the application hands it over."""
@@ -158,6 +159,7 @@ class StreamLog:
         "_listeners",
         "batched",
         "cache",
+        "fill_bytes",
         "gop",
         "gop_bytes",
         "gop_duration_s",
@@ -179,6 +181,7 @@ class StreamLog:
         self.headers: tuple[bytes, ...] = ()  # the newest, for a viewer that goes on in the middle of a group
         self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
         self.rates = ClassRates()  # what a second of it holds, by class
+        self.fill_bytes = 0  # what the kernel is given ahead of a viewer that keeps up; 0: as usual
         self.gop_duration_s = 0.0  # length of the last complete group
         self.gop_bytes = 0  # what was published in that time
         self._cached: Entry | None = None  # first entry of the GOP cache
@@ -226,6 +229,7 @@ class StreamLog:
         counts, sizes = list(entry.counts), list(entry.sizes)
         if now >= self.rates.due:
             self.rates.note(now, entry.counts, entry.sizes)
+            self.fill_bytes = fill_bytes(self.rates.bytes_per_s, self.largest_bytes, self.fill_bytes)
         if not self.has_video and message_class in _VIDEO:
             self.has_video = True
         self.largest_bytes = max(self.largest_bytes, size)
