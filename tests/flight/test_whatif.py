@@ -209,9 +209,9 @@ def test_evaluate_when_the_choice_is_the_recorded_one_gives_the_recorded_run(sha
 
 
 @pytest.mark.parametrize("share", [1.5, 0.9, 0.6, 0.3])
-@pytest.mark.parametrize(("kernel_told", "off"), [(True, 0.15), (False, 0.2)])
+@pytest.mark.parametrize(("kernel_told", "off"), [(True, 0.15), (False, 0.25)])
 def test_evaluate_when_the_recorded_viewer_lost_late_pictures_is_close(share, kernel_told, off):
-    """Where the kernel's share is known, drops are off by a seventh at most; else lateness is judged a little later."""
+    """Where the kernel's share is known, drops are off by a seventh at most, else by a quarter."""
     real, outcome = tried_again(share, target_ms=None, kernel_told=kernel_told)
     assert abs(sum(dropped_of(real)) - sum(outcome.dropped_messages)) <= off * sum(dropped_of(real)) + 1
     assert abs(real.bytes_sent - outcome.sent_bytes) <= off / 2 * real.bytes_sent
