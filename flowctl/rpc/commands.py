@@ -13,9 +13,9 @@ from flowctl.rpc.access.access import Access, AuthLevel
 
 if TYPE_CHECKING:
     from flowctl.rpc.jobs.slots import Lane
-    from flowctl.rpc.message import Message
 
-Handler: TypeAlias = "Callable[[Message], Any]"
+Handler: TypeAlias = "Callable[..., Any]"
+"""Called with a `Message`, and with the value where its command takes a type."""
 
 
 class HandlerKind(enum.Enum):
@@ -55,16 +55,20 @@ class Command:
         handler: called with a `Message`.
         is_request: whether what the handler returns is a reply.
         kind: how the handler runs.
+        takes: what it takes, as `rpc.describe` shows it; None: anything.
         count: times that it was called.
     """
 
-    __slots__ = ("category", "count", "handler", "is_request", "kind")
+    __slots__ = ("category", "count", "handler", "is_request", "kind", "takes")
 
-    def __init__(self, category: Category, handler: Handler, *, is_request: bool) -> None:
+    def __init__(
+        self, category: Category, handler: Handler, *, is_request: bool, takes: dict[str, Any] | None = None
+    ) -> None:
         self.category: Final = category
         self.handler: Final = handler
         self.is_request: Final = is_request
         self.kind: Final = kind_of(handler)
+        self.takes: Final = takes
         self.count = 0
 
 

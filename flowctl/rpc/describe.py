@@ -20,7 +20,8 @@ def described(commands: Mapping[bytes, Command], aliases: Mapping[bytes, bytes])
     """Return commands, those that the caller may call, with aliases, as JSON.
 
     ``{"commands": [{"name": ..., "kind": "command" | "request" | "stream", "access": "none" | ..., "summary": ...}]}``
-    in the order of their names; the summary is the first line of the handler's docstring. An alias has ``alias_of``.
+    in the order of their names; the summary is the first line of the handler's docstring. An alias has ``alias_of``,
+    and what was added with `takes` has that: ``{"parts": [least, most]}``, and of a type its JSON schema as ``json``.
     """
     entries: list[str] = []
     left = MOST_BYTES
@@ -35,9 +36,14 @@ def described(commands: Mapping[bytes, Command], aliases: Mapping[bytes, bytes])
 
 def _entry(name: bytes, command: Command, alias_of: bytes | None) -> dict[str, Any]:
     stream = command.kind is HandlerKind.STREAM
-    return {
+    entry: dict[str, Any] = {
         "name": name.decode(),
         "kind": "stream" if stream else "request" if command.is_request else "command",
         "access": command.category.access.auth.name.lower(),
         "summary": (inspect.getdoc(command.handler) or "").partition("\n")[0][:_MOST_SUMMARY],
-    } | ({} if alias_of is None else {"alias_of": alias_of.decode()})
+    }
+    if alias_of is not None:
+        entry["alias_of"] = alias_of.decode()
+    if command.takes is not None:
+        entry["takes"] = command.takes
+    return entry

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from contextvars import ContextVar
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from flowctl.errors import LocalProtocolError
 from flowctl.rpc.access.access import AuthLevel
+from flowctl.rpc.arguments import as_json
 from flowctl.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, Peer
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+SERVED: Final[ContextVar[Message | None]] = ContextVar("flowctl-rpc-served", default=None)
+"""What the handler was given that runs here, and whose deadline its own requests have."""
 FRAME_BYTES: Final = 64
 """What a part takes beside its octets: it may have none, and there may be a thousand."""
 MOST_PARTS: Final = 1000
 """Parts of one message: a node does not take one of more than `flowctl.zeromq.socket.MOST_FRAMES` frames."""
 
-Part = str | bytes | bytearray | memoryview
-"""One part of a message; text is sent as UTF-8."""
+
+class Dataclass(Protocol):
+    """A value of a dataclass, as type checkers know it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class Model(Protocol):
+    """A value of a model of Pydantic."""
+
+    def model_dump_json(self) -> str:
+        """Return it in JSON."""
+
+
+Part = str | bytes | bytearray | memoryview | Dataclass | Model
+"""One part of a message: text, sent as UTF-8, octets, or a dataclass or a model of Pydantic, sent as JSON."""
 
 
 def octets(part: Part) -> bytes:
     """Return a part as it is sent.
 
     Raises:
-        LocalProtocolError: it is neither text nor octets.
+        LocalProtocolError: it is nothing that can be one.
     """
     if isinstance(part, bytes):
         return part
@@ -33,11 +52,16 @@ def octets(part: Part) -> bytes:
         return part.encode()
     if isinstance(part, (bytearray, memoryview)):
         return bytes(part)
-    raise LocalProtocolError(f"a part of a message is text or octets, not {type(part).__name__}")
+    found = as_json(part)
+    if found is None:
+        raise LocalProtocolError(
+            f"a part of a message is text or octets, or a dataclass or model, not {type(part).__name__}"
+        )
+    return found
 
 
 def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
-    """Return what a handler returned as parts: text or octets are one, of lists, tuples and the like each element is.
+    """Return what a handler returned as parts: a `Part` is one, of lists, tuples and the like each element is.
 
     Args:
         value: what it returned.
@@ -46,8 +70,8 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
     Raises:
         LocalProtocolError: there is something else in it, more than `MOST_PARTS`, or one of more than `most_bytes`.
     """
-    if isinstance(value, (str, bytes, bytearray, memoryview)):
-        part = octets(value)
+    part = octets(value) if isinstance(value, (str, bytes, bytearray, memoryview)) else as_json(value)
+    if part is not None:
         if len(part) > most_bytes:  # it would cost the caller its connection, and all that waits there
             raise LocalProtocolError(
                 f"a part of a reply has {len(part)} octets, the limit is {most_bytes}", hint="yield it in pieces"
@@ -71,6 +95,9 @@ class Answering(Protocol):
 
     def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered."""
+
+    def now(self) -> float:
+        """Return seconds on its clock."""
 
     def name_of(self, peer: Peer) -> ConnectionID:
         """Return what names a peer, as the service node that it may be at this moment."""
@@ -110,7 +137,7 @@ class Message:
             coroutine is cancelled then; a function on a worker thread may look.
     """
 
-    __slots__ = ("_answered", "_node", "cancelled", "command", "data", "deadline", "peer", "tag")
+    __slots__ = ("_answered", "_node", "_replied", "cancelled", "command", "data", "deadline", "peer", "tag")
 
     def __init__(
         self,
@@ -128,6 +155,7 @@ class Message:
         self.data: Final = data
         self.deadline: Final = deadline
         self._answered = False
+        self._replied = False  # its handler has; noted at once on whatever thread
         self.cancelled = False
 
     @property
@@ -152,6 +180,12 @@ class Message:
         tag_bytes = 0 if self.tag is None else len(self.tag)  # a foreign one may have as many as a part
         return tag_bytes + sum(map(len, data)) + FRAME_BYTES * len(data)
 
+    def left_s(self) -> float:
+        """Return the time that the caller still waits, in seconds; infinite: it has not said, or has its answer."""
+        if self.deadline is None or self._answered or self._replied:
+            return inf
+        return max(0.0, self.deadline - self._node.now())
+
     def answer_once(self) -> bool:
         """Note that the request is answered; False: it was before, or nobody wants it any more."""
         if self._answered:
@@ -170,6 +204,7 @@ class Message:
                 f"{self.command.decode(errors='replace')} came as a command, which has no reply", hint="use back()"
             )
         self._node.send_reply(self, parts)
+        self._replied = True
 
     def back(self, command: str, *parts: Part) -> None:
         """Send a command to the sender."""

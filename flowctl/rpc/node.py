@@ -36,13 +36,14 @@ from flowctl.rpc.access.admission import Admission, Allow
 from flowctl.rpc.access.logins import LoginDesk, Logins, PasswordHash
 from flowctl.rpc.access.rules import key_route, refusal_code
 from flowctl.rpc.access.servicenodes import ServiceNodes, checked_keys
+from flowctl.rpc.arguments import Arguments, Takes
 from flowctl.rpc.commands import Category, Command, Handler, HandlerKind, access_of
 from flowctl.rpc.incoming import Incoming
 from flowctl.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.rpc.jobs.dispatcher import Dispatcher, JobStatistics
 from flowctl.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.rpc.jobs.timers import TimerID
-from flowctl.rpc.message import MOST_PARTS, Message, Part, octets, parts_of
+from flowctl.rpc.message import MOST_PARTS, SERVED, Message, Part, octets, parts_of
 from flowctl.rpc.peers.dialled import Dialled
 from flowctl.rpc.peers.listener import Listener
 from flowctl.rpc.peers.peer import MAX_PART_BYTES, SERVICE_NODE, Call, Calls, ConnectionID, Peer
@@ -202,26 +203,30 @@ class RpcNode:
         lane = self._jobs.slots.add_category(name, reserved_threads, max_queue)
         self._categories[name] = Category(name, needed, lane)
 
-    def add_command(self, category: str, name: str, handler: Handler) -> None:
+    def add_command(self, category: str, name: str, handler: Handler, *, takes: Takes | None = None) -> None:
         """Add a command: called with a `Message`; nothing is sent back but what it sends itself.
 
         Args:
             category: where it belongs.
             name: at most 200 octets.
             handler: a coroutine function runs on the node's loop, any other on a worker thread.
+            takes: how many parts, a number or the least and the most. Or a dataclass or a model of Pydantic: then the
+                one part is its JSON, which is checked, and `handler` is called with the message and the value. What
+                does not fit is refused as ``WRONG_ARGUMENT``, with a text. None: the handler looks itself.
 
         Raises:
-            LocalProtocolError: the category is not there, the name is too long or taken, or the node was started.
+            LocalProtocolError: the category is not there, the name is too long or taken, `takes` is none of these, or
+                the node was started.
         """
-        self._add(category, name, handler, is_request=False)
+        self._add(category, name, handler, takes, is_request=False)
 
-    def add_request_command(self, category: str, name: str, handler: Handler) -> None:
+    def add_request_command(self, category: str, name: str, handler: Handler, *, takes: Takes | None = None) -> None:
         """Add a request command: what the handler returns is the reply; None: it answers itself, now or later.
 
         Raises:
             LocalProtocolError: see `add_command`.
         """
-        self._add(category, name, handler, is_request=True)
+        self._add(category, name, handler, takes, is_request=True)
 
     def add_command_alias(self, alias: str, target: str) -> None:
         """Have ``category.command`` `alias` mean `target`, with its access. Aliases of aliases mean nothing.
@@ -239,7 +244,7 @@ class RpcNode:
             raise LocalProtocolError(f"alias {alias!r} is the name of a command, which it would hide")
         self._aliases[source] = target.encode()
 
-    def _add(self, category: str, name: str, handler: Handler, *, is_request: bool) -> None:
+    def _add(self, category: str, name: str, handler: Handler, takes: Takes | None, *, is_request: bool) -> None:
         self._check_not_started("add_command")
         owner = self._categories.get(category)
         if owner is None:
@@ -256,7 +261,11 @@ class RpcNode:
             raise LocalProtocolError(f"command {full.decode()!r} is the name of an alias, which would hide it")
         if not callable(handler):
             raise LocalProtocolError(f"the handler of {full.decode()!r} cannot be called")
-        command = Command(owner, handler, is_request=is_request)
+        shown = None
+        if takes is not None:
+            arguments = Arguments(full.decode(), takes)
+            handler, shown = arguments.checked(handler), arguments.shown
+        command = Command(owner, handler, is_request=is_request, takes=shown)
         if command.kind is HandlerKind.STREAM and not is_request:
             raise LocalProtocolError(f"{full.decode()!r} is a command: there is nobody to take what its handler yields")
         self._commands[full] = command
@@ -454,7 +463,8 @@ class RpcNode:
         wrapped = dict(self._commands)
         for wrap in reversed(self._middleware):
             for name, command in wrapped.items():
-                wrapped[name] = Command(command.category, wrap(command.handler), is_request=command.is_request)
+                handler = wrap(command.handler)
+                wrapped[name] = Command(command.category, handler, is_request=command.is_request, takes=command.takes)
         self._commands.update(wrapped)
         self._started = True  # not where a middleware has raised
         # Looked up before any is entered: an alias of an alias means nothing, in whatever order they were added.
@@ -933,6 +943,10 @@ class RpcNode:
             for call in peer.calls.take_all():
                 self._call(call.settle, False, [code])
 
+    def now(self) -> float:
+        """Return seconds on the node's clock; any thread."""
+        return self._clock()
+
     def name_of(self, peer: Peer) -> ConnectionID:
         """Return what names a peer, as the service node that it may be at this moment; for `Message`."""
         conn = peer.conn
@@ -1004,7 +1018,8 @@ class RpcNode:
             parts: text is sent as UTF-8.
             on_reply: called once, on a worker thread, with True and the parts of the reply, or with False and the code
                 of the failure (``b"TIMEOUT"``) and maybe a text.
-            timeout_s: how long to wait for the reply, in seconds; the server is told.
+            timeout_s: how long to wait for the reply, in seconds; the server is told. Asked by a handler, it is no
+                longer than its own caller still waits, until that has its answer.
 
         Raises:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
@@ -1118,8 +1133,11 @@ class RpcNode:
         credit: int = 0,
         item: Callable[[list[bytes]], bool] | None = None,
     ) -> Call:
-        """Send a request, on whatever thread."""
+        """Send a request, on whatever thread; of a handler, with at most the time that its own caller still waits."""
         _check_timeout(timeout_s)
+        served = SERVED.get()
+        if served is not None:
+            timeout_s = min(timeout_s, served.left_s())
         tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
         name, *checked = _checked(conn, command, parts)
         frames = [name, tag, *checked]
@@ -1449,6 +1467,7 @@ class RpcNode:
             refused_count={
                 **dict(self._refused_counts),
                 "QUEUE_FULL": 0 if serving is None else serving.full_count,
+                "WRONG_ARGUMENT": 0 if serving is None else serving.wrong_count,
             },
             failed_count=0 if serving is None else serving.failed_count,
             cancelled_count=0 if serving is None else serving.cancelled_count,

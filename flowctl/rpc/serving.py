@@ -23,7 +23,7 @@ from flowctl.outcomes.pending import Pending
 from flowctl.rpc.commands import Command, HandlerKind
 from flowctl.rpc.jobs.begin import begin
 from flowctl.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
-from flowctl.rpc.message import Message, parts_of
+from flowctl.rpc.message import SERVED, Message, parts_of
 from flowctl.rpc.wire import frames as wire
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _CODES: Final = {
     NotStarted.LATE: wire.TIMEOUT,
     NotStarted.DISPLACED: wire.QUEUE_FULL,
 }
+_WRONG: Final = wire.WRONG_ARGUMENT.decode()
 _RESERVED_CODES: Final = frozenset(
     {
         *(wire.UNKNOWN_COMMAND, wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG),
@@ -91,6 +92,7 @@ class Serving:
 
     Attributes:
         failed_count: handlers that raised.
+        wrong_count: requests and commands whose arguments were wrong, as their handlers or what they take say.
         full_count: requests and commands refused since too much runs or waits already.
         cancelled_count: requests that nobody wanted answered any more.
     """
@@ -105,6 +107,7 @@ class Serving:
         "failed_count",
         "full_count",
         "tasks",
+        "wrong_count",
     )
 
     def __init__(self, group: PollGroup, jobs: Dispatcher, send: Callable[[Peer, Sequence[bytes]], bool]) -> None:
@@ -116,6 +119,7 @@ class Serving:
         self._due: Pending[Running, None] = Pending()
         self._stopping = False
         self.failed_count = 0
+        self.wrong_count = 0
         self.full_count = 0
         self.cancelled_count = 0
 
@@ -218,6 +222,7 @@ class Serving:
 
     async def _serve(self, command: Command, message: Message) -> None:
         """Run a coroutine handler; what it returns is the reply."""
+        SERVED.set(message)  # in the context of this coroutine alone, see `begin`
         try:
             value = await command.handler(message)
             if value is not None and message.tag is not None:
@@ -228,6 +233,7 @@ class Serving:
     async def _stream(self, command: Command, running: Running) -> None:
         """Send the items of a stream as its caller takes them; a reply without parts is its end."""
         message = running.message
+        SERVED.set(message)
         items: AsyncIterator[Any] | None = None
         try:
             items = command.handler(message)
@@ -281,8 +287,9 @@ class Serving:
         if isinstance(error, asyncio.CancelledError) and self._stopping:
             self.fail(message, wire.SHUTTING_DOWN)
             return
-        if isinstance(error, RpcError) and message.tag is not None:
+        if isinstance(error, RpcError) and (message.tag is not None or error.code == _WRONG):
             code = error.code.encode(errors="replace")
+            self.wrong_count += code == wire.WRONG_ARGUMENT
             if code not in _RESERVED_CODES and b"." not in code and len(code) <= MOST_CODE_BYTES:
                 self.fail(message, code, str(error).encode(errors="replace")[:MOST_TEXT_BYTES])
                 return
@@ -339,7 +346,11 @@ def _handle(command: Command, message: Message) -> list[bytes] | None:
     """Run a plain handler, on a worker thread, and return the parts of the reply; None: there is none."""
     if message.cancelled:
         return None  # while it waited for the thread
-    value = command.handler(message)
+    before = SERVED.set(message)
+    try:
+        value = command.handler(message)
+    finally:
+        SERVED.reset(before)
     if iscoroutine(value):
         value.close()
         raise LocalProtocolError(

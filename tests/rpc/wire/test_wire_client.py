@@ -16,7 +16,7 @@ from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.rpc.message import Message
 from flowctl.rpc.node import RequestFuture, RpcNode
 from flowctl.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
-from flowctl.rpc.wire.tag import make_tag
+from flowctl.rpc.wire.tag import make_tag, read_tag
 from flowctl.zeromq.curve import KeyPair, serve_curve
 
 WAIT_S = 20.0
@@ -66,7 +66,25 @@ def remote(request, tmp_path) -> Iterator[RawListener]:
     async def echo(message: Message) -> list[bytes]:
         return message.data
 
+    answered, tasks = asyncio.Event(), []
+
+    async def go_on(message: Message) -> None:
+        await answered.wait()
+        node.request(message.conn, "x.later", on_reply=lambda ok, data: None)
+
+    async def nested(message: Message) -> list[bytes]:
+        tasks.append(asyncio.create_task(go_on(message)))
+        reply = await node.call(message.conn, "x.y")
+        asyncio.get_running_loop().call_later(0.01, answered.set)
+        return reply
+
+    def blocks(message: Message) -> None:
+        message.reply(*node.request_future(message.conn, "x.y").get(WAIT_S))
+        node.request(message.conn, "x.later", on_reply=lambda ok, data: None)
+
     node.add_category("a")
+    node.add_request_command("a", "nested", nested)
+    node.add_request_command("a", "blocks", blocks)
     node.add_request_command("a", "echo", echo)
     node.add_request_command("a", "more", lambda message: message.data[0] + b"x")
     node.start()
@@ -79,6 +97,27 @@ def code_of(future: RequestFuture) -> str:
     with pytest.raises(RpcError) as raised:
         future.get(WAIT_S)
     return raised.value.code
+
+
+@pytest.mark.parametrize("command", [b"a.nested", b"a.blocks"])
+def test_request_when_a_handler_sends_it_has_the_time_that_its_caller_waits(remote, command):
+    """The tag says it to the next server; once the caller has its answer, what goes on has its own time again."""
+    remote.send(command, make_tag(1, 5.0))
+    _, name, tag = remote.receive()
+    left_s, _ = read_tag(tag)
+    assert (name, 0 < left_s <= 5.0) == (b"x.y", True)
+    remote.send(b"REPLY", tag, b"ok")
+    frames = [remote.receive()[1:] for _ in range(2)]
+    assert [b"REPLY", make_tag(1, 5.0), b"ok"] in frames
+    [later] = [frames for frames in frames if frames[0] == b"x.later"]
+    assert read_tag(later[1])[0] == 15.0
+
+
+def test_request_when_its_handler_has_no_deadline_has_its_own(remote):
+    """A foreign tag says nothing, and a command has none."""
+    remote.send(b"a.nested", b"a foreign tag")
+    _, name, tag = remote.receive()
+    assert (name, read_tag(tag)[0]) == (b"x.y", 15.0)
 
 
 def test_command_when_sent_has_its_parts_after_its_name(remote):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -21,6 +22,12 @@ LONG = b"a." + b"x" * 250
 
 LARGE_COUNT = 120
 """Items of half a MiB: several times what may wait for one peer, so that some moment of it finds the system full."""
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
 
 
 class Raw:
@@ -80,6 +87,9 @@ def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any], list[BaseExcepti
     for name, handler in {"echo": echo, "thread": echo_in_thread, "fail": fail, "none": none, "twice": twice}.items():
         node.add_request_command("a", name, handler)
     node.add_request_command("a", "b.c", echo)
+    node.add_request_command("a", "two", echo, takes=2)
+    node.add_request_command("a", "point", lambda message, point: point, takes=Point)
+    node.add_command("a", "quiet", lambda message, point: None, takes=Point)
     node.add_request_command("a", "ask", ask_back)
     node.add_request_command("a", "stream", stream)
     node.add_command("a", "pong", pong)
@@ -135,6 +145,16 @@ EXCHANGES = {
     "handler fails": ([b"a.fail", b"t"], [b"HANDLER_FAILED", b"REPLY", b"t"]),
     "unknown request": ([b"a.who", b"t", b"x"], [b"UNKNOWNCOMMAND", b"a.who"]),
     "unknown category": ([b"z.echo", b"t"], [b"UNKNOWNCOMMAND", b"z.echo"]),
+    "parts that are taken": ([b"a.two", b"t", b"x", b"y"], [b"REPLY", b"t", b"x", b"y"]),
+    "parts that are not": (
+        [b"a.two", b"t", b"x"],
+        [b"WRONG_ARGUMENT", b"REPLY", b"t", b"a.two: it takes 2 parts, 1 came"],
+    ),
+    "a type": ([b"a.point", b"t", b'{"x": 1, "y": "2"}'], [b"REPLY", b"t", b'{"x":1,"y":2}']),
+    "a type of which one is missing": (
+        [b"a.point", b"t", b'{"x": 1}'],
+        [b"WRONG_ARGUMENT", b"REPLY", b"t", b"a.point: y: Field required"],
+    ),
     "no dot": ([b"echo", b"t"], [b"UNKNOWNCOMMAND", b"echo"]),
     "leading dot": ([b".echo", b"t"], [b"UNKNOWNCOMMAND", b".echo"]),
     "empty command": ([b"", b"t"], [b"UNKNOWNCOMMAND", b""]),
@@ -182,6 +202,7 @@ SILENT = {
     "cancel nothing": [b"CANCEL", b"t"],
     "cancel": [b"CANCEL"],
     "answers none": [b"a.none", b"t"],
+    "command with a wrong argument": [b"a.quiet", b"{}"],
 }
 
 
