@@ -221,7 +221,7 @@ def document(rows: list[dict[str, Any]], images: Path) -> str:
     """Return the part of the document."""
     del images
     closed = sum(bool(row["closed"]) for row in rows)
-    return f"{table(shown(rows))}\n\n{closed} of {len(rows)} viewers were closed."
+    return f"{table(shown(rows))}\n\nClosed: {closed} of {len(rows)} viewers."
 
 
 def main() -> None:
