@@ -193,11 +193,11 @@ def test_input_when_viewer_is_at_its_soft_limit_is_held_but_for_control():
     world = World(limits=Limits.parse("3000,0", "0,0"))
     publisher = world.publisher()
     viewer = world.player()
-    # A message in flight is always finished, so one that is larger than the limit keeps the viewer at it.
+    # A message in flight is always finished, so one that is larger than the low mark keeps the viewer at the limit.
     viewer.reads = False
     viewer.wire.room = len(viewer.wire.down) + 100
     for number in range(20):
-        publisher.video(number * 40, key(b"%d" % number, 5000))
+        publisher.video(number * 40, key(b"%d" % number, 2500))
     assert viewer.state.name == "SOFT_LIMIT"
     viewer.message(encode_control(UserControl(EVENT_PING_REQUEST, timestamp=7)))
     viewer.send(viewer.session.send_acknowledgement(4711))

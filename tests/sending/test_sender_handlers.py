@@ -70,7 +70,17 @@ CALLS = {
     "forget_drained": lambda sender, _: sender.forget_drained(print),
 }
 FOR_THE_FANOUT = {
-    *{"log_grew", "ready_for_cohort", "enter_cohort", "leave_cohort", "move_in_cohort", "stand", "broken", "let_go"}
+    *{
+        "log_grew",
+        "ready_for_cohort",
+        "enter_cohort",
+        "leave_cohort",
+        "move_in_cohort",
+        "stand",
+        "broken",
+        "let_go",
+        "fill_as_log",
+    }
 }
 
 

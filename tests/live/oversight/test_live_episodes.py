@@ -158,7 +158,7 @@ def test_log_when_a_viewer_is_slow_for_long_does_not_grow_with_the_packets(lines
     assert [line["event"] for line in told] == ["play started", "viewer slow", "viewer recovered"]
     assert {line["peer"] for line in told} == {"192.0.2.1:40001"}
     assert {line["stream"] for line in told} == {"live/room"}
-    assert "limit 8192" in told[1]["cause"]
+    assert "limit 8.0 KiB" in told[1]["cause"]
     assert "queued" in told[1]["why"]
     assert told[2]["dropped"]["inter"] > 0
 
@@ -166,7 +166,7 @@ def test_log_when_a_viewer_is_slow_for_long_does_not_grow_with_the_packets(lines
 @pytest.mark.parametrize(
     ("limits", "settings", "reason", "words"),
     [
-        (Limits.parse("4KiB,0", "8KiB,0"), SenderSettings(), CloseReason.HARD_LIMIT, "limit 8192"),
+        (Limits.parse("4KiB,0", "8KiB,0"), SenderSettings(), CloseReason.HARD_LIMIT, "limit 8.0 KiB"),
         (Limits.parse("0,0,100s", "0,0,200s"), SenderSettings(stuck_s=3.0), CloseReason.STUCK, "the limit is 3 s"),
         (
             Limits.parse("1KiB,0", "0,0", "1,0"),
