@@ -76,6 +76,7 @@ class ObjectDiffusion:
         self.last: Final = self._registry.last
         self._inbound: dict[PeerId, Inbound] = {}
         self._outbound: set[Outbound] = set()
+        self._walking: Final = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()  # those that serve or fetch
         self._closed = False
 
@@ -172,7 +173,7 @@ class ObjectDiffusion:
 
     async def _serve(self, stream: Stream, guard: Guard | None) -> None:
         most = self.policy.max_num_objects_outstanding
-        outbound = Outbound(stream, self.pool, max_outstanding=most, guard=guard)
+        outbound = Outbound(stream, self.pool, max_outstanding=most, guard=guard, walking=self._walking)
         self._outbound.add(outbound)
         try:
             await outbound.run()

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import deque
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from glob import escape
 from itertools import islice
 from typing import Final, Protocol
@@ -64,11 +65,29 @@ MOST_TOPICS: Final = 4096
 """Topics that a client may want at a time: four times as many as a node has streams."""
 MOST_PATTERNS: Final = 64
 """Of them those that stand for several, with ``*``, ``?`` or ``[``: each is tried with each topic of the pool."""
+MOST_WILD: Final = 8
+"""Such signs of one pattern: one of 500 takes 50 ms to read, and none that anybody means has more than a few."""
 _TOPICS_KNOWN: Final = 16_384
 _WALK_REST_S: Final = 0.02
 """After a walk through the pool for topics that are new to a client: 7000 objects take 2 ms, and it may ask for another
 with 30 octets."""
+_WALK_REST: Final = 3.0
+"""How long all clients of a node rest after a walk of one, in times of how long it took: a quarter of the thread is
+what they get, however many they are."""
 _ESCAPED: Final = re.compile(r"\[([*?[])\]")
+
+
+def check_pattern(topic: str) -> None:
+    """Check that a pattern of topics costs little.
+
+    Raises:
+        LimitExceededError: it does not.
+    """
+    wild = sum(map(topic.count, "*?["))
+    if wild > MOST_WILD:
+        raise LimitExceededError(
+            "wildcards", wild, MOST_WILD, f"a pattern of topics has {wild} of * ? and [, the limit is {MOST_WILD}"
+        )
 
 
 class Guard(Protocol):
@@ -93,6 +112,7 @@ class Outbound:
         pool: what there is to announce.
         max_outstanding: most ids that may be unacknowledged; the same at both ends.
         guard: says what the peer may have. None: everything.
+        walking: held by the one client of a node that goes through the pool.
 
     Attributes:
         announced_count: ids announced so far.
@@ -100,10 +120,19 @@ class Outbound:
         sent_bytes: octets of them.
     """
 
-    def __init__(self, stream: Stream, pool: ObjectPool, *, max_outstanding: int, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        pool: ObjectPool,
+        *,
+        max_outstanding: int,
+        guard: Guard | None = None,
+        walking: asyncio.Lock | None = None,
+    ) -> None:
         self._guard = guard
+        self._walking = walking or asyncio.Lock()
         self._topics: set[str] | None = None  # that are wanted, by their names. None: all
-        self._patterns: set[str] = set()
+        self._patterns: dict[str, re.Pattern[str]] = {}
         self._wanted: dict[str, bool] = {}  # what was found out of topics
         self._told: dict[str, int] = {}  # by topic, the ticket up to which it was announced
         self._told_all = ZERO_TICKET  # likewise, of every topic
@@ -253,7 +282,10 @@ class Outbound:
         while True:
             self._wake.clear()
             if self._walks:
-                self._walk()
+                async with self._walking:
+                    began = time.perf_counter()
+                    self._walk()
+                    await asyncio.sleep(_WALK_REST * (time.perf_counter() - began))
                 await asyncio.sleep(_WALK_REST_S)
             announced = [] if self._stopping else self._announce(request.req_count)
             if announced or not request.blocking:
@@ -300,6 +332,8 @@ class Outbound:
                     self._ticket = entry.ticket
                 if not self._is_wanted(entry.topic):
                     continue
+                if newer and len(self._told) >= _TOPICS_KNOWN:
+                    self._forget_told()
                 self._told[entry.topic] = entry.ticket
                 if entry.object_id in self._fifo or entry.size_bytes > MAX_OBJECT_BYTES:
                     continue  # it was evicted and came again; or no reply has room for it
@@ -320,13 +354,20 @@ class Outbound:
         if self._topics is None:
             self._topics, self._told_all = set(), self._ticket
         name = _ESCAPED.sub(r"\1", topic)
-        of, topic = (self._topics, name) if escape(name) == topic else (self._patterns, topic)
-        if not message.wanted:
-            of.discard(topic)
-        elif len(of) >= (most := MOST_TOPICS if of is self._topics else MOST_PATTERNS) and topic not in of:
-            raise LimitExceededError("topics", len(of) + 1, most)
-        else:
-            of.add(topic)
+        if escape(name) == topic:
+            if not message.wanted:
+                self._topics.discard(name)
+            elif len(self._topics) >= MOST_TOPICS and name not in self._topics:
+                raise LimitExceededError("topics", len(self._topics) + 1, MOST_TOPICS)
+            else:
+                self._topics.add(name)
+        elif not message.wanted:
+            self._patterns.pop(topic, None)
+        elif topic not in self._patterns:
+            if len(self._patterns) >= MOST_PATTERNS:
+                raise LimitExceededError("topics", len(self._patterns) + 1, MOST_PATTERNS)
+            check_pattern(topic)
+            self._patterns[topic] = re.compile(translate(topic))
         self._changed_topics()
 
     def _changed_topics(self) -> None:
@@ -337,7 +378,9 @@ class Outbound:
         found = self._wanted.get(topic)
         if found is None:
             topics = self._topics
-            asked = topics is None or topic in topics or any(fnmatchcase(topic, item) for item in self._patterns)
+            asked = topics is None or topic in topics or any(item.match(topic) for item in self._patterns.values())
+            if len(self._wanted) >= _TOPICS_KNOWN:
+                self._wanted.clear()
             found = self._wanted[topic] = asked and (self._guard is None or self._guard.allows(topic))
         return found
 
@@ -345,14 +388,16 @@ class Outbound:
         """Look for what was passed of topics that are wanted now."""
         self._walks = False
         self._older.clear()
-        if len(self._told) > _TOPICS_KNOWN:
-            self._told.clear()  # of more streams than any server has: the newest are what counts
-            self._told_all = self._ticket
         for entry in self._pool.objects_after(ZERO_TICKET, MOST_TOPICS**2):
             if entry.ticket > self._ticket:
                 break
             if entry.ticket > self._told.get(entry.topic, self._told_all) and self._is_wanted(entry.topic):
                 self._older.append(entry)
+
+    def _forget_told(self) -> None:
+        """Forget what was told of more streams than any server has: the newest are what counts."""
+        self._told.clear()
+        self._told_all = self._ticket
 
     def _let_go(self, object_id: ObjectId) -> None:
         entry = self._fifo[object_id]

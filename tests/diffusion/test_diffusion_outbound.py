@@ -33,11 +33,11 @@ OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"
 class Served:
     """A server of objects a, b, c (3 octets each) and the peer that asks it."""
 
-    def __init__(self, *names, most=100, pool=None, guard=None):
+    def __init__(self, *names, most=100, pool=None, guard=None, walking=None):
         self.pool = pool_of(named(*names, size=3), identify=by_name) if pool is None else pool
         ours, theirs = memory_pair()
         self.peer = RawPeer(theirs)
-        self.outbound = Outbound(ours, self.pool, max_outstanding=most, guard=guard)
+        self.outbound = Outbound(ours, self.pool, max_outstanding=most, guard=guard, walking=walking)
         self.task = asyncio.ensure_future(self.outbound.run())
 
     def add(self, *names):
@@ -416,7 +416,7 @@ def test_client_when_it_subscribes_is_told_of_that_and_of_what_was_passed():
         await peer.hears(f"82 02 9F {name_of('b2')} FF")
         await peer.says("83 06 F5 43 5B 61 5D  84 01 F4 00 09")  # a again, as a pattern
         await peer.hears(f"82 02 9F {name_of('a2')} FF")
-        assert (served.outbound._topics, served.outbound._patterns) == ({"b"}, {"[a]"})
+        assert (served.outbound._topics, list(served.outbound._patterns)) == ({"b"}, ["[a]"])
         await peer.says("82 03 9F 42 61 32 42 62 31 FF")
         await peer.hears("82 04 9F 44 62 31 2F 00 44 61 32 2F 00 FF")  # in the order of announcement (OD-22)
         served.task.cancel()
@@ -431,7 +431,7 @@ def test_topic_when_its_name_has_wild_letters_is_no_pattern():
         served = Served(pool=lettered(b"a1"))
         await served.peer.says("81 00  83 06 F5 48 78 5B 2A 5D 5B 3F 5D 62  84 01 F5 00 09")
         await served.peer.hears_nothing()
-        assert (served.outbound._topics, served.outbound._patterns) == ({"x*?b"}, set())
+        assert (served.outbound._topics, served.outbound._patterns) == ({"x*?b"}, {})
         served.task.cancel()
 
     in_virtual_time(run())
@@ -447,6 +447,50 @@ def test_client_when_it_wants_more_topics_than_it_may_is_ended(monkeypatch, patt
         await served.peer.says("81 00" + "".join(f"83 06 F5 42 6{n} {'2A' if pattern else '61'}" for n in (1, 2, 2, 3)))
         with pytest.raises(LimitExceededError, match="topics"):
             await served.ends()
+
+    in_virtual_time(run())
+
+
+def test_pattern_when_it_has_many_wild_letters_ends_its_client():
+    """To read one of 500 stars takes 50 ms, and 64 clients may bring 64 each."""
+
+    async def run():
+        served = Served(b"a")
+        await served.peer.says("81 00  83 06 F5 49" + " 2A" * 9)
+        with pytest.raises(LimitExceededError, match="9 of"):
+            await served.ends()
+
+    in_virtual_time(run())
+
+
+def test_clients_when_they_change_what_they_want_go_through_the_pool_one_by_one():
+    """Who subscribes for ever takes turns with all others, and each turn is followed by a rest of all."""
+
+    async def run():
+        turn = asyncio.Lock()
+        await turn.acquire()
+        served = Served(pool=lettered(b"a1", b"b1"), walking=turn)
+        await served.peer.says("81 00  83 06 F5 41 61  84 01 F5 00 09")
+        await served.peer.hears(f"82 02 9F {name_of('a1')} FF")
+        await served.peer.says("83 06 F5 41 62  84 01 F4 00 09")  # b, too, of which something was passed
+        await served.peer.hears_nothing()
+        turn.release()
+        await served.peer.hears(f"82 02 9F {name_of('b1')} FF")
+        served.task.cancel()
+
+    in_virtual_time(run())
+
+
+def test_server_when_there_are_ever_new_topics_forgets_the_old_ones(monkeypatch):
+    """A client that never changes what it wants is told of streams for months."""
+    monkeypatch.setattr(outbound_module, "_TOPICS_KNOWN", 2)
+
+    async def run():
+        served = Served(pool=lettered(b"a1", b"b1", b"c1", b"d1", b"e1"))
+        await served.peer.says("81 00  84 01 F5 00 09")
+        await served.peer.hears("82 02 9F" + "".join(f" {name_of(f'{name}1')}" for name in "abcde") + " FF")
+        assert (len(served.outbound._told), len(served.outbound._wanted)) == (1, 1)
+        served.task.cancel()
 
     in_virtual_time(run())
 

@@ -40,9 +40,9 @@ from flowctl.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
 from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.diffusion.diffusion import ObjectDiffusion
 from flowctl.diffusion.objects import PeerId
-from flowctl.diffusion.outbound import MOST_PATTERNS
+from flowctl.diffusion.outbound import MOST_PATTERNS, check_pattern
 from flowctl.diffusion.streams.tcp import StreamSession, connect_stream
-from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
+from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.fieldtypes import check_fields
 from flowctl.live.server import LiveServer
 from flowctl.loop.tls import with_tls
@@ -110,6 +110,11 @@ class EdgeConfig:
                 f"{len(self.streams)} patterns of streams are given, origins take {MOST_PATTERNS}",
                 hint="a pattern may stand for many streams, as live/* does",
             )
+        for pattern in self.streams:
+            try:
+                check_pattern(pattern)
+            except LimitExceededError as error:
+                raise ConfigError(f"{pattern!r:.100} is no pattern of streams: {error}") from error
         if not 1 <= self.redundancy <= 8:
             raise ConfigError(f"redundancy is {self.redundancy}, it must be 1 to 8")
 
