@@ -50,6 +50,8 @@ _FRAMES_PIECE_BYTES: Final = 512
 """Octets of a WebSocket player parsed at a time: some 85 of the smallest frames, 2 ms of work."""
 _PIPELINED: Final = 16
 """Answers that may wait for a client before the next of its requests is looked at."""
+_PIPELINED_BYTES: Final = 64 * 1024
+"""What they may come to, but for the last: sixteen parts of files would be megabytes for a read of 2 kB."""
 CONNECTION_COST: Final = 0.125
 """Of its address's rate of new ones, what a connection takes: browsers and proxies open one for a request or two."""
 _TLS: Final = b"\x16"
@@ -95,6 +97,7 @@ class HttpSession(ViewerSession):
     __slots__ = (
         *(
             "_advancing",
+            "_answer_bytes",
             "_answers",
             "_asked",
             "_body_bytes",
@@ -119,7 +122,7 @@ class HttpSession(ViewerSession):
         self._head: h11.Request | None = None  # of the request whose body is read
         self._body_bytes = 0  # of it, so far
         self._requests = 0
-        self._answers = 0  # that may wait for the client
+        self._answers = self._answer_bytes = 0  # that may wait for the client
         self._exchange: Exchange | None = None  # that is being answered
         self._asked: _Asked | None = None
         self._flv: FlvPlay | None = None  # the answer is a stream
@@ -244,8 +247,8 @@ class HttpSession(ViewerSession):
         if not self._half_closed and connection.turn_over():
             connection.receiver.trigger_input()
             return False
-        if self._answers >= _PIPELINED:
-            self._answers = 0
+        if self._answers >= _PIPELINED or self._answer_bytes >= _PIPELINED_BYTES:
+            self._answers = self._answer_bytes = 0
             if not connection.writable:
                 connection.when_drained(self._go_on_soon)
                 return False
@@ -327,6 +330,7 @@ class HttpSession(ViewerSession):
     def _send_event(self, event: h11.Event) -> None:
         data = None if self._http is None else self._http.send(event)
         if data:
+            self._answer_bytes += len(data)
             self.connection.sender.send(data, MessageClass.DATA, droppable=False)
 
     def begin_response(self, status: int, headers: Headers) -> None:

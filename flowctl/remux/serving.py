@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import zlib
+from collections.abc import Generator
 from email.utils import formatdate, parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
@@ -28,7 +29,8 @@ from flowctl.remux.playlist import CONTENT_TYPES, PLAYLIST
 from flowctl.rtmp.url import RtmpUrl
 
 _SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|\.m4s|-init\.mp4)")
-_PART_BYTES: Final = 256 * 1024
+_PART_BYTES: Final = 64 * 1024
+"""What waits of a body for a client that does not read: 32 MiB for 512 of them."""
 _PLAYLIST_BYTES: Final = 256 * 1024
 """A playlist of 100 segments has 10 KiB."""
 _SEGMENT_CACHE: Final = "max-age=3600"
@@ -119,27 +121,39 @@ def _opened(folder: Path, app: str, name: str) -> int:
 def _give_playlist(exchange: Exchange, number: int) -> None:
     request = exchange.request
     text = os.pread(number, _PLAYLIST_BYTES, 0)
-    if request.raw_query:
-        text = _with_query(text.decode(), request.raw_query).encode()
-    tag = f'"{zlib.crc32(text):08x}-{len(text):x}"'
+    size = check = 0
+    for part in _with_query(text, request.raw_query):  # made twice and kept nowhere: a query has up to 8 KiB
+        size, check = size + len(part), zlib.crc32(part, check)
+    tag = f'"{check:08x}-{size:x}"'
     headers = [("Content-Type", CONTENT_TYPES[PLAYLIST]), ("Cache-Control", "no-cache"), ("ETag", tag)]
     if _has(request, tag):
         exchange.begin(HTTPStatus.NOT_MODIFIED, headers)
         exchange.end()
+        return
+    exchange.begin(HTTPStatus.OK, [*headers, ("Content-Length", str(size))])
+    if request.method == "HEAD" or not size:
+        exchange.end()
     else:
-        exchange.respond(HTTPStatus.OK, headers=headers, body=text)
+        _Body(exchange, _with_query(text, request.raw_query), size).give()
 
 
-def _with_query(text: str, raw_query: str) -> str:
-    """Return a playlist whose addresses have a query."""
+def _with_query(text: bytes, raw_query: str) -> Generator[bytes]:
+    """Make a playlist whose addresses have a query, if there is one, in parts."""
+    if not raw_query:
+        yield from (text[at : at + _PART_BYTES] for at in range(0, len(text), _PART_BYTES))
+        return
     query = "?" + raw_query.replace('"', "%22")
-    lines = []
-    for line in text.splitlines():
+    made = ""
+    for line in text.decode().splitlines():
         if line.startswith("#EXT-X-MAP:"):
-            lines.append(line.removesuffix('"') + query + '"')
+            made += line.removesuffix('"') + query + '"\n'
         else:
-            lines.append(line if line.startswith("#") or not line else line + query)
-    return "\n".join(lines) + "\n"
+            made += (line if line.startswith("#") or not line else line + query) + "\n"
+        if len(made) >= _PART_BYTES:
+            yield made.encode()
+            made = ""
+    if made:
+        yield made.encode()
 
 
 def _has(request: Request, tag: str) -> bool:
@@ -175,7 +189,17 @@ def _give_segment(exchange: Exchange, number: int, content_type: str) -> None:
         os.close(number)
         exchange.end()
         return
-    _Body(exchange, number, begin, end).give()
+    _Body(exchange, _of_file(number, begin, end), end - begin).give()
+
+
+def _of_file(number: int, begin: int, end: int) -> Generator[bytes]:
+    """Read a file in parts; its descriptor is closed whatever becomes of the connection."""
+    try:
+        while begin < end and (data := os.pread(number, min(_PART_BYTES, end - begin), begin)):
+            begin += len(data)
+            yield data
+    finally:
+        os.close(number)
 
 
 def _not_since(request: Request, changed_s: float) -> bool:
@@ -202,36 +226,38 @@ def _range(text: str, size: int) -> tuple[int, int] | None:
 
 
 class _Body:
-    """A body on its way; it has a descriptor, which is closed whatever becomes of the connection."""
+    """A body on its way.
 
-    __slots__ = ("_at", "_end", "_exchange", "_number")
+    Args:
+        exchange: what it answers.
+        parts: of the body; begun at once by `give`, and closed when the connection ends.
+        left_bytes: what they come to.
+    """
 
-    def __init__(self, exchange: Exchange, number: int, begin: int, end: int) -> None:
+    __slots__ = ("_exchange", "_left_bytes", "_parts")
+
+    def __init__(self, exchange: Exchange, parts: Generator[bytes], left_bytes: int) -> None:
         self._exchange = exchange
-        self._number = number
-        self._at, self._end = begin, end
-
-    def __del__(self) -> None:
-        self._close()  # the connection ended just before its next turn
+        self._parts = parts
+        self._left_bytes = left_bytes
 
     def give(self) -> None:
         """Send the next part, and have the one after it sent when the kernel has taken it."""
         exchange = self._exchange
         try:
-            data = os.pread(self._number, min(_PART_BYTES, self._end - self._at), self._at)
+            data = next(self._parts, b"")
         except OSError:
             data = b""  # the disk cannot read it
-        self._at += len(data)
+        self._left_bytes -= len(data)
         if data:
             exchange.write(data)
-        if self._at < self._end:
+        if self._left_bytes > 0:
             if data:
                 exchange.connection.sender.when_drained(self._go_on)
             else:
-                self._close()
                 exchange.connection.close(CloseReason.FINISHED, "a file could not be read while it was sent")
             return
-        self._close()
+        self._parts.close()
         exchange.end()
 
     def _go_on(self, taken: bool) -> None:  # noqa: FBT001 - what a waiter of a Sender is given
@@ -239,9 +265,4 @@ class _Body:
         if taken:
             self._exchange.connection.call_soon(self.give)
         else:
-            self._close()
-
-    def _close(self) -> None:
-        number, self._number = self._number, -1
-        if number >= 0:
-            os.close(number)
+            self._parts.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from flowctl.errors import FlowctlError
 from flowctl.flv import FlvReader
 from flowctl.judging.penalties import Allowance, PenaltyLimits
 from flowctl.live.hooks import LiveHooks
+from flowctl.loop.sockets import SocketOptions
 from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
 from flowctl.remux.hls import HlsSettings, HlsWriter
 from flowctl.remux.intake import Came, Ended
@@ -81,6 +83,24 @@ def test_connection_when_several_files_are_fetched_stays_open(hls):
         assert client.get("/live/room.m3u8")[2].decode() == PLAYLIST
         assert client.get("/live/room-7.m4s")[2] == SEGMENT
         assert client.get("/live/room-404.m4s")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("room-7.m4s", "Range: bytes=0-261000\r\n"), ("room-7.m4s", ""), ("many.m3u8?q=" + "a" * 7000, "")],
+)
+def test_files_when_pipelined_and_not_read_wait_in_parts(web, folder, path, headers):
+    """Of what a client asks for and does not take, the next part at most waits here, whatever it asks for."""
+    (folder / "live" / "many.m3u8").write_text("#EXTM3U\n" + PLAYLIST.partition("\n")[2] * 100)
+    hls = web(handlers=hls_handlers(folder), socket_options=SocketOptions(send_buffer_bytes=4096))
+    client = hls.client()
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.send(f"GET /live/{path} HTTP/1.1\r\nHost: h\r\n{headers}\r\n" * 15)
+    (connection,) = wait_for(hls.server.connections)
+    wait_for(lambda: connection.sender.blocked)
+    time.sleep(0.2)  # for more of it
+    assert connection.sender.statistics().load.size_bytes < 160 * 1024
+    client.close()
 
 
 @pytest.mark.parametrize(
