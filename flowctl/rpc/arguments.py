@@ -13,7 +13,7 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.printable import short
+from flowctl.printable import printable, short
 from flowctl.rpc.commands import Handler, HandlerKind, kind_of
 from flowctl.rpc.wire.frames import WRONG_ARGUMENT
 
@@ -26,6 +26,8 @@ Takes: TypeAlias = "int | tuple[int, int] | type[Any]"
 
 MOST_FAULTS: Final = 3
 """Wrong fields that one text names."""
+MOST_LISTED: Final = 1000
+"""Of more wrong fields only the number is told: Pydantic makes a list of all, 250,000 of one part take it a second."""
 
 
 class Arguments:
@@ -47,7 +49,7 @@ class Arguments:
     def __init__(self, command: str, takes: Takes) -> None:
         self._command: Final = command
         self._adapter: TypeAdapter[Any] | None = None
-        self._known: frozenset[str] | None = None  # fields of a dataclass; a model decides itself what it knows
+        self._known: frozenset[str] | None = None  # fields of a dataclass; what is Pydantic's decides itself
         self.shown: dict[str, Any] = {"parts": [1, 1]}
         kind: Any = takes
         if _is_type(kind):
@@ -58,8 +60,12 @@ class Arguments:
                 self.shown["json"] = self._adapter.json_schema()
             except (PydanticUserError, PydanticUndefinedAnnotation) as error:
                 raise LocalProtocolError(f"{command} takes {kind}, which has no form in JSON: {error}") from error
-            if is_dataclass(kind):
-                self._known = frozenset(item.name for item in fields(kind))
+            if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
+                schema = self.shown["json"]
+                schema = schema.get("$defs", {}).get(
+                    getattr(kind, "__name__", ""), schema
+                )  # where a field is of its own type
+                self._known = frozenset([*schema.get("properties", ()), *(item.name for item in fields(kind))])
             bounds: list[Any] = [1, 1]
         else:
             bounds = list(kind) if isinstance(kind, tuple) else [kind, kind]
@@ -89,6 +95,8 @@ class Arguments:
         try:
             value = adapter.validate_json(part)
         except ValidationError as error:
+            if error.error_count() > MOST_LISTED:
+                raise self._wrong(f"{error.error_count()} values are wrong") from None
             faults = error.errors(include_url=False, include_context=False)
             told = [_fault(fault["loc"], fault["msg"], fault["type"], fault["input"]) for fault in faults[:MOST_FAULTS]]
             more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
@@ -134,7 +142,7 @@ def adapter_of(kind: Any) -> TypeAdapter[Any]:
 def as_json(value: object) -> bytes | None:
     """Return a value of a dataclass or a model as a part; None: it is neither."""
     kind: Any = type(value)
-    return adapter_of(kind).dump_json(value) if _is_type(kind) else None
+    return adapter_of(kind).dump_json(value, by_alias=True) if _is_type(kind) else None
 
 
 def _is_type(kind: Any) -> bool:
@@ -143,6 +151,6 @@ def _is_type(kind: Any) -> bool:
 
 def _fault(place: tuple[int | str, ...], what: str, kind: str, given: object) -> str:
     """Return what is wrong with one field; what was given is told where it is short."""
-    name = ".".join(map(str, place))
+    name = printable(".".join(map(str, place)))  # keys of a mapping are in it
     came = "" if kind == "missing" or isinstance(given, (dict, list, bytes)) else f" (it is {short(given)})"
     return f"{name}: {what}{came}" if name else f"{what}{came}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic.dataclasses
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from flowctl.errors import LocalProtocolError, RpcError
 from flowctl.rpc.arguments import Arguments
@@ -25,6 +26,21 @@ class Kick:
 class Label(BaseModel):
     name: str = Field(max_length=3)
     numbers: list[int] = []
+
+
+@dataclass
+class Renamed:
+    count: Annotated[int, Field(alias="n")]
+    inner: Renamed | None = None
+
+
+@pydantic.dataclasses.dataclass(config=ConfigDict(extra="allow"))
+class Open:
+    count: int
+
+
+class Named(RootModel[dict[str, int]]):
+    pass
 
 
 class Given:
@@ -50,6 +66,9 @@ WRONG = {
         [b'{"name": "", "numbers": [1, "", "", "", ""]}'],
         "; and 1 more",
     ),
+    "very many": (Label, [b'{"name": "", "numbers": [' + b'"",' * 2000 + b'""]}'], "a.b: 2001 values are wrong"),
+    "for a terminal": (Named, [b'{"\\u001b[2J": "x"}'], r"a.b: \u001b[2J: Input should be a valid integer"),
+    "of another name": (Renamed, [b'{"n": 1, "m": 1}'], "a.b: 'm' is no field, it has count, inner, n"),
     "deep": (Kick, [b"[" * 100_000], "recursion limit exceeded"),
     "vast": (Kick, [b'{"peer": "x", "seconds": ' + b"9" * 100_000 + b"}"], "number out of range"),
     "no text": (Kick, [b"\xff\xfe"], "Invalid JSON"),
@@ -72,6 +91,7 @@ def test_arguments_when_they_fit_are_given_to_the_handler():
     assert Arguments("a.b", (0, 2)).read([b""]) == ()
     assert Arguments("a.b", Kick).read([b'{"peer": "x"}']) == (Kick("x", 5),)
     assert Arguments("a.b", Label).read([b'{"name": "x", "numbers": [1]}']) == (Label(name="x", numbers=[1]),)
+    assert Arguments("a.b", Open).read([b'{"count": 1, "more": 2}'])[0].count == 1
 
 
 def plain(message: Given, kick: Kick) -> object:
@@ -120,7 +140,7 @@ def test_command_when_its_type_has_no_form_in_json_is_refused():
 
 def test_value_when_sent_or_returned_is_one_part_in_json():
     """What one side is given the other one has sent: no format in between."""
-    for value in (Kick("x", 7), Label(name="y", numbers=[1, 2])):
+    for value in (Kick("x", 7), Label(name="y", numbers=[1, 2]), Renamed(1, Renamed(2))):
         assert parts_of([value, "z"]) == [octets(value), b"z"]
         assert Arguments("a.b", type(value)).read(parts_of(value)) == (value,)
     assert json.loads(octets(Kick("x", 7))) == {"peer": "x", "seconds": 7}
