@@ -385,20 +385,38 @@ def load_hooks(text: str) -> LiveHooks:
     Raises:
         ConfigError: there is none, it cannot be made without arguments, or it is no `LiveHooks`.
     """
-    module, _, name = text.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
+    make = find_hooks(text)
     try:
-        made = getattr(import_module(module), name)()
+        made = make()
     except Exception as error:
-        raise ConfigError(
-            f"hooks {text!r} cannot be used: {type(error).__name__}: {error}",
-            hint="write package.module:Name, of a class derived from flowctl.live.LiveHooks",
-        ) from error
-    finally:
-        sys.path.pop(0)
+        raise _unusable(text, error) from error
     if not isinstance(made, LiveHooks):
         raise ConfigError(f"hooks {text!r} are no LiveHooks", hint="derive the class from flowctl.live.LiveHooks")
     return made
+
+
+def find_hooks(text: str) -> Callable[[], object]:
+    """Return the class, and make nothing of it; see `load_hooks`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, name = text.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[[], object] = getattr(import_module(module), name)
+    except Exception as error:
+        raise _unusable(text, error) from error
+    finally:
+        sys.path.pop(0)
+    return found
+
+
+def _unusable(text: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"hooks {text!r} cannot be used: {type(error).__name__}: {error}",
+        hint="write package.module:Name, of a class derived from flowctl.live.LiveHooks",
+    )
 
 
 async def _awaited(found: Awaitable[object]) -> None:

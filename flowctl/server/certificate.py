@@ -72,7 +72,8 @@ class Certificate:
             except OSError:
                 found.append((0, 0, 0))
             else:
-                found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+                # The time of the change of the inode: who may read a key changes it too, and what is written.
+                found.append((status.st_ino, status.st_ctime_ns, status.st_size))
         return tuple(found)
 
     def _load(self) -> ssl.SSLContext:

@@ -61,6 +61,21 @@ def _check_target(path: Path, field: str) -> None:
         )
 
 
+def check_folder(folder: Path, field: str) -> None:
+    """See to it that files can be written in a folder, or that it can be made.
+
+    Raises:
+        ConfigError: it is a file, or it or the nearest one above it that is there is not writable; names `field`.
+    """
+    try:
+        there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+        writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:  # what is in a folder that may not be looked into
+        writable = False
+    if not writable:
+        raise ConfigError(f"{field} {folder}: nothing can be written there", hint="name a folder of your own")
+
+
 def _is_special(path: Path) -> bool:
     """Return whether something is there that is no file: a device, a pipe, a terminal."""
     return not planted(path) and path.exists() and not path.is_file() and not path.is_dir()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer, build_live_server
+from flowctl.live.hooks import find_hooks
 from flowctl.server.certificate import Certificate
 from flowctl.server.program import ServeOptions, ServerProgram
+from flowctl.text.files import check_folder, check_target
 
 
 def build(options: ServeOptions) -> LiveServer:
@@ -49,10 +54,20 @@ def build(options: ServeOptions) -> LiveServer:
 
 
 def check(options: ServeOptions) -> None:
-    """See whether a server of these options would start: its certificate, and whom it lets operate it."""
+    """See whether a server of these options would start: its files, and whom it lets operate it."""
     if not isinstance(options, LiveConfig):
         return
     options.check_start()
+    if options.limits_file is not None and not options.limits_file.exists():
+        raise ConfigError(
+            f"cannot read the limits in {options.limits_file}: no such file", hint="make one, or leave limits out"
+        )
+    if options.ban_store is not None:
+        check_target(options.ban_store, "ban_store")
+    if options.events.folder:
+        check_folder(Path(options.events.folder), "events")
+    if options.hooks:
+        find_hooks(options.hooks)
     if options.tls_certificate is not None and options.tls_key is not None:
         Certificate(options.tls_certificate, options.tls_key)
     if options.control_addresses:

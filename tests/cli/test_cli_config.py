@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -68,6 +69,10 @@ def test_check_when_a_file_is_wrong_names_it(run, one, said):
         ('rtmps = "127.0.0.1:8443"', "TLS needs a certificate"),
         ('http = "127.0.0.1:1935"', "http and rtmp both listen on 127.0.0.1:1935"),
         ('origin = "127.0.0.1:1936"\nworkers = 2', "cannot be an origin"),
+        ('ban_store = "gone/bans.sqlite"', "ban_store .*: there is no folder"),
+        ('hooks = "no_such_module:Hooks"', "hooks 'no_such_module:Hooks' cannot be used"),
+        ('limits = "gone.toml"', "cannot read the limits in .*gone.toml"),
+        ('events = "one.toml/records"', "events .*: nothing can be written there"),
     ],
 )
 def test_file_when_a_server_would_not_start_with_it_is_refused_by_check_and_by_reload(run, text, said, tmp_path):
@@ -79,7 +84,7 @@ def test_file_when_a_server_would_not_start_with_it_is_refused_by_check_and_by_r
         source.read(f"{text}\n")
     result = run("check", "one.toml", one=f"{text}\n")
     assert isinstance(result.exception, ConfigError)
-    assert said in str(result.exception)
+    assert re.search(said, str(result.exception))
 
 
 def test_show_when_asked_for_a_stream_has_value_and_source_of_each(run, monkeypatch):

@@ -402,6 +402,17 @@ def test_certificate_when_the_key_has_a_pass_phrase_is_refused_without_asking(pa
         Certificate(pair.certificate, pair.key)
 
 
+def test_key_when_its_mode_is_mended_is_taken_again(pair):
+    """Who forgot it and ran ``chmod 600`` is not told of it for good: nothing but the mode has changed."""
+    certificate = Certificate(pair.certificate, pair.key)
+    pair.key.chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644"):
+        certificate.look()
+    pair.key.chmod(0o600)
+    assert certificate.look()
+    assert certificate.fault == ""
+
+
 def test_old_versions_of_tls_when_a_client_knows_no_other_are_refused(make, pair):
     """TLS 1.1 and before are not spoken."""
     server = make()
