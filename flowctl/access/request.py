@@ -75,8 +75,8 @@ class Why(enum.Enum):
         return self in {Why.UNAUTHORIZED, Why.FORBIDDEN}
 
 
-EXPIRED: Final = "The token has expired."
-"""What is said of a proof that was good once."""
+NOT_GENUINE: Final = "The token is not one for this."
+"""What is said of a token that somebody may have made up; of others it is said in other words why they are not good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class Refusal:
     Args:
         text: what the client is told; without a secret.
         why: as which status.
-        guess: whether the client may have guessed; not where its proof was good once, or its network may not.
+        guess: whether the client may have guessed; not where it brought no proof, or one that is genuine and not good
+            here or now, nor where its network may not.
 
     Raises:
         ConfigError: a value has another type.

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from flowctl.access.keys import KeyFile
-from flowctl.access.request import EXPIRED, Kind, LiveRequest, Refusal, Why
+from flowctl.access.request import NOT_GENUINE, Kind, LiveRequest, Refusal, Why
 from flowctl.access.tokens import SecretFile
 from flowctl.access.webtokens import WebTokenKey
 from flowctl.addresses import Network
@@ -28,6 +28,7 @@ _MOST_LEEWAY_S: Final = 3600.0
 _MOST_HOOK_S: Final = 60.0
 _MOST_HOOKS: Final = 8
 _NOT_FROM_THERE: Final = Refusal("This is not allowed from your address.", guess=False)
+_WRONG_KEY: Final = "The stream key is wrong."
 _UNCHECKED: Final = Refusal("The server cannot check this proof.", Why.UNAVAILABLE)
 
 
@@ -208,7 +209,9 @@ class Access:
             unchecked |= fault is _NOTHING_TO_CHECK
             if not said or _tries(proof, request):
                 said = fault
-        return _UNCHECKED if unchecked and len(proofs) == 1 else Refusal(said, Why.UNAUTHORIZED, guess=said != EXPIRED)
+        if unchecked and len(proofs) == 1:
+            return _UNCHECKED
+        return Refusal(said, Why.UNAUTHORIZED, guess=said in {_WRONG_KEY, NOT_GENUINE})
 
     def _fault(self, proof: Proof, request: LiveRequest, now_s: float) -> str | None:
         query, kind, stream = request.query, request.kind, request.stream
@@ -216,7 +219,7 @@ class Access:
             tried = [query.get(name, "") for name in KEY_PARAMETERS] + [request.bearer]
             if self.keys.allows(tried, kind, stream):
                 return None
-            return "The stream key is wrong." if any(tried) else "A stream key is needed."
+            return _WRONG_KEY if any(tried) else "A stream key is needed."
         if proof is Proof.TOKEN and self.token_secrets is not None:
             return self.token_secrets.fault(query, kind, stream, request.peer[0], now_s, self.leeway_s)
         if proof is Proof.JWT and self.jwt_key is not None:

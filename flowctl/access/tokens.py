@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flowctl.access.request import EXPIRED, Kind
+from flowctl.access.request import NOT_GENUINE, Kind
 from flowctl.errors import ConfigError
 from flowctl.text.private import check_private
 
@@ -84,9 +84,9 @@ class SecretFile:
             expected = sign(secret, kind, stream, int(expires), bound)
             good |= hmac.compare_digest(expected.encode(), token.encode("utf-8", "surrogatepass"))
         if not good or str(int(expires)) != expires:
-            return "The token is not one for this."
+            return NOT_GENUINE
         if now_s > int(expires) + leeway_s:
-            return EXPIRED
+            return "The token has expired."
         if bound and not _within(address, bound):
             return "The token is one for another address."
         return None

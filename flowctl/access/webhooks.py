@@ -56,7 +56,8 @@ _ACTIONS: Final[dict[Kind, tuple[str, str]]] = {
     "play": ("on_play", "on_stop"),
 }
 _SAYS_NO: Final = {401: Why.UNAUTHORIZED, 403: Why.FORBIDDEN}
-"""Statuses that decide. Others, 404 among them, come of a wrong address or a server in trouble as well."""
+"""Statuses that decide. Others, 404 among them, come of a wrong address or a server in trouble as well. 401 alone says
+that the client may have guessed: another no may be that the show is over, for a crowd whose tokens were all good."""
 _REFUSED: Final = "The server's hook does not allow this."
 _FAILED: Final = Refusal("The server could not ask whether to allow this.", Why.UNAVAILABLE)
 _SERVER_ID: Final = f"vid-{secrets.token_hex(4)}"
@@ -104,7 +105,7 @@ def read_answer(status: int, body: bytes) -> Refusal | None:
         _NoAnswerError: it has not.
     """
     if status in _SAYS_NO:
-        return Refusal(_REFUSED, _SAYS_NO[status])
+        return Refusal(_REFUSED, _SAYS_NO[status], guess=_SAYS_NO[status] is Why.UNAUTHORIZED)
     if status != 200:
         raise _NoAnswerError(f"status {status}")
     try:
@@ -115,7 +116,7 @@ def read_answer(status: int, body: bytes) -> Refusal | None:
         value = value.get("code")
     if not isinstance(value, int) or isinstance(value, bool):
         raise _NoAnswerError("no code")
-    return Refusal(_REFUSED) if value else None
+    return Refusal(_REFUSED, guess=False) if value else None
 
 
 class WebHooks:

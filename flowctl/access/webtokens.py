@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.access.request import EXPIRED, Kind, Use
+from flowctl.access.request import NOT_GENUINE, Kind, Use
 from flowctl.access.tokens import read_private
 from flowctl.errors import ConfigError
 from flowctl.printable import short
@@ -51,9 +51,9 @@ class WebTokenKey:
         try:
             claims = self._claims(token, leeway_s)
         except jwt.ExpiredSignatureError:
-            return EXPIRED
+            return "The token has expired."
         except Exception:  # noqa: BLE001 - whatever a stranger's text does to the library, the answer is no
-            return "The token is not one for this."
+            return NOT_GENUINE
         if kind not in _texts(claims.get("actions")):
             return f"The token is not one to {kind}."
         if not any(fnmatchcase(stream, pattern) for pattern in _texts(claims.get("streams"))):

@@ -105,6 +105,25 @@ def test_key_is_found_wherever_clients_put_it(tc_url, app, name, kind):
     assert ask(access, kind, url=wrong) == ("The stream key is wrong.", Why.UNAUTHORIZED)
 
 
+@pytest.mark.parametrize(
+    ("query", "guess"),
+    [
+        ("", False),
+        ("now=1798758000", False),
+        ("key=wrong", True),
+        (signed_query(SECRET, "play", "live/room", 4_000_000_000, "192.0.2.9"), False),
+        (signed_query(SECRET, "play", "live/room", 1_000), False),
+        ("expires=4000000000&token=guessed", True),
+    ],
+)
+def test_refusal_when_nothing_was_made_up_is_of_no_guess(query, guess):
+    """A crowd whose tokens were good, or that brings none, guesses nothing, however many they are."""
+    access = Access(play_auth=(Proof.KEY, Proof.TOKEN), keys=KEYS, token_secrets=SECRETS)
+    url = parse_url(f"rtmp://h/live/room?{query}")
+    request = LiveRequest(kind="play", connection=1, peer=("192.0.2.7", 5), url=url)
+    assert access.check(request, 2_000_000_000.0).guess is guess
+
+
 def test_proof_is_asked_for_where_it_is_set_and_nowhere_else():
     """A server may want keys of publishers and let everybody play."""
     access = Access(publish_auth=(Proof.KEY,), keys=KEYS)

@@ -82,10 +82,11 @@ def test_answer_of_zero_allows(hooks, server, body):
     ],
 )
 def test_answer_that_refuses_does_so_whatever_failures_do(hooks, server, answer, why, failure):
-    """A number that is not 0, or a status that says no: that is a decision."""
+    """A number that is not 0, or a status that says no: that is a decision, and 401 alone tells of a guess."""
     server.answer = lambda _: answer
     refusal = ask(hooks, asks(server.url(), hook_failure=failure))
     assert (refusal.why, refusal.text) == (why, "The server's hook does not allow this.")
+    assert refusal.guess is (why is Why.UNAUTHORIZED)
 
 
 def _redirect(server):
