@@ -481,6 +481,21 @@ def test_clients_when_they_change_what_they_want_go_through_the_pool_one_by_one(
     in_virtual_time(run())
 
 
+@pytest.mark.parametrize("word", ["83 06 F4 41 61", "82 07 41 61"], ids=["unsubscribe", "prove"])
+def test_client_when_it_says_much_that_needs_no_answer_rests(word, monkeypatch):
+    """After some each takes its time: 40,000 of them held all others for seconds."""
+    monkeypatch.setattr(outbound_module, "MOST_TOPICS", 100)
+
+    async def run():
+        served = Served(b"a")
+        began = asyncio.get_running_loop().time()
+        await served.peer.says("81 00" + word * 300 + "81 05")
+        await served.task
+        assert asyncio.get_running_loop().time() - began > 1.9
+
+    in_virtual_time(run())
+
+
 def test_server_when_there_are_ever_new_topics_forgets_the_old_ones(monkeypatch):
     """A client that never changes what it wants is told of streams for months."""
     monkeypatch.setattr(outbound_module, "_TOPICS_KNOWN", 2)
