@@ -31,7 +31,7 @@ from flowctl.httpd.limits import HttpLimits
 from flowctl.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
-from flowctl.live.playing import Playing, ViewerSession, refusal_word
+from flowctl.live.playing import Playing, ViewerSession, is_stun, refusal_word
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
@@ -298,7 +298,8 @@ class HttpSession(ViewerSession):
             self._over_limit(status, "header_bytes", self._limits.header_bytes + 1)
             return
         if not self._requests and self._http is not None:  # TLS is what a browser sends for https://
-            self.harmless = self._http.trailing_data[0].startswith(_TLS)
+            began = self._http.trailing_data[0]
+            self.harmless = began.startswith(_TLS) or is_stun(began)
         self._refuse_all(error.error_status_hint, str(error), CloseReason.PROTOCOL_ERROR)
 
     def _over_limit(self, status: int, limit: str, value: float) -> None:

@@ -25,7 +25,7 @@ from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, TINY_BYTES, TINY_TIMES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
-from flowctl.live.playing import Playing, ViewerSession, refusal_word
+from flowctl.live.playing import Playing, ViewerSession, is_stun, refusal_word
 from flowctl.live.publishing import Publishing
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
@@ -305,7 +305,7 @@ class LiveSession(ViewerSession):
         except RemoteProtocolError as error:
             if isinstance(error, LimitExceededError):
                 self._ended_by(error)
-            elif error.code in _FOREIGN and bytes(data[:4]).startswith(_BY_BROWSERS):
+            elif error.code in _FOREIGN and (bytes(data[:4]).startswith(_BY_BROWSERS) or is_stun(bytes(data[:8]))):
                 self.harmless = True
             raise
         finally:

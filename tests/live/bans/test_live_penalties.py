@@ -193,11 +193,15 @@ def test_header_of_a_proxy_when_nobody_trusts_it_punishes_who_sent_it():
 
 
 def test_browser_when_a_page_sends_it_to_the_port_of_rtmp_is_not_punished():
-    """A page can have its visitors' browsers ask for a picture there, with TLS and without, as often as it likes."""
+    """A page can have its visitors' browsers ask for a picture there, with TLS and without, or take it for TURN."""
     penalties = PenaltyLimits(connections=Allowance(3, 600))
     with open_live_server(penalties=penalties, admission=FAST) as server:
         for number in range(60):
-            said = b"\x16\x03\x01\x00\x05" if number % 2 else b"GET /x.png HTTP/1.1\r\nHost: x\r\n\r\n"
+            said = (
+                b"\x16\x03\x01\x00\x05",
+                b"GET /x.png HTTP/1.1\r\nHost: x\r\n\r\n",
+                bytes.fromhex("000300082112a442") + b"a" * 12 + bytes.fromhex("0019000411000000"),  # TURN, Allocate
+            )[number % 3]
             with (
                 contextlib.suppress(ConnectionError),
                 socket.create_connection(server.address, timeout=20, source_address=(ABUSER, 0)) as sock,
