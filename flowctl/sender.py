@@ -1782,8 +1782,11 @@ class Sender:
                 return now
             since = max(self._progress_at, cursor.joined_at)  # a stall from before does not count against a new log
             slow = self._slow
-            # A kernel that was told to take less ahead may take nothing for as long as it sends what it has.
-            return max(since, slow.drain.taken_at) if slow is not None and slow.ahead_bytes else since
+            # A kernel that was told to take less ahead may take nothing for as long as it sends what it has; and a few
+            # bytes at a time, each time it is asked, of what no peer takes.
+            if slow is not None and slow.ahead_bytes:
+                since = max(cursor.joined_at, slow.drain.waits_since(now))
+            return since
         load = self._load_locked(now)
         return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
 

@@ -142,6 +142,14 @@ class DrainMeter:
         """Return whether the peer has taken nothing for `STALL_S` although something waited."""
         return self._waits and now - self._part_at >= STALL_S
 
+    def waits_since(self, now: float) -> float:
+        """Return since when something has waited of which the peer took nothing, in seconds; `now`: nothing has."""
+        return self._part_at if self._waits else now
+
+    def flows(self, now: float) -> bool:
+        """Return whether the rate has no pause in it as long as its window: one lets it fall to a hundredth."""
+        return now - self.waits_since(now) < _WINDOW_S and all(seconds < _WINDOW_S for seconds, _ in self._parts)
+
 
 class DelayMeter:
     """Delay of one peer, from samples of what was written and what is left; pure but for the caller's figures."""

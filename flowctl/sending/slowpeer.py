@@ -282,7 +282,8 @@ class SlowPeer:
 
         What would be late is left out for it. So what is old is on its way, or waits behind what is: by our choice, or
         because the kernel was given that before the viewer lagged. Only a time in which it took nothing is its own. Its
-        own messages, which nobody leaves out, are counted as old as they are, up to the time that they take themselves.
+        own messages, which nobody leaves out, are counted as old as they are, up to the time that they take themselves
+        at a rate without a pause.
 
         Args:
             load: what counts otherwise.
@@ -290,7 +291,7 @@ class SlowPeer:
             now: time in seconds.
         """
         age_ms = (now - self.drain.taken_at) * 1000
-        if len(own) and self.drain.rate and (since := own.oldest_at) is not None:
+        if len(own) and self.drain.rate and self.drain.flows(now) and (since := own.oldest_at) is not None:
             age_ms = max(age_ms, min(now - since, own.size_bytes / self.drain.rate) * 1000)
         return Load(load.size_bytes, load.messages, min(load.age_ms, age_ms))
 

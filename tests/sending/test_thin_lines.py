@@ -6,7 +6,7 @@ import random
 
 import hypothesis.strategies as st
 import pytest
-from flow_kit import AUDIO, INTER, KEY
+from flow_kit import AUDIO, DATA, INTER, KEY, OWN, frame
 from hypothesis import given, settings
 from slow_kit import RATE, Scene
 
@@ -111,3 +111,34 @@ def test_radio_when_a_line_carries_less_fills_the_kernel_with_a_second_of_it(sha
     assert not scene.viewer.host.closed
     assert max(late) < 5.0
     assert bool(scene.sender.statistics().dropped) is (share < 1)
+
+
+def small_stream(seconds, rate, gop_s, key_share, fps):
+    """Return (time, class, size) of a small stream with sound in pieces of 261 bytes."""
+    count, video = int(gop_s * fps), (rate - 11_250) * gop_s
+    sizes = {KEY: int(video * key_share), INTER: int(video * (1 - key_share) / (count - 1))}
+    pictures = [(number / fps, INTER if number % count else KEY) for number in range(int(seconds * fps))]
+    sound = [(number / 43, AUDIO, 261) for number in range(int(seconds * 43))]
+    return sorted([(at, item, sizes[item]) for at, item in pictures] + sound)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1])
+def test_viewer_that_takes_nothing_any_more_is_closed_although_its_kernel_takes_a_little_now_and_then(share):
+    """Headers of a few bytes, one each time it is asked, fit below its mark for minutes: that is no progress."""
+    scene = Scene(lambda now: share if now < 15 else 0.0, limits=limits_of(8))
+    joins(scene, small_stream(45, 37_500, 2.0 if share < 0.1 else 4.0, 0.5, 5), 1.0, 45)
+    assert [reason.value for reason, _ in scene.viewer.host.closed] in (["hard limit"], ["stuck"])
+
+
+def test_viewer_with_messages_of_its_own_when_its_line_pauses_is_not_closed_as_it_goes_on():
+    """They wait behind a key frame; the rate right after a pause says that they would take minutes by themselves."""
+    scene = Scene(lambda now: 0.0 if 12 <= now < 14.4 else 0.2, limits=limits_of(4))
+    messages, at, sent = thin_stream(18, 10.0, 0.8), 9.5, 0
+    scene.run([message for message in messages if message[0] < at], at)
+    while scene.now < 18:
+        sent += 1
+        scene.sender.send(frame(OWN, DATA, sent, 200), DATA)
+        scene.run([message for message in messages if at <= message[0] < at + 0.05], at + 0.05)
+        at += 0.05
+    scene.check()
+    assert not scene.viewer.host.closed
