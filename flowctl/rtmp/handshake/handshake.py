@@ -85,6 +85,10 @@ class _Role(NamedTuple):
     check_version: Callable[[int], None]
 
 
+_STUN: Final = b"\x21\x12\xa4\x42"
+"""Magic cookie of RFC 8489, behind type and length: what browsers send to a TURN server that a page names."""
+
+
 def _check_client_version(version: int) -> None:
     """Refuse a client that speaks something else; see the theory of operation."""
     if version in _RTMPE_VERSIONS:
@@ -231,6 +235,8 @@ class Handshake:
         packet = bytes(self._buffer[:wanted])
         del self._buffer[:wanted]
         if self._step is _Step.VERSION:
+            if packet[0] == 0 and self._buffer[3:7] == _STUN:
+                raise RemoteProtocolError("this is STUN, RTMP begins with 0x03", code="not-rtmp")
             self._role.check_version(packet[0])
             self._step = _Step.FIRST
             return b""

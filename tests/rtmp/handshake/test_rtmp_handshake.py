@@ -266,3 +266,10 @@ def test_server_takes_or_refuses_any_input(data):
         assert server.failed
     else:
         assert len(out) in (0, 3073)
+
+
+def test_stun_is_refused_although_its_first_octet_could_be_a_version():
+    """A page can have browsers take our port for a TURN server's."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        Handshake.server().receive(bytes.fromhex("000300082112a442") + b"a" * 12)
+    assert caught.value.code == "not-rtmp"
