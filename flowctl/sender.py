@@ -462,6 +462,11 @@ class Sender:
         return self._blocked
 
     @property
+    def control_waits(self) -> bool:
+        """Whether control messages wait: for the end of a message in flight, or for room in the kernel."""
+        return self._outbox.backlog.control_bytes > 0
+
+    @property
     def following(self) -> StreamLog | None:
         """The stream log that is followed, or None."""
         cohort = self._cohort

@@ -212,7 +212,7 @@ def run_demo(
         report, result = watch_demo(plan, server, dashboard, table=table)
         _write_report(path, result)
         if as_json:
-            say(json.dumps({**report.as_dict(), "page": str(path), "dashboard": dashboard}))
+            say(json.dumps({**report.as_dict(), "page": str(path), "dashboard": dashboard.partition("#")[0]}))
         else:
             say("\n".join([*report.lines(), f"what the viewers measured, with plots: {path}"]))
             if dashboard:

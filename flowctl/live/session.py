@@ -103,12 +103,14 @@ class LiveSession(ViewerSession):
     __slots__ = (
         "_application",
         "_connected",
+        "_control_waited",
         "_leaves_at",
         "_piece_bytes",
         "_publishing",
         "_question",
         "_rate",
         "_rtmp",
+        "_seen_bytes",
         "_user",
         "ingest",
     )
@@ -118,6 +120,7 @@ class LiveSession(ViewerSession):
         super().__init__(hub)
         self._rtmp = ServerSession(hub.config.rtmp, now=now)
         self._publishing = _NO_PUBLISHING  # by message stream id
+        self._seen_bytes, self._control_waited = 0, False  # at the last look at the time: sent, and what waited
         self._leaves_at: float | None = None  # when it is closed, unless it publishes or plays: its publish was refused
         self._piece_bytes = _SMALLEST_PIECE
         self._question: _Asked | None = None  # a publish or play that a hook decides
@@ -258,11 +261,20 @@ class LiveSession(ViewerSession):
             # A tick would let out what is held. Whether the peer is there is the Sender's to find out meanwhile.
             self._arm()
         else:
-            self._take(lambda _, now: self._rtmp.tick(now))
+            self._tick(now)
         if self._publishing:
             for publishing in tuple(self._publishing.values()):
                 self._check(publishing.check_silence, now)
             self._arm()
+
+    def _tick(self, now: float) -> None:
+        """Look at limits of time; a ping that waited behind what the peer still takes is answered later."""
+        sender = self.connection.sender
+        sent_bytes, waits = sender.account(rows=False).bytes_sent, sender.control_waits
+        if (waits or self._control_waited) and sent_bytes != self._seen_bytes:
+            self._rtmp.ping_waits(now)
+        self._seen_bytes, self._control_waited = sent_bytes, waits
+        self._take(lambda _, now: self._rtmp.tick(now))
 
     def _check(self, check: Callable[[float], None], now: float) -> None:
         """Run a check of a message stream, which tells the peer of the limit that it raises."""

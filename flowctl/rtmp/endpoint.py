@@ -319,6 +319,11 @@ class Endpoint:
         self.last_input = now
         self._phase_since = now
 
+    def ping_waits(self, now: float) -> None:
+        """Count the time for an answer from `now` on: the ping still waits here, behind a large message."""
+        if self._awaits_sign():
+            self._ping_at = now
+
     def tick(self, limit: tuple[str, float], now: float) -> None:
         """Hold the peer to the limit on the present phase; ping one that is silent, and give up if it stays so.
 

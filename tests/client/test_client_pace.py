@@ -84,7 +84,7 @@ def test_loop_when_tracks_end_at_different_times():
 
 def test_loop_when_headers_repeat():
     """Metadata and unchanged codec configuration are sent once, changed configuration again."""
-    changed = CONFIG._replace(timestamp=80, payload=CONFIG.payload[:-1] + b"\x20")
+    changed = CONFIG._replace(timestamp=80, payload=CONFIG.payload[:-1] + b"\x21")
     source = [META, CONFIG, key(0), inter(40), changed, key(80)]
     classes = [timed.message_class for timed in itertools.islice(Timeline(source, loop=True), 12)]
     header, key_frame, other = MessageClass.HEADER, MessageClass.KEY, MessageClass.INTER

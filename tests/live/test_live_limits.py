@@ -329,6 +329,24 @@ def test_type_when_video_of_another_stream_is_ignored(world):
     assert viewer.payloads == [AVC_HEADER, AAC_HEADER, key(b"k")]
 
 
+def test_viewer_when_a_ping_waits_behind_a_key_frame_has_its_time_once_that_is_through():
+    """On a line of 2 kB/s a key frame takes 100 s: the viewer cannot answer what has not left, and is not gone."""
+    world = World(sender=SenderSettings(stuck_s=0.0, soft_too_long_s=0.0))
+    publisher, viewer = world.publisher(), world.player()
+    world.run(1)
+    viewer.reads = False
+    viewer.wire.room = len(viewer.wire.down)
+    publisher.video(0, key(b"k", 200_000))
+    ends = []
+    for second in range(200):
+        publisher.audio(second * 1000, audio(b"a"))
+        viewer.wire.room += 2000
+        world.run(1)
+        ends += [second] if viewer.ended and not ends else []
+    assert 125 < ends[0] < 170
+    assert "ping_silence_s" in viewer.ended[1]
+
+
 def test_connection_when_a_silent_viewer_does_not_read_is_reset():
     """A player that died is reset: an orderly end would wait in the kernel behind what it never reads."""
     world = World(sender=SenderSettings(stuck_s=0.0, soft_too_long_s=0.0))

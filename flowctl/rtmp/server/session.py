@@ -306,6 +306,10 @@ class ServerSession:
         self._endpoint.phase_start(now)
         return events
 
+    def ping_waits(self, now: float) -> None:
+        """Note that control messages still wait here: a ping among them cannot be answered before it leaves."""
+        self._endpoint.ping_waits(now)
+
     def tick(self, now: float) -> list[ServerEvent]:
         """Look at the clock: limits of time, pings, and held messages that nobody resumed.
 

@@ -114,7 +114,7 @@ def test_throttled_viewer_when_watched_turns_soft_limit_within_2_s_with_its_reas
     assert time.monotonic() - began < 2.0
     why = browser.run("return document.querySelector('#viewers .why').textContent")
     assert "bytes" in why
-    assert "limit 65536" in why
+    assert "limit 64.0 KiB" in why
     choose(browser, viewer)
     browser.wait(lambda: "SOFT_LIMIT" in browser.text("#ledger"), "the edge in the ledger")
     assert [text for text in browser.texts("#axes .label > span:last-child") if "soft 64" in text]
