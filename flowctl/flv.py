@@ -371,7 +371,7 @@ class FlvReader:
     def _check_tag(self, type_octet: int, size: int) -> None:
         position = self._consumed
         if type_octet & ~(_FILTER_BIT | _TYPE_MASK):
-            _fail(f"FLV out of step: tag type octet 0x{type_octet:02x}", position, "flv-out-of-step")
+            _fail(f"FLV out of step: tag type byte 0x{type_octet:02x}", position, "flv-out-of-step")
         if type_octet & _FILTER_BIT:
             _fail("FLV tag is encrypted (Filter bit), which is not supported", position, "flv-encrypted")
         if size > self._max_tag_bytes:

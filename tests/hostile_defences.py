@@ -72,7 +72,7 @@ DEFENCES = {
     "B01": Defence(forms=every(CUT, "largest first-bit"), **limit_hits(chunk_size_max_bytes=2)),
     "B02": Defence(forms={"": CUT}, **limit_hits(chunk_size_min_bytes=1)),
     "B03": Defence(
-        forms=every(CUT, "zero 0-octets 1-octets 2-octets 3-octets"),
+        forms=every(CUT, "zero 0-bytes 1-bytes 2-bytes 3-bytes"),
         closed={CloseReason.PROTOCOL_ERROR: 5},
         log=("Set Chunk Size of",),
     ),

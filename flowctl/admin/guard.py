@@ -111,7 +111,7 @@ class Guard:
     def _check_form(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > MOST_CALL:
-            raise _Denied(413, "TOO_LONG", f"the body may have {MOST_CALL} octets")
+            raise _Denied(413, "TOO_LONG", f"the body may have {MOST_CALL} bytes")
         if scope["method"] in _CHANGES:
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if kind != b"application/json":
@@ -143,7 +143,7 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
     size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
         # Uvicorn sees to that only where a head comes in several pieces.
-        raise _Denied(431, "TOO_LONG", f"the head of a request may have {HEAD_BYTES} octets")
+        raise _Denied(431, "TOO_LONG", f"the head of a request may have {HEAD_BYTES} bytes")
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in found and name in {b"host", b"origin", b"authorization", b"content-type", b"content-length"}:
@@ -162,7 +162,7 @@ class _Body:
         message = await self._receive()
         self._left -= len(message.get("body", b""))
         if self._left < 0:
-            raise HTTPException(413, f"the body may have {MOST_CALL} octets")
+            raise HTTPException(413, f"the body may have {MOST_CALL} bytes")
         return message
 
 

@@ -92,7 +92,7 @@ class Clients:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the clients in {self.path}: {error}", hint=_HINT) from error
         if len(data) > MOST_BYTES:
-            raise ConfigError(f"{self.path}: it has more than {MOST_BYTES} octets", hint=_HINT)
+            raise ConfigError(f"{self.path}: it has more than {MOST_BYTES} bytes", hint=_HINT)
         self._clients = parse_clients(text, str(self.path))
         self._seen = look
 

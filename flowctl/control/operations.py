@@ -365,7 +365,7 @@ def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, 
         value = {"error": error_dict(error)}
     made = _as_json(value)
     if len(made) > MOST_ANSWER:
-        message = f"the answer has {len(made)} octets, a message has up to {MOST_ANSWER}"
+        message = f"the answer has {len(made)} bytes, a message has up to {MOST_ANSWER}"
         return _as_json({"error": {"code": "TOO_LONG", "message": message, "hint": "ask for less with --limit"}})
     return made
 
@@ -381,7 +381,7 @@ def _as_json(value: Any) -> bytes:
 
 def _arguments_of(call: bytes) -> Mapping[str, object]:
     if len(call) > MOST_CALL:
-        raise ConfigError(f"the arguments have {len(call)} octets, {MOST_CALL} are allowed")
+        raise ConfigError(f"the arguments have {len(call)} bytes, {MOST_CALL} are allowed")
     if not call.strip():
         return {}
     try:

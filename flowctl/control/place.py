@@ -77,7 +77,7 @@ def make_way(path: Path) -> None:
     """
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         raise ConfigError(
-            f"the path {short(str(path))} has more than {_MOST_PATH_BYTES} octets, a socket can have no more",
+            f"the path {short(str(path))} has more than {_MOST_PATH_BYTES} bytes, a socket can have no more",
             hint=_ELSEWHERE,
         )
     check_private(path.parent)

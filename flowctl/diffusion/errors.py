@@ -71,7 +71,7 @@ class ObjectSizeWrongError(DiffusionError):
     name = "ObjectSizeWrong"
 
     def __init__(self, object_id: ObjectId, size_bytes: int, announced_bytes: int) -> None:
-        super().__init__(f"object {short_id(object_id)} has {size_bytes} octets, {announced_bytes} were announced")
+        super().__init__(f"object {short_id(object_id)} has {size_bytes} bytes, {announced_bytes} were announced")
 
 
 class AckedTooManyObjectIdsError(DiffusionError):
@@ -150,7 +150,7 @@ class RequestedTooManyBytesError(DiffusionError):
     name = "RequestedTooManyBytes"
 
     def __init__(self, size_bytes: int, maximum_bytes: int) -> None:
-        super().__init__(f"a reply of {size_bytes} octets is asked for, the limit is {maximum_bytes}")
+        super().__init__(f"a reply of {size_bytes} bytes is asked for, the limit is {maximum_bytes}")
 
 
 class ObjectInvalidError(DiffusionError):

@@ -272,7 +272,7 @@ class Inbound:
         while decoder.buffered_bytes and self._error is None:
             if not self._sent:
                 raise RemoteProtocolError(
-                    f"{decoder.buffered_bytes} octets came in state {State.IDLE.value}, where the peer may not send",
+                    f"{decoder.buffered_bytes} bytes came in state {State.IDLE.value}, where the peer may not send",
                     code="UnexpectedMessage",
                 )
             message = decoder.next(self._sent[0].state, self._sent[0].most_bytes)

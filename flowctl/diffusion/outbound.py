@@ -256,7 +256,7 @@ class Outbound:
                 state = after(state, reply)
         if left := self._inbox.decoder.buffered_bytes:
             raise RemoteProtocolError(
-                f"{left} octets came in state {State.DONE.value}, where the peer may not send", code="UnexpectedMessage"
+                f"{left} bytes came in state {State.DONE.value}, where the peer may not send", code="UnexpectedMessage"
             )
 
     async def _receive(self, state: State) -> Message | None:

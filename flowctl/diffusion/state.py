@@ -284,7 +284,7 @@ class DecisionGlobalState:
         held = state.inflight_bytes + state.owt_bytes + size
         if held > self.policy.max_bytes_inflight_per_peer:
             raise LocalProtocolError(
-                f"{held} octets would be in flight, max_bytes_inflight_per_peer is "
+                f"{held} bytes would be in flight, max_bytes_inflight_per_peer is "
                 f"{self.policy.max_bytes_inflight_per_peer}"
             )
         bit = 1 << state.slot

@@ -93,4 +93,4 @@ class WebSocketPeer:
 def _check_key(text: str) -> None:
     """Raise ValueError if it is no key."""
     if len(base64.b64decode(text, validate=True)) != _KEY_BYTES:
-        raise ValueError(f"Sec-WebSocket-Key is not {_KEY_BYTES} octets")
+        raise ValueError(f"Sec-WebSocket-Key is not {_KEY_BYTES} bytes")

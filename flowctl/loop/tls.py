@@ -210,7 +210,7 @@ class TlsSocket(socket.socket):
         if not first:
             return False
         if first[0] not in {_HANDSHAKE_RECORD, _SSL2_HELLO}:
-            what = "plain RTMP" if first[0] == _RTMP_VERSION else f"first octet 0x{first[0]:02x}"
+            what = "plain RTMP" if first[0] == _RTMP_VERSION else f"first byte 0x{first[0]:02x}"
             what = "plain HTTP" if first.isalpha() else what
             raise RemoteProtocolError(f"this port speaks TLS, the peer does not: {what}", code="not-tls")
         return True

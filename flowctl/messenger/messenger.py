@@ -858,7 +858,7 @@ class Messenger:
                 peer = next((way.peers[route] for way in self._ways() if route in way.peers), None)
             if peer is None:
                 if not 0 < len(route) <= MAX_IDENTITY_BYTES:
-                    raise LocalProtocolError(f"an identity has 1 to {MAX_IDENTITY_BYTES} octets, not {len(route)}")
+                    raise LocalProtocolError(f"an identity has 1 to {MAX_IDENTITY_BYTES} bytes, not {len(route)}")
                 self._on_thread(self._check_peer_count)
                 peer = self._add_peer(endpoint, route)
             return peer
@@ -1553,7 +1553,7 @@ def check_identity(identity: str | bytes) -> bytes:
     """
     octets = as_identity(identity)
     if not 0 < len(octets) <= MAX_IDENTITY_BYTES:
-        raise ConfigError(f"an identity has 1 to {MAX_IDENTITY_BYTES} octets, not {len(octets)}")
+        raise ConfigError(f"an identity has 1 to {MAX_IDENTITY_BYTES} bytes, not {len(octets)}")
     if octets.startswith(b"\0"):
         raise ConfigError("an identity does not begin with a NUL")
     return octets

@@ -55,7 +55,7 @@ def octets(part: Part) -> bytes:
     found = as_json(part)
     if found is None:
         raise LocalProtocolError(
-            f"a part of a message is text or octets, or a dataclass or model, not {type(part).__name__}"
+            f"a part of a message is text or bytes, or a dataclass or model, not {type(part).__name__}"
         )
     return found
 
@@ -74,12 +74,12 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
     if part is not None:
         if len(part) > most_bytes:  # it would cost the caller its connection, and all that waits there
             raise LocalProtocolError(
-                f"a part of a reply has {len(part)} octets, the limit is {most_bytes}", hint="yield it in pieces"
+                f"a part of a reply has {len(part)} bytes, the limit is {most_bytes}", hint="yield it in pieces"
             )
         return [part]
     if isinstance(value, dict) or not hasattr(value, "__iter__"):
         raise LocalProtocolError(
-            f"a reply is text, octets, or a list of them, not {type(value).__name__}",
+            f"a reply is text, bytes, or a list of them, not {type(value).__name__}",
             hint="encode it in the handler, for example with json.dumps",
         )
     parts = [part for item in value for part in parts_of(item, most_bytes)]

@@ -195,7 +195,7 @@ class RpcNode:
         size = len(name.encode())
         if not name or "." in name or size > wire.MAX_CATEGORY_BYTES:
             raise LocalProtocolError(
-                f"category {name!r}: a name has 1 to {wire.MAX_CATEGORY_BYTES} octets (it has {size}) and no dot"
+                f"category {name!r}: a name has 1 to {wire.MAX_CATEGORY_BYTES} bytes (it has {size}) and no dot"
             )
         if name in self._categories:
             raise LocalProtocolError(f"category {name!r} was added before")
@@ -237,7 +237,7 @@ class RpcNode:
         self._check_not_started("add_command_alias")
         source = alias.encode()
         if wire.split_name(source) is None:
-            raise LocalProtocolError(f"alias {alias!r} must be category.command, at most {wire.MAX_NAME_BYTES} octets")
+            raise LocalProtocolError(f"alias {alias!r} must be category.command, at most {wire.MAX_NAME_BYTES} bytes")
         if source in self._aliases:
             raise LocalProtocolError(f"alias {alias!r} was added before")
         if source in self._commands:
@@ -251,9 +251,7 @@ class RpcNode:
             raise LocalProtocolError(f"category {category!r} was not added", hint="call add_category() first")
         size = len(name.encode())
         if size > wire.MAX_COMMAND_BYTES:
-            raise LocalProtocolError(
-                f"command {name!r} has {size} octets, at most {wire.MAX_COMMAND_BYTES} are allowed"
-            )
+            raise LocalProtocolError(f"command {name!r} has {size} bytes, at most {wire.MAX_COMMAND_BYTES} are allowed")
         full = f"{category}.{name}".encode()
         if full in self._commands:
             raise LocalProtocolError(f"command {full.decode()!r} was added before")
@@ -1597,7 +1595,7 @@ def _checked(conn: ConnectionID, command: str, parts: tuple[Part, ...]) -> list[
         number = next(number for number, frame in enumerate(frames) if len(frame) > most)
         what = f"part {number} of {short(command)}" if number else "the name of a command"
         raise LocalProtocolError(
-            f"{what} has {len(frames[number])} octets, the limit of this connection is {most}", hint="send it in pieces"
+            f"{what} has {len(frames[number])} bytes, the limit of this connection is {most}", hint="send it in pieces"
         )
     return frames
 

@@ -183,7 +183,7 @@ class AdobeAuthenticator:
             if not password:
                 raise ConfigError(f"the password of user {user!r} is empty")
         if secret is not None and len(secret) < 16:
-            raise ConfigError(f"secret has {len(secret)} octets, it must have 16 or more")
+            raise ConfigError(f"secret has {len(secret)} bytes, it must have 16 or more")
         self._credentials = credentials
         self._secret = secret or secrets.token_bytes(32)
         self._period = 0

@@ -168,7 +168,7 @@ class WireLimits:
         """
         name, maximum = self.message_limit(type_id)
         if length > maximum:
-            message = f"message of type {type_id} announces {length} octets, {name} is {maximum}"
+            message = f"message of type {type_id} announces {length} bytes, {name} is {maximum}"
             raise LimitExceededError(name, length, maximum, message)
 
     def check_chunk_size(self, size: int) -> None:

@@ -328,7 +328,7 @@ def _word(message: Message, at: int) -> int:
 
 def _short(message: Message) -> RemoteProtocolError:
     return RemoteProtocolError(
-        f"control message of type {message.type_id} is too short: {len(message.payload)} octets", code="control-body"
+        f"control message of type {message.type_id} is too short: {len(message.payload)} bytes", code="control-body"
     )
 
 

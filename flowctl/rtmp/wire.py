@@ -91,7 +91,7 @@ class Message:
         more = "..." if len(self.payload) > 16 else ""
         return (
             f"Message(csid={self.csid}, timestamp={self.timestamp}, type_id={self.type_id}, msid={self.msid}, "
-            f"payload={len(self.payload)} octets {head}{more})"
+            f"payload={len(self.payload)} bytes {head}{more})"
         )
 
 

@@ -129,7 +129,7 @@ class HeaderReader:
             return 3
         length = int.from_bytes(buffer[1:3], "big")
         if not 4 <= length <= _REAL_IP_BYTES - 3:
-            raise ProxyHeaderError(f"real-IP prefix of {length} octets, allowed is 4 to {_REAL_IP_BYTES - 3}")
+            raise ProxyHeaderError(f"real-IP prefix of {length} bytes, allowed is 4 to {_REAL_IP_BYTES - 3}")
         if len(buffer) == 3 + length:
             self.origin = (_text(buffer[3 : 19 if length == 16 else 7]), None)
         return 3 + length
@@ -144,7 +144,7 @@ class HeaderReader:
         command, kind = buffer[12], buffer[13]
         size = _HEAD_BYTES + int.from_bytes(buffer[14:16], "big")
         if size > HEADER_BYTES:
-            raise ProxyHeaderError(f"PROXY header of {size} octets, at most {HEADER_BYTES} are read")
+            raise ProxyHeaderError(f"PROXY header of {size} bytes, at most {HEADER_BYTES} are read")
         if command not in (_LOCAL, _PROXY):
             raise ProxyHeaderError(f"PROXY version and command 0x{command:02x}, known are 0x20 and 0x21")
         octets = _ADDRESS_BYTES.get(kind)
@@ -152,7 +152,7 @@ class HeaderReader:
             if octets is None:
                 raise ProxyHeaderError(f"PROXY family and transport 0x{kind:02x}, known are TCP over IPv4 and IPv6")
             if size < _HEAD_BYTES + 2 * octets + 4:
-                raise ProxyHeaderError(f"PROXY header of {size} octets, too short for its addresses")
+                raise ProxyHeaderError(f"PROXY header of {size} bytes, too short for its addresses")
             if len(buffer) == size:
                 port_at = _HEAD_BYTES + 2 * octets
                 address = _text(buffer[_HEAD_BYTES : _HEAD_BYTES + octets])
@@ -171,7 +171,7 @@ class HeaderReader:
             self.origin = _read_line(bytes(buffer[:-2]))
             return len(buffer)
         if len(buffer) >= LINE_BYTES:
-            raise ProxyHeaderError(f"PROXY line of more than {LINE_BYTES} octets")
+            raise ProxyHeaderError(f"PROXY line of more than {LINE_BYTES} bytes")
         return max(_SHORTEST_LINE, len(buffer) + (1 if buffer.endswith(b"\r") else 2))
 
 

@@ -52,7 +52,7 @@ class KeyPair:
             if not isinstance(key, bytes):
                 raise ConfigError(f"the {name} key is of type {type(key).__name__}, it must be {KEY_BYTES} bytes")
             if len(key) != KEY_BYTES:
-                raise ConfigError(f"the {name} key has {len(key)} octets, it must have {KEY_BYTES}")
+                raise ConfigError(f"the {name} key has {len(key)} bytes, it must have {KEY_BYTES}")
         if public_of(self.secret) != self.public:
             raise ConfigError("the public key does not belong to the secret key")
 
@@ -75,7 +75,7 @@ class KeyPair:
             ConfigError: it has another length.
         """
         if len(secret) != KEY_BYTES:
-            raise ConfigError(f"the secret key has {len(secret)} octets, it must have {KEY_BYTES}")
+            raise ConfigError(f"the secret key has {len(secret)} bytes, it must have {KEY_BYTES}")
         return cls(public_of(secret), secret)
 
     @classmethod

@@ -89,7 +89,7 @@ def parse_key(text: str, name: str) -> bytes:
         if key is not None:
             return key
     raise ConfigError(
-        f"{name} is a text of {len(text)} letters that is no key of {KEY_BYTES} octets",
+        f"{name} is a text of {len(text)} letters that is no key of {KEY_BYTES} bytes",
         hint="write it in hex (64 letters), base32z (52), base64 (43) or Z85 (40)",
     )
 

@@ -88,7 +88,7 @@ def test_socket_when_left_by_a_server_that_died_makes_way(runtime):
     with pytest.raises(ConfigError, match="is no socket of this user"):
         place.make_way(file)
     assert file.read_text() == "precious"
-    with pytest.raises(ConfigError, match="more than 107 octets"):
+    with pytest.raises(ConfigError, match="more than 107 bytes"):
         place.make_way(runtime / ("x" * 120))
 
 

@@ -86,7 +86,7 @@ def test_report_when_all_is_as_it_should_be_passes():
         ({"watched": [Watched(node=FOLLOWING, judged=replace(VIEWER, recovered_s=11.0))]}, "not as before 11 s after"),
         ({"sent_all": 0}, "the encoder has sent all to no origin"),
         ({"lies_told": 0}, "it was asked for nothing, so it has not lied"),
-        ({"per_segment": {BY_SEGMENTS: 2.5}}, "2.50 times the octets of its segments were fetched"),
+        ({"per_segment": {BY_SEGMENTS: 2.5}}, "2.50 times the bytes of its segments were fetched"),
         (
             {"fetched": [replace(item, connected=True) if item.origin == LIAR else item for item in fetched()]},
             "edge 2 (segments): origin D (lies) is still connected",

@@ -69,7 +69,7 @@ def test_server_when_asked_in_order_sends_what_it_has():
 
 
 @pytest.mark.parametrize(
-    ("octets", "fault"),
+    ("bytes", "fault"),
     [
         ("84 01 F4 03 01", AckedTooManyObjectIdsError),
         ("84 01 F5 03 01", AckedTooManyObjectIdsError),
@@ -112,7 +112,7 @@ def test_server_when_octets_follow_done_says_that_nobody_may_send():
     async def run():
         served = Served(b"a")
         await served.peer.says("81 00 81 05 81 05")
-        with pytest.raises(RemoteProtocolError, match="2 octets came in state Done"):
+        with pytest.raises(RemoteProtocolError, match="2 bytes came in state Done"):
             await served.ends()
 
     in_virtual_time(run())

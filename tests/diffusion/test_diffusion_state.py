@@ -216,7 +216,7 @@ def test_on_receive_objects_when_two_requests_are_under_way_checks_the_one_it_an
 def test_on_receive_objects_when_the_size_differs_from_what_was_announced_is_a_fault(data):
     """An object has the size that its peer announced: the limits in octets were kept by that."""
     state = state_of({"A": peer([1], available=[], inflight=[1], size=4)})
-    with pytest.raises(errors.ObjectSizeWrongError, match=f"has {len(data)} octets, 4 were announced"):
+    with pytest.raises(errors.ObjectSizeWrongError, match=f"has {len(data)} bytes, 4 were announced"):
         state.on_receive_objects("A", ids(1), [(ids(1)[0], data)])
 
 

@@ -87,7 +87,7 @@ MISTAKES = {
     "empty category": lambda node: node.add_category(""),
     "dot in a category": lambda node: node.add_category("b.c"),
     "long category": lambda node: node.add_category("x" * 51),
-    "category with many octets": lambda node: node.add_category("ä" * 26),
+    "category with many bytes": lambda node: node.add_category("ä" * 26),
     "category twice": lambda node: node.add_category("a"),
     "long command": lambda node: node.add_command("a", "x" * 201, plain),
     "command twice": lambda node: node.add_request_command("a", "b", plain),
@@ -194,7 +194,7 @@ def test_deferred_answer_when_given_twice_is_refused(node):
     assert isinstance(later, DeferredSend)
     with pytest.raises(LocalProtocolError, match="takes a command"):
         later()
-    with pytest.raises(LocalProtocolError, match="text or octets"):
+    with pytest.raises(LocalProtocolError, match="text or bytes"):
         later(5)
     later("their.pong", "x")
     with pytest.raises(LocalProtocolError, match="given already"):

@@ -251,7 +251,7 @@ def test_listener_when_opened_after_start_is_like_one_before(node, raw, tmp_path
     ("settings", "match"),
     [
         *(({"pubkey": bytes(32)}, "only one key"), ({"privkey": bytes(32)}, "only one key")),
-        *(({"service_node": True}, "a service node needs keys"), ({"pubkey": b"x", "privkey": b"y"}, "1 octets")),
+        *(({"service_node": True}, "a service node needs keys"), ({"pubkey": b"x", "privkey": b"y"}, "1 bytes")),
         *(
             ({"pubkey": bytes(32), "privkey": b"\1" * 32}, "belong"),
             ({"keys": KeyPair.generate(), "pubkey": b"x"}, "twice"),

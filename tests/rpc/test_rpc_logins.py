@@ -129,8 +129,8 @@ def test_password_when_its_text_is_of_another_form_or_cost_is_refused(text):
 @pytest.mark.parametrize(
     ("user", "cost", "level", "match"),
     [
-        *(("ada", CHEAP, AuthLevel.BASIC, "before"), ("", CHEAP, AuthLevel.BASIC, "0 octets")),
-        *(("a" * 129, CHEAP, AuthLevel.BASIC, "129 octets"), ("c", CHEAP, AuthLevel.NONE, "BASIC or AuthLevel.ADMIN")),
+        *(("ada", CHEAP, AuthLevel.BASIC, "before"), ("", CHEAP, AuthLevel.BASIC, "0 bytes")),
+        *(("a" * 129, CHEAP, AuthLevel.BASIC, "129 bytes"), ("c", CHEAP, AuthLevel.NONE, "BASIC or AuthLevel.ADMIN")),
         ("c", Cost(log_n=2, r=1, p=1), AuthLevel.BASIC, "another cost"),
     ],
 )

@@ -60,7 +60,7 @@ def test_message_compares_by_value_and_shows_itself_in_short():
     ):
         assert Message(4, 1, 8, 1, b"ab") != other
     assert Message(4, 1, 8, 1, b"ab") != "ab"
-    assert repr(Message(4, 1, 8, 1, b"ab")) == "Message(csid=4, timestamp=1, type_id=8, msid=1, payload=2 octets 6162)"
+    assert repr(Message(4, 1, 8, 1, b"ab")) == "Message(csid=4, timestamp=1, type_id=8, msid=1, payload=2 bytes 6162)"
     assert len(repr(Message(4, 1, 8, 1, bytes(10_000)))) < 120
     with pytest.raises(TypeError):
         hash(Message(4, 1, 8, 1, b"ab"))
@@ -218,7 +218,7 @@ def test_command_in_amf3_has_plain_values():
     body = amf0.encode("connect", 1.0, AvmPlus({"app": "live", "objectEncoding": 3}))
     expected = Command("connect", 1.0, {"app": "live", "objectEncoding": 3}, amf3=True)
     assert decode_message(message(17, b"\0" + body)) == expected
-    assert decode_message(message(17, body)) == expected, "the format octet may be missing"
+    assert decode_message(message(17, body)) == expected, "the format byte may be missing"
 
 
 def test_connect_object_may_be_an_ecma_array_with_odd_members():

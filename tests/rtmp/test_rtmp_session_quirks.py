@@ -276,7 +276,7 @@ def test_amf3_commands_and_data_are_understood(client):
     assert metadata.values == {"width": 640.0}
 
 
-@pytest.mark.parametrize("octet", [b"\0", b"\x01", b"\x02", b"\x03", b"\x11", b"\xff", b""])
+@pytest.mark.parametrize("byte", [b"\0", b"\x01", b"\x02", b"\x03", b"\x11", b"\xff", b""])
 def test_octet_in_front_of_amf3_messages_may_be_any(octet):
     """Nobody looks at the format octet but to skip it (librtmp, SRS), and some leave it out."""
     client = ScriptedClient()
@@ -347,7 +347,7 @@ def test_metadata_of_many_or_deep_values_ends_the_session(value, limit):
         client.send(Message(4, 0, DATA, 1, amf0.encode("onMetaData") + value))
 
 
-@pytest.mark.parametrize("mark", [b"\0", b""], ids=["format octet", "none"])
+@pytest.mark.parametrize("mark", [b"\0", b""], ids=["format byte", "none"])
 def test_amf3_close_is_seen_while_input_is_held(mark):
     """The name of a command is found with and without the format octet of type 17."""
     client = ScriptedClient()

@@ -199,7 +199,7 @@ def test_input_when_it_lies_in_the_tls_object_is_not_forgotten_by_a_hold(make, p
     [
         (b"\x03" + bytes(1536), "plain RTMP"),
         (b"GET / HTTP/1.1\r\n\r\n", "plain HTTP"),
-        (b"\x00\xff", "first octet 0x00"),
+        (b"\x00\xff", "first byte 0x00"),
         (b"\x16\x03\x01\x02\x00garbage" + bytes(600), "TLS: "),
     ],
 )

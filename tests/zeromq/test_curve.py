@@ -31,10 +31,10 @@ def test_keys_when_they_do_not_belong_together_are_refused_without_showing_them(
     keys = KeyPair.generate()
     public, secret, match = {
         "other public": (KeyPair.generate().public, keys.secret, "does not belong"),
-        "short public": (keys.public[:31], keys.secret, "public key has 31 octets, it must have 32"),
-        "long secret": (keys.public, keys.secret + b"x", "secret key has 33 octets"),
+        "short public": (keys.public[:31], keys.secret, "public key has 31 bytes, it must have 32"),
+        "long secret": (keys.public, keys.secret + b"x", "secret key has 33 bytes"),
         "text": (keys.public.hex(), keys.secret, "of type str"),
-        "no secret": (keys.public, b"", "secret key has 0 octets"),
+        "no secret": (keys.public, b"", "secret key has 0 bytes"),
     }[case]
     with pytest.raises(ConfigError, match=match) as caught:
         KeyPair(public, secret)

@@ -53,7 +53,7 @@ def call(
     address: Annotated[str, typer.Argument(help="tcp://, ipc:// or curve://host:port/KEY, or a server's name here.")],
     command: Annotated[str, typer.Argument(help="category.command")],
     parts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PARTS]...", help="Sent as they are; 0x...: octets.")
+        list[str] | None, typer.Argument(metavar="[PARTS]...", help="Sent as they are; 0x...: bytes.")
     ] = None,
     *,
     no_reply: Annotated[bool, typer.Option("--no-reply", help="Send a command, which has no reply.")] = False,
@@ -177,7 +177,7 @@ def _octets(part: str) -> str | bytes:
     try:
         return bytes.fromhex(part[2:])
     except ValueError as error:
-        raise ConfigError(f"{short(part)} is no hex", hint="two digits for each octet, like 0x00ff") from error
+        raise ConfigError(f"{short(part)} is no hex", hint="two digits for each byte, like 0x00ff") from error
 
 
 def _text(part: bytes) -> str:

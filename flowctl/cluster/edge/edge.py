@@ -200,7 +200,7 @@ class _Following:
                 return
             if self._copy.flawed:
                 self._flawed[self.source] = now
-                hint = "its segments are looked at as ever; see what changes octets on the way of RTMP"
+                hint = "its segments are looked at as ever; see what changes bytes on the way of RTMP"
                 why = "its frames are not what origins announce"
                 _log.error("followed origin is wrong", stream=self._copy.name, source=self.source, why=why, hint=hint)
             elif (found.source, found.why) not in self._told:  # once: it is tried again every few seconds

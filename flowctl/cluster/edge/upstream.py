@@ -86,7 +86,7 @@ class OriginAddress:
         except RemoteProtocolError as error:
             raise ConfigError(f"what {text!r:.100} is given behind the ? is no proof: {error}") from error
         if len(proof.encode()) > MAX_ID_BYTES:
-            raise ConfigError(f"the proof for {text!r:.100} has more than {MAX_ID_BYTES} octets")
+            raise ConfigError(f"the proof for {text!r:.100} has more than {MAX_ID_BYTES} bytes")
         return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
 
     def url(self, stream: str) -> RtmpUrl:

@@ -150,7 +150,7 @@ class SegmentId:
         name = self.stream.encode()
         if not 0 < len(name) <= NAME_BYTES:
             raise LocalProtocolError(
-                f"the name of a stream has {len(name)} octets, segments can have 1 to {NAME_BYTES}",
+                f"the name of a stream has {len(name)} bytes, segments can have 1 to {NAME_BYTES}",
                 hint="publish it under a shorter name",
             )
         timeline, start_ms, part = self.position
@@ -165,12 +165,12 @@ class SegmentId:
             RemoteProtocolError: it is no id, or not written as `encode` writes it.
         """
         if len(data) <= _ID.size:
-            raise _refuse(f"its id has {len(data)} octets, there are more than {_ID.size}")
+            raise _refuse(f"its id has {len(data)} bytes, there are more than {_ID.size}")
         version, timeline, start_ms, part, then, next_ms, count, size_bytes, digest, length = _ID.unpack_from(data)
         if version != _VERSION:
             raise _refuse(f"its id has version {version}, known is {_VERSION}")
         if length != len(data) - _ID.size:
-            raise _refuse(f"its name has {len(data) - _ID.size} octets, the id says {length}")
+            raise _refuse(f"its name has {len(data) - _ID.size} bytes, the id says {length}")
         try:
             stream, what = data[_ID.size :].decode(), Then(then)
         except ValueError as error:
@@ -182,7 +182,7 @@ class SegmentId:
         if what is not Then.KEY and next_ms:
             raise _refuse(f"nothing begins behind it, but its id says at {next_ms} ms")
         if not 0 < count <= MESSAGES or not 0 < size_bytes <= BODY_BYTES:
-            raise _refuse(f"it has {count} messages in {size_bytes} octets, allowed are {MESSAGES} in {BODY_BYTES}")
+            raise _refuse(f"it has {count} messages in {size_bytes} bytes, allowed are {MESSAGES} in {BODY_BYTES}")
         return cls(Position(timeline, start_ms, part), what, next_ms, count, size_bytes, digest, stream)
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ def id_of(data: bytes) -> bytes:
     """
     size = int.from_bytes(data[: _LENGTH.size])
     if not 0 < size <= ID_BYTES or len(data) < _LENGTH.size + size:
-        raise _refuse(f"an object of {len(data)} octets has no id")
+        raise _refuse(f"an object of {len(data)} bytes has no id")
     return bytes(data[_LENGTH.size : _LENGTH.size + size])
 
 
@@ -281,7 +281,7 @@ def decode_body(body: bytes, start: int) -> tuple[tuple[Header, ...], tuple[Fram
         RemoteProtocolError: it is not written as `encode_body` writes it.
     """
     if len(body) > BODY_BYTES:
-        raise _refuse(f"it has {len(body)} octets, allowed are {BODY_BYTES}")
+        raise _refuse(f"it has {len(body)} bytes, allowed are {BODY_BYTES}")
     try:
         version, header_count = _HEADS.unpack_from(body)
         if version != _VERSION or header_count > HEADERS:
@@ -304,7 +304,7 @@ def decode_body(body: bytes, start: int) -> tuple[tuple[Header, ...], tuple[Fram
     except struct.error as error:
         raise _refuse("it ends too early") from error
     if at != len(body):
-        raise _refuse(f"{len(body) - at} octets stand behind its end")
+        raise _refuse(f"{len(body) - at} bytes stand behind its end")
     if len(set(headers)) != len(headers):
         raise _refuse("it has a header twice")
     return tuple(headers), tuple(frames)

@@ -196,7 +196,7 @@ class _Reader:
                     hint="a member is known by its key: flowctl rpc keygen FILE makes one for each",
                 )
         if len(str(config.status_socket).encode()) > _MOST_PATH_BYTES:
-            raise self._error("", "folder", str(config.folder), f"shorter: its socket has {_MOST_PATH_BYTES} octets")
+            raise self._error("", "folder", str(config.folder), f"shorter: its socket has {_MOST_PATH_BYTES} bytes")
 
     def _text(self, section: str, table: Mapping[str, Any], name: str) -> str | None:
         value = table.get(name)

@@ -50,7 +50,7 @@ def _tiles(report: ClusterReport) -> list[tuple[str, str]]:
     return [
         ("frames lost by viewers", str(found["frames_lost"])),
         ("after the kill, until viewers were as before", f"{max(found['recovered_s'].values(), default=0.0):.2f} s"),
-        ("fetched for each octet of a segment", f"{max(ratios):.2f}" if ratios else "-"),
+        ("fetched for each byte of a segment", f"{max(ratios):.2f}" if ratios else "-"),
         ("viewers", str(len(report.watched))),
     ]
 

@@ -131,7 +131,7 @@ class ClusterReport:
                 found.append(f"{edge}: {SLOW} was asked for as much as the others")
             ratio = self.per_segment.get(edge)
             if ratio is not None and ratio > MOST_PER_SEGMENT:
-                found.append(f"{edge}: {ratio:.2f} times the octets of its segments were fetched")
+                found.append(f"{edge}: {ratio:.2f} times the bytes of its segments were fetched")
         return found
 
     @property

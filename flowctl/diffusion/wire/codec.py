@@ -189,7 +189,7 @@ class Decoder:
         yield from self._need(self._start + 1, limit)
         first = self._buffer[self._start]
         if first >> 5 != 4 or not 1 <= (first & 31) <= _LONGEST_ARRAY:
-            raise _malformed(f"a message of octet {first:#04x} in state {state.value}: it is no array of 1 to 4")
+            raise _malformed(f"a message of byte {first:#04x} in state {state.value}: it is no array of 1 to 4")
         yield from self._need(self._start + 2, limit)
         key, length = self._buffer[self._start + 1], first & 31
         if key not in _ALLOWED[state] or _LENGTHS[key] != length:
@@ -239,7 +239,7 @@ class Decoder:
             elif major == 4 and value <= _LONGEST_ARRAY and len(open_) <= _MAX_DEPTH:
                 open_.append(value)
             elif not (initial in _BOOLEANS or (major == 0 and kind < 28)):
-                raise _malformed(f"octet {initial:#04x} does not belong into a message")
+                raise _malformed(f"byte {initial:#04x} does not belong into a message")
         return position
 
     def _need(self, end: int, limit: int) -> Generator[None, None, None]:

@@ -74,9 +74,7 @@ class Cost:
             if not least <= value <= most:
                 raise ConfigError(f"{name} of scrypt is {value}, it must be {least} to {most}")
         if 128 * self.r << self.log_n > _MOST_MEMORY_BYTES:
-            raise ConfigError(
-                f"scrypt would use {128 * self.r << self.log_n} octets, the limit is {_MOST_MEMORY_BYTES}"
-            )
+            raise ConfigError(f"scrypt would use {128 * self.r << self.log_n} bytes, the limit is {_MOST_MEMORY_BYTES}")
 
     def hash(self, password: bytes, salt: bytes) -> bytes:
         """Return the hash of a password."""
@@ -110,9 +108,9 @@ class PasswordHash:
         """
         octets = password.encode("utf-8", "surrogatepass")
         if not 1 <= len(octets) <= MOST_PASSWORD_BYTES:
-            raise ConfigError(f"the password has {len(octets)} octets, it must have 1 to {MOST_PASSWORD_BYTES}")
+            raise ConfigError(f"the password has {len(octets)} bytes, it must have 1 to {MOST_PASSWORD_BYTES}")
         if b"\0" in octets:
-            raise ConfigError("the password has a zero octet, which scrypt does not tell from the end")
+            raise ConfigError("the password has a zero byte, which scrypt does not tell from the end")
         salt = os.urandom(SALT_BYTES)
         return cls(cost, salt, cost.hash(octets, salt))
 
@@ -163,7 +161,7 @@ class Logins:
         """
         name = user.encode("utf-8", "surrogatepass")
         if not 1 <= len(name) <= MOST_USER_BYTES:
-            raise ConfigError(f"user {short(user)} has {len(name)} octets, it must have 1 to {MOST_USER_BYTES}")
+            raise ConfigError(f"user {short(user)} has {len(name)} bytes, it must have 1 to {MOST_USER_BYTES}")
         if name in self._users:
             raise ConfigError(f"user {short(user)} was added before")
         if level not in (AuthLevel.BASIC, AuthLevel.ADMIN):

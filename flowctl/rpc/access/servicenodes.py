@@ -25,7 +25,7 @@ def checked_keys(pubkeys: Iterable[bytes], what: str) -> frozenset[bytes]:
     for key in found:
         check_type(f"{what}: a public key", key, bytes)
         if len(key) != KEY_BYTES:
-            raise ConfigError(f"{what}: a public key has {KEY_BYTES} octets, one given has {len(key)}")
+            raise ConfigError(f"{what}: a public key has {KEY_BYTES} bytes, one given has {len(key)}")
     return found
 
 

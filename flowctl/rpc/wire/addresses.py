@@ -71,7 +71,7 @@ class Address:
 
     def __post_init__(self) -> None:
         if self.pubkey and len(self.pubkey) != KEY_BYTES:
-            raise ConfigError(f"pubkey has {len(self.pubkey)} octets, it must have {KEY_BYTES}, or none")
+            raise ConfigError(f"pubkey has {len(self.pubkey)} bytes, it must have {KEY_BYTES}, or none")
         if self.transport is Transport.TCP:
             _check_host(self.host)
             if not 1 <= self.port <= LAST_PORT:
@@ -218,7 +218,7 @@ def _check_host(host: str) -> None:
 def _check_name(what: str, name: str, most_bytes: int) -> None:
     size = len(name.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= most_bytes:
-        raise ConfigError(f"{what} has {size} octets, it must have 1 to {most_bytes}")
+        raise ConfigError(f"{what} has {size} bytes, it must have 1 to {most_bytes}")
     if not name.isprintable():
         raise ConfigError(f"{what} has a control character: {short(name)}")
 

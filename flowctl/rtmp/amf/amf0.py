@@ -396,20 +396,20 @@ def _read_avm_plus(reader: _Reader, pos: int, depth: int) -> tuple[AvmPlus, int]
 
 def _refuse_object_end(_reader: _Reader, pos: int, _depth: int) -> NoReturn:
     raise RemoteProtocolError(
-        f"AMF0 object end at octet {pos - 1}, where a value has to be", code="amf-unexpected-object-end"
+        f"AMF0 object end at byte {pos - 1}, where a value has to be", code="amf-unexpected-object-end"
     )
 
 
 def _refuse_reserved(reader: _Reader, pos: int, _depth: int) -> NoReturn:
     raise RemoteProtocolError(
-        f"AMF0 marker 0x{reader.data[pos - 1]:02x} at octet {pos - 1} is reserved (movie clip and record set)",
+        f"AMF0 marker 0x{reader.data[pos - 1]:02x} at byte {pos - 1} is reserved (movie clip and record set)",
         code="amf-reserved-marker",
     )
 
 
 def _refuse_unknown(reader: _Reader, pos: int, _depth: int) -> NoReturn:
     raise RemoteProtocolError(
-        f"AMF0 has no marker 0x{reader.data[pos - 1]:02x} (octet {pos - 1})", code="amf-unknown-marker"
+        f"AMF0 has no marker 0x{reader.data[pos - 1]:02x} (byte {pos - 1})", code="amf-unknown-marker"
     )
 
 
@@ -490,7 +490,7 @@ def _encoded_name(name: str) -> bytes:
         raise LocalProtocolError(f"AMF names are str, not {type(name).__name__}")
     raw = name.encode()
     if len(raw) > MAX_NAME_BYTES:
-        raise LocalProtocolError(f"AMF0 name of {len(raw)} octets, allowed are {MAX_NAME_BYTES}")
+        raise LocalProtocolError(f"AMF0 name of {len(raw)} bytes, allowed are {MAX_NAME_BYTES}")
     return _pack_u16(len(raw)) + raw
 
 

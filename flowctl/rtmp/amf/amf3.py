@@ -472,7 +472,7 @@ def _read_dictionary(reader: Amf3Reader, pos: int, depth: int) -> tuple[AmfValue
 
 def _refuse_unknown(reader: Amf3Reader, pos: int, _depth: int) -> NoReturn:
     raise RemoteProtocolError(
-        f"AMF3 has no marker 0x{reader.data[pos - 1]:02x} (octet {pos - 1})", code="amf-unknown-marker"
+        f"AMF3 has no marker 0x{reader.data[pos - 1]:02x} (byte {pos - 1})", code="amf-unknown-marker"
     )
 
 

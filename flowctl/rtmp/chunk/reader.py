@@ -511,7 +511,7 @@ class ChunkReader:
         size = int.from_bytes(body[:4], "big")
         if len(body) < 4 or size == 0:
             raise RemoteProtocolError(
-                f"Set Chunk Size of {len(body)} octets says {size}; it needs 4 octets and at least 1",
+                f"Set Chunk Size of {len(body)} bytes says {size}; it needs 4 bytes and at least 1",
                 code="set-chunk-size",
             )
         self._limits.check_chunk_size(size)
@@ -523,7 +523,7 @@ class ChunkReader:
         An Abort for a chunk stream with nothing in progress is no fault.
         """
         if len(body) < 4:
-            raise RemoteProtocolError(f"Abort has {len(body)} octets, it needs 4", code="abort")
+            raise RemoteProtocolError(f"Abort has {len(body)} bytes, it needs 4", code="abort")
         stream = self.chunk_stream(int.from_bytes(body[:4], "big"))
         if stream is not None:
             self.unfinished_bytes -= stream.discard()

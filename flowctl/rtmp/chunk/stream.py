@@ -126,8 +126,8 @@ class ChunkStream:
         same = length == self.length and type_id == self.type_id and msid == self.msid
         if not same or (fmt == 0 and field != self.timestamp):
             raise RemoteProtocolError(
-                f"chunk stream {self.csid}: type {fmt} header for a message of type {type_id} and {length} octets "
-                f"inside one of type {self.type_id} and {self.length} octets with {self.missing} to come",
+                f"chunk stream {self.csid}: type {fmt} header for a message of type {type_id} and {length} bytes "
+                f"inside one of type {self.type_id} and {self.length} bytes with {self.missing} to come",
                 code="chunk-message-changed",
             )
 

@@ -201,8 +201,8 @@ def _type0_fields(timestamp: int, length: int, type_id: int, msid: int) -> bytes
 def _check_fields(length: int, type_id: int, msid: int) -> None:
     if length > LENGTH_MAX or not 0 <= type_id <= 0xFF or not 0 <= msid <= 0xFFFFFFFF:
         raise LocalProtocolError(
-            f"message of type {type_id}, {length} octets, msid {msid}: allowed is a type of 0 to 255, "
-            f"up to {LENGTH_MAX} octets and an msid of 0 to 2^32-1"
+            f"message of type {type_id}, {length} bytes, msid {msid}: allowed is a type of 0 to 255, "
+            f"up to {LENGTH_MAX} bytes and an msid of 0 to 2^32-1"
         )
 
 

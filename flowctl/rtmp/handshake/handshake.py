@@ -102,7 +102,7 @@ def _check_client_version(version: int) -> None:
     if version == _REAL_IP:
         raise RemoteProtocolError("a real-IP prefix from an address that is no trusted proxy", code="real-ip-prefix")
     if version >= _FIRST_PRINTABLE:
-        raise RemoteProtocolError(f"first octet is 0x{version:02x}, RTMP begins with 0x03", code="not-rtmp")
+        raise RemoteProtocolError(f"first byte is 0x{version:02x}, RTMP begins with 0x03", code="not-rtmp")
 
 
 def _check_server_version(version: int) -> None:

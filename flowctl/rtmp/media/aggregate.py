@@ -46,7 +46,7 @@ def split_aggregate(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> l
         end = start + int.from_bytes(body[at + 1 : at + 4], "big")
         if end > len(body):
             raise RemoteProtocolError(
-                f"aggregate of {len(body)} octets ends inside the message at {at}", code="aggregate-truncated"
+                f"aggregate of {len(body)} bytes ends inside the message at {at}", code="aggregate-truncated"
             )
         count += 1
         if count > limits.aggregate_messages:

@@ -266,7 +266,7 @@ def test_attack_when_the_server_answers_per_message_is_found_out():
 
     verdict = judge(hostile_profile("B32"), chatty, forms=("window-1",), duration_s=5.0)
     assert verdict.met is False
-    assert "acknowledgements of 262144 octets" in verdict.details
+    assert "acknowledgements of 262144 bytes" in verdict.details
 
 
 def test_profiles_when_listed_are_complete_and_explained():

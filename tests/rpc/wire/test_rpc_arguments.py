@@ -144,7 +144,7 @@ def test_value_when_sent_or_returned_is_one_part_in_json():
         assert parts_of([value, "z"]) == [octets(value), b"z"]
         assert Arguments("a.b", type(value)).read(parts_of(value)) == (value,)
     assert json.loads(octets(Kick("x", 7))) == {"peer": "x", "seconds": 7}
-    with pytest.raises(LocalProtocolError, match="octets, the limit is 10"):
+    with pytest.raises(LocalProtocolError, match="bytes, the limit is 10"):
         parts_of(Kick("x" * 10), 10)
     with pytest.raises(LocalProtocolError, match="not type"):
         octets(Kick)

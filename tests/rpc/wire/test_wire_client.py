@@ -225,7 +225,7 @@ def test_part_when_too_long_for_its_connection_is_refused_to_its_sender(remote, 
     """It would end the connection, and all that waits there; the longest that the other end takes is sent."""
     waits, waiting_tag = remote.asked("x.y")
     for send in (remote.node.send, remote.node.request_future):
-        with pytest.raises(LocalProtocolError, match=rf"part 2 of 'x.big' has {most + 1} octets, the limit .* {most}"):
+        with pytest.raises(LocalProtocolError, match=rf"part 2 of 'x.big' has {most + 1} bytes, the limit .* {most}"):
             send(remote.conn, "x.big", "x", bytes(most + 1))
     with pytest.raises(LocalProtocolError, match="the name of a command has"):
         remote.node.send(remote.conn, "x." + "y" * most)
@@ -285,7 +285,7 @@ def test_disconnect_when_of_an_unknown_connection_does_nothing(remote, caplog):
 
 def test_parts_when_neither_text_nor_octets_are_refused_before_anything_is_sent(remote):
     """The caller is told at once, and the connection goes on."""
-    with pytest.raises(LocalProtocolError, match="text or octets"):
+    with pytest.raises(LocalProtocolError, match="text or bytes"):
         remote.node.send(remote.conn, "their.do", 5)
     future, tag = remote.asked("their.ask")
     remote.send(b"REPLY", tag)

@@ -159,7 +159,7 @@ EXCHANGES = {
     "leading dot": ([b".echo", b"t"], [b"UNKNOWNCOMMAND", b".echo"]),
     "empty command": ([b"", b"t"], [b"UNKNOWNCOMMAND", b""]),
     "too long": ([LONG, b"t"], [b"UNKNOWNCOMMAND", LONG]),
-    "no octets of text": ([b"\xff.\xfe"], [b"UNKNOWNCOMMAND", b"\xff.\xfe"]),
+    "no bytes of text": ([b"\xff.\xfe"], [b"UNKNOWNCOMMAND", b"\xff.\xfe"]),
     "forbidden request": ([b"basic.ask", b"t"], [b"FORBIDDEN", b"REPLY", b"t"]),
     "forbidden command": ([b"basic.do", b"t"], [b"FORBIDDEN", b"basic.do"]),
     "no service node calls": ([b"sn.ask", b"t"], [b"FORBIDDEN_SN", b"REPLY", b"t"]),

@@ -28,7 +28,7 @@ FORMS = {
     "false": ("01 00", False),
     "string": ("02 0003 616263", "abc"),
     "empty string": ("02 0000", ""),
-    "two-octet character": ("02 0002 c3a9", "\u00e9"),
+    "two-byte character": ("02 0002 c3a9", "\u00e9"),
     "empty object": ("03 000009", {}),
     "object": ("03 0001 61 05 0001 62 01 01 000009", {"a": None, "b": True}),
     "member of the empty name": ("03 0000 05 000009", {"": None}),

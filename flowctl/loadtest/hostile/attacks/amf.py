@@ -62,7 +62,7 @@ async def _truncated_anywhere(attack: Attack) -> None:
     peer = await attack.shaken()
     body = amf0.encode("connect", 1.0, peer.connect_object())
     at = attack.context.rng.randrange(1, len(body) - 3)
-    attack.context.note(f"connect cut off after {at} of {len(body)} octets")
+    attack.context.note(f"connect cut off after {at} of {len(body)} bytes")
     await peer.write(cut(TYPE_COMMAND_AMF0, body[:at]))
 
 
@@ -114,7 +114,7 @@ PROFILES: Final = (
         name="false-counts",
         summary="announces billions of AMF values and sends none",
         explanation="Array, ECMA array, long string (AMF0), array, vectors, dictionary, string and traits (AMF3). A "
-        "decoder that makes room for the count runs out of memory. Sound servers compare it with the octets there are.",
+        "decoder that makes room for the count runs out of memory. Sound servers compare it with the bytes there are.",
         forms=(
             Form(name="array", run=_connect(b"\x0a" + _COUNT + bytes(64))),
             Form(name="ecma-array", run=_connect(b"\x08" + _COUNT + b"\x00\x00\x09")),

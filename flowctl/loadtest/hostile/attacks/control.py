@@ -66,9 +66,9 @@ def _window(size: int) -> Run:
             await peer.send(peer.media_message(TYPE_VIDEO, index * 4, picture(1024, key=True)))
         await peer.check_alive()
         count = peer.controls.get(TYPE_ACK, 0) - before
-        attack.details = f"{count} acknowledgements of {_VIDEO_BYTES} octets"
+        attack.details = f"{count} acknowledgements of {_VIDEO_BYTES} bytes"
         if count > _MOST_ACKS:
-            attack.fault(f"{count} acknowledgements of {_VIDEO_BYTES} octets: nearly one per message")
+            attack.fault(f"{count} acknowledgements of {_VIDEO_BYTES} bytes: nearly one per message")
 
     return run
 
@@ -112,9 +112,9 @@ PROFILES: Final = (
     HostileProfile(
         id="B32",
         name="absurd-control",
-        summary="acknowledges what was never sent, asks for an acknowledgement per octet, sends bodies too short",
+        summary="acknowledges what was never sent, asks for an acknowledgement per byte, sends bodies too short",
         explanation="Window acknowledgement sizes of 0, 1 and 2^32-1; acknowledgements that go backwards; pings and "
-        "buffer lengths of 2^32-1; control messages with too few octets. Servers have answered per octet, divided by "
+        "buffer lengths of 2^32-1; control messages with too few bytes. Servers have answered per byte, divided by "
         "0, or read beyond the end. Sound servers have a least distance between answers.",
         forms=(
             Form(name="window-0", run=_window(0)),

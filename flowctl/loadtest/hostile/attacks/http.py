@@ -201,8 +201,8 @@ PROFILES: Final = (
     _profile(
         3,
         "http-slowloris",
-        "sends request line, headers or body an octet at a time, for ever",
-        "A connection, and what the server keeps for it, is held at the cost of an octet now and then. Sound servers "
+        "sends request line, headers or body an byte at a time, for ever",
+        "A connection, and what the server keeps for it, is held at the cost of an byte now and then. Sound servers "
         "limit the time to the end of a request, not only silence.",
         Form(name="line", run=_slow_line, allowed=ENDED, needs_s=_PATIENCE_S),
         Form(name="headers", run=_slow_headers, allowed=ENDED, needs_s=_PATIENCE_S),
@@ -212,7 +212,7 @@ PROFILES: Final = (
         4,
         "http-huge-head",
         "sends a path or a header of 1 MiB, 100,000 headers, and a header without end",
-        "What is not complete has to be kept. Sound servers limit octets and number of headers, and say which.",
+        "What is not complete has to be kept. Sound servers limit bytes and number of headers, and say which.",
         Form(name="target", run=_long_target, allowed=ENDED),
         Form(name="header", run=_long_header, allowed=ENDED),
         Form(name="count", run=_many_headers, allowed=ENDED),
@@ -242,7 +242,7 @@ PROFILES: Final = (
     _profile(
         8,
         "websocket-message",
-        "plays over WebSocket and sends a message without end: in fragments of an octet, and in a frame of 4 EiB",
+        "plays over WebSocket and sends a message without end: in fragments of an byte, and in a frame of 4 EiB",
         "A message is only complete at its end. Sound servers keep none of it that they have no use for.",
         Form(name="fragments", run=_fragments, allowed=ANY, reads=False),
         Form(name="frame", run=_long_frame, allowed=ANY, reads=False),

@@ -198,16 +198,16 @@ PROFILES: Final = (
     HostileProfile(
         id="B18",
         name="tiny-messages",
-        summary="publishes audio messages of one octet, up to four million, as fast as they are taken",
-        explanation="Two octets on the wire cost a whole turn through the server, and a place in every queue. Sound "
+        summary="publishes audio messages of one byte, up to four million, as fast as they are taken",
+        explanation="Two bytes on the wire cost a whole turn through the server, and a place in every queue. Sound "
         "servers slow the publisher down, or cut it, and others on the same thread keep their turn.",
         forms=(Form(name="", run=_tiny_messages),),
     ),
     HostileProfile(
         id="B20",
         name="short-bodies",
-        summary="publishes audio and video of 0, 1 and 2 octets, and lengths beyond the end",
-        explanation="Readers of codec headers look at octets that are not there, or trust the length of a NAL unit. "
+        summary="publishes audio and video of 0, 1 and 2 bytes, and lengths beyond the end",
+        explanation="Readers of codec headers look at bytes that are not there, or trust the length of a NAL unit. "
         "Sound servers pass such messages on, or drop them.",
         forms=(Form(name="", run=_short_bodies),),
     ),
@@ -224,7 +224,7 @@ PROFILES: Final = (
         name="no-key-frames",
         summary="publishes 24 MiB without a key frame, or after a single one",
         explanation="The cache that starts new viewers at a key frame grows until the next one comes. Sound servers "
-        "bound it in octets, frames and time.",
+        "bound it in bytes, frames and time.",
         forms=(
             Form(name="none", run=_without_keys(first=False)),
             Form(name="one", run=_without_keys(first=True)),

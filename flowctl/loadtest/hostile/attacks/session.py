@@ -237,9 +237,9 @@ PROFILES: Final = (
     HostileProfile(
         id="B14",
         name="slowloris",
-        summary="connects and takes its time: no handshake, one by the octet, half of one, no connect, no stream",
+        summary="connects and takes its time: no handshake, one by the byte, half of one, no connect, no stream",
         explanation="Each such connection costs a descriptor and memory for nothing. Sound servers have a time limit "
-        "for every phase, and an octet now and then does not extend it.",
+        "for every phase, and an byte now and then does not extend it.",
         forms=(
             Form(name="silent", run=_silent, allowed=ENDED, needs_s=_PATIENCE_S),
             Form(name="drip", run=_drip, allowed=ENDED, needs_s=_PATIENCE_S),

@@ -189,8 +189,8 @@ PROFILES: Final = (
     HostileProfile(
         id="W03",
         name="absent-streams",
-        summary="sends messages of one octet to streams that do not exist, or are not published",
-        explanation="Two octets on the wire each, and nothing to do for any of them. Sound servers count them, and "
+        summary="sends messages of one byte to streams that do not exist, or are not published",
+        explanation="Two bytes on the wire each, and nothing to do for any of them. Sound servers count them, and "
         "slow down or cut who goes on.",
         forms=(
             Form(name="absent", run=_flood(_absent_streams, 1)),
@@ -222,7 +222,7 @@ PROFILES: Final = (
     HostileProfile(
         id="W07",
         name="interleaved-chunks",
-        summary="publishes pictures on 60 chunk streams at once in chunks of 128 octets, on six connections",
+        summary="publishes pictures on 60 chunk streams at once in chunks of 128 bytes, on six connections",
         explanation="No two chunks that follow each other belong together, so each is looked at alone. Sound servers "
         "slow the publisher down, and others keep their turn.",
         forms=(Form(name="", run=_flood(_interleaved, _FEW)),),
