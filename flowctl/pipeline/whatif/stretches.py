@@ -278,7 +278,7 @@ def of_viewer(table: pa.Table, source: str, trouble_s: float) -> pa.Table:
     return pa.Table.from_pylist(made, arrow_schema(_APPLIED))
 
 
-def of_flight(rows: Sequence[Mapping[str, Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
+def of_flight(rows: Sequence[Mapping[str, Any] | Sequence[Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
     """Yield the stretches of a flight, `at` in seconds since its first event.
 
     Raises:
