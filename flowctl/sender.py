@@ -464,7 +464,8 @@ class Sender:
     @property
     def control_waits(self) -> bool:
         """Whether control messages wait: for the end of a message in flight, or for room in the kernel."""
-        return self._outbox.backlog.control_bytes > 0
+        with self._lock:
+            return self._outbox.backlog.control_bytes > 0
 
     @property
     def following(self) -> StreamLog | None:

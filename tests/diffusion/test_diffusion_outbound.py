@@ -69,7 +69,7 @@ def test_server_when_asked_in_order_sends_what_it_has():
 
 
 @pytest.mark.parametrize(
-    ("bytes", "fault"),
+    ("octets", "fault"),
     [
         ("84 01 F4 03 01", AckedTooManyObjectIdsError),
         ("84 01 F5 03 01", AckedTooManyObjectIdsError),

@@ -71,7 +71,7 @@ def test_requests_when_split_at_every_octet_are_answered_in_order(web):
 
 
 @pytest.mark.parametrize(
-    ("bytes", "status"),
+    ("octets", "status"),
     [
         (f"GET / HTTP/1.1\r\n{HOST}\r\n", 404),
         (f"GET /live/room.mkv HTTP/1.1\r\n{HOST}\r\n", 404),
@@ -93,7 +93,7 @@ def test_request_when_it_names_nothing_is_answered_and_the_connection_goes_on(we
 
 
 @pytest.mark.parametrize(
-    ("bytes", "status", "limit"),
+    ("octets", "status", "limit"),
     [
         ("GET /live/room.flv HTTP/1.1\r\n\r\n", 400, None),
         ("nonsense\r\n\r\n", 400, None),
@@ -128,7 +128,7 @@ def test_request_when_it_is_wrong_or_too_long_is_answered_and_ends_the_connectio
 
 
 @pytest.mark.parametrize(
-    "bytes", ["G", f"GET / HTTP/1.1\r\n{HOST}", f"POST / HTTP/1.1\r\n{HOST}Content-Length: 5\r\n\r\nab"]
+    "octets", ["G", f"GET / HTTP/1.1\r\n{HOST}", f"POST / HTTP/1.1\r\n{HOST}Content-Length: 5\r\n\r\nab"]
 )
 def test_request_when_it_does_not_come_whole_in_time_gets_408(web, octets):
     """Slow senders end, with head or body unfinished."""

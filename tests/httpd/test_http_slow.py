@@ -41,7 +41,7 @@ def player(web, octets=UPGRADE) -> Client:
     return client
 
 
-@pytest.mark.parametrize("bytes", [PLAIN, UPGRADE])
+@pytest.mark.parametrize("octets", [PLAIN, UPGRADE])
 def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, octets):
     """What waits for it is seen on the same axes, its input is held, and it is back when it reads again."""
     web = web(socket_options=SMALL, limits_of=TIGHT)
@@ -86,7 +86,7 @@ def test_frames_when_there_are_too_many_slow_the_player_down_alone(web):
 
 
 @pytest.mark.parametrize(
-    ("bytes", "code"),
+    ("octets", "code"),
     [
         (b"\x89\x01x", 1002),  # not masked
         (masked(0x83), 1002),  # no such opcode

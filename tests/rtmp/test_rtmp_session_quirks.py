@@ -276,7 +276,7 @@ def test_amf3_commands_and_data_are_understood(client):
     assert metadata.values == {"width": 640.0}
 
 
-@pytest.mark.parametrize("byte", [b"\0", b"\x01", b"\x02", b"\x03", b"\x11", b"\xff", b""])
+@pytest.mark.parametrize("octet", [b"\0", b"\x01", b"\x02", b"\x03", b"\x11", b"\xff", b""])
 def test_octet_in_front_of_amf3_messages_may_be_any(octet):
     """Nobody looks at the format octet but to skip it (librtmp, SRS), and some leave it out."""
     client = ScriptedClient()

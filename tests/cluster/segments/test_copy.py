@@ -224,13 +224,13 @@ def test_publication_when_it_begins_with_a_segment_is_followed_from_there(known)
     assert made.viewers.told == ["begin", "begin"]
 
 
-@pytest.mark.parametrize(("change", "flawed"), [("byte", True), ("header", False), ("end", False)])
+@pytest.mark.parametrize(("change", "flawed"), [("octet", True), ("header", False), ("end", False)])
 def test_source_when_its_frames_are_not_what_was_announced_is_flawed(change, flawed):
     """A segment that stands where another one was followed is fetched, and shows whether octets were changed."""
     made, found = Made(follows=True), cut(SOURCE)
     made.copy.begin(made.clock())
     frames = list(SOURCE)
-    if change == "byte":
+    if change == "octet":
         frames[5] = frames[5]._replace(payload=frames[5].payload[:-1] + b"?")
     if change == "header":
         frames[0] = frames[0]._replace(payload=frames[0].payload + b"\x00")

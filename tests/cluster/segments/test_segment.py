@@ -174,7 +174,7 @@ def test_segment_when_the_id_counts_wrong_is_refused():
         Segment.decode(object_of(dataclasses.replace(name, count=3), body))
 
 
-@pytest.mark.parametrize("bytes", [b"", b"\0", b"\0\0body", b"\0\xffshort", b"\xff\xff" + bytes(99_999)])
+@pytest.mark.parametrize("octets", [b"", b"\0", b"\0\0body", b"\0\xffshort", b"\xff\xff" + bytes(99_999)])
 def test_object_when_it_has_no_id_is_refused(octets):
     """What is no object has no name."""
     with pytest.raises(RemoteProtocolError):

@@ -52,7 +52,7 @@ def decode(octets, state):
     return decoder.next(state)
 
 
-@pytest.mark.parametrize(("state", "message", "bytes"), EXACT)
+@pytest.mark.parametrize(("state", "message", "octets"), EXACT)
 def test_message_when_encoded_has_exactly_these_octets_and_is_read_back(state, message, octets):
     """Each message has one form on the wire (OD-06)."""
     assert bytes.fromhex(octets) == encode(message)
@@ -66,7 +66,7 @@ def test_reply_of_ids_when_empty_is_for_requests_that_do_not_block():
     assert ReplyIds(()) == decode(bytes.fromhex("82029FFF"), State.IDS_NONBLOCKING)
 
 
-@pytest.mark.parametrize("bytes", ["820280", "82028141 61", "820481 40", "820380"])
+@pytest.mark.parametrize("octets", ["820280", "82028141 61", "820481 40", "820380"])
 def test_list_when_of_definite_length_is_refused(octets):
     """Lists of ids and objects are of indefinite length, and no others are taken (OD-08)."""
     octets = bytes.fromhex(octets)
@@ -104,7 +104,7 @@ def test_message_when_not_allowed_in_the_state_is_refused_at_its_second_octet(st
 
 
 @pytest.mark.parametrize(
-    ("state", "bytes"),
+    ("state", "octets"),
     [
         (State.IDLE, "84 01 F5 18 02 03"),  # a count that has a shorter form
         (State.IDLE, "84 01 F5 19 00 02 03"),

@@ -129,7 +129,7 @@ def test_peer_is_cut_when_it_goes_over_a_limit_of_the_wire(case, live, clients):
         assert server.hub.snapshot().limits_hit == {limit: 1}
 
 
-@pytest.mark.parametrize("bytes", [b"", b"\x03" + bytes(700)], ids=["silent", "half"])
+@pytest.mark.parametrize("octets", [b"", b"\x03" + bytes(700)], ids=["silent", "half"])
 def test_peer_is_cut_when_its_handshake_takes_too_long(octets, live, clients):
     """A peer that does not shake hands in time is cut with HANDSHAKE_TIMEOUT, also when it drips octets."""
     server = live(wire={"handshake_time_s": 0.5})

@@ -70,7 +70,7 @@ def test_synth_when_columns_of_a_connection_are_added_up_agree(made):
             == f.col(f"sent_messages_{name}") + f.col(f"dropped_messages_{name}")
             for name in CLASSES
         } | {
-            "bytes": f.col("accepted_bytes") == f.col("sent_bytes") + f.col("dropped_bytes"),
+            "octets": f.col("accepted_bytes") == f.col("sent_bytes") + f.col("dropped_bytes"),
             "states": f.abs(whole_ms - f.col("duration_s") * 1000) < 0.01,
             "reasons": sum(reasons, f.lit(0)) == dropped,
             "lost": f.col("lost_messages") == dropped,
@@ -95,7 +95,7 @@ def test_synth_when_samples_are_summed_gives_the_close(made):
         .groupBy("node", "conn_id")
         .agg(
             f.sum("interval_ms").alias("ms"),
-            f.sum("sent_bytes").alias("bytes"),
+            f.sum("sent_bytes").alias("octets"),
             f.sum("dropped_messages_inter").alias("dropped"),
             f.sum("accepted_messages_audio").alias("audio"),
             f.max("viewer_delay_ms").alias("worst"),
@@ -106,7 +106,7 @@ def test_synth_when_samples_are_summed_gives_the_close(made):
     both = sums.join(tables["flow_closes"], ["node", "conn_id"])
     wrong = both.where(
         (f.abs(f.col("ms") - f.col("duration_s") * 1000) > 0.01)
-        | (f.col("bytes") != f.col("sent_bytes"))
+        | (f.col("octets") != f.col("sent_bytes"))
         | (f.col("dropped") != f.col("dropped_messages_inter"))
         | (f.col("audio") != f.col("accepted_messages_audio"))
         | (f.col("n") != f.col("samples_count"))

@@ -290,14 +290,14 @@ def test_sums_when_they_are_beyond_64_bits_end_there(spark):
     from flowctl.pipeline.records.expressions import summed
 
     most, last = (1 << 48) - 1, (1 << 63) - 1
-    counts = {"bytes": f.lit(most), "one": f.lit(1), "never": f.lit(None)}
+    counts = {"octets": f.lit(most), "one": f.lit(1), "never": f.lit(None)}
     columns = {name: value.cast("bigint") for name, value in counts.items()}
     rows = spark.range(40_000).withColumn("half", f.col("id") < 20_000).withColumns(columns)
     halves = summed(rows.groupBy("half"), columns)
     assert sorted(map(tuple, halves.collect())) == [(half, 20_000 * most, 20_000, None) for half in (False, True)]
     assert tuple(summed(rows.groupBy(), columns).first()) == (last, 40_000, None), "beside one that ends, null is null"
-    again = rows.withColumn("bytes", f.lit(last))
-    assert summed(again.groupBy(), ("bytes", "one")).first().octets == last
+    again = rows.withColumn("octets", f.lit(last))
+    assert summed(again.groupBy(), ("octets", "one")).first().octets == last
 
 
 @pytest.mark.parametrize("small", [False, True])

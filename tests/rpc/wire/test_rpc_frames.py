@@ -101,7 +101,7 @@ def test_frames_when_they_are_anything_are_read_without_an_exception(frames):
 
 
 @pytest.mark.parametrize(
-    ("bytes", "count"),
+    ("octets", "count"),
     [(b"1", 1), (b"1048576", 1 << 20), (b"1048577", None), (b"0", None), (b"-1", None), (b"", None), (b"9" * 9, None)],
 )
 def test_credit_when_read_is_a_number_within_bounds(octets, count):

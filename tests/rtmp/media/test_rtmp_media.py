@@ -99,7 +99,7 @@ def test_classic_audio(body, expected):
 
 
 @pytest.mark.parametrize(
-    ("bytes", "expected"),
+    ("octets", "expected"),
     [("00000a", 10), ("ffffde", -34), ("7fffff", 8388607), ("800000", -8388608), ("000000", 0)],
 )
 @pytest.mark.parametrize("head", ["2701", "2c01", "a1" + b"hvc1".hex(), "a1" + b"avc1".hex()])
