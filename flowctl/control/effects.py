@@ -51,7 +51,7 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
     kicked = server.kick(wanted, asked["reason"])
     if not kicked and number is not None:
-        raise LocalProtocolError(f"there is no such connection {number}", hint="flowctl stats lists them")
+        raise LocalProtocolError(f"there is no such connection {number}", hint="flowctl connections lists them")
     return {"kicked": len(kicked), "connections": [item.number for item in kicked[:_TOLD]]}
 
 
@@ -71,7 +71,7 @@ def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     if number is not None:
         connection = next((item for item in server.connections() if item.number == number), None)
         if connection is None:
-            raise LocalProtocolError(f"there is no connection {number}", hint="flowctl stats lists them")
+            raise LocalProtocolError(f"there is no connection {number}", hint="flowctl connections lists them")
     now = server.limits if connection is None else connection.sender.limits
     wanted = _limits_asked(now, asked)
     if wanted is None:

@@ -156,7 +156,7 @@ def _connection(server: LiveServer, number: int) -> Json:
     """Return all that is known of one connection: figures, limits, and its ledger in words."""
     connection = next((item for item in server.connections() if item.number == number), None)
     if connection is None:
-        raise LocalProtocolError(f"there is no connection {number}", hint="flowctl stats lists them with their numbers")
+        raise LocalProtocolError(f"there is no connection {number}", hint="flowctl connections lists them")
     sender, session, now = connection.sender, connection.session, connection.now()
     found = sender.statistics()
     streams: list[str] = getattr(session, "streams", list)()

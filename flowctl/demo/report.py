@@ -115,7 +115,9 @@ class Seen:
         counts = self.pictures_per_s
         per_bar = max(-(-len(counts) // _MOST_BARS), 1)
         groups = (counts[first : first + per_bar] for first in range(0, len(counts), per_bar))
-        return "".join(_BARS[round(sum(group) / len(group) / FPS * (len(_BARS) - 1))] for group in groups)
+        shares = (sum(group) / len(group) / FPS for group in groups)
+        # The least bar for the least picture: only where none was seen is there none.
+        return "".join(_BARS[max(round(share * (len(_BARS) - 1)), share > 0)] for share in shares)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -66,6 +66,7 @@ from flowctl.pipeline.spark.session import SparkError, fit, mapped_errors
 from flowctl.printable import foreign
 from flowctl.telemetry import schema
 from flowctl.text.files import sync
+from flowctl.units import format_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -373,7 +374,7 @@ class _Run:
         wanted = {ALL: _checks()} | {name: self._made_with(name) for name in self.wanted}
         if not (stale := self._stale(listing, wanted)):
             return
-        self.tell(f"records of {len(stale)} hours")
+        self.tell(f"records of {format_count(len(stale), 'hour')}")
         read = Read(self.session, listing, time.time_ns() // 1_000)
         looked = {file: self._as_known(file, facts) for file, facts in look(read, listing.of(stale))}
         told: list[str] = []

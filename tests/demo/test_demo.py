@@ -14,7 +14,7 @@ import pytest
 from flowctl.cli import main
 from flowctl.demo import DemoPlan, run, run_demo
 from flowctl.demo.plan import Kind, ViewerPlan, cache_directory
-from flowctl.demo.report import Report, judge, make_report
+from flowctl.demo.report import Report, Seen, judge, make_report
 from flowctl.demo.show import LineDisplay, TableDisplay
 from flowctl.demo.watch import Watch, Watched
 from flowctl.errors import ConfigError
@@ -370,6 +370,11 @@ def test_report_when_viewers_were_measured_draws_them_side_by_side(seconds):
     seen = json.loads(json.dumps(report.as_dict()))["seen"]
     assert seen["slow 85%"]["pictures_per_s"] == [15.0] * seconds
     assert seen["slow 50%"]["picture_share"] is None  # nobody measured it
+
+
+def test_bars_when_hardly_a_picture_was_seen_are_not_empty():
+    """One key frame in 2 s is the least bar, and nothing is none."""
+    assert Seen("slow 20%", (30.0, 0.5, 0.0)).bars == "█▁ "
 
 
 def test_report_when_shown_fits_80_columns():

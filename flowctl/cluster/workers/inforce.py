@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from flowctl.control.effects import KEPT_IN_STORE, NOT_STORED
+from flowctl.errors import FlowctlError
 from flowctl.live.bans.kept import KeptBans
 from flowctl.server.bans import Ban, BanAction, parse_utc
 
@@ -89,6 +90,8 @@ class InForce:
             self._kept.drop([(cidr, action) for action in BanAction])
         except OSError as error:
             return {"warning": f"it is back after a restart: {error.filename}: {error.strerror}"}
+        except FlowctlError as error:
+            return {"warning": f"it is back after a restart: {error}"}
         return {}
 
     def punish(self, bans: Iterable[Ban]) -> None:

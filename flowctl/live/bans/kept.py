@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.server.bans import MOST_BANS, Ban, BanAction, merge_bans
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -108,6 +108,7 @@ class KeptBans:
         self._steady: Final = steady
         self._clock: Final = ClockWatch(wall, steady)
         self._bans: dict[Key, Ban] = {}
+        self._left: frozenset[Key] = frozenset()  # what a store has that was let go of
         self._written_at = steady()  # when the store was written last, or tried
         self.fault = ""
         if store is not None:
@@ -148,11 +149,17 @@ class KeptBans:
 
         Raises:
             OSError, ConfigError: the store cannot be written to; they are kept.
+            LocalProtocolError: the store that has them is another server's now; they are kept.
         """
         self.look()
         gone = self._bans.keys() & set(keys)
         if not gone:
             return
+        if gone & self._left:
+            raise LocalProtocolError(
+                "the ban store has been left to the server that takes this one's place",
+                hint="flowctl unban lifts it there, once that server has started",
+            )
         if self._store is not None:
             rest = [ban for key, ban in self._bans.items() if key not in gone]
             self._replace(self._store, rest)  # or a ban that was lifted would be back after a restart
@@ -191,7 +198,7 @@ class KeptBans:
         store = self._store
         if store is not None:
             self._write_all() if self.fault else self._write((), ())
-            self._store, self.fault = None, ""
+            self._store, self.fault, self._left = None, "", frozenset(self._bans)
             store.close()
 
     def _move_ends(self, by_s: float) -> int:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import structlog
 
-from flowctl.errors import ConfigError
+from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.store import BanStore
 from flowctl.server.bans import Ban, BanAction
@@ -174,6 +174,18 @@ def test_store_when_its_folder_is_gone_is_not_told_to_be_durable_until_it_is_bac
     assert kept.fault == ""
     kept.close()
     assert set(bans_of(path)) == {(ONE.cidr, ONE.action)}
+
+
+def test_kept_bans_when_their_store_was_left_to_a_successor_are_not_lifted(path):
+    """Lifted here they would be back with the server that takes over; what was banned since is lifted as ever."""
+    kept = KeptBans(BanStore(path), wall=lambda: 1.8e9)
+    kept.put([ONE])
+    kept.close()
+    kept.put([TWO])
+    with pytest.raises(LocalProtocolError, match="left to the server"):
+        kept.drop([(ONE.cidr, ONE.action)])
+    kept.drop([(TWO.cidr, TWO.action)])
+    assert kept.bans == [ONE]
 
 
 def test_store_when_the_disk_is_full_says_so_and_has_what_it_had(path):
