@@ -394,7 +394,9 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
         rows[number].update(
             {f"{name}_{end}": get((rows[number][name], *span)) for name, span in spans.items() for end, get in _ENDS}
         )
-    pick = without_gain(pick, rows[0], pick.row["honest_disconnected_high"]) or pick
+    # The middle of the repeats: in the worst, whoever was cut in a stall is taken for dead, whatever the limits.
+    middle = (pick.row["honest_disconnected_low"] + pick.row["honest_disconnected_high"]) // 2
+    pick = without_gain(pick, rows[0], middle) or pick
     chosen = rows[pick.row["choice_id"]]
     chosen["recommended"] = True
     pick = pick._replace(why=f"{pick.why}{_levels(chosen)}{_rests_on(summary, options)}")

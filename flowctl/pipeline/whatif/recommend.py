@@ -183,12 +183,12 @@ def without_gain(pick: Pick, present: Row, most_cut: int) -> Pick | None:
     Args:
         pick: of `recommend`.
         present: the row of the choice in force.
-        most_cut: how many honest viewers the picked choice cuts in the worst of its repeats.
+        most_cut: how many honest viewers the picked choice cuts in the middle of its repeats.
     """
     now = int(present["honest_disconnected"])
     if pick.row is present or pick.row["honest_disconnected"] >= now or most_cut < now:
         return None
-    why = f"change nothing: tried again, the best of the others cut up to {most_cut} honest viewers, as against {now}"
+    why = f"change nothing: tried again, the best of the others cut {most_cut} honest viewers, as against {now}"
     return Pick(present, why, pick.kept)
 
 
