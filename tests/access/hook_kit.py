@@ -58,7 +58,9 @@ class HookServer:
             client.settimeout(20)
             data = b""
             while b"\r\n\r\n" not in data:
-                data += client.recv(65536) or b"\r\n\r\n"
+                if not (more := client.recv(65536)):
+                    return  # The hooks gave up before they had sent anything.
+                data += more
             head, _, body = data.partition(b"\r\n\r\n")
             lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
             size = int(lengths[0].split(b":")[1]) if lengths else 0

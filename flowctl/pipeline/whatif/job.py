@@ -394,7 +394,7 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
         rows[number].update(
             {f"{name}_{end}": get((rows[number][name], *span)) for name, span in spans.items() for end, get in _ENDS}
         )
-    # The middle of the repeats: in the worst, whoever was cut in a stall is taken for dead, whatever the limits.
+    # The middle of the repeats: in the worst, a viewer that was cut in a stall is taken for dead under all limits.
     middle = (pick.row["honest_disconnected_low"] + pick.row["honest_disconnected_high"]) // 2
     pick = without_gain(pick, rows[0], middle) or pick
     chosen = rows[pick.row["choice_id"]]
