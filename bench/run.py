@@ -44,11 +44,7 @@ def _room_of() -> dict[str, str]:
 
 
 def load(name: str) -> ModuleType:
-    """Import a benchmark.
-
-    Raises:
-        SystemExit: there is none of that name, or it has no `run`.
-    """
+    """Import a benchmark."""
     room = _room_of().get(name)
     if room is None:
         raise SystemExit(f"error: no benchmark {name!r}\nhint: there are {', '.join(names())}")
@@ -104,7 +100,6 @@ def machine_part(found: dict[str, Any]) -> str:
 
 
 def write(record: dict[str, Any], document: Path, images: Path) -> bool:
-    """Write a record into the document, and return whether it has a place for it."""
     if record["name"] not in documents.parts(document.read_text("utf-8")):
         return False
     documents.write(MACHINE_PART, machine_part(record["machine"]), document)

@@ -45,16 +45,7 @@ _BITS: Final = tuple(
 
 
 def parse_network(text: str, field: str, *, exact: bool = False) -> Network:
-    """Return the network that `text` (``10.0.0.0/8``, ``2001:db8::/32``) names; an address is a network of one.
-
-    Args:
-        text: blanks around it do not count.
-        field: where it was given, for the error.
-        exact: whether bits behind the prefix are an error, as in ``192.0.2.7/24``; if not, they do not count.
-
-    Raises:
-        ConfigError: it is neither an address nor a network; names `field`.
-    """
+    """Return the network that `text` (``10.0.0.0/8``, ``2001:db8::/32``) names; an address is a network of one."""
     try:
         return ipaddress.ip_network(text.strip(), strict=exact)
     except ValueError as error:
@@ -114,15 +105,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen_addresses(text: str, field: str) -> tuple[tuple[str, int], ...]:
-    """Return the (host, port) of addresses to listen on, ``host:port`` with commas between; IPv6 stands in brackets.
-
-    Args:
-        text: empty: there is none.
-        field: where it was given, for the error.
-
-    Raises:
-        ConfigError: a part is no address; names `field`.
-    """
+    """Return the (host, port) of addresses to listen on, ``host:port`` with commas between; IPv6 stands in brackets."""
     found = []
     for part in map(str.strip, filter(str.strip, text.split(","))):
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,:\[\]\s]+)):([0-9]{1,5})", part)

@@ -1203,15 +1203,7 @@ def handler_reason(error: BaseException) -> tuple[CloseReason, str]:
 
 
 def as_result(answer: object, size: int) -> InputResult:
-    """Return what `Session.received` answered in the words of the Receiver.
-
-    Args:
-        answer: number of bytes consumed, None for all, or the result itself.
-        size: number of bytes that were offered.
-
-    Raises:
-        InternalError: it answered something else, for example a coroutine without being declared as one.
-    """
+    """Return what `Session.received` answered in the words of the Receiver."""
     if answer is None:
         return DONE
     if isinstance(answer, InputResult):

@@ -19,30 +19,14 @@ from flowctl.printable import short
 
 
 def check_fields(settings: Any) -> None:
-    """Compare the fields of a dataclass with their declared types.
-
-    Args:
-        settings: an instance; called from its ``__post_init__``.
-
-    Raises:
-        ConfigError: a field has a value of another type; names it, the value and the type.
-    """
+    """Compare the fields of a dataclass with their declared types."""
     kind: Any = type(settings)
     for name, allowed in _declared(kind):
         check_type(f"{kind.__name__}.{name}", getattr(settings, name), *allowed)
 
 
 def check_type(name: str, value: object, *allowed: Any) -> None:
-    """See that `value` is of one of the types `allowed`.
-
-    Args:
-        name: of the setting, for the error.
-        value: as given.
-        allowed: types, ``type(None)`` and ``collections.abc.Callable`` among them.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """See that `value` is of one of the types `allowed`."""
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
         return
     names = [

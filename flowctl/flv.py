@@ -60,7 +60,6 @@ class FlvTag(NamedTuple):
         type_id: 8 audio, 9 video, 18 script data.
         timestamp: decoding time in milliseconds, 0 to 2^32 - 1. The format calls it signed, and FFmpeg reads the upper
             half as negative; here it is the RTMP clock, which is unsigned and wraps.
-        payload: the body.
     """
 
     type_id: int
@@ -72,9 +71,7 @@ class FlvHeader(NamedTuple):
     """The file header.
 
     Attributes:
-        version: 1.
         audio: whether audio tags are announced. Often wrong in live streams: go by the tags.
-        video: whether video tags are announced.
         data_offset: octets before the first back pointer, 9 in version 1.
     """
 
@@ -94,10 +91,6 @@ class SupportsWrite(Protocol):
 def header(audio: bool, video: bool) -> bytes:  # noqa: FBT001 - both are needed and named by the format itself
     """Return the 13 octets in front of the first tag: file header and the back pointer of no tag.
 
-    Args:
-        audio: announce audio tags.
-        video: announce video tags. A player that was promised a track and gets none waits; FFmpeg probes for seconds.
-
     Shape: "FLV", version 1, flags, DataOffset 9 (4 octets), PreviousTagSize 0 (4 octets). Source: E.2, E.3.
     """
     flags = (_HAS_AUDIO if audio else 0) | (_HAS_VIDEO if video else 0)
@@ -106,14 +99,6 @@ def header(audio: bool, video: bool) -> bytes:  # noqa: FBT001 - both are needed
 
 def tag(type_id: int, timestamp: int, payload: bytes | memoryview) -> bytes:
     """Return one tag with the back pointer that follows it.
-
-    Args:
-        type_id: 8, 9 or 18.
-        timestamp: milliseconds, 0 to 2^32 - 1.
-        payload: the body, 0 to 2^24 - 1 octets.
-
-    Raises:
-        LocalProtocolError: an argument does not fit its field.
 
     Shape: type (1 octet), body size (3), timestamp bits 0-23 (3), bits 24-31 (1), stream id 0 (3), body, 11 + body
     size (4). Source: E.4.1.
@@ -132,13 +117,7 @@ def tag(type_id: int, timestamp: int, payload: bytes | memoryview) -> bytes:
 
 
 class FlvWriter:
-    """Writes a file header, then tags, to anything with a `write` method; opens, flushes and closes nothing.
-
-    Args:
-        target: takes the bytes, for example a file opened for binary writing.
-        audio: announced in the file header.
-        video: announced in the file header.
-    """
+    """Writes a file header, then tags, to anything with a `write` method; opens, flushes and closes nothing."""
 
     __slots__ = ("_header", "_target", "bytes_written", "tags_written")
 
@@ -180,12 +159,6 @@ class FlvReader:
     Memory follows what was received, not what a length announces, and is bounded by both limits. An error is raised
     when all tags before it were handed out, so the same stream gives the same tags however it is cut; it is raised
     again by every later call.
-
-    Args:
-        max_tag_bytes: largest body, 1 to 2^24 - 1 bytes.
-        max_unfinished_bytes: most octets kept between calls, at least 1 byte.
-        check_back_pointers: raise when the size after a tag is not the size of that tag. Off by default: several live
-            servers write 0 there, players ignore it, and it is counted either way.
     """
 
     __slots__ = (
@@ -243,14 +216,7 @@ class FlvReader:
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[FlvTag]:
-        """Return the tags that `data` completes, in order; their payloads are copies.
-
-        Raises:
-            RemoteProtocolError: this is no FLV (code ``flv-signature``, ``flv-version``), the tags are out of step
-                (``flv-out-of-step``) or encrypted (``flv-encrypted``). Says at which byte. When this call completed
-                tags before that byte, it returns them and the next call (or `finish`) raises.
-            LimitExceededError: ``flv_tag_bytes``, ``flv_data_offset_bytes`` or ``flv_unfinished_bytes``, likewise.
-        """
+        """Return the tags that `data` completes, in order; their payloads are copies."""
         if self._error is not None:
             raise self._error
         tags: list[FlvTag] = []
@@ -283,12 +249,7 @@ class FlvReader:
             _exceed("flv_unfinished_bytes", len(buffer), self._max_unfinished_bytes, self._consumed)
 
     def finish(self) -> None:
-        """Say that the stream has ended; raises when it ended inside the header or a tag.
-
-        Raises:
-            RemoteProtocolError: code ``flv-truncated``. A missing last back pointer is not an error: a live stream
-                ends where its connection does.
-        """
+        """Say that the stream has ended; raises when it ended inside the header or a tag."""
         if self._error is not None:
             raise self._error
         if self._state is _State.BACK_POINTER or (self._state is _State.TAG and not self._buffer):

@@ -182,24 +182,14 @@ class _Mask:
 
 
 def mask_secrets(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
-    """Mask every value that must stay secret, and make the rest safe to show; a structlog processor.
-
-    Args:
-        logger: unused, part of structlog's signature.
-        method_name: unused, likewise.
-        event_dict: the fields of the line.
-    """
+    """Mask every value that must stay secret, and make the rest safe to show; a structlog processor."""
     del logger, method_name
     mask = _Mask()
     return {printable(key[:_MAX_KEY_CHARS]): mask.field(key, value, 0) for key, value in event_dict.items()}
 
 
 def parse_level(level: str | int) -> int:
-    """Return the number of a level.
-
-    Raises:
-        ConfigError: there is no such level.
-    """
+    """Return the number of a level."""
     if isinstance(level, int):
         return level
     if level.lower() not in LEVELS:
@@ -219,17 +209,7 @@ def configure(
     stream: TextIO | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> None:
-    """Send all log lines of the process to one stream; replaces whatever was set up before.
-
-    Args:
-        level: least level shown: debug, info, warning, error, critical, or a number of the standard library.
-        json: whether to write one JSON object per line.
-        stream: where to. None: standard error, since standard output is for data.
-        fields: that every line has, such as which process of several wrote it. None: there are none.
-
-    Raises:
-        ConfigError: there is no such level.
-    """
+    """Send all log lines of the process to one stream; replaces whatever was set up before."""
     number = parse_level(level)
     target = sys.stderr if stream is None else stream
     shared: list[Processor] = [

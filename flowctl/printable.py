@@ -40,13 +40,7 @@ def carries_secret(name: str) -> bool:
 
 
 def without_secret(text: str, most: int, hashed: Callable[[str], str]) -> str:
-    """Return what a peer calls itself, printable and without what is behind ``?``, ``://``, ``Bearer`` or ``Basic``.
-
-    Args:
-        text: as it came.
-        most: characters left of it.
-        hashed: gives what stands for a text that carries a secret all the same.
-    """
+    """Return what a peer calls itself, printable and without what is behind ``?``, ``://``, ``Bearer`` or ``Basic``."""
     shown = _AGENT_ENDS.split(text, 1)[0][:most]
     return hashed(text) if _tells(shown, _AGENT_SIGNS) else printable(shown)[:most]
 
@@ -66,12 +60,7 @@ def _tells(text: str, signs: re.Pattern[str]) -> bool:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Return `text` with every character that a terminal would act on written as ``\uXXXX``.
-
-    Args:
-        text: of anybody.
-        lines: whether line breaks and tabs stay: for a text of several lines that is our own but for words in it.
-    """
+    r"""Return `text` with every character that a terminal would act on written as ``\uXXXX``."""
     if text.isprintable():  # no control, format or surrogate characters, and no separator but the blank
         return text
     kept = "\n\t" if lines else ""
@@ -82,10 +71,6 @@ def foreign(text: Any, most: int = 200) -> str:
     """Return a foreign text on one line, fit for a terminal and for HTML: without control characters, not too long.
 
     What a server says may hold escape sequences, marks that turn the direction of writing, or a megabyte.
-
-    Args:
-        text: anything; taken as a string.
-        most: characters left of it.
     """
     whole = " ".join(str(text)[: most * 4 + 100].split())
     shown = printable(whole)

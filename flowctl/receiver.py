@@ -89,12 +89,6 @@ class InputHandler(Protocol):
     def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
         """Take what can be taken from `data` and say what is wanted.
 
-        Args:
-            data: all bytes not consumed so far, oldest first. Valid during this call only: copy what is to stay.
-                Empty when `trigger_input` or a resumption found nothing kept: a chance to go on with what the handler
-                itself has set aside.
-            control_only: somebody holds the input; only protocol control may be acted upon.
-
         An exception counts as ERROR with that exception; one that is not flowctl's own is wrapped in `InternalError`.
         """
 
@@ -169,11 +163,7 @@ class InputHolds:
         self.pauses: Final[dict[str, int]] = {}  #: how often input was held, by reason
 
     def add(self, owner: Hashable, reason: str, control_bytes: int, now: float) -> bool:
-        """Enter `owner`, or replace its reason and grant; True if it is new.
-
-        Raises:
-            LocalProtocolError: there are `MAX_HOLDERS` others.
-        """
+        """Enter `owner`, or replace its reason and grant; True if it is new."""
         before = self._holders.get(owner)
         if before is None and len(self._holders) >= MAX_HOLDERS:
             raise LocalProtocolError(f"input is held by {MAX_HOLDERS} owners already")

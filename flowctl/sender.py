@@ -938,7 +938,6 @@ class Sender:
         return True
 
     def _thin_locked(self, mode: Thin, now: float, reason: DropReason) -> None:
-        """Thin what is queued by `mode`."""
         self._open_episode_locked(now)
         self._leave_locked()
         before = self._oldest_locked(now)
@@ -1728,12 +1727,6 @@ class Sender:
         has left behind does, with all that follows, until everything is taken. What joining gave does not. And age
         does not of a joiner, nor where what is late is left out, while the peer takes something (`SlowPeer.served`);
         while our own thread is late nothing is left out, and it does.
-
-        Args:
-            now: time in seconds.
-            limits: None: those in force.
-            refused: whether the kernel has refused something since it had last taken everything. None: as the core
-                knows; it is told of a write after this.
         """
         if self._core.would_block if refused is None else refused:
             load = self._outbox.counted(now, limits or self._core.limits, log=self.stands is not _COHORT)

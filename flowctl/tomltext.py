@@ -32,17 +32,9 @@ class _Statement(NamedTuple):
 class TomlText:
     """A file of settings.
 
-    Args:
-        text: of the file.
-        where: its name.
-        sample: page with an example, for the hint of an error.
-
     Attributes:
         where: as above.
         table: what it says.
-
-    Raises:
-        ConfigError: it is too long, no TOML, or has a key twice; names the file and the line.
     """
 
     def __init__(self, text: str, where: str, sample: str = "docs/how-to.md") -> None:

@@ -58,11 +58,7 @@ def _split(text: str, field: str, example: str) -> tuple[float, str]:
 
 
 def parse_size(text: str, field: str = "size") -> int:
-    """Return the bytes that `text` (``512``, ``64k``, ``2MiB``, ``1.5MB``) stands for.
-
-    Raises:
-        ConfigError: `text` has no number or an unknown unit; names `field`.
-    """
+    """Return the bytes that `text` (``512``, ``64k``, ``2MiB``, ``1.5MB``) stands for."""
     number, unit = _split(text, field, "2MiB")
     if unit not in SIZE_UNITS:
         raise ConfigError(
@@ -72,11 +68,7 @@ def parse_size(text: str, field: str = "size") -> int:
 
 
 def parse_duration(text: str, field: str = "duration") -> float:
-    """Return the seconds that `text` (``8``, ``8s``, ``800ms``, ``2min``, ``1h``, ``7d``) stands for.
-
-    Raises:
-        ConfigError: `text` has no number or an unknown unit; names `field`.
-    """
+    """Return the seconds that `text` (``8``, ``8s``, ``800ms``, ``2min``, ``1h``, ``7d``) stands for."""
     number, unit = _split(text, field, "8s")
     if unit not in TIME_UNITS:
         raise ConfigError(f"{field}: unknown unit {short(unit)} in {short(text)}", hint="use us, ms, s, min, h or d")
@@ -84,11 +76,7 @@ def parse_duration(text: str, field: str = "duration") -> float:
 
 
 def parse_bit_rate(text: str, field: str = "rate") -> int:
-    """Return the bits per second that `text` (``200k``, ``2.5M``, ``2.5Mbit/s``, ``800000``) stands for.
-
-    Raises:
-        ConfigError: `text` has no number or an unknown unit; names `field`.
-    """
+    """Return the bits per second that `text` (``200k``, ``2.5M``, ``2.5Mbit/s``, ``800000``) stands for."""
     number, unit = _split(text, field, "2.5M")
     prefix = unit
     for suffix in ("bit/s", "bps", "bit"):
@@ -103,11 +91,6 @@ def parse_bit_rate(text: str, field: str = "rate") -> int:
 
 
 def parse_share(text: str, field: str = "share") -> float:
-    """Return the share, 0 to 1, that `text` (``1%``, ``0.5%``, ``0.01``) stands for.
-
-    Raises:
-        ConfigError: it is no number from 0 to 1 (100%); names `field`.
-    """
     number, percent = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
     try:
         share = float(number) / percent
@@ -119,11 +102,7 @@ def parse_share(text: str, field: str = "share") -> float:
 
 
 def parse_count(text: str, field: str = "count") -> int:
-    """Return the whole number, 0 or more, that `text` stands for.
-
-    Raises:
-        ConfigError: it is none, or has more digits than can be meant; names `field`.
-    """
+    """Return the whole number, 0 or more, that `text` stands for."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         raise ConfigError(f"{field} is {text!r:.60}, it must be a whole number, 0 or more")
     return int(text)

@@ -216,7 +216,6 @@ def load_columns() -> str:
 
 
 def record_columns(name: str) -> str:
-    """Return the columns of a table of records."""
     rows = [
         [f"`{column.name}`", f"{ARROW_TYPES[column.kind]}{', nullable' if column.nullable else ''}", column.meaning]
         for column in TABLES[name].columns
@@ -235,12 +234,7 @@ def event_names() -> str:
 
 
 def pipeline_columns(module: str, **contracts: str) -> str:
-    """Return the columns of output tables, one Markdown table for each.
-
-    Args:
-        module: of `flowctl.pipeline`, with its room in front; loaded here, because PySpark is slow to load.
-        contracts: name of a table -> name of its contract in the module: columns with types, as a dictionary or as DDL.
-    """
+    """Return the columns of output tables, one Markdown table for each."""
     loaded = importlib.import_module(f"flowctl.pipeline.{module}")
     parts = []
     for name, contract in contracts.items():

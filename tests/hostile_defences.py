@@ -34,13 +34,7 @@ class Defence:
     """What is seen when a profile is run against the live server.
 
     Args:
-        forms: what becomes of each form.
-        acts: settings that act, beyond those that count.
-        limits: counters of limits that go up, by how much.
         closed: connections that the server ends, by reason.
-        refused: limits by which connections are refused.
-        seen: what else can be seen, in words.
-        log: what stands in the log, beside the reason.
     """
 
     forms: dict[str, Outcome]
@@ -216,7 +210,6 @@ DEFENCES = {
 
 
 def default_of(setting: str) -> object:
-    """Return the default of a setting."""
     if setting in CONSTANTS:
         return CONSTANTS[setting]
     owners = [owner for owner in OWNERS if setting in owner.__dataclass_fields__]

@@ -51,17 +51,7 @@ def run(
     window_s: float = 5.0,
     settle_s: float = 2.5,
 ) -> list[dict[str, Any]]:
-    """Measure, servers in turn; return medians, with each cost over that of one process in the same turn.
-
-    Args:
-        viewers: crowds of one stream.
-        servers: contenders of `compare.rivals`.
-        streams_count: streams of one viewer each, after the crowds; 0: not at all.
-        bit_rate: of each stream, video and audio, in bit/s.
-        repeat: turns.
-        window_s: seconds that are measured.
-        settle_s: head start of the publisher, and pause before the window.
-    """
+    """Measure, servers in turn; return medians, with each cost over that of one process in the same turn."""
     processes.raise_open_files()
     with contextlib.suppress(OSError):  # inherited by all that is started, see `whole.streams`
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))

@@ -31,15 +31,7 @@ CAUGHT_UP_SHARE: Final = 1.08
 
 
 def doubts(figures: dict[str, Any]) -> list[str]:
-    """Return why a measurement shows what was full rather than what the server costs; empty for a sound one.
-
-    Args:
-        figures: as `measure` makes them. What is None was not measured and raises no doubt.
-
-    Returns:
-        Short phrases. Those that begin with "machine" say that the load generator or the cores were at their end, those
-        that begin with "server" that the server was.
-    """
+    """Return why a measurement shows what was full rather than what the server costs; empty for a sound one."""
     found = []
     if figures["idle_share"] < IDLE_SHARE:
         found.append(f"machine: {figures['idle_share']:.0%} idle")
@@ -61,14 +53,7 @@ def doubts(figures: dict[str, Any]) -> list[str]:
 
 
 def measure(contender: Contender, settings: Settings, *, window_s: float, measured: int) -> dict[str, Any]:
-    """Run `contender` once and return its figures.
-
-    Args:
-        contender: what runs.
-        settings: what it is told.
-        window_s: seconds that are measured.
-        measured: how many of the viewers measure delay, at least 1.
-    """
+    """Run `contender` once and return its figures."""
     with contender.start(settings) as running:
         if contender.bare:
             return _watch(running, settings, window_s, 0)

@@ -35,15 +35,9 @@ class Plan:
     """A comparison.
 
     Args:
-        contenders: names, in turn.
-        viewers: numbers of viewers.
         lazy_viewers: those of them that are measured once more with a crowd that reads in rounds, see `LAZY_S`.
-        bit_rates: of the stream, in bit/s.
-        repeat: repetitions of each measurement.
-        window_s: measured seconds.
         settle_s: head start of the publisher, and pause before the window.
         flush_s: flush interval of flowctl, or its ceiling, in seconds.
-        measured: viewers that measure delay.
         everywhere: whether the patient flowctl is measured with every crowd, not only with a thousand viewers.
     """
 
@@ -87,10 +81,6 @@ class Item:
     """One measurement of a plan.
 
     Args:
-        name: of the contender.
-        viewers: how many.
-        bit_rate: in bit/s.
-        repetition: from 0.
         nap_s: pause of the crowd between two rounds of reading, in seconds.
     """
 
@@ -111,12 +101,7 @@ class Item:
 
 
 class Store:
-    """The measurements made so far, in a file of JSON lines.
-
-    Args:
-        path: of the file; it need not exist.
-        identity: see `Plan.identity`. Measurements of a different one are left aside.
-    """
+    """The measurements made so far, in a file of JSON lines."""
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path = path
@@ -146,13 +131,7 @@ class Store:
 
 
 class Progress:
-    """Says how far a plan is, and how long it still takes.
-
-    Args:
-        items: what is still to be measured.
-        window_s: of the plan.
-        clock: monotonic seconds.
-    """
+    """Says how far a plan is, and how long it still takes."""
 
     def __init__(self, items: list[Item], window_s: float, clock: Any = time.monotonic) -> None:
         self._left = dict.fromkeys(items)

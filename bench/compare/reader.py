@@ -53,11 +53,7 @@ class MeasuringViewer:
         self.bytes = 0
 
     def readable(self) -> None:
-        """Read what there is.
-
-        Raises:
-            OSError: the server has closed the connection.
-        """
+        """Read what there is."""
         data, control, _, _ = self.sock.recvmsg(_READ_BYTES, _CONTROL_BYTES)
         monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
         if not data:

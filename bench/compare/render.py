@@ -35,16 +35,7 @@ CHART: Final = "compare.svg"
 
 
 def rows(found: Mapping[Item, dict[str, Any]], absent: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return one row per contender and point, with medians over the repetitions.
-
-    Args:
-        found: figures by measurement.
-        absent: contenders that could not run, with the reason.
-
-    Returns:
-        Dictionaries with all of the same keys. ``flowctl_ratio`` is flowctl's processor time over this one's.
-        ``doubts`` are those that at least half of the repetitions raised.
-    """
+    """Return one row per contender and point, with medians over the repetitions."""
     points: dict[tuple[int, int, float], dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for item, figures in found.items():
         points[item.bit_rate, item.viewers, item.nap_s][item.name].append(figures)

@@ -36,10 +36,7 @@ class Settings:
     """What every contender is told.
 
     Args:
-        viewers: how many will come.
-        bit_rate: of the stream, video and audio, in bit/s.
         flush_s: flush interval of flowctl, or its ceiling, in seconds.
-        interval_s: interval of the bare loop, in seconds.
         duration_s: after which a server that nobody ends should end by itself.
         nap_s: pause of the crowd between two rounds of reading, in seconds.
         settle_s: head start of the publisher, in which it fills the servers' caches with a group of pictures of two
@@ -60,8 +57,6 @@ class Running:
     """A server that runs.
 
     Args:
-        port: on loopback.
-        pids: of all its processes.
         ask: returns the server's own figures. None: it has none to give.
     """
 
@@ -75,8 +70,6 @@ class Contender:
     """One of those that are compared.
 
     Args:
-        name: as in the table.
-        start: runs it for the time of a block.
         absent: returns why it cannot run here and how that is changed. "" means that it can.
         bare: whether it is no RTMP server: viewers read bytes from it, and nobody publishes.
     """

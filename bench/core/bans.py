@@ -54,17 +54,7 @@ def _ns(call: Any, budget_s: float) -> float:
 
 
 def run(sizes: tuple[int, ...] = (0, 100, 10_000, 100_000), budget_s: float = 1.0) -> list[dict[str, Any]]:
-    """Measure look-ups in lists of several sizes.
-
-    Args:
-        sizes: numbers of bans.
-        budget_s: seconds to spend on each figure, about; above 0.
-
-    Returns:
-        One row per size and kind of list, with the keys bans, kind, not_banned_ns and banned_ns (a look-up),
-        admission_ns (all that admission does for one connection that comes and goes, the look-up included) and
-        read_ms (parsing the file, without rests).
-    """
+    """Measure look-ups in lists of several sizes."""
     rows = []
     for size in sizes:
         for networks in (False, True) if size else (False,):

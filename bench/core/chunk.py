@@ -81,7 +81,6 @@ def bench_reader(chunk_size: int, messages: list[Message], repeat: int) -> dict[
 
 
 def bench_serialise(chunk_size: int, messages: list[Message], repeat: int) -> dict[str, float]:
-    """Measure serialising `messages` in chunks of `chunk_size`."""
     octets = sum(len(message.payload) for message in messages)
 
     def write() -> None:

@@ -165,15 +165,7 @@ QUICK: Final[dict[str, Any]] = {"rounds": 5, "repeat": 1}
 
 
 def run(*, rounds: int = 200, repeat: int = 3) -> list[dict[str, Any]]:
-    """Measure every way beside its plain rival.
-
-    Args:
-        rounds: waves of `CONNECTIONS` jobs per measurement, 1 or more.
-        repeat: measurements of each, of which the fastest counts, 1 or more.
-
-    Returns:
-        One dict per way: ``way``, ``per_second``, ``rival``, ``rival_per_second``, ``ratio`` (ours to the rival's).
-    """
+    """Measure every way beside its plain rival."""
     ways: list[tuple[str, Callable[[int], float], str, Callable[[int], float]]] = [
         ("schedule and run, own thread", own_thread, "deque of callbacks", own_thread_deque),
         ("schedule when pending", pending, "set of connections", pending_set),

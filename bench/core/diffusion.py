@@ -127,13 +127,7 @@ def _decided(context: DecisionContext, given: dict[PeerId, list[ObjectId]]) -> D
 
 
 def state_of(peers: int, announced: Callable[[Random, int], list[int]], policy: Policy) -> DecisionGlobalState:
-    """Return a state in which each peer has announced some objects, and nothing is under way.
-
-    Args:
-        peers: how many.
-        announced: returns the numbers of the objects of a peer.
-        policy: the limits.
-    """
+    """Return a state in which each peer has announced some objects, and nothing is under way."""
     rng = Random(1)
     state = DecisionGlobalState(policy)
     for number in range(peers):

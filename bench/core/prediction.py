@@ -110,14 +110,7 @@ def span(values: Sequence[int]) -> str:
 
 
 def run(seconds: float = 40.0, repeat: int = 3, keep: Path | None = None) -> list[dict[str, Any]]:
-    """Record all runs and return a row for each run that was tried and each limits that it was tried with.
-
-    Args:
-        seconds: of each run, 5 to 300.
-        repeat: runs under each limits, 1 to 10.
-        keep: folder with records of earlier runs, a folder ``A-1`` for each; what is missing is recorded. None: a new
-            one, which goes.
-    """
+    """Record all runs and return a row for each run that was tried and each limits that it was tried with."""
     with tempfile.TemporaryDirectory() as there:
         root = keep or Path(there)
         runs: dict[str, list[list[Viewer]]] = {name: [] for name in LIMITS}

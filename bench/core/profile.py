@@ -179,12 +179,7 @@ QUICK: Final[dict[str, Any]] = {"quick": True}
 
 
 def run(*, quick: bool = False, viewers: int = VIEWERS) -> list[dict[str, Any]]:
-    """Profile viewers that keep up, and viewers that are refused every other write.
-
-    Args:
-        quick: a tenth of the flushes, once.
-        viewers: how many, at least 1.
-    """
+    """Profile viewers that keep up, and viewers that are refused every other write."""
     flushes, repeat = (20, 1) if quick else (200, 5)
     rows = []
     for case, transport, kind in (("keeps up", NullTransport, "flush"), ("refused", Stalling, "refused")):

@@ -81,11 +81,8 @@ class Kind:
     """A kind of peer.
 
     Args:
-        name: for the reader.
-        share: of all peers.
         mean_s: of the time that a message takes it (gamma distribution of shape 4), but for stalls.
         fails: share of messages that it never answers.
-        error: whether its answers are errors.
     """
 
     name: str
@@ -150,7 +147,6 @@ class SimulatedPeer:
         self.life = 0  # what was sent to an earlier one is not answered
 
     def send(self, request_id: int | None, _message: object) -> None:
-        """Take a message."""
         if request_id is not None:
             self.waiting.append(request_id)
             self._work()
@@ -328,7 +324,6 @@ def raise_error(where: str, error: Exception) -> None:
 
 
 def policy_of(case: str, rng: Random) -> SchedulerPolicy:
-    """Return the policy of a case."""
     together = case == "all together"
     options: dict[str, Any] = {"useful": lambda response: response == ANSWER}
     if together or case == "two choices":
@@ -392,17 +387,7 @@ def measure(case: str, load: Load, peers: int, seconds: float, warm_s: float, se
 
 
 def run(*, peers: int = 1000, seconds: float = 12.0, warm_s: float = 4.0, seed: int = SEED) -> list[dict[str, Any]]:
-    """Run all cases.
-
-    Args:
-        peers: how many.
-        seconds: of virtual time, for each case.
-        warm_s: of these, before anything is counted.
-        seed: of the dice.
-
-    Returns:
-        A row per load and policy.
-    """
+    """Run all cases."""
     log = logging.getLogger("flowctl.scheduler")
     level = log.level
     log.setLevel(logging.ERROR)  # late answers are what is simulated

@@ -174,16 +174,7 @@ QUICK: Final[dict[str, Any]] = {"count": 2000, "repeat": 1}
 
 
 def run(*, count: int = 100_000, repeat: int = 3) -> list[dict[str, Any]]:
-    """Measure every way beside its plain rival.
-
-    Args:
-        count: messages per measurement (viewers times flushes for the cohorts), at least 1000.
-        repeat: measurements of each, of which the fastest counts, 1 or more.
-
-    Returns:
-        One dict per way: ``way``, ``us`` (microseconds per message, or per viewer and flush), ``rival``,
-        ``rival_us``, ``ratio`` (our time to the rival's).
-    """
+    """Measure every way beside its plain rival."""
     ways: list[tuple[str, Callable[[], float], str, Callable[[], float]]] = [
         ("Sender, immediate", partial(immediate, count), "lock and write", partial(immediate_lock, count)),
         (f"Sender, deferred by {BATCH}", partial(deferred, count), "deque and lock", partial(deferred_deque, count)),

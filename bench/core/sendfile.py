@@ -146,18 +146,7 @@ def measure(crowd: Crowd, size: int, rounds: int, repeat: int) -> dict[str, Any]
 
 
 def run(*, quick: bool = False, viewers: int = 500, rounds: int = 12, repeat: int = 3) -> list[dict[str, Any]]:
-    """Measure all sizes.
-
-    Args:
-        quick: a few viewers and rounds: whether it works at all.
-        viewers: connections, 1 or more.
-        rounds: writes to each, per way and repetition.
-        repeat: turns of each way.
-
-    Returns:
-        A row per size: microseconds of the server and of the reader per write, how many writes did not take all, and
-        the ratios of `sendfile` to `send`.
-    """
+    """Measure all sizes."""
     if quick:
         viewers, rounds, repeat = 20, 3, 1
     raise_open_files()

@@ -54,9 +54,7 @@ class Case:
 
     Args:
         gop_s: time between key frames.
-        key_share: of the pictures of a group, in bytes.
         line: share of the stream's rate that the line carries.
-        sound: whether there is sound.
         groups: how many are published, but for a minute at least.
     """
 
@@ -184,15 +182,7 @@ def run(
     sound: Sequence[bool] = (True, False),
     groups: int = 5,
 ) -> list[dict[str, Any]]:
-    """Play every case; return a row for each.
-
-    Args:
-        gops_s: times between key frames.
-        key_shares: of the pictures of a group.
-        lines: shares of the stream's rate.
-        sound: whether there is any.
-        groups: of pictures, that each stream has at least.
-    """
+    """Play every case; return a row for each."""
     return [
         play(Case(gop_s=gop_s, key_share=share, line=line, sound=with_sound, groups=groups))
         for with_sound in sound

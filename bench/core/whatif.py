@@ -81,17 +81,7 @@ FLEET: Final = "fleet"
 
 
 def run(seconds: float = 30.0, slow_share: float = 0.05, blip_share: float = 0.05) -> list[dict[str, Any]]:
-    """Run the default grid over one viewer of each kind, and add up a fleet of them.
-
-    Args:
-        seconds: of stream per viewer, 2 to 3600.
-        slow_share: viewers of the fleet whose link does not carry the stream, 0 to 1; a third of each kind.
-        blip_share: viewers of the fleet that are refused something now and then; the rest never are.
-
-    Returns:
-        One row per kind, and one for the fleet, with the keys viewers (kind), choices, evaluations (core inputs times
-        choices), called_percent (of them, those at which a Sender was called), evaluations_per_s (of processor time).
-    """
+    """Run the default grid over one viewer of each kind, and add up a fleet of them."""
     grid = default_grid(DEFAULT_IN_FORCE)
     found = {name: _measured(viewer(seconds, random.Random(1), share), grid) for name, share in KINDS.items()}
     slow = [name for name in KINDS if name.startswith("slow")]

@@ -61,15 +61,6 @@ def start(nodes: Nodes) -> tuple[dict[str, Node], dict[str, Node]]:
 
 
 def row_of(case: str, before: list[Judged], after: list[Judged], direct_ms: float, edge: Node | None) -> dict[str, Any]:
-    """Return the row of a case.
-
-    Args:
-        case: where viewers were.
-        before: what became of each of them up to the kill.
-        after: the same, to the end.
-        direct_ms: median delay at the origins.
-        edge: asked for what it fetched. None: it is no edge.
-    """
     delay_ms = round(statistics.median(one.delay_p50_ms or 0.0 for one in before), 1)
     figures = None if edge is None else edge.stats()["edge"]
     return {
@@ -95,16 +86,7 @@ QUICK: Final[dict[str, Any]] = {"seconds": 9.0, "viewers": 1}
 
 
 def run(seconds: float = 40.0, viewers: int = 2, bit_rate: int = 1_600_000) -> list[dict[str, Any]]:
-    """Run the cluster once.
-
-    Args:
-        seconds: of the stream, 9 to 600.
-        viewers: at each edge.
-        bit_rate: of the stream, bits per second.
-
-    Returns:
-        One row per place of viewers.
-    """
+    """Run the cluster once."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowctl-bench-cluster-")))
         group = PollGroup("bench-cluster")

@@ -132,20 +132,7 @@ def run(
     limit_s: float = 900.0,
     seed: int = 1,
 ) -> list[dict[str, Any]]:
-    """Send messages over the link while sender and receiver are killed.
-
-    Args:
-        messages: how many.
-        body_bytes: size of each, beside its number.
-        kills: at most so many, of both together; fewer where all messages arrive before.
-        pause_s: least and most time that both live between two kills, in seconds; random.
-        limit_s: after so long it is given up, and the row says what is missing.
-        seed: of the link's dice, and of who is killed when.
-
-    Returns:
-        One row. ``missing`` and ``twice`` are numbers that were not applied, or more than once; ``left`` is what the
-        outbox holds at the end.
-    """
+    """Send messages over the link while sender and receiver are killed."""
     dice = random.Random(seed)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

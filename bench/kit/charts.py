@@ -21,18 +21,7 @@ _CHAR: Final = 7.0
 
 
 def save(figures: Sequence[Figure], path: Path, alt: str, *, columns: int = 2, note: str = "") -> None:
-    """Write figures, side by side and then below each other, as one SVG file.
-
-    Args:
-        figures: what to draw; their tables are left out.
-        path: of the file; its folder is made where it is missing.
-        alt: what the chart shows, for those who do not see it.
-        columns: figures beside each other.
-        note: below them.
-
-    Raises:
-        ValueError: the file would be larger than `MOST_BYTES`.
-    """
+    """Write figures, side by side and then below each other, as one SVG file."""
     rows = -(-len(figures) // columns)
     width, height = WIDTH * min(columns, len(figures)), rows * (HEIGHT + _HEAD) + (24 if note else 0)
     parts = [

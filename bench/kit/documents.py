@@ -21,16 +21,7 @@ def parts(text: str) -> dict[str, str]:
 
 
 def written(text: str, name: str, part: str) -> str:
-    """Return a document with one of its parts replaced.
-
-    Args:
-        text: of the document.
-        name: of the part.
-        part: Markdown that goes between the marks.
-
-    Raises:
-        KeyError: the document has no such part.
-    """
+    """Return a document with one of its parts replaced."""
     if name not in parts(text):
         raise KeyError(f"the document has no part <!-- measured: {name} -->")
     body = part.strip() + "\n"
@@ -38,7 +29,6 @@ def written(text: str, name: str, part: str) -> str:
 
 
 def write(name: str, part: str, path: Path = DOCUMENT) -> bool:
-    """Write a part into a document that has it, and return whether it has."""
     text = path.read_text("utf-8")
     if name not in parts(text):
         return False

@@ -78,11 +78,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def wait_for_children(pid: int, timeout_s: float = 10.0) -> list[int]:
-    """Return the direct children of a process as soon as there are any: a server may listen before it has workers.
-
-    Raises:
-        RuntimeError: there are none when the time is over.
-    """
+    """Return the direct children of a process as soon as there are any: a server may listen before it has workers."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if found := children_of(pid):
@@ -98,11 +94,7 @@ def free_port() -> int:
 
 
 def wait_for_port(port: int, child: subprocess.Popen[str], timeout_s: float = 20.0) -> None:
-    """Return once somebody listens on `port` of loopback.
-
-    Raises:
-        RuntimeError: the process ended, or the time was over.
-    """
+    """Return once somebody listens on `port` of loopback."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if child.poll() is not None:
@@ -145,11 +137,7 @@ def stream_of(stream: IO[str] | None) -> IO[str]:
 
 
 def read_json(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return the next JSON line of a child's output.
-
-    Raises:
-        RuntimeError: it ended instead.
-    """
+    """Return the next JSON line of a child's output."""
     line = stream_of(child.stdout).readline()
     if not line:
         raise RuntimeError(f"{child.args!r} ended without an answer, status {child.wait(10)}")

@@ -19,11 +19,7 @@ def shown(value: object) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return rows as a Markdown table; numbers to the right.
-
-    Args:
-        rows: one dictionary per row. The heads are all keys, in the order in which they first occur.
-    """
+    """Return rows as a Markdown table; numbers to the right."""
     heads = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[shown(row.get(head, "")) for head in heads] for row in rows]
     widths = [max(len(line[index]) for line in [heads, *cells]) for index in range(len(heads))]

@@ -18,9 +18,6 @@ class Trend:
     """A line through samples.
 
     Args:
-        mean: of the samples.
-        slope_per_min: by which the line rises per minute.
-        error_per_min: standard error of the slope.
         allowed_per_min: largest slope that counts as flat.
     """
 
@@ -44,17 +41,7 @@ def second_half(times_s: Sequence[float], values: Sequence[float]) -> tuple[list
 
 
 def trend(times_s: Sequence[float], values: Sequence[float], *, share: float, least: float) -> Trend:
-    """Return the line through the second half of samples (least squares).
-
-    Args:
-        times_s: when they were taken, in seconds, ascending.
-        values: the samples.
-        share: of the mean by which it may rise per minute.
-        least: rise per minute that is allowed in any case.
-
-    Raises:
-        ValueError: the second half has fewer than four samples.
-    """
+    """Return the line through the second half of samples (least squares)."""
     late_s, late = second_half(times_s, values)
     count = len(late)
     if count < _FEWEST:

@@ -23,7 +23,6 @@ def make_table(transaction: Transaction) -> None:
 
 
 def apply(_: Messenger, message: Message) -> None:
-    """Apply a message."""
     number = int(message.message.partition(b" ")[0])
     message.apply(lambda transaction: transaction.execute("INSERT INTO effects VALUES (?)", (number,)))
 

@@ -31,11 +31,7 @@ class Faults:
     """What happens to messages, in each direction.
 
     Args:
-        drop: share that is lost, 0 to 1.
         duplicate: share that comes twice, the second one late.
-        late: share that others overtake.
-        late_s: longest delay of these, in seconds.
-        cut_messages: messages after which the connection is cut, on average; 0: never.
     """
 
     drop: float = 0.2
@@ -70,14 +66,8 @@ class _Way:
 class FaultyLink:
     """A link to one end; the others connect to its `address`. A thread of its own, until `stop`.
 
-    Args:
-        port: of loopback, of the end that is bound; it need not be there yet.
-        faults: what happens.
-        seed: of the dice.
-
     Attributes:
         address: where to connect to, once `start` has returned.
-        passed: what it did; read it any time.
     """
 
     def __init__(self, port: int, faults: Faults, seed: int) -> None:

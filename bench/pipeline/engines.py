@@ -164,7 +164,6 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
 
 
 def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[str, str]) -> dict[str, Any]:
-    """Make `count` events in the folder `events`."""
     from flowctl.pipeline.synth.job import run
     from flowctl.pipeline.synth.people import SynthOptions
 

@@ -29,15 +29,7 @@ Engine = Callable[..., dict[str, Any]]
 
 
 def rows(events: Path, folder: Path, count: int, parts: Any, engine: Engine) -> list[dict[str, Any]]:
-    """Return one row per claim.
-
-    Args:
-        events: data of `synth`, with who was planted beside it.
-        folder: for outputs.
-        count: how many events there are.
-        parts: where measurements are kept.
-        engine: runs one in a process of its own.
-    """
+    """Return one row per claim."""
     found = []
     claims: dict[str, Callable[[], dict[str, Any]]] = {
         "abuse": lambda: abuse(events, folder, engine),
@@ -67,11 +59,7 @@ def abuse(events: Path, folder: Path, engine: Engine) -> dict[str, Any]:
 
 
 def watch(folder: Path, trigger: str) -> dict[str, Any]:
-    """Time from a file of evidence being complete to the ban standing in ``bans.jsonl``, with a real process.
-
-    Raises:
-        RuntimeError: a ban did not come in time.
-    """
+    """Time from a file of evidence being complete to the ban standing in ``bans.jsonl``, with a real process."""
     place = Path(tempfile.mkdtemp(prefix="watch-", dir=folder))
     events, out = place / "events", place / "out"
     command = [
@@ -144,11 +132,7 @@ def write_evidence(events: Path, number: int) -> float:
 
 
 def wait_for_ban(out: Path, number: int, child: subprocess.Popen[bytes]) -> float:
-    """Return when the ban of attacker `number` stands in the list.
-
-    Raises:
-        RuntimeError: not in time, or `watch` ended.
-    """
+    """Return when the ban of attacker `number` stands in the list."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError):

@@ -13,17 +13,7 @@ KEYS: Final = ("node", "conn_id")
 
 
 def difference(left: str, right: str, *, whole: bool) -> dict[str, Any]:
-    """Compare.
-
-    Args:
-        left: folder of Parquet, by date and hour.
-        right: the other one.
-        whole: compare every value; otherwise the number of rows and, of each column, how many values there are and the
-            sum of the numbers.
-
-    Returns:
-        rows (of `left`), whole, and difference: where they differ first, "" if they do not.
-    """
+    """Compare."""
     import duckdb
 
     connection = duckdb.connect()

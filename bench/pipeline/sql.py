@@ -118,12 +118,7 @@ def still_open(out: str) -> str:
 
 
 def sessions_sql(rows: str, columns: tuple[str, ...]) -> str:
-    """Return the query.
-
-    Args:
-        rows: of `flow_closes` or `flow_opens`, as they stand in the clause ``from``.
-        columns: of `flowctl.pipeline.viewers.sessions.OPEN_COLUMNS`; `date` and `hour` come beside.
-    """
+    """Return the query."""
     rest = "(1 - b_server) * (1 - b_excess)"
     parts = {
         "viewer_link": f"b_any * {rest} * (1 - b_unforced)",

@@ -114,7 +114,6 @@ class FlvBody:
         self._head: bytes | None = b""
 
     def request(self) -> bytes:
-        """Return the request."""
         if self._websocket is not None:
             return self._websocket.send(Request(host=self._host, target=f"/{self._path}"))
         return f"GET /{self._path} HTTP/1.0\r\nHost: {self._host}\r\n\r\n".encode()

@@ -40,7 +40,6 @@ class Order:
     """One viewer.
 
     Args:
-        stream: its name below ``live/``.
         line: name of the line, for the row; "" reads as fast as it comes.
         steps: (second, bit/s) of the line, from 0 on; one is a constant rate. Empty: no limit.
         period_s: after which several steps begin again.
@@ -59,11 +58,7 @@ class Plan:
     """What is to be done.
 
     Args:
-        port: of the server, on loopback.
         began: moment of the monotonic clock at which timestamp 0 was due.
-        warm_s: time before the window.
-        window_s: length of the window.
-        orders: the viewers.
     """
 
     port: int
@@ -105,12 +100,7 @@ class LineViewer:
         self.audio: list[float] = []  # arrivals
 
     def read(self, now: float) -> bool:
-        """Read what the line allows; return whether there may be more at once.
-
-        Raises:
-            OSError: the connection is broken.
-            RemoteProtocolError: the server broke the protocol.
-        """
+        """Read what the line allows; return whether there may be more at once."""
         pace = self.pace
         allowed = pace.allowance(now) if pace is not None else _UNLIMITED
         if not allowed:
@@ -151,7 +141,6 @@ class LineViewer:
             self._file.close()
 
     def row(self, begin: float, end: float) -> dict[str, Any]:
-        """Return what came from `begin` to `end`."""
         seen = [(at, delay) for at, delay in self.pictures if begin <= at < end]
         arrivals = [begin, *(at for at, _ in seen), end]
         delays = sorted(delay for _, delay in seen)

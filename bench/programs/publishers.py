@@ -47,9 +47,6 @@ class Tape:
     """The messages of the stream as they go to every server, made once for all publishers.
 
     Each has a full header, so that the same octets do for all; in video only the stamp changes.
-
-    Args:
-        source: of the stream.
     """
 
     def __init__(self, source: SyntheticSource) -> None:

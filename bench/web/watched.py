@@ -143,14 +143,7 @@ def measure(viewers: int, window_s: float, turns: int) -> list[dict[str, Any]]:
 def run(
     *, quick: bool = False, counts: tuple[int, ...] = COUNTS, window_s: float = 5.0, turns: int = 6
 ) -> list[dict[str, Any]]:
-    """Measure all counts of viewers.
-
-    Args:
-        quick: a small one only, for seconds: whether it works at all.
-        counts: of viewers.
-        window_s: how long each way is measured at a time.
-        turns: how often.
-    """
+    """Measure all counts of viewers."""
     raise_open_files()
     counts, window_s, turns = ((20,), 2.5, 1) if quick else (counts, window_s, turns)
     return [row for viewers in counts for row in measure(viewers, window_s, turns)]

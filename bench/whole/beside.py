@@ -59,15 +59,7 @@ def measure(healthy: int, slow: int, bit_rate: int, seconds: float) -> RunResult
 def run(
     healthy: int = 500, slow: int = 500, bit_rate: int = 600_000, seconds: float = 30.0, repeat: int = 3
 ) -> list[dict[str, Any]]:
-    """Measure healthy viewers with and without slow ones in turn; return a row for each, medians of the runs.
-
-    Args:
-        healthy: viewers that read everything.
-        slow: viewers beside them that do not.
-        bit_rate: of the stream, bits per second.
-        seconds: length of a run, from the time when all have joined.
-        repeat: runs of each kind.
-    """
+    """Measure healthy viewers with and without slow ones in turn; return a row for each, medians of the runs."""
     processes.raise_open_files()
     found: dict[int, list[dict[str, float]]] = {0: [], slow: []}
     for _ in range(repeat):

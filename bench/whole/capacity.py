@@ -30,11 +30,7 @@ _FIRST_FILE_S: Final = 30.0
 
 
 def wait_for_records(folder: Path) -> None:
-    """Return as soon as the server has written its first file of records.
-
-    Raises:
-        RuntimeError: there is none after `_FIRST_FILE_S`.
-    """
+    """Return as soon as the server has written its first file of records."""
     end = time.monotonic() + _FIRST_FILE_S
     while not any(not path.name.startswith((".", "_")) for path in folder.rglob("*.parquet")):
         if time.monotonic() > end:
@@ -88,20 +84,7 @@ def run(
     slow_share: float = 0.0,
     rotate: str = "10s",
 ) -> list[dict[str, Any]]:
-    """Measure crowds one after the other, and predict the last of them from the others.
-
-    Args:
-        counts: sizes of the crowds, two at least, the largest last.
-        seconds: how long each stays, 4 to 600.
-        bit_rate: of the stream, as ``flowctl load`` takes it.
-        slow_share: share of viewers whose link does not carry the stream, 0 to 1.
-        rotate: how often the server finishes a file of records; idle memory is that after the first.
-
-    Returns:
-        One row per crowd with the fields of `flowctl.pipeline.capacity.node.Measurement`, and cpu_us_per_viewer_s,
-        predicted_us_per_s and error_share (processor time; the last crowd's alone, and None where the smaller ones tell
-        nothing or the machine was full), memory_error_share, full (whether it was).
-    """
+    """Measure crowds one after the other, and predict the last of them from the others."""
     raise_open_files()
     points = []
     for count in counts:

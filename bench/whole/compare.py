@@ -24,15 +24,7 @@ SMALL: Final[dict[str, Any]] = {"viewers": (100,), "bit_rates": (600_000,), "rep
 
 
 def carry_out(settings: plan.Plan, path: Path) -> list[dict[str, Any]]:
-    """Make the measurements of a plan that `path` does not hold yet, and return the rows of all.
-
-    Args:
-        settings: what to measure.
-        path: file of JSON lines for the measurements as they are made.
-
-    Returns:
-        One row per contender and point, see `render.rows`; rivals that are absent have a row that says so.
-    """
+    """Make the measurements of a plan that `path` does not hold yet, and return the rows of all."""
     processes.raise_open_files()
     absent = {name: why for name in settings.contenders if (why := rivals.CONTENDERS[name].absent())}
     for name, why in absent.items():
@@ -54,7 +46,6 @@ def carry_out(settings: plan.Plan, path: Path) -> list[dict[str, Any]]:
 
 
 def set_apart(names: tuple[str, ...], absent: dict[str, str]) -> list[str]:
-    """Return the names that are not absent, in order."""
     return [name for name in names if name not in absent]
 
 
@@ -101,11 +92,7 @@ QUICK: Final[dict[str, Any]] = {"quick": True}
 
 
 def run(*, quick: bool = False) -> list[dict[str, Any]]:
-    """Compare the usual contenders, and return the medians.
-
-    Args:
-        quick: look at a small crowd once, instead of measuring for the record.
-    """
+    """Compare the usual contenders, and return the medians."""
     path = RESULTS / ("compare-quick.jsonl" if quick else "compare.jsonl")
     if quick:
         path.unlink(missing_ok=True)

@@ -38,7 +38,6 @@ def build(lowat_bytes: int) -> LiveServer:
 
 
 def viewers(server: LiveServer) -> list[ViewerStatistics]:
-    """Return all viewers."""
     return [viewer for stream in server.hub.snapshot().streams.values() for viewer in stream.viewers]
 
 
@@ -104,14 +103,7 @@ QUICK: Final[dict[str, Any]] = {"seconds": 0.5, "values": (16 * 1024,), "settle_
 def run(
     seconds: float = 10.0, values: Sequence[int] = VALUES, settle_s: float = 4.0, *, tuned: bool = True
 ) -> list[dict[str, Any]]:
-    """Measure values of TCP_NOTSENT_LOWAT.
-
-    Args:
-        seconds: for which healthy viewers are watched.
-        values: of the option in bytes; 0 is the kernel's own.
-        settle_s: in which a viewer reads before it stalls, and its kernel may tune its receive buffer.
-        tuned: whether to measure that as well; it takes as long as megabytes hide a stall.
-    """
+    """Measure values of TCP_NOTSENT_LOWAT."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     rows = []
     for value in values:

@@ -78,17 +78,7 @@ def measure_growth(
 def run(
     *, repeats: int = 3, window_s: float = 2.0, connections: Sequence[int] = CONNECTIONS, ipc: bool = False
 ) -> list[dict[str, Any]]:
-    """Measure all contenders in turn, several times.
-
-    Args:
-        repeats: of everything; medians are returned.
-        window_s: length of each measurement, in seconds.
-        connections: numbers of connections; none leaves this part out.
-        ipc: sockets in a folder instead of TCP on loopback.
-
-    Returns:
-        A row per part, case and contender.
-    """
+    """Measure all contenders in turn, several times."""
     processes.raise_open_files()
     found: Found = {}
     with tempfile.TemporaryDirectory() as folder:

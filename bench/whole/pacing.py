@@ -54,16 +54,7 @@ def measure(viewers: int, window_s: float, *, fixed: bool) -> dict[str, float]:
 
 
 def run(*, quick: bool = False, window_s: float = 6.0, repeat: int = 3) -> list[dict[str, Any]]:
-    """Measure all counts of viewers.
-
-    Args:
-        quick: the small ones only, for a second: whether it works at all.
-        window_s: measured seconds of each run.
-        repeat: runs of each, whose medians count.
-
-    Returns:
-        A row per count and way: the interval, the share of a core, delay, missing frames.
-    """
+    """Measure all counts of viewers."""
     raise_open_files()
     if quick:
         window_s, repeat = 1.0, 1

@@ -55,11 +55,7 @@ RUNS: Final = {100_000_000: 2}
 
 
 def count_of(text: str) -> int:
-    """Return the number that ``10M`` stands for.
-
-    Raises:
-        SystemExit: it is none.
-    """
+    """Return the number that ``10M`` stands for."""
     number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
     if not number.isdigit() or not int(number):
         raise SystemExit(f"error: {text!r} is no number of events\nhint: 200k, 1M, 10M, 100M")
@@ -76,7 +72,6 @@ class Parts:
         self._parts: dict[str, Any] = known.get("parts", {}) if known.get("commit") == machine()["commit"] else {}
 
     def get(self, name: str, measure: Any) -> dict[str, Any]:
-        """Return the part of that name, measured now if it is not there."""
         if name not in self._parts:
             print(f"  {name} ...", file=sys.stderr, flush=True)
             self._parts[name] = measure()
@@ -88,11 +83,7 @@ class Parts:
 
 
 def engine(name: str, events: Path, out: Path, **arguments: Any) -> dict[str, Any]:
-    """Run one engine in a process of its own (`pipeline.engines`) and return what it measured.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Run one engine in a process of its own (`pipeline.engines`) and return what it measured."""
     command = [sys.executable, "-m", "pipeline.engines", name, str(events), str(out), json.dumps(arguments)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
@@ -119,7 +110,6 @@ def conf_of(scratch: Path) -> dict[str, str]:
 
 
 def size_row(count: int, folder: Path, parts: Parts, *, repeat: int, heap: str) -> dict[str, Any]:
-    """Measure one size and return its row."""
     events, scratch, name = folder / f"events-{count}", folder / "scratch", f"{count}"
     need = count * DISK_BYTES_PER_EVENT
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,11 +135,7 @@ def size_row(count: int, folder: Path, parts: Parts, *, repeat: int, heap: str) 
 
 
 def compare(spark: dict[str, Any], duck: dict[str, Any], *, whole: bool) -> dict[str, Any]:
-    """Return whether both wrote the same tables.
-
-    Raises:
-        RuntimeError: they did not; with the first difference. A ratio of times would say nothing then.
-    """
+    """Return whether both wrote the same tables."""
     for name in ("sessions_open", "sessions"):
         found = difference(spark["outputs"][name], duck["outputs"][name], whole=whole)
         if found["difference"]:
@@ -197,19 +183,7 @@ def run(
     fresh: bool = False,
     more: bool = True,
 ) -> list[dict[str, Any]]:
-    """Measure.
-
-    Args:
-        events: sizes, as ``10M``.
-        folder: for events and outputs, kept for the next run. None: ``bench/.cache/pipeline``.
-        repeat: turns of each engine; `REPEAT` has fewer for large sizes.
-        heap: of Spark's Java.
-        fresh: measure everything again.
-        more: measure the other claims too: abusers found, evaluations of `whatif`, latency of `watch`.
-
-    Returns:
-        Rows of kind ``sessions``, one per size, and rows of kind ``more``.
-    """
+    """Measure."""
     folder = folder or Path(os.environ.get("FLOWCTL_CACHE", HERE / ".cache")) / "pipeline"
     parts = Parts(PARTS, fresh=fresh)
     rows = [

@@ -140,20 +140,7 @@ def run(
     names: Sequence[str] | None = None,
     ipc: bool = False,
 ) -> list[dict[str, Any]]:
-    """Measure all contenders in turn, several times.
-
-    Args:
-        repeats: of everything; medians are returned.
-        window_s: length of each measurement, in seconds.
-        callers: numbers of concurrent callers; none leaves this part out, and so for the next two.
-        connections: numbers of connections.
-        floods: what one peer floods with.
-        names: of `CONTENDERS`; None: all that can be run here.
-        ipc: sockets in a folder instead of TCP on loopback.
-
-    Returns:
-        A row per part, case and contender.
-    """
+    """Measure all contenders in turn, several times."""
     processes.raise_open_files()
     contenders = {name: kind for name, kind in available().items() if names is None or name in names}
     found: Found = {}

@@ -77,7 +77,6 @@ class Case:
     Args:
         bit_rate: of picture and sound, as asked of the encoder.
         gop_s: time between key frames.
-        b_frames: most B-frames in a row.
     """
 
     bit_rate: int
@@ -137,18 +136,7 @@ def run(
     b_frames: Sequence[int] = B_FRAMES,
     servers: Sequence[str] = tuple(SERVERS),
 ) -> list[dict[str, Any]]:
-    """Let the crowd play from each server; return a row per server, stream and line.
-
-    Args:
-        window_s: length of what counts.
-        warm_s: time before that.
-        shares: of a stream's rate that constant lines carry.
-        changing: names of the changing lines.
-        bit_rates: of the streams, in bit/s.
-        gops_s: times between key frames.
-        b_frames: most B-frames in a row.
-        servers: names; nginx-rtmp is left out where it is not installed.
-    """
+    """Let the crowd play from each server; return a row per server, stream and line."""
     cases = [
         Case(bit_rate=rate, gop_s=gop, b_frames=most)
         for gop, rate, most in itertools.product(gops_s, bit_rates, b_frames)

@@ -35,10 +35,6 @@ class Case:
     """One thing that could keep the thread.
 
     Attributes:
-        name: what it is.
-        viewers: of all streams together.
-        publish: arguments of the publisher.
-        streams: 0 for one stream; else the number of streams.
         burst: whether all viewers connect at once, so that their joining is what is looked at.
     """
 
@@ -116,17 +112,7 @@ QUICK: Final[dict[str, Any]] = {"quick": True}
 
 
 def run(*, quick: bool = False, scale: float = 1.0, window_s: float = 8.0, groups: int = 1) -> list[dict[str, Any]]:
-    """Run all cases.
-
-    Args:
-        quick: a fiftieth of the viewers, for two seconds: whether it works at all.
-        scale: share of the viewers and streams.
-        window_s: measured seconds of each case.
-        groups: poll groups of the server.
-
-    Returns:
-        A row per case: delay, rounds and turns.
-    """
+    """Run all cases."""
     raise_open_files()
     if quick:
         scale, window_s = 0.02, 2.0

@@ -39,10 +39,6 @@ class Figure:
     """A figure that is watched.
 
     Args:
-        key: in a sample.
-        name: as in the table and the plot.
-        scale: the sample is divided by it.
-        share: of its mean by which it may rise per minute.
         least: rise per minute that is allowed in any case, in the unit of the table.
     """
 
@@ -69,11 +65,7 @@ class Settings:
     """A soak.
 
     Args:
-        seconds: from the first viewer to the end.
-        viewers: how many.
-        bit_rate: of the stream, in bit/s.
         every_s: time between two samples.
-        profiles: of the crowd, as ``flowctl load`` takes them.
     """
 
     seconds: float = 600.0
@@ -99,14 +91,7 @@ def crowd(port: int, settings: Settings, summary: Path) -> Iterator[subprocess.P
 
 
 def soak(settings: Settings) -> dict[str, Any]:
-    """Run a soak.
-
-    Returns:
-        ``samples``: one dictionary per sample, with ``at_s``; ``load``: what the load tester found.
-
-    Raises:
-        RuntimeError: the load tester did not end well.
-    """
+    """Run a soak."""
     processes.raise_open_files()
     RESULTS.mkdir(exist_ok=True)
     summary = RESULTS / "soak-load.json"
@@ -178,12 +163,7 @@ QUICK: Final[dict[str, Any]] = {"quick": True}
 
 
 def run(settings: Settings | None = None, *, quick: bool = False) -> list[dict[str, Any]]:
-    """Run a soak and return whether each figure is flat.
-
-    Args:
-        settings: what to run. None: ten minutes of 1000 viewers.
-        quick: run seconds with a few viewers, and keep the samples of the last long one.
-    """
+    """Run a soak and return whether each figure is flat."""
     found = soak(settings or (SHORT if quick else Settings()))
     if not quick:
         SAMPLES.write_text(json.dumps(found) + "\n", "utf-8")

@@ -39,18 +39,7 @@ QUICK: Final[dict[str, Any]] = {"streams": (2,), "servers": ("flowctl",), "repea
 
 
 def measure(name: str, streams: int, *, bit_rate: int, window_s: float, settle_s: float) -> dict[str, Any]:
-    """Run one server with so many streams of one viewer each, and return what it cost.
-
-    Args:
-        name: of the contender, see `compare.rivals`.
-        streams: how many.
-        bit_rate: of each, video and audio, in bit/s.
-        window_s: seconds that are measured.
-        settle_s: pause before the window.
-
-    Raises:
-        RuntimeError: a process ended early.
-    """
+    """Run one server with so many streams of one viewer each, and return what it cost."""
     connect_s = 1.0 + streams * _CONNECT_S
     duration_s = connect_s + settle_s + window_s + 30.0
     settings = rivals.Settings(viewers=2 * streams, bit_rate=bit_rate, duration_s=duration_s)

@@ -41,15 +41,7 @@ def make_key() -> str:
 
 
 def hash_key(key: str, salt: bytes | None = None) -> str:
-    """Return what is stored of a key.
-
-    Args:
-        key: the key.
-        salt: of the file that it is for (`salt_of`). None: a new one.
-
-    Raises:
-        ConfigError: it is too short, or has a character that ends it in an address. The message does not show it.
-    """
+    """Return what is stored of a key."""
     if not LEAST_KEY_CHARS <= len(key) <= _MOST_KEY_CHARS:
         raise ConfigError(
             f"the key has {len(key)} characters, it must have {LEAST_KEY_CHARS} to {_MOST_KEY_CHARS}",
@@ -76,10 +68,7 @@ class StoredKey:
     """What is stored of a key, and what it is for.
 
     Args:
-        salt: of its hash.
-        digest: SHA-256 of salt and key.
         kind: ``"publish"``, ``"play"``, or ``"edge"``, which is to play as well. None: to publish and to play.
-        streams: pattern of ``app/stream``.
     """
 
     salt: bytes = field(repr=False)
@@ -95,12 +84,7 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """The keys of a file.
-
-    Args:
-        path: of the file.
-        keys: in its order.
-    """
+    """The keys of a file."""
 
     path: str
     keys: tuple[StoredKey, ...]
@@ -134,12 +118,7 @@ class KeyFile:
 
 
 def read_keys(path: Path) -> KeyFile:
-    """Return the keys of a file: a stored one per line, ``#`` begins a comment line.
-
-    Raises:
-        ConfigError: the file cannot be read, has no keys, too many of them or of salts, or a line is none; the
-            message shows no line.
-    """
+    """Return the keys of a file: a stored one per line, ``#`` begins a comment line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

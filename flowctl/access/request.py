@@ -22,13 +22,9 @@ class LiveRequest:
     """Somebody asks to connect, or to publish or play a stream. Its ``repr`` shows no secret of the address.
 
     Args:
-        kind: ``"connect"``, ``"publish"`` or ``"play"``.
-        connection: number of the connection, as in the log.
-        peer: address and port.
         url: the whole address; for HTTP without the suffix of the format, so that its path is that of the stream.
         connected: application that the connection was asked about; "" where it was asked about none, as over HTTP.
         user: who has logged in with a password. None: the server asks for none.
-        user_agent: what the client calls itself; "" when it does not say.
         bearer: what stands behind ``Bearer`` in the Authorization header of HTTP; "" for RTMP, or where there is none.
         protocol: ``"rtmp"``; of another, such as ``"http"``, connections are not asked about.
         page_url: page on which the player is (RTMP ``pageUrl``, HTTP ``Referer``); "" when it does not say.
@@ -85,12 +81,8 @@ class Refusal:
 
     Args:
         text: what the client is told; without a secret.
-        why: as which status.
         guess: whether the client may have guessed; not where it brought no proof, or one that is genuine and not good
             here or now, nor where its network may not.
-
-    Raises:
-        ConfigError: a value has another type.
     """
 
     text: str
@@ -111,9 +103,6 @@ TOO_SLOW: Final = Refusal("The server did not decide in time.", Why.UNAVAILABLE)
 
 class Question:
     """A decision under way.
-
-    Args:
-        answer: told the refusal, None for none; on any thread.
 
     Attributes:
         under: another one that this one waits for, which is cancelled with it.

@@ -28,15 +28,7 @@ _HINT: Final = "flowctl key secret FILE makes one"
 
 
 def sign(secret: bytes, kind: Kind, stream: str, expires: int, address: str = "") -> str:
-    """Return the token that allows `kind` on ``app/stream``.
-
-    Args:
-        secret: of the server.
-        kind: ``"publish"`` or ``"play"``.
-        stream: the name.
-        expires: when it ends, seconds since 1970.
-        address: address or network that it is bound to; empty: none.
-    """
+    """Return the token that allows `kind` on ``app/stream``."""
     text = "\n".join((_VERSION, kind, stream, str(expires), address))
     digest = hmac.digest(secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -50,12 +42,7 @@ def signed_query(secret: bytes, kind: Kind, stream: str, expires: int, address: 
 
 @dataclass(frozen=True, slots=True)
 class SecretFile:
-    """The secrets of a file; what any of them has signed is good, so that one can be replaced by another in peace.
-
-    Args:
-        path: of the file.
-        secrets: the first one signs.
-    """
+    """The secrets of a file; what any of them has signed is good, so that one can be replaced by another in peace."""
 
     path: str
     secrets: tuple[bytes, ...] = field(repr=False)
@@ -66,16 +53,7 @@ class SecretFile:
     def fault(
         self, query: Mapping[str, str], kind: Kind, stream: str, address: str, now_s: float, leeway_s: float
     ) -> str | None:
-        """Return what is wrong with the token in a query, without a secret. None: it allows `kind` on the stream.
-
-        Args:
-            query: of the request.
-            kind: what is asked for.
-            stream: the name.
-            address: of the peer.
-            now_s: seconds since 1970.
-            leeway_s: how far clocks may be apart.
-        """
+        """Return what is wrong with the token in a query, without a secret. None: it allows `kind` on the stream."""
         token, expires, bound = query.get("token", ""), query.get("expires", ""), query.get("address", "")
         if not (token and expires.isascii() and expires.isdecimal() and len(expires) <= _MOST_EXPIRES_CHARS):
             return "A signed token is needed."
@@ -103,11 +81,7 @@ def _within(address: str, bound: str) -> bool:
 
 
 def read_secrets(path: Path) -> SecretFile:
-    """Return the secrets of a file, one per line; ``#`` begins a comment line.
-
-    Raises:
-        ConfigError: it cannot be read, others may use it, or a secret is too short. No message shows a secret.
-    """
+    """Return the secrets of a file, one per line; ``#`` begins a comment line."""
     lines = read_private(path, "secrets").decode("utf-8", "replace").splitlines()
     secrets = [line.strip().encode() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not 1 <= len(secrets) <= _MOST_SECRETS:
@@ -121,11 +95,7 @@ def read_secrets(path: Path) -> SecretFile:
 
 
 def read_private(path: Path, what: str) -> bytes:
-    """Return what is in a file that nobody but its owner may use.
-
-    Raises:
-        ConfigError: it cannot be read, or others may use it.
-    """
+    """Return what is in a file that nobody but its owner may use."""
     try:
         check_private(path)
         return path.read_bytes()

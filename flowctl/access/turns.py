@@ -10,13 +10,7 @@ from flowctl.errors import LimitExceededError
 
 
 class Turns:
-    """Gives turns out; everything on the thread of one loop.
-
-    Args:
-        at_once: turns that may be held at a time.
-        waiting: how many may wait for one.
-        of_key: how many of one key, so that it cannot keep the others from waiting.
-    """
+    """Gives turns out; everything on the thread of one loop."""
 
     def __init__(self, at_once: int, waiting: int, of_key: int) -> None:
         self._free = at_once
@@ -26,11 +20,7 @@ class Turns:
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def take(self, key: str) -> None:
-        """Wait for a turn, which is to be given back.
-
-        Raises:
-            LimitExceededError: ``hook_questions``; too many wait already, of all or of this key.
-        """
+        """Wait for a turn, which is to be given back."""
         if self._free:
             self._free -= 1
             return

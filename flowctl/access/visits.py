@@ -50,13 +50,7 @@ class _Visit(NamedTuple):
 
 
 class Visits:
-    """The visits of a server. Any thread may call its methods.
-
-    Args:
-        gate: hears of their beginnings and ends.
-        clock: monotonic seconds.
-        call_later: calls back after a while, on any one thread: (delay in seconds, callback).
-    """
+    """The visits of a server. Any thread may call its methods."""
 
     def __init__(self, gate: Hears, clock: Callable[[], float], call_later: Callable[..., Any]) -> None:
         self._gate: Final = gate

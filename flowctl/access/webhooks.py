@@ -99,11 +99,7 @@ def body_of(action: str, request: LiveRequest) -> dict[str, Any]:
 
 
 def read_answer(status: int, body: bytes) -> Refusal | None:
-    """Return what a hook has answered: None allows.
-
-    Raises:
-        _NoAnswerError: it has not.
-    """
+    """Return what a hook has answered: None allows."""
     if status in _SAYS_NO:
         return Refusal(_REFUSED, _SAYS_NO[status], guess=_SAYS_NO[status] is Why.UNAUTHORIZED)
     if status != 200:
@@ -120,11 +116,7 @@ def read_answer(status: int, body: bytes) -> Refusal | None:
 
 
 class WebHooks:
-    """Asks and tells the HTTP hooks; any thread may call its methods.
-
-    Args:
-        on_error: told of what is our own fault.
-    """
+    """Asks and tells the HTTP hooks; any thread may call its methods."""
 
     def __init__(self, on_error: ErrorHook) -> None:
         self._on_error: Final = on_error
@@ -173,14 +165,7 @@ class WebHooks:
     # -- questions
 
     def ask(self, access: Access, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]) -> Question:
-        """Ask all hooks of `access` that decide about `request`; each must allow it.
-
-        Args:
-            access: which are asked, for how long, and what happens when they fail.
-            request: the request.
-            answer: called once, on any thread, with the question and the refusal (None: it is allowed); not after
-                `Question.cancel`.
-        """
+        """Ask all hooks of `access` that decide about `request`; each must allow it."""
         question = Question(answer)
         self._soon(self._decide(access, request, question), lambda: question.tell(UNDECIDED))
         return question
@@ -235,11 +220,7 @@ class WebHooks:
             return _FAILED if access.hook_failure is HookFailure.REFUSE else None
 
     async def _post(self, url: str, body: bytes, until: float) -> tuple[int, bytes]:
-        """Return status and body of an answer that comes before `until`, on the clock of the loop.
-
-        Raises:
-            _NoAnswerError: none came, or more than is read.
-        """
+        """Return status and body of an answer that comes before `until`, on the clock of the loop."""
         read = bytearray()
         try:
             # The limit is on all of it: one that sends an octet now and then would pass any limit on single reads.
@@ -279,13 +260,7 @@ class WebHooks:
     # -- news
 
     def tell(self, access: Access, request: LiveRequest, **more: Any) -> None:
-        """Tell the hooks of `access` that what was let in is over; what they answer is of no account.
-
-        Args:
-            access: which are told.
-            request: what was asked for.
-            more: further members of the body.
-        """
+        """Tell the hooks of `access` that what was let in is over; what they answer is of no account."""
         key = address_key(request.peer[0])
         with self._lock:
             waiting = self._untold.get(key, 0)

@@ -29,9 +29,7 @@ class WebTokenKey:
     """The key that web tokens are looked at with.
 
     Args:
-        algorithm: the only one that is taken, ``"HS256"`` or ``"RS256"``.
         path: file of the secret, or of the public key (PEM).
-        key: what PyJWT made of it.
     """
 
     algorithm: str
@@ -81,12 +79,7 @@ def _texts(claim: object) -> list[str]:
 
 
 def read_web_token_key(text: str) -> WebTokenKey:
-    """Return the key that ``ALGORITHM:path`` names.
-
-    Raises:
-        ConfigError: there is no such algorithm, the file cannot be read, it is no key of that algorithm, or a secret is
-            too short or others may read it.
-    """
+    """Return the key that ``ALGORITHM:path`` names."""
     algorithm, colon, name = text.partition(":")
     if not (colon and name) or (algorithm not in _LEAST_BYTES and algorithm not in _PUBLIC):
         known = ", ".join((*_LEAST_BYTES, *_PUBLIC))

@@ -58,12 +58,7 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class AdminApp:
-    """The ASGI application of the admin surface.
-
-    Args:
-        asking: asks the server.
-        tokens: what callers have to show. None: nothing.
-    """
+    """The ASGI application of the admin surface."""
 
     def __init__(self, asking: Asking, tokens: Tokens | None) -> None:
         self._asking: Final = asking
@@ -313,11 +308,7 @@ def _in_our_words(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _arguments(request: Request) -> Mapping[str, Any]:
-    """Return the arguments of a body; nothing at all stands for none.
-
-    Raises:
-        Refused: it is no JSON object.
-    """
+    """Return the arguments of a body; nothing at all stands for none."""
     body = await request.body()
     try:
         value = json.loads(body) if body.strip() else {}

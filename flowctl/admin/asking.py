@@ -32,7 +32,6 @@ class Refused(Exception):  # noqa: N818 - what is refused need not be anybody's 
     """An operation was not carried out.
 
     Attributes:
-        status: of HTTP.
         said: code, message and hint.
     """
 
@@ -43,11 +42,7 @@ class Refused(Exception):  # noqa: N818 - what is refused need not be anybody's 
 
 
 class Asking:
-    """Asks operations from a loop.
-
-    Args:
-        carry_out: carries them out, on another thread.
-    """
+    """Asks operations from a loop."""
 
     def __init__(self, carry_out: CarryOut) -> None:
         self._carry_out: Final = carry_out
@@ -61,11 +56,7 @@ class Asking:
     async def ask(
         self, name: str, given: Mapping[str, Any] | None = None, permission: Permission = Permission.BASIC
     ) -> bytes:
-        """Return the result of an operation as JSON.
-
-        Raises:
-            Refused: it was not carried out.
-        """
+        """Return the result of an operation as JSON."""
         looks = BY_NAME[name].looks
         if self._waiting[looks] >= MOST_WAITING:
             raise Refused({"code": "BUSY", "message": "too many calls are waiting already", "hint": "try again"})

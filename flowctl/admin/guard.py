@@ -61,14 +61,7 @@ class _Denied(Exception):  # noqa: N818 - what is denied need not be anybody's e
 
 
 class Guard:
-    """Lets requests through to an ASGI application that may go there.
-
-    Args:
-        app: the application; finds what the caller may do in ``scope["state"]["permission"]``, and in
-            ``scope["state"]["caller"]`` who that is: one token, or where there are none, one address.
-        tokens: what callers have to show. None: nothing, for only this machine can reach it.
-        is_static: tells whether a path is of a file that anybody may have: the page, which asks for the token.
-    """
+    """Lets requests through to an ASGI application that may go there."""
 
     def __init__(self, app: App, tokens: Tokens | None, is_static: Callable[[str], bool]) -> None:
         self._app: Final = app

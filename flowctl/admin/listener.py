@@ -31,11 +31,7 @@ _GRACE_S: Final = 1.0
 
 
 def tokens_of(config: LiveConfig) -> Tokens | None:
-    """Return the tokens that callers have to show. None: everybody on this machine may call.
-
-    Raises:
-        ConfigError: others can reach it and there are no tokens, or they cannot be used.
-    """
+    """Return the tokens that callers have to show. None: everybody on this machine may call."""
     if config.admin_token_file is None and not is_loopback(config.admin_address[0]):
         raise ConfigError(
             f"admin is {config.admin}, which others can reach, and there is no token: anybody could operate the server",
@@ -45,27 +41,14 @@ def tokens_of(config: LiveConfig) -> Tokens | None:
 
 
 def admin_of(server: LiveServer) -> AdminListener:
-    """Return the admin surface of one server.
-
-    Raises:
-        ConfigError: it may not listen there, its tokens cannot be used, or a package is missing.
-    """
     return AdminListener(server.config, partial(answer, server), server.hub.oversight.report)
 
 
 class AdminListener:
     """The admin surface of a server; a companion of it.
 
-    Args:
-        config: of the server; `LiveConfig.admin` and `admin_token_file` say where, and for whom.
-        carry_out: carries out an operation; see `flowctl.control.listener.ControlListener`.
-        report: told of exceptions that are our own fault.
-
     Attributes:
         bound: the address of the dashboard, once it has started.
-
-    Raises:
-        ConfigError: it may not listen there, its tokens cannot be used, or a package is missing.
     """
 
     def __init__(self, config: LiveConfig, carry_out: CarryOut, report: ErrorHook | None = None) -> None:
@@ -88,11 +71,7 @@ class AdminListener:
         self.bound: list[str] = []
 
     def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address cannot be used.
-        """
+        """Listen."""
         sock = self._listen()
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

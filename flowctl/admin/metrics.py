@@ -54,11 +54,7 @@ DELAY: Final = "flowctl_viewer_delay_seconds"
 
 
 class Metrics(Collector):
-    """Text of metrics from what processes tell. One thread at a time.
-
-    Args:
-        version: of flowctl, for its label.
-    """
+    """Text of metrics from what processes tell. One thread at a time."""
 
     def __init__(self, version: str) -> None:
         self._version: Final = version

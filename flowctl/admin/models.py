@@ -105,8 +105,6 @@ class Connections(Answer):
 
 
 class OneConnection(Answer):
-    """One connection."""
-
     connection: ConnectionInFull
 
 

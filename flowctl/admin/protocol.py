@@ -195,7 +195,6 @@ class _Config(uvicorn.Config):
     """With a loop that rests."""
 
     def get_loop_factory(self) -> Any:
-        """Return what makes the loop."""
         return lambda: asyncio.SelectorEventLoop(_Resting())
 
 

@@ -28,11 +28,7 @@ _MOST_RATES: Final = 4096
 
 
 class Rates:
-    """Rates of counters between two questions.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Rates of counters between two questions."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock: Final = clock
@@ -40,13 +36,7 @@ class Rates:
         self._known: Final[OrderedDict[str, tuple[float, int, float | None]]] = OrderedDict()
 
     def kbps(self, name: str, size_bytes: int, open_s: float) -> int:
-        """Return the rate of a counter in kbit/s.
-
-        Args:
-            name: of the counter.
-            size_bytes: its value.
-            open_s: how long it has counted.
-        """
+        """Return the rate of a counter in kbit/s."""
         now = self._clock()
         began_at, value, last = self._known.get(name, (now, size_bytes, None))
         if size_bytes < value:  # it began anew
@@ -146,13 +136,6 @@ class Summaries:
         self._last = time.monotonic(), sum(os.times()[:4])
 
     def summary(self, server: Mapping[str, Any], version: str, totals: tuple[int, int]) -> Json:
-        """Return the summary.
-
-        Args:
-            server: figures of ``stats``.
-            version: of flowctl.
-            totals: bytes received and sent so far.
-        """
         at, used_s = self._last
         now, now_used_s = time.monotonic(), sum(os.times()[:4])
         if now - at >= 1.0:

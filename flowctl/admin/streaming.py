@@ -57,11 +57,7 @@ class _Listener:
 
 
 class EventStreams:
-    """All who listen to events.
-
-    Args:
-        asking: asks the server.
-    """
+    """All who listen to events."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking: Final = asking

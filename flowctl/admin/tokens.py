@@ -25,12 +25,6 @@ class Tokens:
 
     A file that has changed is read again before the next token is looked at; one that is not valid changes nothing.
     One thread.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ConfigError: it cannot be read, has no token, or one that is short or has no such level.
     """
 
     def __init__(self, path: Path) -> None:

@@ -71,15 +71,7 @@ def _is_power(value: float) -> bool:
 
 
 class Scale:
-    """Where values stand between two ends of the paper; those beyond an end stand at it.
-
-    Args:
-        low: the value at `first`.
-        high: the value at `last`, more than `low`.
-        first: a place on the paper.
-        last: another one.
-        log: whether equal steps are equal factors; `low` is above 0 then.
-    """
+    """Where values stand between two ends of the paper; those beyond an end stand at it."""
 
     def __init__(self, low: float, high: float, first: float, last: float, *, log: bool = False) -> None:
         self._log, self._least = log, low
@@ -128,15 +120,7 @@ def x_axis(low: float, high: float, label: str, write: Callable[[float], str], *
 def y_axis(
     top: float, label: str, write: Callable[[float], str], *, exact: bool = False, low: float | None = None
 ) -> Axis:
-    """Return the axis up the paper, to a round number above `top`, or exactly to it.
-
-    Args:
-        top: the largest value.
-        label: see `Axis`.
-        write: see `Axis`.
-        exact: whether the axis ends at `top`.
-        low: the least value of a logarithmic axis, above 0. None: the axis begins at 0.
-    """
+    """Return the axis up the paper, to a round number above `top`, or exactly to it."""
     if low is not None:
         ticks = log_ticks(low, top)
         return Axis(Scale(ticks[0], ticks[-1], BOTTOM, TOP, log=True), ticks, label, write)

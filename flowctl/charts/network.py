@@ -37,15 +37,7 @@ _LABEL_CHARS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One machine.
-
-    Args:
-        name: that arrows know it by; also written in it.
-        column: from the left, from 0.
-        text: under its name.
-        paint: CSS colour of its edge.
-        gone: whether it is drawn as one that has died.
-    """
+    """One machine."""
 
     name: str
     column: int
@@ -59,12 +51,7 @@ class Arrow:
     """What went from one box to another.
 
     Args:
-        source: name of a box.
         target: name of one in a column further to the right.
-        weight: how much; the largest has the widest arrow.
-        text: stands at its middle.
-        paint: CSS colour.
-        dashed: whether it came to an end.
     """
 
     source: str
@@ -81,10 +68,7 @@ class Network:
 
     Args:
         name: for ids, unique on the page; letters and hyphens.
-        title: what question it answers.
         description: what is to be seen, in words, for readers who cannot see it.
-        boxes: from the top down in each column.
-        arrows: between them; one to or from a box that is not there is left out.
     """
 
     name: str
@@ -187,15 +171,7 @@ def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) ->
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A bar along time.
-
-    Args:
-        row: number of its row, from 0.
-        start: where it begins.
-        end: where it ends; what has no length is drawn as a tick.
-        text: tooltip.
-        paint: CSS colour.
-    """
+    """A bar along time."""
 
     row: int
     start: float
@@ -206,19 +182,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Who did what when.
-
-    Args:
-        name: see `Network`.
-        title: see `Network`.
-        description: see `Network`.
-        rows: their names, from the top down.
-        spans: in them.
-        moments: (when, what), marked across all rows.
-        x_end: where time ends.
-        x_label: of the axis, with its unit.
-        x_text: writes a value of x.
-    """
+    """Who did what when."""
 
     name: str
     title: str

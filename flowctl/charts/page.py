@@ -95,13 +95,7 @@ def text(value: Any, most: int = 200) -> Html:
 
 
 def page(title: str, body: Iterable[str], *, style: str = "") -> str:
-    """Return a whole page.
-
-    Args:
-        title: of the window; any text.
-        body: HTML; what is empty is left out.
-        style: rules beside those of every page.
-    """
+    """Return a whole page."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -119,13 +113,7 @@ def page(title: str, body: Iterable[str], *, style: str = "") -> str:
 
 
 def table(heads: Iterable[str], rows: Iterable[Sequence[str]], *, kind: str = "figures") -> str:
-    """Return a table; the first cell of a row is its head.
-
-    Args:
-        heads: of the columns.
-        rows: cells of any text, or `Html`.
-        kind: "figures" for columns of numbers, "words" for sentences.
-    """
+    """Return a table; the first cell of a row is its head."""
     head = "".join(f'<th scope="col">{text(name)}</th>' for name in heads)
     lines = "".join(
         f'<tr><th scope="row">{text(row[0], 400)}</th>{"".join(f"<td>{text(cell, 400)}</td>" for cell in row[1:])}</tr>'
@@ -145,11 +133,7 @@ class Figure:
     """A picture with its figures as a table.
 
     Args:
-        picture: what is drawn.
-        heads: of the columns of the table.
-        rows: of it; empty: there is no table.
         legend: (label, CSS colour) each. Empty: of lines their own, of anything else none.
-        note: what one must know to read it; "": nothing.
     """
 
     picture: Picture

@@ -93,9 +93,6 @@ class Series:
     """One line.
 
     Args:
-        label: its name.
-        points: in the order of x.
-        colour: 1 to `COLOURS`; 0 is a quiet one, for what is there to be compared with.
         steps: whether a value lasts until the next one; else points are joined.
     """
 
@@ -111,16 +108,9 @@ class Lines:
 
     Args:
         name: for ids, unique on the page; letters and hyphens.
-        title: what question it answers.
         description: what is to be seen, in words, for readers who cannot see it.
         series: at most `COLOURS`; drawn in this order.
-        x_label: of the axis, with its unit.
-        y_label: likewise.
-        x_log: whether x is logarithmic; its points must be above 0 then.
-        y_log: the same of y, which else begins at 0.
         y_top: least upper end of the y axis.
-        y_text: writes a value of y.
-        x_text: writes a value of x.
     """
 
     name: str
@@ -190,13 +180,7 @@ def _at(series: Series, x: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a stack.
-
-    Args:
-        label: its name.
-        paint: CSS colour.
-        values: one per place along x, 0 or more.
-    """
+    """One layer of a stack."""
 
     label: str
     paint: str
@@ -208,17 +192,7 @@ class Stack:
     """Areas on top of each other over time: each place along x lasts until the next.
 
     Args:
-        name: see `Lines`.
-        title: see `Lines`.
-        description: see `Lines`.
-        xs: where each place begins, rising.
-        x_end: where the last one ends.
-        layers: from the bottom up.
         y_top: upper end of the y axis; what is above is not drawn.
-        x_label: of the axis, with its unit.
-        y_label: likewise.
-        y_text: writes a value of y.
-        x_text: writes a value of x.
         more: what a tooltip says beside the layers, one text per place; empty: nothing.
     """
 
@@ -284,14 +258,7 @@ def _area(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar.
-
-    Args:
-        label: its name, of any length.
-        value: its length, 0 or more.
-        text: what stands at its end.
-        paint: CSS colour.
-    """
+    """One bar."""
 
     label: str
     value: float
@@ -301,14 +268,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Horizontal bars from the same edge.
-
-    Args:
-        name: see `Lines`.
-        title: see `Lines`.
-        description: see `Lines`.
-        bars: from the top down; at most `MOST_BARS` are drawn.
-    """
+    """Horizontal bars from the same edge."""
 
     name: str
     title: str
@@ -349,14 +309,7 @@ class Dot:
     """One dot.
 
     Args:
-        x: where.
-        y: where.
-        size: area, in any unit, 0 or more.
-        title: tooltip.
-        paint: CSS colour.
         label: stands beside it; "": nothing does, and the dot is a quiet one.
-        front: whether it is drawn over those that are not.
-        hollow: whether only its edge is drawn.
     """
 
     x: float
@@ -374,15 +327,8 @@ class Dots:
     """Dots over a pair of axes; the size of a dot is a third figure. x begins at 0.
 
     Args:
-        name: see `Lines`.
-        title: see `Lines`.
-        description: see `Lines`.
         dots: those with a label are drawn last, so that nothing hides them.
-        x_label: of the axis, with its unit.
-        y_label: likewise.
         y_least: below this, y is drawn there. y is logarithmic if the largest is far above it, else it begins at 0.
-        x_text: writes a value of x.
-        y_text: writes a value of y.
     """
 
     name: str
@@ -444,12 +390,7 @@ Picture = Lines | Stack | Bars | Dots | Network | Spans
 
 
 def draw(picture: Picture, place: str = "") -> str:
-    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw.
-
-    Args:
-        picture: what to draw.
-        place: attributes that say where it stands in another ``<svg>``. "": it is part of a page.
-    """
+    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw."""
     if picture.empty:
         return ""
     ids = f"{picture.name}-title {picture.name}-description"

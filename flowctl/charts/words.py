@@ -127,13 +127,7 @@ def joined(*parts: str) -> str:
 
 
 def sentences(facts: Mapping[str, Any], text: str) -> str:
-    """Return the lines of a text with facts in them (``{name}``), those that lack one left out.
-
-    Args:
-        facts: texts as they are to be read, and figures, written by the unit of their name (`told`); one that is empty,
-            0, None or False is lacking.
-        text: lines of sentences that stand or fall together. ``{name?}`` is a fact that a line takes and does not tell.
-    """
+    """Return the lines of a text with facts in them (``{name}``), those that lack one left out."""
 
     def fact(found: re.Match[str]) -> str:
         value = facts[found[1]]

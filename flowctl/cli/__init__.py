@@ -28,10 +28,6 @@ __all__ = ["app", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status.
-
-    Args:
-        arguments: without the program's name. None: those of the process.
-    """
+    """Run the command line and return its exit status."""
     open_missing_streams()
     return run(app, list(sys.argv[1:] if arguments is None else arguments))

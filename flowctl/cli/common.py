@@ -20,11 +20,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="For rtmps: take any 
 
 @dataclass(slots=True)
 class Settings:
-    """Options that stand in front of the command.
-
-    Args:
-        log_level: least level of log lines.
-    """
+    """Options that stand in front of the command."""
 
     log_level: str = "info"
 
@@ -50,15 +46,7 @@ def given(context: typer.Context, parameter: str) -> bool:
 
 
 def set_up_log(*, as_json: bool = False, level: str | None = None) -> None:
-    """Send the log to standard error.
-
-    Args:
-        as_json: one JSON object per line.
-        level: least level. None: as asked for in front of the command.
-
-    Raises:
-        ConfigError: there is no such level.
-    """
+    """Send the log to standard error."""
     from flowctl import log
 
     log.configure(settings.log_level if level is None else level, json=as_json)
@@ -70,22 +58,14 @@ def print_json(value: Any) -> None:
 
 
 def optional_duration(text: str | None, field: str) -> float | None:
-    """Return the seconds that an option stands for, None if it was not given.
-
-    Raises:
-        ConfigError: it is no duration.
-    """
+    """Return the seconds that an option stands for, None if it was not given."""
     from flowctl.units import parse_duration
 
     return None if text is None else parse_duration(text, field)
 
 
 def optional_rate(text: str | None, field: str) -> int | None:
-    """Return the bits per second that an option stands for, None if it was not given.
-
-    Raises:
-        ConfigError: it is no rate.
-    """
+    """Return the bits per second that an option stands for, None if it was not given."""
     from flowctl.units import parse_bit_rate
 
     return None if text is None else parse_bit_rate(text, field)

@@ -105,11 +105,7 @@ def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[Se
 
 
 def _read_files(options: Any) -> Any:
-    """Read the files of limits and bans that settings name; return what the limits file says.
-
-    Raises:
-        ConfigError: one is not valid, or there is no limits file; or the limits do not go with the settings.
-    """
+    """Read the files of limits and bans that settings name; return what the limits file says."""
     from flowctl.errors import ConfigError
     from flowctl.flow.limitsfile import parse_limits_file
     from flowctl.server.bans import BanList

@@ -57,12 +57,7 @@ def terminable() -> Iterator[None]:
 
 
 def run(app: typer.Typer, arguments: list[str]) -> int:
-    """Run `app` and return the exit status; errors of the expected kinds become lines on standard error.
-
-    Args:
-        app: the commands.
-        arguments: without the program's name. ``--debug`` in front of the command shows tracebacks.
-    """
+    """Run `app` and return the exit status; errors of the expected kinds become lines on standard error."""
     try:
         status = _run(app, arguments)
         sys.stdout.flush()  # what was written around `say`: help, media

@@ -119,11 +119,7 @@ def load(
 
 
 def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> LoadPlan:
-    """Return the run that the options describe.
-
-    Raises:
-        ConfigError: an option is wrong.
-    """
+    """Return the run that the options describe."""
     from flowctl.cli.common import optional_duration
     from flowctl.client.connect import parse_address
     from flowctl.errors import ConfigError
@@ -165,11 +161,7 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
 
 
 def _key_frame_bytes(text: str) -> int:
-    """Return the size of key frames, 1 byte to what servers take as one message.
-
-    Raises:
-        ConfigError: it is no size, or too large.
-    """
+    """Return the size of key frames, 1 byte to what servers take as one message."""
     from flowctl.errors import ConfigError
     from flowctl.media.synthetic import MAX_FRAME_SIZE_BYTES
     from flowctl.units import format_size, parse_size
@@ -181,11 +173,7 @@ def _key_frame_bytes(text: str) -> int:
 
 
 def _measure_every(text: str) -> int | None:
-    """Return which part of the viewers is looked at closely; None: as many as fit.
-
-    Raises:
-        ConfigError: it is neither a word that is known nor a number.
-    """
+    """Return which part of the viewers is looked at closely; None: as many as fit."""
     from flowctl.errors import ConfigError
 
     if text in ("auto", "all"):
@@ -206,11 +194,7 @@ def _command_line() -> str:
 
 
 def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
-    """Return the conditions of --fail-on.
-
-    Raises:
-        ConfigError: one of them is none, or is about peers that do not take part.
-    """
+    """Return the conditions of --fail-on."""
     from flowctl.loadtest.profiles import parse_profile
     from flowctl.loadtest.results.failon import parse_conditions
     from flowctl.loadtest.results.result import PUBLISHER, PeerKind
@@ -224,13 +208,7 @@ def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
 def _load(
     plan: LoadPlan, conditions: list[Condition], files: dict[str, Path | None], *, as_json: bool, table: bool
 ) -> None:
-    """Run it, then write summary and files.
-
-    Raises:
-        ConfigError: a file could not be written, or the server may not be loaded.
-        FlowctlError: the run could not be carried out, or a file not be written after all.
-        Exit: it failed, or was ended by a signal.
-    """
+    """Run it, then write summary and files."""
     import signal
 
     from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
@@ -271,11 +249,7 @@ def _show(result: RunResult, verdicts: list[ConditionResult], *, as_json: bool) 
 
 
 def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, Path | None]) -> None:
-    """Write the files that were asked for, each of them whole or not at all.
-
-    Raises:
-        FlowctlError: one could not be written.
-    """
+    """Write the files that were asked for, each of them whole or not at all."""
     import json
 
     from flowctl.loadtest.results.summary import whole

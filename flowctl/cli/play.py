@@ -59,13 +59,7 @@ def play(
 
 @contextlib.contextmanager
 def _written(output: str) -> Iterator[BinaryIO]:
-    """Open what the media is written to, and say it in plain words when it takes no more.
-
-    Raises:
-        BrokenPipeError: who read standard output has gone.
-        ConfigError: the file cannot be made.
-        FlowctlError: the file, or standard output, takes no more.
-    """
+    """Open what the media is written to, and say it in plain words when it takes no more."""
     from flowctl.errors import ConfigError, FlowctlError
 
     if output == "-":
@@ -99,14 +93,6 @@ def _play(
     as_json: bool,
     summary_to_stderr: bool,
 ) -> None:
-    """Play, then write the summary.
-
-    Raises:
-        BrokenError: nobody answers at `address`.
-        Exit: interrupted.
-        FlowctlError: it ended otherwise than with the stream, after its time, or on demand.
-        OSError: `file` takes no more.
-    """
     from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
     from flowctl.client.player import RtmpPlayer
     from flowctl.client.runner import ClientRun

@@ -78,11 +78,7 @@ def publish(
 
 
 def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterable[FlvTag]:
-    """Return the synthetic source.
-
-    Raises:
-        ConfigError: a setting is out of range; it is named as its option.
-    """
+    """Return the synthetic source."""
     from flowctl.errors import ConfigError
     from flowctl.media.synthetic import SyntheticSource
 
@@ -97,11 +93,7 @@ def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterabl
 
 
 def _refuse_ignored(context: typer.Context, source: str) -> None:
-    """Refuse options that a file would ignore.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse options that a file would ignore."""
     from flowctl.cli.common import given
     from flowctl.errors import ConfigError
 
@@ -114,12 +106,6 @@ def _refuse_ignored(context: typer.Context, source: str) -> None:
 
 
 def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
-    """Return the tags of a file.
-
-    Raises:
-        ConfigError: it cannot be read, or is no FLV.
-        FlowctlError: it holds nothing to send.
-    """
     import difflib
     from pathlib import Path
 
@@ -136,13 +122,7 @@ def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
 def publish_tags(
     address: RtmpUrl, tags: Iterable[FlvTag], *, pace: float, loop: bool, duration_s: float | None, as_json: bool
 ) -> None:
-    """Publish `tags`, then write the summary.
-
-    Raises:
-        BrokenError: nobody answers at `address`.
-        FlowctlError: it ended otherwise than by its source or on demand.
-        Exit: interrupted.
-    """
+    """Publish `tags`, then write the summary."""
     from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
     from flowctl.client.publisher import RtmpPublisher
     from flowctl.client.runner import ClientRun

@@ -126,11 +126,7 @@ def hls(
 
 
 def _addresses(urls: list[str]) -> list[RtmpUrl]:
-    """Return the addresses to pull from.
-
-    Raises:
-        ConfigError: one is none, stands there twice, or there are too many.
-    """
+    """Return the addresses to pull from."""
     from flowctl.client.connect import parse_address
     from flowctl.errors import ConfigError
 
@@ -145,11 +141,7 @@ def _addresses(urls: list[str]) -> list[RtmpUrl]:
 
 
 def _form(form: str) -> Callable[[], Form]:
-    """Return what makes the files.
-
-    Raises:
-        ConfigError: there is no such format.
-    """
+    """Return what makes the files."""
     from flowctl.errors import ConfigError
     from flowctl.remux.flvform import FlvForm
 
@@ -164,11 +156,7 @@ def _form(form: str) -> Callable[[], Form]:
 
 
 def check_media() -> None:
-    """See that PyAV is there.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """See that PyAV is there."""
     import importlib.util
 
     from flowctl.errors import ConfigError
@@ -178,11 +166,6 @@ def check_media() -> None:
 
 
 def _made(folder: Path) -> None:
-    """Make the folder.
-
-    Raises:
-        ConfigError: it cannot be made, or is none.
-    """
     from flowctl.errors import ConfigError
 
     try:
@@ -286,11 +269,7 @@ def _progress(recorders: Sequence[Recorder | HlsWriter]) -> None:
 def _summarise(
     addresses: list[RtmpUrl], recorders: Sequence[Recorder | HlsWriter], follows: list[Follow], *, as_json: bool
 ) -> None:
-    """Say what was recorded.
-
-    Raises:
-        FlowctlError: something was lost.
-    """
+    """Say what was recorded."""
     from flowctl.cli.common import print_json
     from flowctl.errors import FlowctlError
     from flowctl.units import format_count

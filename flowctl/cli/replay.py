@@ -160,12 +160,7 @@ class _Named(NamedTuple):
 
 
 def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, Any]:
-    """Return what other limits, another policy or target delay would have done with the same stream and link.
-
-    Raises:
-        ConfigError: the limits or the target delay do not parse, there is no such policy, or the flight followed no
-            stream and is the only one asked about; of many, such a flight is passed over, and says so.
-    """
+    """Return what other limits, another policy or target delay would have done with the same stream and link."""
     from dataclasses import replace
 
     from flowctl.errors import ConfigError

@@ -19,11 +19,6 @@ def known_servers() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def load_server(name: str) -> ServerProgram:
-    """Return the server program `name`.
-
-    Raises:
-        ConfigError: there is none, or what is registered under that name is no `ServerProgram`.
-    """
     known = known_servers()
     point = known.get(name)
     if point is None:

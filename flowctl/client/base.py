@@ -55,9 +55,7 @@ class Status:
     """One thing that the server said with ``onStatus`` or a refusal.
 
     Args:
-        level: ``status``, ``warning`` or ``error``.
         code: for example ``NetStream.Play.UnpublishNotify``.
-        description: the server's words.
     """
 
     level: str
@@ -71,9 +69,7 @@ class ClientEnd:
 
     Args:
         reason: as the connection saw it: FINISHED where we closed it ourselves, PEER_CLOSED, PEER_RESET and so on.
-        details: in words.
         status: the last error that the server told us, or what it ended the stream with. None: it said neither.
-        after_s: seconds since the connection was made.
     """
 
     reason: CloseReason
@@ -113,18 +109,9 @@ class RtmpClient(Session):
 
     What it is for is said when it is made: ``self._protocol.play()`` or ``self._protocol.publish()``.
 
-    Args:
-        url: where to connect.
-        config: settings of the protocol.
-        parameters: `Rejected.retry_parameters` of the attempt before this one; "" for a first try.
-        on_end: told, on the connection's thread, that it is over; `end` says how.
-
     Attributes:
-        url: the address.
         statuses: what the server said, oldest first, at most `STATUSES_KEPT`.
-        status_count: how much it said in all.
         rejected: the server's refusal. None: it has not refused us.
-        end: how the connection ended. None: it has not.
         sock: set by `flowctl.client.connect`; used to look whether a peer we do not read is still there.
     """
 

@@ -37,9 +37,6 @@ def parse_address(text: str, schemes: Collection[str] = ("rtmp", "rtmps")) -> Rt
 
     In an address of one segment, ``rtmp://host/room``, that segment is sent as the application and the name is empty,
     as FFmpeg does it.
-
-    Raises:
-        ConfigError: it is no address, names no stream, or its scheme is none of those.
     """
     try:
         url = parse_url(text)
@@ -61,15 +58,6 @@ def connect_socket(
     """Return a connected socket, tried at each address of the host in turn; blocks the caller.
 
     With ``rtmps`` it speaks TLS; the handshake comes when it is read, and an error of it ends the connection.
-
-    Args:
-        url: scheme, host and port count.
-        timeout_s: for all addresses together, more than 0.
-        receive_buffer_bytes: SO_RCVBUF, with segments of `SLOW_SEGMENT_BYTES`; 0 leaves both to the kernel.
-
-    Raises:
-        BrokenError: the host is unknown, or nobody answers there; says the last reason.
-        ConfigError: the file of authorities cannot be used, see `client_context`.
     """
     where = f"{url.host}:{url.port}"
     try:
@@ -103,12 +91,7 @@ def connect_socket(
 
 
 def trust(*, authorities: Path | None = None, insecure: bool = False) -> None:
-    """Say whose certificates all clients of this process take, and those of processes that it starts.
-
-    Args:
-        authorities: file in PEM, in place of the authorities that the system trusts.
-        insecure: take any certificate: of use for tests alone.
-    """
+    """Say whose certificates all clients of this process take, and those of processes that it starts."""
     if authorities is not None:
         os.environ[_AUTHORITIES] = str(authorities)
     if insecure:
@@ -116,11 +99,7 @@ def trust(*, authorities: Path | None = None, insecure: bool = False) -> None:
 
 
 def client_context() -> ssl.SSLContext:
-    """Return what a client's TLS goes by: the certificate and the name in it are verified; see `trust`.
-
-    Raises:
-        ConfigError: the file of authorities cannot be read, or is none.
-    """
+    """Return what a client's TLS goes by: the certificate and the name in it are verified; see `trust`."""
     file = os.environ.get(_AUTHORITIES) or None
     try:
         context = ssl.create_default_context(cafile=file)
@@ -142,19 +121,7 @@ def start_client(
     capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
     settings: SenderSettings | None = None,
 ) -> Connection:
-    """Connect `client` to its address and place it on `group`; blocks the caller, not the group.
-
-    Args:
-        group: a running group of another thread, or of this one.
-        client: not connected yet.
-        timeout_s: see `connect_socket`.
-        receive_buffer_bytes: see `connect_socket`.
-        capacity_bytes: most bytes read at once.
-        settings: times of the Sender. None: the defaults.
-
-    Raises:
-        BrokenError: see `connect_socket`.
-    """
+    """Connect `client` to its address and place it on `group`; blocks the caller, not the group."""
     sock = connect_socket(client.url, timeout_s=timeout_s, receive_buffer_bytes=receive_buffer_bytes)
     return place_client(group, client, sock, capacity_bytes=capacity_bytes, settings=settings)
 

@@ -25,7 +25,6 @@ class GapFinder:
 
     Attributes:
         missing: frames that never came.
-        gaps: how often some were missing.
         stamped: whether the count comes from numbers, and is exact.
     """
 
@@ -41,12 +40,7 @@ class GapFinder:
         self.stamped = False
 
     def frame(self, timestamp: int, number: int | None = None) -> int:
-        """Take one frame; return how many are missing just before it.
-
-        Args:
-            timestamp: of the message, on the 32-bit clock.
-            number: of the stamp. None: it has none.
-        """
+        """Take one frame; return how many are missing just before it."""
         if number is None:
             missing = self._by_time(timestamp)
         else:

@@ -45,7 +45,6 @@ class MediaClock:
         self.covered_ms = 0
 
     def frame(self, timestamp: int) -> None:
-        """Take the timestamp of one frame, on the 32-bit clock."""
         if self._before is not None:
             step_ms = signed_difference(timestamp, self._before)
             self._at_ms += step_ms if step_ms >= _NEW_CLOCK_MS else 0
@@ -54,13 +53,7 @@ class MediaClock:
 
 
 class TimedTag:
-    """A tag to be sent: what, when, and what it is.
-
-    Args:
-        tag: with the timestamp to send.
-        due_ms: media time since the first media tag, at pace 1.
-        message_class: for the Sender.
-    """
+    """A tag to be sent: what, when, and what it is."""
 
     __slots__ = ("due_ms", "message_class", "tag")
 
@@ -73,16 +66,8 @@ class TimedTag:
 class Timeline:
     """Iterates over a source's tags with the time each is due.
 
-    Args:
-        source: tags in decoding order. For loops it must be one that can be iterated over again.
-        loop: whether to begin again at the end, without end.
-        duration_s: ends before the first frame that is due at or after this media time. None: does not.
-
     Attributes:
         rounds: how often the source has begun.
-
-    Raises:
-        ConfigError: `loop` with a source that can be iterated over only once.
     """
 
     __slots__ = ("_duration_ms", "_elapsed_ms", "_headers", "_loop", "_origin", "_source", "_tracks", "rounds")

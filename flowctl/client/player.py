@@ -58,13 +58,9 @@ class PlayProfile:
 
     Args:
         rate: bits per second it reads. None: as fast as it comes.
-        stall_after_s: when it stops reading. None: it does not.
         resume_after_s: when rate and stall are lifted. None: they are not.
         pings_per_s: ping requests it sends per second, 0 to `MAX_PINGS_PER_S`.
         stay: whether to stay when the stream ends, for a publisher that may come back.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     rate: int | None = None
@@ -106,24 +102,16 @@ class PlayerStatistics:
     Args:
         playing: whether media has come and the connection is open.
         received: messages by class, bytes of their bodies.
-        wire_bytes: bytes read from the socket.
-        missing_video: pictures that never came.
-        missing_audio: audio frames that never came.
         exact: whether the missing ones were counted by stamps; otherwise they were worked out from timestamps.
-        video_gaps: how often pictures were missing.
         broken_restarts: gaps in video after which something else than a key frame came first. Disposable frames may
             be left out without a key frame, so this is 0 for a source that has none.
         started_on_key: whether the first picture was a key frame. None: none came.
         first_frame_s: seconds from connecting to the first audio or video frame. None: none came.
         mean_delay_s: mean time from the publisher's stamp to here, of frames stamped after the play began: older ones
             come from the server's cache, and their age is no delay. None: there are none, or they have no stamps.
-        max_delay_s: the largest one. None: likewise.
         media_s: media time from the first frame to the latest, by timestamps: more than `elapsed_s` by what the
             server's cache held.
         elapsed_s: seconds from the first media message to the last.
-        stalled: whether it has stopped reading.
-        pings_sent: ping requests sent.
-        written_tags: FLV tags written.
     """
 
     playing: bool = False
@@ -155,19 +143,7 @@ class _Delay:
 
 
 class RtmpPlayer(RtmpClient):
-    """Plays one stream on one connection.
-
-    Args:
-        url: what to play.
-        profile: how to behave.
-        writer: gets everything that comes, as FLV. None: nobody does. An OSError of it is kept in `write_error`,
-            and ends the play.
-        duration_s: ends this long after the first media message. None: when the stream does.
-        config: settings of the protocol.
-        parameters: see `RtmpClient`.
-        on_message: told of each audio and video message with its class; for tests and reports.
-        on_end: see `RtmpClient`.
-    """
+    """Plays one stream on one connection."""
 
     __slots__ = (
         "_audio",

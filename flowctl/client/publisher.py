@@ -46,15 +46,9 @@ class PublisherStatistics:
     """A snapshot of a publisher.
 
     Args:
-        publishing: whether the server has accepted us.
         sent: tags given to the Sender, by class, bytes of their bodies.
-        bytes_queued: what waits in the Sender.
-        rounds: how often the source has begun.
         media_s: media time from the first tag to the last one sent.
         lag_s: how far behind its time the next tag is; 0 where there is no pace.
-        max_lag_s: the largest lag so far.
-        waits: how often the pump waited for room.
-        waited_s: seconds of it.
     """
 
     publishing: bool = False
@@ -71,25 +65,8 @@ class PublisherStatistics:
 class RtmpPublisher(RtmpClient):
     """Publishes one source on one connection; closes it when the source ends.
 
-    Args:
-        url: where to publish.
-        source: tags in decoding order.
-        pace: media seconds per second, up to `MAX_PACE`; 0 sends as fast as the connection takes it.
-        loop: whether to begin again at the end.
-        duration_s: media time after which it ends. None: when the source does.
-        stamped: whether synthetic frames have their stamps already, as those have that go to several servers alike.
-        begins: told the time at which the server lets it in; returns when the first tag is due, on the same clock.
-            None: it is due then.
-        config: settings of the protocol.
-        parameters: see `RtmpClient`.
-        on_sent: told of each media tag as it was given to the Sender, with its class; for tests and reports.
-        on_end: see `RtmpClient`.
-
     Attributes:
         source_error: what went wrong with the source, which counts as its end. None: nothing.
-
-    Raises:
-        ConfigError: the pace is out of range, or the source cannot loop.
     """
 
     __slots__ = (

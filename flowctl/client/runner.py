@@ -26,10 +26,6 @@ ClientT = TypeVar("ClientT", bound=RtmpClient)
 class ClientRun(Generic[ClientT]):
     """One client and its poll group; use it as a context.
 
-    Args:
-        make: makes the client of an attempt from the login's parameters and the callback for its end.
-        settings: of `start_client`.
-
     Attributes:
         client: the present attempt. Set by `start`.
     """
@@ -50,24 +46,13 @@ class ClientRun(Generic[ClientT]):
         self._group.stop(_STOP_S)
 
     def start(self, parameters: str = "") -> None:
-        """Connect; blocks until the connection is made.
-
-        Raises:
-            BrokenError: nobody answers.
-        """
+        """Connect; blocks until the connection is made."""
         self._ended.clear()
         self.client = self._make(parameters, lambda _: self._ended.set())
         start_client(self._group, self.client, **self._settings)
 
     def wait(self, each: Callable[[], bool] | None = None) -> bool:
-        """Wait until the client has ended, logging in where the server wants it.
-
-        Args:
-            each: called some times per second meanwhile; True ends the waiting.
-
-        Returns:
-            Whether the client has ended.
-        """
+        """Wait until the client has ended, logging in where the server wants it."""
         attempt = 1
         while True:
             while not self._ended.wait(_POLL_S):
@@ -81,11 +66,7 @@ class ClientRun(Generic[ClientT]):
             self.start(retry)
 
     def finish(self, details: str, deadline_s: float = _STOP_S) -> bool:
-        """Ask the client to leave in order, and wait for its end.
-
-        Returns:
-            Whether it has ended in time.
-        """
+        """Ask the client to leave in order, and wait for its end."""
         if not self.client.ended:
             self._group.call_soon(self.client.finish, details)
         return self._ended.wait(deadline_s)

@@ -17,12 +17,6 @@ class FlvFile:
     """The tags of a file; each iteration reads it from the start, a piece at a time.
 
     A file that ends in the middle of a tag (a recording that was interrupted) ends with the tag before.
-
-    Args:
-        path: the file.
-
-    Raises:
-        ConfigError: it cannot be read or is no FLV.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -35,12 +29,7 @@ class FlvFile:
             raise ConfigError(f"{self.path} holds no FLV tags", hint=_NO_FLV_HINT)
 
     def __iter__(self) -> Iterator[FlvTag]:
-        """Iterate over the tags.
-
-        Raises:
-            ConfigError: the file cannot be read.
-            RemoteProtocolError: what it holds is no FLV from some byte on.
-        """
+        """Iterate over the tags."""
         reader = FlvReader()
         try:
             with self.path.open("rb") as file:
@@ -56,16 +45,7 @@ class FlvFile:
 
 
 class Tracks:
-    """A source without one of its tracks; can be iterated over as often as the source.
-
-    Args:
-        source: the tags.
-        audio: whether to keep audio.
-        video: whether to keep video.
-
-    Raises:
-        ConfigError: neither is kept.
-    """
+    """A source without one of its tracks; can be iterated over as often as the source."""
 
     def __init__(self, source: Iterable[FlvTag], *, audio: bool = True, video: bool = True) -> None:
         if not (audio or video):
@@ -79,11 +59,7 @@ class Tracks:
 
 
 def check_has_media(source: Iterable[FlvTag], name: str) -> None:
-    """Refuse a source in which no audio and no video comes.
-
-    Raises:
-        FlowctlError: there is none.
-    """
+    """Refuse a source in which no audio and no video comes."""
     for tag in source:
         if tag.type_id in (TAG_AUDIO, TAG_VIDEO):
             return

@@ -55,11 +55,7 @@ class Rate(Protocol):
 
 
 class Constant:
-    """One rate for ever.
-
-    Args:
-        rate: bits per second.
-    """
+    """One rate for ever."""
 
     __slots__ = ("_rate", "look_s")
 
@@ -77,12 +73,7 @@ class Constant:
 
 
 class RatePace:
-    """A token bucket that a line fills.
-
-    Args:
-        rate: of the line, by time.
-        now: when reading begins, in seconds of any steady clock.
-    """
+    """A token bucket that a line fills."""
 
     __slots__ = ("_began", "_carried", "_idle_at", "_rate", "_tokens")
 

@@ -61,12 +61,7 @@ _CONFIG: Final = ClientSessionConfig(flash_version="flowctl follow", buffer_ms=0
 
 @dataclass(frozen=True, slots=True)
 class Inflow:
-    """Who is told of the connections of a follow that bring something, as of those of publishers.
-
-    Args:
-        observer: is told; the connection's thread.
-        name: of the stream here.
-    """
+    """Who is told of the connections of a follow that bring something, as of those of publishers."""
 
     observer: Observer
     name: str
@@ -105,16 +100,8 @@ class FollowStatistics:
     """A snapshot of a follow.
 
     Args:
-        state: how far it has come.
-        source: where from.
-        why: why it does not run. Empty: it does.
-        messages: handed on so far.
-        payload_bytes: of these.
-        repeated: left out because they had come before.
         gaps: times that something was missing between two connections, or may have been.
         restarts: times that another timeline began.
-        connections: made so far.
-        tries: since the last one that brought something.
     """
 
     state: FollowState
@@ -143,14 +130,7 @@ class Sink(Protocol):
 
 
 class HubSink:
-    """Publishes a followed stream in the local hub, where it gives way to a publisher of this server's own.
-
-    Args:
-        hub: the streams.
-        name: ``app/stream``.
-        source: named as the publisher.
-        on_replaced: told, on any thread, that a publisher of this server's own has taken the name.
-    """
+    """Publishes a followed stream in the local hub, where it gives way to a publisher of this server's own."""
 
     def __init__(self, hub: Hub, name: str, source: Source, on_replaced: Callable[[], None] | None = None) -> None:
         self._hub = hub
@@ -268,17 +248,7 @@ class _Link(RtmpClient):
 
 
 class Follow:
-    """Follows one stream.
-
-    Args:
-        source: where from.
-        sink: takes it.
-        group: a running group, on whose thread it lives.
-        backoff: between tries.
-        hold_s: how long a stream whose source is lost is kept for viewers before it ends, in seconds.
-        rng: for the backoff.
-        inflow: who is told of its connections. None: nobody.
-    """
+    """Follows one stream."""
 
     def __init__(
         self,
@@ -500,7 +470,6 @@ class Follow:
     # -- the stream; the connection's thread
 
     def received(self, link: _Link, message: Message, now: float) -> None:
-        """Take one message of the link."""
         if link not in (self._link, self._before) or self._refused:
             return
         type_id, timestamp, payload = message.type_id, message.timestamp, message.payload
@@ -577,11 +546,7 @@ class Follow:
 
 
 def _connect_local(path: str) -> socket.socket:
-    """Return a socket connected to the Unix socket at `path`; never waits.
-
-    Raises:
-        OSError: nobody listens there, or too many wait to be accepted.
-    """
+    """Return a socket connected to the Unix socket at `path`; never waits."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     found = sock.connect_ex(path)

@@ -26,14 +26,7 @@ _HINT: Final = "make a key: flowctl key make FILE --for edge; give it behind the
 
 
 class EdgeGuard:
-    """A `Guard` of diffusion for one edge; on the thread of the origin.
-
-    Args:
-        server: whose settings say who may play.
-        peer: address and port of the edge.
-        number: of its connection.
-        now: seconds since 1970.
-    """
+    """A `Guard` of diffusion for one edge; on the thread of the origin."""
 
     def __init__(
         self, server: LiveServer, peer: tuple[str, int], number: int, now: Callable[[], float] = time.time
@@ -48,11 +41,7 @@ class EdgeGuard:
         self._trusted = False
 
     def prove(self, proof: bytes) -> None:
-        """Take what the edge brings.
-
-        Raises:
-            RemoteProtocolError: it is no proof, or its key is none.
-        """
+        """Take what the edge brings."""
         try:
             self._raw = proof.decode()
         except UnicodeDecodeError as error:

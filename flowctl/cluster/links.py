@@ -47,13 +47,7 @@ _BACKLOG: Final = 1024
 
 
 class LinkSession(Session):
-    """Another worker that follows one stream of ours.
-
-    Args:
-        hub: the streams.
-        rtmp: settings of the wire session, without a login.
-        now: time in seconds.
-    """
+    """Another worker that follows one stream of ours."""
 
     __slots__ = ("_hub", "_rtmp", "_stream", "_wire")
 
@@ -143,15 +137,7 @@ class LinkSession(Session):
 
 
 class Links:
-    """Listens for other workers; a companion of its server.
-
-    Args:
-        server: whose streams are followed.
-        path: of the socket; nobody but the user may reach its folder.
-
-    Attributes:
-        path: as above.
-    """
+    """Listens for other workers; a companion of its server."""
 
     def __init__(self, server: LiveServer, path: Path) -> None:
         self.path: Final = path

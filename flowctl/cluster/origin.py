@@ -72,17 +72,7 @@ _STUCK_S: Final = 10.0
 
 
 class SegmentListener:
-    """Listens for nodes that fetch segments, on one thread, which the node that offers them lives on.
-
-    Args:
-        server: whose limits per address, known nodes and certificate count here too.
-        address: ``host:port``; port 0 lets the system choose one. With ``tls://`` before it, it speaks TLS.
-        serve: called for each connection, on that thread.
-        report: told of exceptions.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
+    """Listens for nodes that fetch segments, on one thread, which the node that offers them lives on."""
 
     def __init__(
         self,
@@ -139,11 +129,6 @@ def _tell_refused(peer: tuple[str, int], refusal: LimitExceededError) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``.
-
-    Raises:
-        ConfigError: it is none.
-    """
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
         raise ConfigError(
@@ -164,12 +149,7 @@ def finish(work: Coroutine[Any, Any, None], group: PollGroup, deadline_s: float)
 
 
 class Offering:
-    """Serves the segments of a pool by diffusion; on the thread of its loop.
-
-    Args:
-        diffusion: of the node.
-        server: the live server.
-    """
+    """Serves the segments of a pool by diffusion; on the thread of its loop."""
 
     def __init__(self, diffusion: ObjectDiffusion, server: LiveServer) -> None:
         self._diffusion = diffusion
@@ -211,18 +191,9 @@ class Offering:
 class Origin:
     """The origin of one live server; a companion and the taker of its hub.
 
-    Args:
-        server: whose streams; not started.
-        address: where edges connect, ``host:port``, or ``tls://host:port``.
-        window: how much is kept.
-        wall_clock: seconds since 1970, which origins of one encoder agree on within some seconds.
-
     Attributes:
         pool: what is kept.
         lost: segments that were not kept because the origin's thread did not run.
-
-    Raises:
-        ConfigError: the address cannot be used.
     """
 
     def __init__(
@@ -315,11 +286,6 @@ def keep(pool: SegmentPool, cut: Cut) -> None:
 class Cutting:
     """Cuts what is published at a live server: the taker of its hub. Copies of other servers' streams are left out.
 
-    Args:
-        hand_over: takes each segment that is complete, on the publisher's thread and under the stream's lock.
-        wall_clock: seconds since 1970.
-        clock: monotonic seconds.
-
     Attributes:
         refused: messages that were too large for a segment, and segments that came too fast.
     """
@@ -386,9 +352,6 @@ class _Publication:
     """A stream that is cut.
 
     Attributes:
-        cutter: of it.
-        before: timeline of the publication before. None: there was none.
-        pace: of small segments.
         leaps: they came too fast, which was told.
     """
 

@@ -39,13 +39,7 @@ class Joint(enum.Enum):
 
 
 class Piece(NamedTuple):
-    """A message of the stream.
-
-    Attributes:
-        type_id: RTMP message type.
-        timestamp: in ms.
-        payload: the body.
-    """
+    """A message of the stream."""
 
     type_id: int
     timestamp: int
@@ -56,7 +50,6 @@ class Joined(NamedTuple):
     """What becomes of a message.
 
     Attributes:
-        joint: what it is.
         pieces: what is to be passed on now, in order.
     """
 
@@ -99,14 +92,7 @@ class Seam:
         self._again = self._repeats = None
 
     def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> Joined:
-        """Take one message.
-
-        Args:
-            type_id: RTMP message type.
-            timestamp: in ms, 0..2^32-1.
-            payload: the body.
-            now: time in seconds.
-        """
+        """Take one message."""
         piece = Piece(type_id, timestamp, payload)
         info = inspect(type_id, payload)
         if info.message_class is MessageClass.HEADER:

@@ -48,11 +48,6 @@ class Argument:
     """One argument of an operation.
 
     Args:
-        name: of it, in lower case with underscores.
-        kind: how it is written.
-        what: it does, in a line.
-        default: what it is where it is not given.
-        required: whether it has to be given.
         first: whether it may stand on a command line without its name.
     """
 
@@ -65,16 +60,7 @@ class Argument:
 
 
 def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the values of all arguments.
-
-    Args:
-        operation: name of it, for errors.
-        arguments: that it has.
-        given: values by name; None is as if it were not given.
-
-    Raises:
-        ConfigError: one is unknown, missing or wrong; names it, the value and what is allowed.
-    """
+    """Return the values of all arguments."""
     names = [argument.name for argument in arguments]
     for name in given:
         if name not in names:
@@ -99,8 +85,6 @@ def read_arguments(operation: str, arguments: Sequence[Argument], given: Mapping
 
 
 def number(low: int, high: int, word: str = "NUMBER") -> Kind:
-    """Return the kind of whole numbers from `low` to `high`."""
-
     def read(value: object, name: str) -> int:
         text = str(value) if type(value) is int else value
         digits = isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
@@ -204,8 +188,6 @@ def marks() -> Kind:
 
 
 def target_delay() -> Kind:
-    """Return the kind of target delays, as text."""
-
     def read(value: object, name: str) -> str:
         if not isinstance(value, str) or len(value) > MOST_TEXT:
             raise ConfigError(f"{name} is {short(value)}, it must be auto, off or a duration", hint="like 1500ms")

@@ -24,13 +24,7 @@ MOST_CODE: Final = 64
 
 
 class OperationError(FlowctlError):
-    """A server did not do what it was asked for.
-
-    Args:
-        message: why.
-        code: why, in a word: ``FORBIDDEN``, ``NOT_POSSIBLE``, ``BUSY``, ``ENDING``, ``TIMEOUT``, ...
-        hint: see `FlowctlError`.
-    """
+    """A server did not do what it was asked for."""
 
     def __init__(self, message: str, *, code: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -40,19 +34,7 @@ class OperationError(FlowctlError):
 def call_operation(
     address: str, name: str, arguments: Mapping[str, object], *, keys: KeyPair | None = None, timeout_s: float = 15.0
 ) -> dict[str, Any]:
-    """Have a server do something, and return its answer.
-
-    Args:
-        address: of the server.
-        name: of the operation, without the category.
-        arguments: as JSON has them.
-        keys: of the caller, for a server elsewhere. None: new ones, which no server knows.
-        timeout_s: how long to wait in all.
-
-    Raises:
-        ConfigError: the address or an argument is wrong.
-        OperationError: it was not done; its code says why.
-    """
+    """Have a server do something, and return its answer."""
     command = f"{CATEGORY}.{name}"
     return result_of(
         address, command, asyncio.run(call_parts(address, command, [json.dumps(dict(arguments))], keys, timeout_s))
@@ -60,17 +42,7 @@ def call_operation(
 
 
 def result_of(address: str, command: str, parts: list[bytes]) -> dict[str, Any]:
-    """Return the answer that the parts of a reply stand for.
-
-    Args:
-        address: of the server, for errors.
-        command: that was called.
-        parts: of the reply.
-
-    Raises:
-        ConfigError: an argument is wrong.
-        OperationError: it was not done; its code says why.
-    """
+    """Return the answer that the parts of a reply stand for."""
     try:
         value = json.loads(parts[0] if parts else b"")
     except (ValueError, RecursionError):
@@ -100,20 +72,7 @@ async def call_parts(
     *,
     reply: bool = True,
 ) -> list[bytes]:
-    """Call any command of any server that speaks OxenMQ, and return the parts of its reply.
-
-    Args:
-        address: of the server; with its key in it, encrypted.
-        command: ``category.command``.
-        parts: sent with it.
-        keys: of the caller. None: new ones.
-        timeout_s: how long to wait in all.
-        reply: whether there is one: a request, else a command.
-
-    Raises:
-        ConfigError: the address is none.
-        OperationError: it cannot be reached, or has not answered, or has refused.
-    """
+    """Call any command of any server that speaks OxenMQ, and return the parts of its reply."""
     where = Address.parse(address)
     if where.transport is Transport.IPC:
         _check_there(Path(where.socket))
@@ -132,11 +91,7 @@ async def call_parts(
 
 
 def _check_there(path: Path) -> None:
-    """See that a server listens at a unix socket, without waiting for one that does not.
-
-    Raises:
-        OperationError: nobody does, or it is another user's.
-    """
+    """See that a server listens at a unix socket, without waiting for one that does not."""
     try:
         there = answers(path)
     except PermissionError as error:

@@ -30,7 +30,6 @@ class Client(NamedTuple):
     """Who has a key, as the file says.
 
     Attributes:
-        permission: what he may do.
         name: of him; empty: none is given.
     """
 
@@ -39,14 +38,7 @@ class Client(NamedTuple):
 
 
 class Clients:
-    """The clients of a file.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ConfigError: it cannot be read, others than its owner can write to it, or a line is wrong.
-    """
+    """The clients of a file."""
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
@@ -58,20 +50,12 @@ class Clients:
         return len(self._clients)
 
     def find(self, pubkey: bytes) -> Client | None:
-        """Return who has this key now. None: nobody who may come in.
-
-        Raises:
-            ConfigError: as above; nobody is let in then.
-        """
+        """Return who has this key now. None: nobody who may come in."""
         self.read()
         return self._clients.get(pubkey)
 
     def read(self) -> None:
-        """Read the file if it has changed.
-
-        Raises:
-            ConfigError: as above.
-        """
+        """Read the file if it has changed."""
         try:
             self._read()
         except ConfigError:
@@ -98,15 +82,7 @@ class Clients:
 
 
 def parse_clients(text: str, where: str) -> dict[bytes, Client]:
-    """Return the clients of a file by their keys.
-
-    Args:
-        text: contents of the file.
-        where: its name, for errors.
-
-    Raises:
-        ConfigError: a line is wrong, or a key stands there twice; names file and line.
-    """
+    """Return the clients of a file by their keys."""
     clients: dict[bytes, Client] = {}
     for number, line in enumerate(text.split("\n"), 1):
         words = line.partition("#")[0].split(maxsplit=2)

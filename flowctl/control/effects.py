@@ -56,7 +56,6 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def lies_in(address: str, network: Any) -> bool:
-    """Return whether the address of a peer is in a network."""
     return any(item in network for item in meanings(address))
 
 
@@ -159,11 +158,6 @@ def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
-    """Return when a ban ends that is asked for now.
-
-    Raises:
-        ConfigError: there is no such time, or there are two.
-    """
     expires, seconds = asked.get("expires"), asked["duration"]
     if expires is not None and seconds is not None:
         raise ConfigError("ban: duration and expires are both given", hint="leave one of the two out")

@@ -25,11 +25,7 @@ _T = TypeVar("_T")
 
 @runtime_checkable
 class Described(Protocol):
-    """A companion of a server that has figures of its own.
-
-    Attributes:
-        title: what they are of.
-    """
+    """A companion of a server that has figures of its own."""
 
     title: str
 
@@ -180,7 +176,6 @@ def _connection(server: LiveServer, number: int) -> Json:
 
 
 def ledger_rows(connection: Connection) -> list[Json]:
-    """Return the ledger of a connection, in words."""
     now = connection.now()
     return [
         {

@@ -49,22 +49,14 @@ CarryOut: TypeAlias = Callable[[str, bytes, Permission, str], bytes]
 
 
 def listener_of(server: LiveServer) -> ControlListener:
-    """Return what listens for operations on one server.
-
-    Raises:
-        ConfigError: a file of keys or clients cannot be used.
-    """
+    """Return what listens for operations on one server."""
     found = ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
     server.on_drain.append(found.leave_names)
     return found
 
 
 def keys_of(config: LiveConfig) -> tuple[KeyPair | None, Clients | None]:
-    """Return the keys of the server, and the clients that it lets in from elsewhere.
-
-    Raises:
-        ConfigError: others could reach it without any, or a file cannot be used.
-    """
+    """Return the keys of the server, and the clients that it lets in from elsewhere."""
     missing = [name for name in ("control_keys", "control_clients") if getattr(config, name) is None]
     if missing and any(address.startswith("tcp://") for address in config.control_addresses):
         raise ConfigError(
@@ -76,18 +68,7 @@ def keys_of(config: LiveConfig) -> tuple[KeyPair | None, Clients | None]:
 
 
 class ControlListener:
-    """Listens for operations on a live server as its settings say; a companion of the server.
-
-    Args:
-        config: of the server; `LiveConfig.control` and the fields beside it say where.
-        address: that it serves, for the name of the usual socket.
-        carry_out: carries out an operation, given its name, the call, what the caller may do, and who that is; returns
-            the answer. On a thread of the listener.
-        report: told of exceptions that are our own fault.
-
-    Raises:
-        ConfigError: a file of keys or clients cannot be used.
-    """
+    """Listens for operations on a live server as its settings say; a companion of the server."""
 
     def __init__(
         self, config: LiveConfig, address: tuple[str, int], carry_out: CarryOut, report: ErrorHook | None = None
@@ -103,12 +84,7 @@ class ControlListener:
         self.bound: list[str] = []
 
     def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: an address that was named cannot be used. A usual place that cannot be used is only logged:
-                nobody asked for it.
-        """
+        """Listen."""
         node = RpcNode(name="flowctl-control", keys=self._keys, on_error=self._report)
         self._pools = {
             True: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-looks"),

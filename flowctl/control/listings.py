@@ -88,11 +88,6 @@ def connections(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def find(server: LiveServer, number: int) -> Connection:
-    """Return the connection of that number.
-
-    Raises:
-        LocalProtocolError: there is none.
-    """
     found = next((item for item in server.connections() if item.number == number), None)
     if found is None:
         raise LocalProtocolError(f"there is no connection {number}", hint="flowctl connections lists them")

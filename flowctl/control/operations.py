@@ -67,10 +67,6 @@ class Operation:
     """One operation.
 
     Args:
-        name: of it, a word.
-        permission: what a caller must have.
-        summary: what it does, in a line.
-        arguments: in the order of their help.
         effect: does it: given the server and the values by name; returns JSON. Not on a poll group's thread.
         together: how it is carried out by several processes that are one server.
         looks: whether it only looks, so that it need not wait for what others change, and is not worth a line.
@@ -302,30 +298,12 @@ BY_NAME: Final[Mapping[str, Operation]] = {item.name: item for item in OPERATION
 
 
 def perform(server: LiveServer, name: str, given: Mapping[str, object], permission: Permission) -> dict[str, Any]:
-    """Carry out an operation.
-
-    Args:
-        server: on which.
-        name: of the operation, without the category.
-        given: its arguments as JSON has them.
-        permission: what the caller may do.
-
-    Raises:
-        ForbiddenError: the caller may not do it; nothing else of the call was looked at.
-        ConfigError: there is no such operation, or an argument is wrong; names it and what is allowed.
-        FlowctlError: it cannot be done.
-    """
+    """Carry out an operation."""
     found = allowed(name, permission)
     return found.effect(server, read_arguments(name, found.arguments, given))
 
 
 def allowed(name: str, permission: Permission) -> Operation:
-    """Return the operation of that name.
-
-    Raises:
-        ForbiddenError: a caller with this permission may not call it.
-        ConfigError: there is none.
-    """
     found = BY_NAME.get(name)
     if found is None:
         raise ConfigError(f"there is no operation {short(name)}", hint=f"there are {', '.join(BY_NAME)}")
@@ -347,13 +325,6 @@ def answer_with(effect: Effect, name: str, call: bytes, permission: Permission, 
     """Carry out an operation that is called with a JSON object, and return the answer as JSON.
 
     The answer is ``{"result": ...}``, or ``{"error": {"code": ..., "message": ..., "hint": ...}}``.
-
-    Args:
-        effect: does it, given the operation and the values of its arguments.
-        name: of the operation.
-        call: its arguments; nothing at all stands for none.
-        permission: what the caller may do.
-        caller: who asks, where the operation is told of an origin and the call names none.
     """
     try:
         found = allowed(name, permission)  # first of all: a caller who may not call it is not worth our work
@@ -403,7 +374,6 @@ _CODES: Final = (
 
 
 def code_of(error: FlowctlError) -> str:
-    """Return the code of an error in answers."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), "FAILED")
 
 

@@ -54,11 +54,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def usual_socket(host: str, port: int) -> Path:
-    """Return the path for a server that listens on `host` and `port`, in a folder that is there and safe.
-
-    Raises:
-        ConfigError: the folder is not this user's alone, or cannot be made.
-    """
+    """Return the path for a server that listens on `host` and `port`, in a folder that is there and safe."""
     folder = runtime_folder()
     try:
         folder.mkdir(mode=0o700)
@@ -70,11 +66,7 @@ def usual_socket(host: str, port: int) -> Path:
 
 
 def make_way(path: Path) -> None:
-    """See that a socket can be made at `path` that is this user's alone; what a server of before has left goes.
-
-    Raises:
-        ConfigError: its folder is not this user's alone, something else is there, or a server listens there.
-    """
+    """See that a socket can be made at `path` that is this user's alone; what a server of before has left goes."""
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         raise ConfigError(
             f"the path {short(str(path))} has more than {_MOST_PATH_BYTES} bytes, a socket can have no more",
@@ -109,11 +101,7 @@ def check_private(folder: Path) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Return whether a server listens at a unix socket.
-
-    Raises:
-        PermissionError: it is another user's.
-    """
+    """Return whether a server listens at a unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_LOOK_S)
         try:
@@ -147,15 +135,7 @@ def _answers_us(path: Path) -> bool:
 
 
 def find_server(wanted: str | None) -> str:
-    """Return the address of a server.
-
-    Args:
-        wanted: an address (``ipc://path``, ``tcp://host:port``, ``curve://host:port/KEY``), the path of a socket, or
-            the port or part of the name of one on this machine. None: the only one that runs here.
-
-    Raises:
-        NotFoundError: there is none, or there are several; names them.
-    """
+    """Return the address of a server."""
     if wanted is not None and "://" in wanted:
         return wanted
     if wanted is not None and "/" in wanted:

@@ -60,13 +60,11 @@ class Together:
     """How one operation is carried out by several processes.
 
     Args:
-        who: is asked.
         merge: returns the answer of all, of theirs; of an operation on one connection the one that has it counts.
         prepare: returns the values that each is asked with, of those that were given and the time of day.
         in_force: what it sets is also for processes that are started later.
         lists: names of the lists of the answer that are read page by page; those in `whole` to their ends, since
             entries of several processes are added, the others as far as the page asked for.
-        whole: as above.
         page: entries of a list that one process is asked for at a time: as many as an operation's argument takes.
     """
 
@@ -83,10 +81,7 @@ class Answer(NamedTuple):
     """What one process said.
 
     Attributes:
-        worker: its number.
         result: what came of it. None: nothing did.
-        error: why not.
-        missing: why there is no answer; empty: there is one.
     """
 
     worker: int
@@ -96,16 +91,6 @@ class Answer(NamedTuple):
 
 
 def combine(how: Together, asked: Asked, answers: Sequence[Answer]) -> Json:
-    """Return the answer of all.
-
-    Args:
-        how: of the operation.
-        asked: the values of its arguments.
-        answers: of those that were asked.
-
-    Raises:
-        FlowctlError: it came to nothing anywhere: the gravest of what they said.
-    """
     answers = sorted(answers, key=lambda item: item.worker)
     results = [(item.worker, item.result) for item in answers if item.result is not None]
     errors = [(item.worker, item.error) for item in answers if item.error is not None]

@@ -25,16 +25,7 @@ _LEAST_PAUSE_S: Final = 0.01
 class Line:
     """Listens on a port of loopback, and connects each client with another one; a context.
 
-    Args:
-        target_port: of the server, on loopback.
-        rate: bytes per second from the server, of all connections together. None: as fast as they come.
-        lies: whether what the server sends is changed.
-        buffer_bytes: what the kernel may hold of what the server sent, for each connection. None: what it likes, which
-            is megabytes, so that a server learns late that the line is slow.
-
     Attributes:
-        port: where it listens.
-        carried_bytes: from the server so far.
         lies_told: pieces that were changed so far.
         hung_up: connections that their clients ended.
     """

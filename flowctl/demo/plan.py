@@ -59,10 +59,7 @@ class ViewerPlan:
     """One viewer.
 
     Args:
-        label: its name in table and report.
-        kind: what it is like.
         profile: how it behaves, as the load tester calls it.
-        number: of the peer in the load run.
     """
 
     label: str
@@ -81,16 +78,10 @@ class DemoPlan:
     """The whole demonstration.
 
     Args:
-        duration_s: how long all viewers watch, 4 to 600 s.
-        healthy: number of healthy viewers, 1 to 500.
         slow_shares: share of the bit rate that each slow viewer reads, each above 0 and below 1.
         stall_after_s: when the stalling viewer stops reading, from its first frame.
         soft: soft limits of the server, as ``bytes,messages,age``.
-        hard: its hard limits.
         stuck_s: after which time without progress a viewer is cut; 0 is never.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     duration_s: float = 24.0

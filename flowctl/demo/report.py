@@ -40,9 +40,6 @@ class Outcome:
     """One viewer: the server's account, its own, and what is wrong.
 
     Args:
-        watched: the server's account.
-        peer: what it measured itself.
-        faults: what should not be so, in words; empty when all is well.
         stalled_after_s: when it stopped reading, since it connected. None: it never did.
     """
 
@@ -92,12 +89,9 @@ class Seen:
     """What a viewer saw, or viewers of one kind, on average; as they measured it.
 
     Args:
-        label: who.
         pictures_per_s: pictures that came in each second of the run, of one viewer.
         picture_share: share of the pictures that came. None: not measured, as all that follows.
-        line_share: share of what the line could carry that came. None also: there is no line.
         delay_p50_ms: median delay of the frames, sound included.
-        delay_p95_ms: 95th percentile.
         longest_freeze_s: longest time without a new picture.
     """
 
@@ -130,11 +124,8 @@ class Report:
     """The whole demonstration.
 
     Args:
-        outcomes: one per viewer, one per connection of an attacker.
         published: what the publisher sent: frames, bytes.
-        limits: the server's limits in words.
         floods_cut: connections that the server cut by the limit on control messages.
-        general: what is wrong with the whole, in words.
         seen: what viewers saw, side by side: a healthy one first.
     """
 
@@ -229,14 +220,7 @@ def _side_by_side(seen: Sequence[Seen]) -> list[str]:
 
 
 def make_report(plan: DemoPlan, viewers: list[Watched], floods_cut: int, result: RunResult) -> Report:
-    """Return the report of a demonstration.
-
-    Args:
-        plan: what was to be.
-        viewers: the server's account.
-        floods_cut: connections that the server cut by the limit on control messages.
-        result: what the peers measured.
-    """
+    """Return the report of a demonstration."""
     rows = {peer.number: peer for peer in result.peers if peer.kind is not PeerKind.PUBLISHER}
     publishers = [peer for peer in result.peers if peer.kind is PeerKind.PUBLISHER]
     outcomes = []
@@ -279,13 +263,7 @@ def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[Seen, ...]:
 
 
 def judge(watched: Watched, peer: PeerResult, stall_after_s: float) -> Outcome:
-    """Return the outcome of one viewer, or of one connection of an attacker.
-
-    Args:
-        watched: the server's account.
-        peer: what it measured itself.
-        stall_after_s: when the one that stalls does so, from its first frame.
-    """
+    """Return the outcome of one viewer, or of one connection of an attacker."""
     kind = watched.plan.kind
     check = {
         Kind.HEALTHY: _check_healthy,

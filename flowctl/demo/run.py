@@ -68,13 +68,7 @@ def _add_dashboard(server: LiveServer) -> AdminListener | None:
 
 
 class _Looker:
-    """Looks at the server from a thread of its own, until told to stop.
-
-    Args:
-        watch: what is known of the viewers.
-        server: looked at.
-        display: shows it.
-    """
+    """Looks at the server from a thread of its own, until told to stop."""
 
     def __init__(self, watch: Watch, server: LiveServer, display: Display) -> None:
         self._watch = watch
@@ -131,18 +125,7 @@ class _Meter:
 def watch_demo(
     plan: DemoPlan, server: LiveServer, dashboard: str = "", *, table: bool = True
 ) -> tuple[Report, RunResult]:
-    """Run the demonstration; return its report and the load run; takes a few seconds longer than the plan says.
-
-    Args:
-        plan: who takes part, with which limits.
-        server: of the demonstration; serves.
-        dashboard: where it can be watched in a browser. Empty: nowhere.
-        table: whether a live table is shown where standard error is a terminal; otherwise lines of text are.
-
-    Raises:
-        FlowctlError: it could not be carried out.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Run the demonstration; return its report and the load run; takes a few seconds longer than the plan says."""
     display = choose_display(table=table)
     load = plan.load_plan(_url(server))
     viewers = plan.viewers(load)
@@ -186,23 +169,7 @@ def run_demo(
     stays: bool = False,
     until: threading.Event | None = None,
 ) -> bool:
-    """Run the demonstration, and write its report to standard output and as a page with plots.
-
-    Args:
-        plan: who takes part, with which limits.
-        table: see `watch_demo`.
-        as_json: whether the report is one JSON object.
-        page: where the page goes. None: ``demo-report.html`` in the folder for such files (`cache_directory`).
-        stays: whether server and dashboard stay afterwards, with a stream and viewers, until Ctrl-C.
-        until: ends that too.
-
-    Returns:
-        Whether all went as it should.
-
-    Raises:
-        FlowctlError: it could not be carried out.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Run the demonstration, and write its report to standard output and as a page with plots."""
     path = cache_directory() / "demo-report.html" if page is None else page
     server = _build_server(plan)
     admin = _add_dashboard(server)

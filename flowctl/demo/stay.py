@@ -19,12 +19,7 @@ _STOP_S: Final = 5.0
 
 
 def stay(url: str, until: threading.Event) -> None:
-    """Publish to `url` and play it, with healthy and slow viewers, until the event or Ctrl-C.
-
-    Args:
-        url: of the stream.
-        until: ends it.
-    """
+    """Publish to `url` and play it, with healthy and slow viewers, until the event or Ctrl-C."""
     address = parse_address(url)
     profiles = [HEALTHY] * _HEALTHY + [PlayProfile(rate=int(BIT_RATE * share)) for share in SLOW_SHARES]
     group = PollGroup("demo-stay")

@@ -22,19 +22,11 @@ class Watched:
     """One viewer as the server sees it.
 
     Args:
-        plan: who it is.
-        state: its state now, or its last one.
-        load: what waits for it now.
-        peak_bytes: the largest queue seen.
         peak_age_ms: the oldest message seen in its queue.
         dropped: messages dropped for it, by class and summed over reasons.
-        reasons: messages dropped for it, by reason.
         time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
-        picture_share: share of the pictures that it was sent of late, 0 to 1.
         why: the server's words for its present state.
-        connected_s: how long it has been, or was, connected.
         cut: why the server ended its connection, or how it ended otherwise. None: it is there.
-        cut_details: limit and value.
     """
 
     plan: ViewerPlan
@@ -123,9 +115,6 @@ _NO_CUT = frozenset(
 
 class Watch:
     """All viewers of the demonstration.
-
-    Args:
-        viewers: who takes part.
 
     Attributes:
         viewers: what is known of each; further connections of an attacker are added as they are seen.

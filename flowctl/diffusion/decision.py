@@ -45,9 +45,7 @@ class PeerDecision:
 
     Args:
         ids_to_req: ids to ask for; 0: no request for ids is sent, and nothing is acknowledged.
-        ids_to_ack: ids to acknowledge with that request.
         can_pipeline_ids_req: some ids stay unacknowledged, so the request must not block; False: it must.
-        objects_to_req_ids: objects to ask for.
     """
 
     ids_to_req: int = 0
@@ -67,11 +65,9 @@ class DecisionContext:
 
     Args:
         state: the peers; it is read and never written.
-        has_object: whether the pool has an object.
         busy: peers that have read a decision and not completed it, with that decision. They get none, and what they
             decided counts as done.
         last: peers that are asked only for what nobody else can give: ejected for their failures, say.
-        now: seconds on the caller's clock.
         seed: of the choice between equal providers; another one each round.
         inflight_timeout_s: in place of the policy's, where it is known what requests take. None: the policy's.
     """
@@ -131,14 +127,7 @@ class CentralPlanner:
 
 
 def make_decisions(context: DecisionContext) -> Decisions:
-    """Decide for all peers that are not busy who asks for what.
-
-    Args:
-        context: what is decided on. Nothing in it is changed.
-
-    Returns:
-        A decision for each of them, an empty one where there is nothing to do.
-    """
+    """Decide for all peers that are not busy who asks for what."""
     accounts = Accounts(context)
     for object_id in () if accounts.full else _in_order(accounts):
         if accounts.full:
@@ -173,8 +162,6 @@ class Accounts:
     """What is under way, with what this round has given out so far.
 
     Attributes:
-        context: what is decided on.
-        policy: its limits.
         pending: peers that get a decision, with their states.
         eligible: bits of the pending peers that can take more.
         full: the total is used up, so nothing more can be given in this round.
@@ -274,7 +261,6 @@ class Accounts:
                 self._count += 1
 
     def _state(self, slot: int) -> PeerState:
-        """Return the state of the pending peer of a slot."""
         peer = self.context.state.by_slot[slot]
         return self.pending[peer]
 

@@ -16,9 +16,6 @@ from flowctl.errors import BrokenError, RemoteProtocolError
 class DiffusionError(RemoteProtocolError):
     """The peer broke a rule of object diffusion.
 
-    Args:
-        message: what was wrong, with the value.
-
     Attributes:
         name: the fault's name in the protocol, which is the `code` of each error of the class.
     """
@@ -84,12 +81,7 @@ class AckedTooManyObjectIdsError(DiffusionError):
 
 
 class RequestedTooManyObjectIdsError(DiffusionError):
-    """A request asks for more ids than may be unacknowledged.
-
-    Attributes:
-        requested: ids asked for.
-        maximum: ids that may be unacknowledged.
-    """
+    """A request asks for more ids than may be unacknowledged."""
 
     name = "RequestedTooManyObjectIds"
 

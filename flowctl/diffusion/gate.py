@@ -10,8 +10,6 @@ from flowctl.diffusion.objects import ObjectId, PeerId
 
 
 class RequestEnd(enum.Enum):
-    """How a request for objects ended."""
-
     REPLIED = "replied"
     LOST = "lost"  #: its peer is gone, or did wrong
 
@@ -26,24 +24,12 @@ class RequestGate(Protocol):
     def begin(
         self, peer: PeerId, object_ids: tuple[ObjectId, ...], size_bytes: int, send: Callable[[], None]
     ) -> Callable[[RequestEnd], object] | None:
-        """Send a request now, or not.
-
-        Args:
-            peer: who is asked.
-            object_ids: for which objects.
-            size_bytes: of all of them, or the most they may have where that is not known.
-            send: sends it; called once, before this returns, or never.
-
-        Returns:
-            What is to be called when the request has ended, exactly once. None: not now. The objects go elsewhere, and
-            nothing is decided for this peer until one of its requests ends, or `ObjectDiffusion.gate_opened` is called.
-        """
+        """Send a request now, or not."""
 
 
 def open_gate(
     peer: PeerId, object_ids: tuple[ObjectId, ...], size_bytes: int, send: Callable[[], None]
 ) -> Callable[[RequestEnd], object]:
-    """Send every request at once."""
     del peer, object_ids, size_bytes
     send()
     return _nothing

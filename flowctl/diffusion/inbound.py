@@ -64,15 +64,7 @@ class _Sent:
 
 
 class Inbound:
-    """Fetches from one peer.
-
-    Args:
-        stream: to the peer; closed in the end.
-        api: its part of the registry.
-        registry: the registry.
-        gate: what requests for objects pass through.
-        begins: returns what is said first. None: that it begins, and no more.
-    """
+    """Fetches from one peer."""
 
     def __init__(
         self,
@@ -102,12 +94,7 @@ class Inbound:
         self._leaving = False
 
     async def run(self) -> None:
-        """Fetch until the peer ends while it has nothing for us, or `leave`.
-
-        Raises:
-            RemoteProtocolError: the peer broke a rule, or sent what the pool found invalid.
-            BrokenError: the connection is lost.
-        """
+        """Fetch until the peer ends while it has nothing for us, or `leave`."""
         self._main = asyncio.current_task()
         reading = asyncio.get_running_loop().create_task(self._inbox.run())
         try:

@@ -14,14 +14,7 @@ class Inbox:
 
     It reads also while nothing is expected: so the end of a peer is noticed that one waits for without a time limit.
 
-    Args:
-        stream: to read from.
-        most_bytes: reading rests while so much waits to be used.
-        told: called after each piece, at the end, and when reading failed.
-
     Attributes:
-        decoder: has what came.
-        ended: the peer has ended its stream.
         failure: why reading ended otherwise.
     """
 

@@ -35,9 +35,6 @@ class LeasePlanner:
         most_claims: objects that a peer claims in one round, 1 or more.
         claim_delay_s: how long a peer waits before it claims a new object, in seconds for each point of its penalty up
             to 10; 0 to 10. Ten times this is best below the in-flight timeout.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     most_claims: int = 8

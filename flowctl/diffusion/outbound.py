@@ -82,11 +82,7 @@ _ESCAPED: Final = re.compile(r"\[([*?[])\]")
 
 
 def check_pattern(topic: str) -> None:
-    """Check that a pattern of topics costs little.
-
-    Raises:
-        LimitExceededError: it does not.
-    """
+    """Check that a pattern of topics costs little."""
     wild = sum(map(topic.count, "*?["))
     if wild > MOST_WILD:
         raise LimitExceededError(
@@ -98,31 +94,14 @@ class Guard(Protocol):
     """Says what one client may have."""
 
     def prove(self, proof: bytes) -> None:
-        """The client says who it is.
-
-        Raises:
-            RemoteProtocolError: it is not.
-        """
+        """The client says who it is."""
 
     def allows(self, topic: str) -> bool:
         """Return whether the client may be told of a topic, and have its objects; asked again every few seconds."""
 
 
 class Outbound:
-    """Serves one peer from a pool.
-
-    Args:
-        stream: to the peer; closed in the end.
-        pool: what there is to announce.
-        max_outstanding: most ids that may be unacknowledged; the same at both ends.
-        guard: says what the peer may have. None: everything.
-        walking: held by the one client of a node that goes through the pool.
-
-    Attributes:
-        announced_count: ids announced so far.
-        sent_count: objects sent so far.
-        sent_bytes: octets of them.
-    """
+    """Serves one peer from a pool."""
 
     def __init__(
         self,
@@ -160,14 +139,7 @@ class Outbound:
         self.sent_bytes = 0
 
     async def run(self) -> None:
-        """Serve until the peer has finished, or left while it waited for nothing, or `stop` had its way.
-
-        Raises:
-            RemoteProtocolError: the peer broke a rule.
-            LimitExceededError: the peer did not ask for what it was told of until that was gone.
-            BrokenError: the connection is lost.
-            StoreError: the pool could not read what it had announced.
-        """
+        """Serve until the peer has finished, or left while it waited for nothing, or `stop` had its way."""
         loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
         reading, looking = loop.create_task(self._inbox.run()), loop.create_task(self._look())

@@ -31,8 +31,6 @@ class Policy:
     Args:
         max_num_objects_outstanding: ids announced and not acknowledged, with those asked for, per peer; 1 to 65535. The
             same at both ends.
-        max_num_ids_req: ids asked for in one request, 1 to 65535.
-        max_num_objects_inflight_per_peer: objects asked for and not received, per peer; 1 to 65535.
         max_num_objects_inflight_total: the same of all peers; 1 to 2^24. One that has waited beyond
             `inflight_timeout_s` counts for its peer only.
         target_object_redundancy: peers that one object is fetched from at the same time, 1 to 1000.
@@ -44,9 +42,6 @@ class Policy:
         max_bytes_inflight_total: the same of all peers; `max_object_size_bytes` or more.
         inflight_timeout_s: time after which an object asked for is asked for elsewhere too, 0.001 or more. 0: never.
         rarest_first: objects that the fewest peers have are fetched first. False: those with the lowest ids.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     max_num_objects_outstanding: int = 100

@@ -56,13 +56,9 @@ class DiffusionStatistics:
     """The inbound side at one moment.
 
     Attributes:
-        peers: registered.
         objects_known: that some peer has available or that are under way.
-        objects_inflight: asked for and not received.
         objects_to_pool: received and not taken by the pool yet.
-        rounds: rounds of decisions so far.
         objects_received: objects received so far, each copy counted.
-        bytes_received: octets of them.
         objects_rejected: found invalid by the pool so far.
     """
 
@@ -80,9 +76,6 @@ class PeerStateAPI:
     """What an inbound peer may see and change of the registry; made by `Registry.peer`.
 
     Attributes:
-        peer: whose.
-        state: its state, to be read only.
-        status: where its decision is.
         held: its gate is closed: nothing is decided for it.
         on_fault: called with an error that was found after its reply was taken, and ends the peer.
     """
@@ -104,11 +97,7 @@ class PeerStateAPI:
     # -- decisions
 
     async def read_decision(self) -> PeerDecision | None:
-        """Wait for a decision and begin to act on it. None: the peer is to leave, or is registered no more.
-
-        Raises:
-            LocalProtocolError: the one before has not been completed.
-        """
+        """Wait for a decision and begin to act on it. None: the peer is to leave, or is registered no more."""
         if self.status is DecisionStatus.ACTING:
             raise LocalProtocolError(f"peer {self.peer!r} has not completed the decision before")
         while self.status is not DecisionStatus.UNREAD:
@@ -125,11 +114,7 @@ class PeerStateAPI:
         return self._decision
 
     def on_decision_completed(self) -> None:
-        """The decision that was read has been carried out.
-
-        Raises:
-            LocalProtocolError: none has been read.
-        """
+        """The decision that was read has been carried out."""
         if self.status is not DecisionStatus.ACTING:
             raise LocalProtocolError(f"peer {self.peer!r} has no decision to complete")
         self.status = DecisionStatus.COMPLETED
@@ -215,17 +200,7 @@ class PeerStateAPI:
 class Registry:
     """All inbound peers of a node, on one loop.
 
-    Args:
-        pool: where objects go.
-        policy: the limits.
-        planner: makes the decisions.
-        clock: monotonic seconds.
-        rng: gives each round its seed.
-        on_error: told of what a planner raises.
-        on_announced: told of the ids that a peer has announced. None: nobody.
-
     Attributes:
-        state: the peers' states.
         last: peers that are asked only for what nobody else can give.
     """
 
@@ -263,14 +238,7 @@ class Registry:
 
     @contextmanager
     def peer(self, peer: PeerId) -> Iterator[PeerStateAPI]:
-        """Register a peer; its state and its decision channel go together, however the block is left.
-
-        Args:
-            peer: names the connection.
-
-        Raises:
-            LocalProtocolError: a peer of that name is registered.
-        """
+        """Register a peer; its state and its decision channel go together, however the block is left."""
         state = self.state.register(peer, now=self.clock())
         api = self._apis[peer] = PeerStateAPI(self, peer, state)
         self.poke()
@@ -389,11 +357,7 @@ class Registry:
     # -- the end
 
     async def close(self) -> None:
-        """Let no more rounds come, and stop adding to the pool.
-
-        Raises:
-            LocalProtocolError: peers are registered.
-        """
+        """Let no more rounds come, and stop adding to the pool."""
         if self._apis:
             raise LocalProtocolError(f"{len(self._apis)} peers are registered")
         if self._timer is not None:

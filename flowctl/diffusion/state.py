@@ -66,10 +66,7 @@ class PeerState:
 
     Attributes:
         slot: the peer's bit in the index by object, as a number.
-        inflight_bytes: octets of `inflight`, as announced.
-        owt_bytes: octets of `owt`.
         penalty: replies that came late, as of `penalty_at`; see `penalty_now`.
-        penalty_at: when `penalty` was written, in seconds.
     """
 
     fifo: dict[ObjectId, None] = field(default_factory=dict)
@@ -125,11 +122,7 @@ class KnownObject:
 class DecisionGlobalState:
     """All peers, and the index by object.
 
-    Args:
-        policy: the limits.
-
     Attributes:
-        peers: state of each peer; read only.
         objects: what the peers have, by id; read only.
         by_slot: the peer of each slot; None for a free one.
         inflight_count: objects in flight of all peers.
@@ -146,16 +139,7 @@ class DecisionGlobalState:
         self._free_slots: list[int] = []
 
     def register(self, peer: PeerId, state: PeerState | None = None, *, now: float = 0.0) -> PeerState:
-        """Enter a peer.
-
-        Args:
-            peer: not entered yet.
-            state: what is known of it already; None: nothing.
-            now: seconds on the caller's clock.
-
-        Raises:
-            LocalProtocolError: the peer is there.
-        """
+        """Enter a peer."""
         if peer in self.peers:
             raise LocalProtocolError(f"peer {peer!r} is registered already")
         state = PeerState() if state is None else state
@@ -189,11 +173,7 @@ class DecisionGlobalState:
         self.held_bytes -= state.inflight_bytes + state.owt_bytes
 
     def on_request_ids(self, peer: PeerId, ack: int, req: int) -> None:
-        """A request for ids is sent: `ack` ids leave the FIFO, `req` are in flight.
-
-        Raises:
-            LocalProtocolError: nothing is asked for, more is acknowledged than there is, or the window is exceeded.
-        """
+        """A request for ids is sent: `ack` ids leave the FIFO, `req` are in flight."""
         state = self._state(peer)
         if ack < 0 or req < 0 or ack + req < 1:
             raise LocalProtocolError(f"a request for ids acknowledges {ack} and asks for {req}")
@@ -218,20 +198,6 @@ class DecisionGlobalState:
         """The reply to a request for ids came: they join the FIFO and are available.
 
         An id that the pool has is accepted as any other: it is never asked for, and acknowledged in its turn.
-
-        Args:
-            peer: who replied.
-            requested: how many ids the request asked for that this replies to. So many are in flight no longer,
-                however many came.
-            announced: ids, in the peer's order, with the octets of each object. None: not told, so room is kept for the
-                largest that may come.
-            now: seconds on the caller's clock.
-
-        Raises:
-            ObjectIdsNotRequestedError: more came than were asked for.
-            ObjectIdAlreadyKnownError: one came twice, or is in the FIFO, in flight or on the way.
-            LimitExceededError: an id is empty or too long, or an object too large.
-            LocalProtocolError: so many ids are not in flight.
         """
         state = self._state(peer)
         if not 0 <= requested <= state.ids_in_flight:
@@ -255,17 +221,7 @@ class DecisionGlobalState:
             self._known(object_id, now).providers |= bit
 
     def on_request_objects(self, peer: PeerId, object_ids: Iterable[ObjectId], *, now: float = 0.0) -> None:
-        """A request for objects is sent: they are available no longer, but in flight.
-
-        Args:
-            peer: who is asked.
-            object_ids: which, each once, all of them available; one or more.
-            now: seconds on the caller's clock, from which the in-flight timeout counts.
-
-        Raises:
-            LocalProtocolError: one is not available, or is named twice; none is named; or a limit of the peer is
-                exceeded.
-        """
+        """A request for objects is sent: they are available no longer, but in flight."""
         state = self._state(peer)
         wanted: dict[ObjectId, Inflight] = {}
         for object_id in object_ids:
@@ -306,22 +262,7 @@ class DecisionGlobalState:
         *,
         now: float = 0.0,
     ) -> None:
-        """The reply to a request for objects came: they are in flight no longer, but on the way to the pool.
-
-        Args:
-            peer: who replied.
-            requested: the ids of the request that this replies to, not those of a later one.
-            objects: id and octets of each, in any order.
-            now: seconds on the caller's clock. What comes later than the in-flight timeout is taken, and adds to the
-                peer's penalty.
-
-        Raises:
-            ObjectNotRequestedError: one came that the request did not name, or one came twice.
-            ObjectMissingError: one did not come.
-            ObjectSizeWrongError: one has another size than was announced.
-            LimitExceededError: one whose size was not announced is too large.
-            LocalProtocolError: what the request named is not in flight.
-        """
+        """The reply to a request for objects came: they are in flight no longer, but on the way to the pool."""
         state = self._state(peer)
         wanted = dict.fromkeys(requested)
         for object_id in wanted:
@@ -389,10 +330,6 @@ class DecisionGlobalState:
         """Return when the next object in flight is freed for another peer, in seconds; None: nothing is waited for.
 
         A round of decisions is due then, even if nothing else happens.
-
-        Args:
-            now: seconds on the caller's clock.
-            timeout_s: in place of the policy's. None: the policy's.
         """
         timeout_s = self.policy.inflight_timeout_s if timeout_s is None else timeout_s
         if not timeout_s:
@@ -404,7 +341,6 @@ class DecisionGlobalState:
         return min((since + timeout_s for since in waiting if since is not None), default=None)
 
     def _state(self, peer: PeerId) -> PeerState:
-        """Return the state of a peer that must be there."""
         state = self.peers.get(peer)
         if state is None:
             raise LocalProtocolError(f"peer {peer!r} is not registered")

@@ -35,8 +35,6 @@ class Squad(Place):
     """Viewers who stand at one place of the log.
 
     Attributes:
-        number: its number in the cohort.
-        members: the viewers.
         sends: how each is written to, in the same order: the hot loop's only data.
     """
 
@@ -49,12 +47,7 @@ class Squad(Place):
         self.sends: list[Callable[[bytes], int]] = []
 
     def write(self, piece: Piece, *, as_file: bool) -> Slow:
-        """Write a piece to every member once, and return those who did not take all of it.
-
-        Args:
-            piece: what to write.
-            as_file: whether there are enough viewers for a file of it.
-        """
+        """Write a piece to every member once, and return those who did not take all of it."""
         if as_file and len(piece.data) >= FILE_BYTES and (descriptor := piece.descriptor()) >= 0:
             return self._write_file(piece.data, descriptor)
         return self.write_bytes(piece.data)
@@ -96,11 +89,7 @@ class Squad(Place):
 
 
 class Cohort:
-    """The squads of one fan-out. Not thread-safe: its group's thread only.
-
-    Args:
-        squad_size: most members of a squad, 1 or more.
-    """
+    """The squads of one fan-out. Not thread-safe: its group's thread only."""
 
     __slots__ = ("_next_number", "_open", "_squads", "count", "squad_size")
 
@@ -116,7 +105,6 @@ class Cohort:
         return list(self._squads.values())
 
     def only(self) -> Squad | None:
-        """Return the squad of a cohort that has one. None: it has none, or several."""
         if len(self._squads) == 1:
             for squad in self._squads.values():
                 return squad

@@ -467,11 +467,7 @@ class Fanout:
     # -- limits
 
     def _watch(self, sender: Sender) -> bool:
-        """Look at a viewer, and again when the log has grown to where its next limit can be crossed.
-
-        Returns:
-            False if there is nothing to look at: the kernel has not refused it anything, or it is not served here.
-        """
+        """Look at a viewer, and again when the log has grown to where its next limit can be crossed."""
         if sender.stands is not _REFUSED or sender not in self._alone:
             return False
         try:

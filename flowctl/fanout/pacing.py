@@ -43,10 +43,6 @@ _SPARE: Final = 0.7
 class Pacing:
     """The flush interval of one stream on one thread. Not thread-safe: its fan-out's.
 
-    Args:
-        ceiling_s: longest interval in seconds, 0 or more.
-        adaptive: whether it follows the measured cost; if not, the ceiling is the interval.
-
     Attributes:
         interval_s: least time between the beginnings of two rounds, in seconds, now.
     """
@@ -62,13 +58,7 @@ class Pacing:
         self.interval_s = ceiling_s * _STEPS[self._step]
 
     def round_ended(self, cost_s: float, busy: float, now: float) -> None:
-        """Note a round and settle the interval up to the next one.
-
-        Args:
-            cost_s: processor time that the thread spent on it, in seconds.
-            busy: busy fraction of the thread, 0 to 1.
-            now: time in seconds.
-        """
+        """Note a round and settle the interval up to the next one."""
         if not self.adaptive or not self.ceiling_s:
             return
         self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
@@ -125,10 +115,7 @@ class RoundMeter:
     looking at anything else.
 
     Attributes:
-        rounds: rounds so far.
-        turns: turns so far.
         longest_round_s: longest round, from its beginning to its last write, turns of others in between included.
-        longest_turn_s: longest turn.
         by_duration: rounds by `ROUND_BOUNDS_MS`, one more than there are bounds.
     """
 

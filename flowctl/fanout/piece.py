@@ -33,13 +33,7 @@ _HAS_FILES: Final = hasattr(os, "memfd_create") and hasattr(os, "sendfile")
 
 
 class Piece:
-    """The wire bytes from one entry of a log up to, not including, another one.
-
-    Attributes:
-        start: the first entry.
-        end: the entry after the last one.
-        data: the bytes.
-    """
+    """The wire bytes from one entry of a log up to, not including, another one."""
 
     __slots__ = ("_descriptor", "data", "end", "start")
 

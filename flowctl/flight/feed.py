@@ -31,13 +31,7 @@ _KEY: Final = MessageClass.KEY
 
 
 def new_private_log(name: str, seed: Mapping[str, Any], clock_us: int) -> StreamLog:
-    """Return an empty log that knows what `seed_of` wrote.
-
-    Args:
-        name: for statistics.
-        seed: see `seed_of`.
-        clock_us: of the flight's BEGIN on the Sender's clock, to which the seed's times are relative.
-    """
+    """Return an empty log that knows what `seed_of` wrote."""
     log = StreamLog(name, cache=_NO_CACHE)
     log.has_video = seed["has_video"]
     log.largest_bytes = seed["largest_bytes"]
@@ -67,18 +61,7 @@ def seed_of(log: StreamLog, start: Entry, clock_us: int) -> dict[str, Any]:
 
 
 class LogFeed:
-    """Copies what is new in a stream's log to a private one. Not thread-safe: its Sender's lock guards it.
-
-    Args:
-        log: the stream's log.
-        start: first entry to be copied.
-        tape: where it is noted.
-
-    Attributes:
-        log: the stream's log.
-        private: the private one.
-        first: first entry of the private one.
-    """
+    """Copies what is new in a stream's log to a private one. Not thread-safe: its Sender's lock guards it."""
 
     __slots__ = ("_base", "_base_totals", "_next", "_tape", "first", "log", "private")
 
@@ -141,10 +124,6 @@ class PrivateCohort:
 
     The viewer is served by the fan-out like any that lags: in its turns, with each round, and looked at where its
     limits can be crossed. It never becomes a member of the cohort, whose writes nobody could note.
-
-    Args:
-        fanout: of the stream.
-        private: the viewer's own log.
     """
 
     __slots__ = ("_fanout", "_private")
@@ -155,7 +134,6 @@ class PrivateCohort:
 
     @property
     def log(self) -> StreamLog:
-        """The private log."""
         return self._private
 
     def add(self, sender: Sender) -> None:

@@ -39,10 +39,7 @@ class FlightsStatistics:
     """A snapshot.
 
     Args:
-        begun: flights begun so far.
-        open: of those, still recorded.
         passed_over: connections that were to be recorded and were not, because `most_at_once` were.
-        cut: flights cut off because the recorder had no room.
     """
 
     begun: int = 0
@@ -52,13 +49,7 @@ class FlightsStatistics:
 
 
 class Flights:
-    """The recorded connections of one server. Any thread.
-
-    Args:
-        options: which are recorded.
-        sink: takes the rows.
-        identity: returns whose a connection's rows are: (number, peer, time it was opened).
-    """
+    """The recorded connections of one server. Any thread."""
 
     def __init__(
         self,
@@ -76,11 +67,7 @@ class Flights:
         self._open: weakref.WeakSet[RecordedSender] = weakref.WeakSet()  # guarded by _lock
 
     def record_next(self, count: int) -> None:
-        """Record the next `count` connections, whatever the options say, up to `most_at_once` at a time.
-
-        Raises:
-            ConfigError: `count` is not 0 to 100000.
-        """
+        """Record the next `count` connections, whatever the options say, up to `most_at_once` at a time."""
         if not 0 <= count <= _MOST_NEXT:
             raise ConfigError(f"{count} connections were asked for, it must be 0 to {_MOST_NEXT}")
         with self._lock:
@@ -101,13 +88,7 @@ class Flights:
         return any((mapped or peer) in network for network in options.addresses)
 
     def make_sender(self, host: SenderHost, transport: Transport, **settings: Any) -> Sender:
-        """Return the Sender of a new connection, recorded or not; arguments as of `Sender`.
-
-        Args:
-            host: the connection: besides what a Sender needs, it has `number`, `peer` and `opened_at`.
-            transport: as of `Sender`.
-            settings: as of `Sender`.
-        """
+        """Return the Sender of a new connection, recorded or not; arguments as of `Sender`."""
         number: int = getattr(host, "number", 0)
         peer: tuple[str, int] = getattr(host, "peer", ("", 0))
         if not self._take_place(number, peer[0]):

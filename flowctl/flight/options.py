@@ -17,13 +17,8 @@ class FlightOptions:
     """Which connections are recorded; immutable.
 
     Args:
-        share: of all connections, 0 to 1.
-        addresses: networks whose connections are all recorded.
         most_at_once: connections recorded at a time; each costs 1.3 to 2.1 ms of processor time per second more than
             one that keeps up in a cohort (docs/benchmarks.md), so that 50 are a tenth of a core.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     share: float = 0.0
@@ -45,9 +40,5 @@ class FlightOptions:
 
 
 def parse_networks(text: str, field: str = "flights_addresses") -> tuple[Network, ...]:
-    """Return the networks in ``127.0.0.9,10.0.0.0/8``; an address is a network of one.
-
-    Raises:
-        ConfigError: one is neither; names `field`.
-    """
+    """Return the networks in ``127.0.0.9,10.0.0.0/8``; an address is a network of one."""
     return tuple(parse_network(part.strip(), field) for part in text.split(",") if part.strip())

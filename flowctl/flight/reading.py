@@ -40,21 +40,9 @@ class Flight:
     """One recorded connection.
 
     Args:
-        format_number: of the format of its rows.
-        node: name of the server.
-        conn_id: the connection.
         peer_ip: its peer, as the privacy settings let it through.
         role: what it was used for, as far as that was known at the last row.
-        app: application, likewise.
-        stream: stream, likewise.
-        limits: in force at the beginning.
-        settings: of the Sender.
-        policy: at the beginning.
-        deferred: of the Sender.
-        clock_us: time of BEGIN on the Sender's clock.
         began_at_us: the same in microseconds since the epoch. None: the rows do not say.
-        rows: all of them, BEGIN first.
-        complete: whether it ends with END; if not, it was cut off.
     """
 
     format_number: int
@@ -98,16 +86,6 @@ class Flight:
 
 
 def read_flights(rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> Flight:
-    """Return the flight that is in `rows`, all of one connection.
-
-    Args:
-        rows: in any order, each a mapping by column name, or a sequence of all columns of the table in order. Columns
-            that are missing count as empty, except for those of a `FlightRow`'s place in the flight.
-
-    Raises:
-        DamagedFlightError: a row is missing or twice, unknown, out of order, or not of this connection; the format is
-            another one. Says which row.
-    """
     taken: list[FlightRow] = []
     first: Mapping[str, Any] | Sequence[Any] | None = None
     last: Mapping[str, Any] | Sequence[Any] | None = None  # it knows best what the connection was used for
@@ -154,11 +132,7 @@ def _row(item: Mapping[str, Any] | Sequence[Any]) -> FlightRow:
 
 
 def _typed(row: FlightRow) -> FlightRow:
-    """Return `row`, whose place and kind are what they must be.
-
-    Raises:
-        DamagedFlightError: they are not.
-    """
+    """Return `row`, whose place and kind are what they must be."""
     if not (type(row.offset_us) is type(row.number) is int and isinstance(row.kind, str)):
         raise DamagedFlightError("a row without number, offset_us or kind", hint="is this the table flight?")
     if row.offset_us > _MOST_OFFSET_US:

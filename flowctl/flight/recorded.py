@@ -56,12 +56,7 @@ END_LIMIT: Final = "limit"
 
 
 class NotingSender(Sender):
-    """A Sender that tells of what it notes in its ledger, without the ledger's bounds: what came out of a flight.
-
-    Args:
-        noted: is given each entry, and for an edge all that waits. Under the Sender's lock.
-        others: as of `Sender`.
-    """
+    """A Sender that tells of what it notes in its ledger, without the ledger's bounds: what came out of a flight."""
 
     __slots__ = ("_noted",)
 
@@ -134,9 +129,6 @@ class _Public:
 
 class RecordedSender(NotingSender):
     """A Sender that is recorded. Arguments as of `Sender`.
-
-    Args:
-        tape: where it is recorded; used for nothing else.
 
     Attributes:
         tape: the same; guarded by the Sender's lock.
@@ -347,7 +339,6 @@ class RecordedSender(NotingSender):
             super().relieve(cause)
 
     def sample_delay(self, kernel_bytes: int | None = None) -> float:
-        """Take a sample, as `Sender.sample_delay`."""
         with _Public(self, "sample_delay"), self._lock, self._call_locked("sample_delay", size_bytes=kernel_bytes):
             return super().sample_delay(kernel_bytes)
 
@@ -413,13 +404,11 @@ class RecordedSender(NotingSender):
             return super().why()
 
     def statistics(self) -> SenderStatistics:
-        """Return a snapshot, as `Sender.statistics`."""
         with _Public(self, "statistics"), self._lock:
             self._before_look_locked()
             return super().statistics()
 
     def load(self) -> Load:
-        """Return what is queued, as `Sender.load`."""
         with _Public(self, "load"), self._lock:
             self._before_look_locked()
             return super().load()
@@ -449,7 +438,6 @@ class RecordedSender(NotingSender):
 
     @property
     def following(self) -> StreamLog | None:
-        """The stream log that is followed, not the private one; None while none is."""
         feed = self._feed
         return None if self._cohort is None or feed is None else feed.log
 

@@ -33,9 +33,6 @@ class ReplayResult:
 
     Args:
         outputs: edges, drops, first late messages, returns and the close, in order, as rows (their `number` is 0).
-        statistics: of the Sender at the end.
-        figures: the same as END has them.
-        calls: calls made.
         divergence: where the Sender asked for something else than was recorded. None: nowhere.
         diverged_at: number of that row. None likewise.
     """
@@ -73,11 +70,7 @@ class Comparison:
     """Whether a replay brought what was recorded.
 
     Args:
-        identical: it did, to the last bit of every figure.
-        transitions: edges that are the same.
-        dropped_messages: messages dropped that are the same.
         complete: the flight has an end, so that all accounts were compared; if not, outputs only.
-        difference: the first difference, in words. None: there is none.
         number: number of the recorded row at which it is. None: there is none, or it is in the figures of the end.
     """
 
@@ -97,17 +90,7 @@ class Comparison:
 
 
 def read_flight(path: Path, conn_id: int | None = None, node: str | None = None) -> Flight:
-    """Return one flight out of record files. Reads files; needs pyarrow.
-
-    Args:
-        path: a file of flights, or the folder of all records.
-        conn_id: which connection. None: the only one there is.
-        node: of which server. None: any.
-
-    Raises:
-        ConfigError: there is none, or several and none is named.
-        DamagedFlightError: a file or flight is damaged.
-    """
+    """Return one flight out of record files. Reads files; needs pyarrow."""
     files = flight_files(path)
     if conn_id is None:
         there = [item for item in list_flights(files) if node in (None, item.node)]
@@ -123,14 +106,7 @@ def read_flight(path: Path, conn_id: int | None = None, node: str | None = None)
 
 
 def replay(flight: Flight) -> ReplayResult:
-    """Run `flight` again.
-
-    Returns:
-        What came out, up to where it diverges from what was recorded, if it does.
-
-    Raises:
-        DamagedFlightError: a row cannot be read, or the flight was recorded in an older format.
-    """
+    """Run `flight` again."""
     if flight.format_number != FLIGHT_FORMAT:
         raise DamagedFlightError(
             f"{flight}: it is of format {flight.format_number}, and what a server of then did cannot be done again",

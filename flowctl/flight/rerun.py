@@ -72,7 +72,6 @@ class _Surroundings:
         foreign: the call came from another thread.
         answers: rows of the call that are answers, oldest first.
         last: this is the last call of a flight that was cut off.
-        log: the private log, once there is one.
     """
 
     def __init__(self) -> None:
@@ -294,11 +293,7 @@ def _error_of(values: dict[str, Any]) -> Exception:
 
 @functools.lru_cache(maxsize=4096)
 def _wire(size: int) -> bytes:
-    """Return a message of `size` bytes, of which there is one for all messages of the size that are alike.
-
-    Raises:
-        ValueError: no message has that size.
-    """
+    """Return a message of `size` bytes, of which there is one for all messages of the size that are alike."""
     if not 0 <= size <= MOST_WIRE_BYTES:
         raise ValueError(f"{size} is no size of a message")
     return _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)

@@ -11,12 +11,7 @@ from flowctl.sending.contract import SenderHost
 
 
 class TapedHost:
-    """A Sender's host, whose answers are noted; everything else is passed on. See `SenderHost`.
-
-    Args:
-        host: the real one.
-        tape: where answers go.
-    """
+    """A Sender's host, whose answers are noted; everything else is passed on. See `SenderHost`."""
 
     __slots__ = (
         "_ask_kernel",
@@ -65,12 +60,7 @@ class TapedHost:
 
 
 class TapedTransport:
-    """A transport, of which is noted what each write was offered and took. See `Transport`.
-
-    Args:
-        transport: the real one.
-        tape: where writes go.
-    """
+    """A transport, of which is noted what each write was offered and took. See `Transport`."""
 
     __slots__ = ("_tape", "_transport")
 

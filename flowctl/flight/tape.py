@@ -41,11 +41,7 @@ class Identity:
     Args:
         conn_id: see `flowctl.telemetry.schema`.
         began_at_us: microseconds since the epoch (UTC) when the flight began.
-        peer_ip: address of the peer.
-        peer_port: its port.
         role: what the connection is used for, once that is known.
-        app: application, likewise.
-        stream: stream, likewise.
     """
 
     conn_id: int
@@ -60,18 +56,11 @@ class Identity:
 class Tape:
     """The rows of one flight. Not thread-safe: its Sender's lock guards it.
 
-    Args:
-        sink: takes the rows.
-        identity: whose they are.
-        most_rows: rows of this flight, END excepted.
-        most_s: seconds of this flight.
-
     Attributes:
         on: whether rows are still taken.
         depth: calls in progress, one inside the other; the outermost is the one that is noted.
         now_us: time of the call in progress, microseconds on the Sender's clock.
         began_us: time of BEGIN on the same clock.
-        rows: rows so far.
     """
 
     __slots__ = (

@@ -58,12 +58,6 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
     What comes after that log was left (a pause, another stream) is not used: a cache that is joined later counts
     against other limits than the first one. What was sent to this peer alone (replies of its session) is no part of the
     stream; its writes are in, by their sizes, from the first message of the log on.
-
-    Args:
-        flight: of a connection that followed a log; without one there are no messages.
-
-    Raises:
-        DamagedFlightError: a row says what nobody wrote.
     """
     reader = _Reader(flight.settings.turn_bytes)
     ended_us, reason = round(flight.duration_s * 1e6), None
@@ -84,9 +78,6 @@ def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
     """Return limits and policy as they were set last while the first log was followed; what came after is not tried.
 
     The target delay and policy of an audience are put in force when a stream is joined, not when a flight begins.
-
-    Raises:
-        DamagedFlightError: a row says what nobody wrote.
     """
     limits, policy, followed = flight.limits, flight.policy, False
     for row in flight.rows:

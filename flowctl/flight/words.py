@@ -38,25 +38,13 @@ class FlightRow(NamedTuple):
 
     Attributes:
         offset_us: microseconds since the flight began; never falls.
-        kind: value of `FlightKind`.
         message_class: name of the class of a queued message, in lower case.
         size_bytes: of the message; offered to the kernel; or the number that a call was given.
-        taken_bytes: taken by the kernel.
         queued_bytes: for an edge: what waits after it. None for others.
-        queued_messages: the same in messages.
         queued_age_ms: for an edge: age of the oldest; for a queued message: for how long it lay in the stream's log.
-        state_from: of an edge.
-        state_to: of an edge.
-        cause: of an edge.
-        axis: of an edge.
         value: of an edge on its axis; of a return: ms of delay removed; of an episode of drops: its ms.
-        limit: of an edge.
-        dropped_messages: of an episode of drops.
-        dropped_bytes: of an episode of drops.
         reason: name of the call; lane of a queued message (``log`` or ``own``); close reason; of an episode of drops:
             what the peer got all the same.
-        detail: JSON.
-        number: of the row in its flight, from 0 without a gap.
     """
 
     offset_us: int
@@ -106,11 +94,7 @@ _MOST_DETAIL_CHARS: Final = 1024 * 1024
 
 
 def detail_of(text: str | None) -> dict[str, Any]:
-    """Return what `dump` wrote; nothing for None.
-
-    Raises:
-        ValueError: it is no JSON object, too long, or nested as nobody wrote it.
-    """
+    """Return what `dump` wrote; nothing for None."""
     if text is None:
         return {}
     if len(text) > _MOST_DETAIL_CHARS:
@@ -139,12 +123,7 @@ def limits_as_dict(limits: Limits) -> dict[str, Any]:
 
 
 def limits_from(values: Mapping[str, Any]) -> Limits:
-    """Return what `limits_as_dict` wrote.
-
-    Raises:
-        ConfigError: the marks do not go together.
-        KeyError, TypeError, ValueError: something is missing or of another type.
-    """
+    """Return what `limits_as_dict` wrote."""
 
     def axis(key: str, name: str) -> AxisLimits:
         soft, hard, low = values[key]
@@ -166,12 +145,7 @@ def settings_as_dict(settings: SenderSettings) -> dict[str, Any]:
 
 
 def settings_from(values: Mapping[str, Any]) -> SenderSettings:
-    """Return what `settings_as_dict` wrote.
-
-    Raises:
-        ConfigError: a value is out of range.
-        KeyError, TypeError, ValueError: something is missing, unknown or of another type.
-    """
+    """Return what `settings_as_dict` wrote."""
     given = dict(values)
     given["age_from"] = AgeSource(given["age_from"])
     for former in ("ladder", "join_grace_s"):  # of format 1; a constant now
@@ -188,8 +162,6 @@ class TablePolicy:
 
     Args:
         refused: classes refused by state, as bits by `MessageClass`.
-        thinned: how the queue is thinned on entering each state.
-        waits: patience by `MessageClass`.
     """
 
     refused: tuple[int, ...]
@@ -206,12 +178,7 @@ class TablePolicy:
 
     @classmethod
     def of(cls, policy: DropPolicy | None, failed: Callable[[str, BaseException], None]) -> TablePolicy:
-        """Return the table of `policy`; None: of the one that keeps everything.
-
-        Args:
-            policy: asked once per state and class.
-            failed: told of what it raises; it refuses nothing then, as in a Sender.
-        """
+        """Return the table of `policy`; None: of the one that keeps everything."""
         asked = policy or KeepAll()
         refused, thinned = [], []
         for state in SendState:
@@ -253,12 +220,7 @@ class TablePolicy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TablePolicy:
-        """Return what `as_dict` wrote.
-
-        Raises:
-            ConfigError: it has another number of states.
-            KeyError: something is missing or unknown.
-        """
+        """Return what `as_dict` wrote."""
         waits = values.get("patience") or [None] * len(MessageClass)  # records of format 1 have none
         return cls(
             tuple(int(mask) for mask in values["refused"]),
@@ -285,13 +247,7 @@ def by_reason(dropped: Mapping[DropReason, Counts]) -> dict[str, dict[str, list[
 
 
 def output_row(entry: LedgerEntry, load: Load | None, offset_us: int) -> FlightRow | None:
-    """Return the row of what a Sender has noted in its ledger. None: it is not of the flow core (pauses of input).
-
-    Args:
-        entry: the entry.
-        load: what waits after an edge. None for what is no edge.
-        offset_us: when.
-    """
+    """Return the row of what a Sender has noted in its ledger. None: it is not of the flow core (pauses of input)."""
     change = entry.change
     if change is not None and load is not None:
         return FlightRow(

@@ -132,7 +132,6 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 
 def add_by_reason(to: dict[DropReason, Figures], more: Mapping[DropReason, Sequence[int]]) -> None:
-    """Add what was dropped to `to`, reason by reason."""
     for reason, figures in more.items():
         to[reason] = tuple(map(add, to.get(reason, NO_FIGURES), figures))
 

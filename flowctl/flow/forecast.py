@@ -27,16 +27,6 @@ def time_to_hard(
 
     The age of the oldest message grows by a second each second while nothing is taken, and by the share of the stream
     that is not taken otherwise: a peer that takes 80 % of the rate falls behind by a fifth of a second each second.
-
-    Args:
-        load: what is queued.
-        limits: the marks.
-        fill_bytes_per_s: what is added to the queue, that is the stream less what is refused.
-        fill_messages_per_s: the same in messages.
-        drain_bytes_per_s: what the peer takes.
-
-    Returns:
-        The forecast. None: it never gets there.
     """
     share = drain_bytes_per_s / fill_bytes_per_s if fill_bytes_per_s > 0 else 1.0
     messages_per_s = fill_messages_per_s * (1 - share)

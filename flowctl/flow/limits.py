@@ -198,11 +198,7 @@ def write_marks(limits: Limits, which: Literal["soft", "hard", "low"]) -> str:
 
 
 def parse_target_delay(text: str, field_name: str) -> int | None:
-    """Return the target delay in ms of a text: a duration, ``off`` or ``auto``; None is by the stream.
-
-    Raises:
-        ConfigError: it is none of these, or less than 1 ms or more than an hour; names the field.
-    """
+    """Return the target delay in ms of a text: a duration, ``off`` or ``auto``; None is by the stream."""
     words: dict[str, int | None] = {"auto": None, "off": 0}
     if text.strip() in words:
         return words[text.strip()]
@@ -231,11 +227,7 @@ def _marks_text(size_bytes: int, messages: int, age_ms: int) -> str:
 
 
 def parse_marks(text: str, field_name: str) -> list[int | None]:
-    """Return [bytes, messages, age in ms or None where the text has no third part].
-
-    Raises:
-        ConfigError: the text is not ``bytes,messages`` or ``bytes,messages,age``; names `field_name`.
-    """
+    """Return [bytes, messages, age in ms or None where the text has no third part]."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) not in (2, 3) or not all(parts):
         raise ConfigError(

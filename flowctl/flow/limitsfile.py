@@ -60,12 +60,9 @@ class LimitsFile:
     """What a limits file says.
 
     Args:
-        limits: of every viewer's Sender.
         objective: what the limits were chosen for, in words; empty: not said.
         made_at: when they were made, as its writer put it; empty: not said.
         stuck_s: see `flowctl.sending.settings.SenderSettings`; seconds, 0 is off. None: as the server was started with.
-        soft_too_long_s: likewise.
-        return_after_s: likewise.
     """
 
     limits: Limits
@@ -83,25 +80,11 @@ class LimitsFile:
 
 
 def parse_limits_file(text: str, where: str) -> LimitsFile:
-    """Return what a limits file says.
-
-    Args:
-        text: contents of the file.
-        where: name of the file, for errors.
-
-    Raises:
-        ConfigError: it is no TOML, has a key that is unknown, or a value that is not allowed; names the file, the line
-            or key, the value, and what is allowed.
-    """
     return _Reader(TomlText(text, where)).read()
 
 
 def render(file: LimitsFile) -> str:
-    """Return the text of a limits file; `parse_limits_file` makes the same of it again.
-
-    Raises:
-        ConfigError: a value is one that a limits file may not have.
-    """
+    """Return the text of a limits file; `parse_limits_file` makes the same of it again."""
     limits = file.limits
     lines = [f"version = {VERSION}"]
     lines += [f"{name} = {_quoted(getattr(file, name))}" for name in ("objective", "made_at") if getattr(file, name)]
@@ -131,17 +114,12 @@ def _escaped(letter: str) -> str:
 
 
 class _Reader:
-    """Turns the tables of one file into values, and knows the lines for its errors.
-
-    Args:
-        toml: the file.
-    """
+    """Turns the tables of one file into values, and knows the lines for its errors."""
 
     def __init__(self, toml: TomlText) -> None:
         self._toml: Final = toml
 
     def read(self) -> LimitsFile:
-        """Return what the file says."""
         table = self._toml.table
         self._known("", table, _TOP)
         version = table.get("version")

@@ -69,7 +69,6 @@ class DrainMeter:
     Attributes:
         rate: bytes per second, as last measured, however long ago. None: not measured.
         sampled_at: when the last sample was taken, in seconds.
-        waited_s: for how long something has waited, all in all.
         taken_at: the last sample at which the peer had taken something since the one before.
     """
 
@@ -91,13 +90,6 @@ class DrainMeter:
         self._seconds, self._bytes = 0.0, 0
 
     def sample(self, now: float, acknowledged_bytes: int, *, waited: bool) -> None:
-        """Take one sample.
-
-        Args:
-            now: time in seconds.
-            acknowledged_bytes: what the peer has taken since the connection began.
-            waited: whether something has waited ever since the last sample.
-        """
         if acknowledged_bytes > self._taken:
             self._taken, self.taken_at = acknowledged_bytes, now
         if not waited or self.sampled_at == float("-inf"):
@@ -174,13 +166,7 @@ class DelayMeter:
         self._short = _SHORT  # share of what was written that the application does not count, at most
 
     def peer_acknowledged(self, now: float, total_bytes: int, written_bytes: int) -> None:
-        """The peer's application has read `total_bytes` since the connection began.
-
-        Args:
-            now: time in seconds.
-            total_bytes: what it says. More than was written means all of it.
-            written_bytes: what the kernel has taken since the connection began.
-        """
+        """The peer's application has read `total_bytes` since the connection began."""
         total_bytes = min(total_bytes, written_bytes)
         step = total_bytes - self._read
         if step <= 0:
@@ -203,11 +189,6 @@ class DelayMeter:
 
         The application reports in steps, so that one step may have been read and not been reported. Where it has
         stopped reporting, or never did, what the kernel holds is all that is known.
-
-        Args:
-            now: time in seconds.
-            written_bytes: what the kernel has taken since the connection began.
-            kernel_bytes: what of it the peer's kernel has not acknowledged.
         """
         if self._reads < _ACKNOWLEDGEMENTS or now - self._read_at > max(_BELIEVED_STEPS * self._gap_s, _BELIEVED_S):
             return kernel_bytes
@@ -215,18 +196,6 @@ class DelayMeter:
         return unread if kernel_bytes < unread <= kernel_bytes + _UNREAD_BYTES else kernel_bytes
 
     def sample(self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int) -> float:
-        """Take one sample and return the delay in ms.
-
-        Args:
-            now: time in seconds.
-            queued_bytes: what waits in our own queue.
-            written_bytes: what the kernel has taken since the connection began.
-            kernel_bytes: what of it the peer has not acknowledged.
-
-        Returns:
-            0 for a peer for which nothing waits. For one that takes nothing, the delay that it had when it stopped
-            and the time since.
-        """
         untaken_bytes = self.untaken_bytes(now, written_bytes, kernel_bytes)
         waiting = queued_bytes + untaken_bytes
         acknowledged = written_bytes - kernel_bytes  # reports come in steps and may stop: they tell of no rate
@@ -257,10 +226,6 @@ class Trail:
     """Since when what was written to one peer had waited, by its place among all bytes that were written to it.
 
     Between two marks time runs with the bytes: so it is where a cohort writes a log, which marks nothing.
-
-    Args:
-        place: a place, in bytes; below 0 where it is reckoned.
-        since: since when that had waited, in seconds.
     """
 
     __slots__ = ("_places", "_since")
@@ -286,13 +251,7 @@ class Trail:
             del self._places[:passed], self._since[:passed]
 
     def since(self, place: int, written_bytes: int, now: float) -> float:
-        """Return since when what is at `place` had waited before it was written, in seconds.
-
-        Args:
-            place: less than `written_bytes`.
-            written_bytes: what was written in all, which is marked unless a cohort wrote it.
-            now: time in seconds.
-        """
+        """Return since when what is at `place` had waited before it was written, in seconds."""
         places, times = self._places, self._since
         after = bisect_right(places, place)
         if not after:
@@ -319,14 +278,7 @@ class PictureMeter:
         self._joined_at, self._forgotten = float("-inf"), False  # of the log; whether pictures of it were not wanted
 
     def note(self, now: float, published: int, lost: int, joined_at: float) -> None:
-        """Note pictures of the followed log.
-
-        Args:
-            now: time in seconds.
-            published: pictures from joining up to the viewer's place.
-            lost: those of them that were not sent.
-            joined_at: when it began to follow the log, in seconds.
-        """
+        """Note pictures of the followed log."""
         if joined_at != self._joined_at:  # another log
             self._joined_at, self._forgotten = joined_at, False
         if not published:  # it wants none for now, and what it does not want is not lost

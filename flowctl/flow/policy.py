@@ -173,9 +173,7 @@ class Room(NamedTuple):
 
     Attributes:
         size_bytes: payload plus overhead.
-        messages: number of messages.
         oldest_from: enqueue time from which on a message is young enough, in seconds.
-        overhead_bytes: charged per message.
     """
 
     size_bytes: int
@@ -209,11 +207,7 @@ def refused_mask(policy: DropPolicy, state: SendState) -> int:
 
 
 def patience_of(policy: DropPolicy) -> tuple[float, ...]:
-    """Return the patience of `policy` by `MessageClass`; control messages and headers always go.
-
-    Raises:
-        ConfigError: an answer is no number above 0.
-    """
+    """Return the patience of `policy` by `MessageClass`; control messages and headers always go."""
     return tuple(inf if item in _UNDROPPABLE else _patience(policy, item) for item in MessageClass)
 
 

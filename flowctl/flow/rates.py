@@ -26,7 +26,6 @@ class ClassRates:
     Attributes:
         due: when the next note is to be made, in seconds.
         bytes_per_s: rate of all classes at the last note; 0 while it is not known.
-        messages_per_s: the same in messages.
         by_class: the same by class; empty while it is not known.
     """
 

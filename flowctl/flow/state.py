@@ -124,18 +124,12 @@ class FlowCore:
 
     Every input method returns the edge it caused, or None. Not thread-safe: its Sender's lock guards it.
 
-    Args:
-        limits: the limits in force.
-        now: start time in seconds.
-
     Attributes:
         would_block: a write met EAGAIN, and not everything has been taken by the kernel since.
-        state: the present state.
         final: whether HARD_LIMIT was reached and the limits said that it ends the connection; never taken back.
         slow_since: since when the state is SOFT_LIMIT or worse without a break, in seconds. None while it is not.
         last_change: the last edge. None before the first.
         recoveries: edges back to READY.
-        limits: the limits in force.
     """
 
     __slots__ = (
@@ -176,7 +170,6 @@ class FlowCore:
     # -- inputs
 
     def queued(self, load: Load, now: float) -> StateChange | None:
-        """A message was queued; `load` is what is queued now."""
         return self._update(Cause.QUEUED, load, now)
 
     def sent(self, load: Load, now: float) -> StateChange | None:

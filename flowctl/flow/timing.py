@@ -60,11 +60,6 @@ def fill_bytes(bytes_per_s: float, largest_bytes: int, before_bytes: int) -> int
 
     As usual is that of a stream of 1 Mbit/s and more. Of a radio it is 11 s, and of a line that carries less than the
     radio 26 s that nobody would see, since all of that is taken.
-
-    Args:
-        bytes_per_s: rate of the stream, 0 while it is not known.
-        largest_bytes: of its messages: two of those fit.
-        before_bytes: the answer before, which is kept unless it is too little or four times too much.
     """
     wanted = int(max(bytes_per_s, 2 * largest_bytes, _LEAST_FILL_BYTES)) if bytes_per_s else MOST_AHEAD_BYTES
     size = 1 << (wanted - 1).bit_length()
@@ -74,13 +69,6 @@ def fill_bytes(bytes_per_s: float, largest_bytes: int, before_bytes: int) -> int
 
 
 def target_s(target_delay_ms: int | None, gop_s: float) -> float:
-    """Return the target delay in seconds; 0: there is none.
-
-    Args:
-        target_delay_ms: as set. None: 1.5 s or three quarters of the time between key frames, whichever is more, at
-            most 4 s.
-        gop_s: time between key frames, 0 while it is not known.
-    """
     if target_delay_ms is not None:
         return target_delay_ms / 1000
     return min(max(LEAST_TARGET_S, _OF_GROUP * gop_s), MOST_TARGET_S)
@@ -92,13 +80,7 @@ def carries(rate: float, stream_bytes_per_s: float) -> bool:
 
 
 def most_wait_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
-    """Return for how long anything can be waited for, in seconds: what comes meanwhile has to fit the hard limits.
-
-    Args:
-        limits: those of the viewer.
-        bytes_per_s: rate of the stream, 0 while it is not known.
-        messages_per_s: the same in messages.
-    """
+    """Return for how long anything can be waited for, in seconds: what comes meanwhile has to fit the hard limits."""
     size, messages, age_ms = (
         min(axis.hard or OFF_MARK, OFF_MARK) for axis in (limits.size, limits.messages, limits.age_ms)
     )
@@ -124,19 +106,7 @@ def ahead_bytes(rate: float) -> int:
 
 
 class Timing:
-    """What the rule goes by at one moment, for one viewer.
-
-    Args:
-        now: time in seconds.
-        rate: bytes per second that the viewer takes, more than 0.
-        held_bytes: what was handed over and the viewer has not taken yet.
-        target_s: target delay in seconds, more than 0.
-        patience: by class, see `DropPolicy.patience`.
-        most_s: nothing is waited for any longer, in seconds; what is waited for without end still is, and what comes
-            behind a key frame that takes longer itself.
-        carried: whether the line carries the stream: it catches up by itself after a key frame that takes long.
-        sound: whether the stream has sound.
-    """
+    """What the rule goes by at one moment, for one viewer."""
 
     __slots__ = (
         "_carried",
@@ -178,15 +148,7 @@ class Timing:
     def late(
         self, message_class: MessageClass, size_bytes: int, since: float, ahead_bytes: int, key_bytes: int = 0
     ) -> bool:
-        """Return whether a message would arrive later than it is waited for.
-
-        Args:
-            message_class: its class.
-            size_bytes: its size.
-            since: when it was published, in seconds.
-            ahead_bytes: what goes out before it and is not in `held_bytes`.
-            key_bytes: size of the key frame of its group.
-        """
+        """Return whether a message would arrive later than it is waited for."""
         due = self._due[message_class]
         if due == inf:
             return False

@@ -27,10 +27,7 @@ class Request:
 
     Args:
         method: in capitals, GET, HEAD or OPTIONS.
-        path: decoded, begins with a slash.
         raw_query: as it came, without the question mark.
-        headers: names in lower case.
-        version: of HTTP, ``1.0`` or ``1.1``.
         live: what is asked of the gate. None: the path belongs to no stream.
     """
 
@@ -74,12 +71,7 @@ class Wire(Protocol):
 
 
 class Exchange:
-    """One request, which is to be answered. The connection's thread.
-
-    Args:
-        request: the request.
-        wire: sends the answer.
-    """
+    """One request, which is to be answered. The connection's thread."""
 
     __slots__ = ("_wire", "request")
 
@@ -93,14 +85,7 @@ class Exchange:
         return self._wire.connection
 
     def respond(self, status: int, text: str = "", headers: Headers = (), *, body: bytes | None = None) -> None:
-        """Answer with a short body.
-
-        Args:
-            status: of HTTP.
-            text: the body, a line; empty: the words of the status.
-            headers: beside length and type, which are added.
-            body: instead of `text`; its type is among `headers` then.
-        """
+        """Answer with a short body."""
         if body is None:
             body = b"" if status == HTTPStatus.NO_CONTENT else f"{text or HTTPStatus(status).phrase}\n".encode()
             headers = (*headers, ("Content-Type", "text/plain; charset=utf-8")) if body else headers
@@ -142,11 +127,7 @@ class Handler(Protocol):
 
 
 class Routes:
-    """Who answers which path, by the end of its name.
-
-    Args:
-        handlers: by suffix, for example ``.m3u8``.
-    """
+    """Who answers which path, by the end of its name."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers: Final = dict(handlers)

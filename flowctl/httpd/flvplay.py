@@ -20,17 +20,8 @@ FLV_TYPE: Final = "video/x-flv"
 class FlvPlay(WordlessPlay):
     """Where the play of one response stands; the response and its status say what RTMP says in messages.
 
-    Args:
-        wire_format: how the stream goes over the wire.
-        websocket: the player, if it takes WebSocket frames.
-        gives_up_at: when waiting for a publisher ends, in seconds.
-
     Attributes:
-        begun: whether the response has begun.
-        websocket: as above.
-        gives_up_at: as above.
         look_at: when to look again what the stream shows. None: it need not be.
-        wire_format: as above.
         taken: whether the kernel has the head of the response, so that answers to frames go behind it.
     """
 

@@ -81,7 +81,6 @@ class FlvChunks(FlvTags):
     name = "http-flv"
 
     def wrapped(self, data: bytes) -> bytes:
-        """Return a chunk."""
         return b"%x\r\n%b\r\n" % (len(data), data)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
@@ -105,7 +104,6 @@ class FlvFrames(FlvTags):
     name = "ws-flv"
 
     def wrapped(self, data: bytes) -> bytes:
-        """Return a frame."""
         return frame(data)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:

@@ -10,11 +10,7 @@ from flowctl.fieldtypes import check_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpLimits:
-    """Limits of one connection; immutable, one object for all.
-
-    Raises:
-        ConfigError: one is not more than 0.
-    """
+    """Limits of one connection; immutable, one object for all."""
 
     header_bytes: int = 16 * 1024
     """Request line and headers together (h11, uvicorn: 16 KiB or 64; nginx: 4 x 8 KiB). More is answered with 431."""

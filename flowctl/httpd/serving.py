@@ -24,35 +24,13 @@ def listen_http(
     handlers: Mapping[str, Handler] | None = None,
     limits: HttpLimits | None = None,
 ) -> tuple[str, int]:
-    """Have a live server, before its start, serve HTTP on one more address; return address and port.
-
-    Args:
-        server: the server.
-        host: address.
-        port: 0 lets the system choose one.
-        handlers: who answers paths of other suffixes than ``.flv``.
-        limits: of each connection.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
+    """Have a live server, before its start, serve HTTP on one more address; return address and port."""
     factory = _factory(server, handlers, limits)
     return server.listen(host, port, session_factory=factory, name=NAME, cost=CONNECTION_COST)
 
 
 def serve_http(server: LiveServer, handlers: Mapping[str, Handler] | None = None) -> list[tuple[str, int]]:
-    """Have a live server, before its start, serve HTTP where its settings say so, with TLS and without.
-
-    Args:
-        server: the server.
-        handlers: who answers paths of other suffixes than ``.flv``.
-
-    Returns:
-        The addresses.
-
-    Raises:
-        ConfigError: one cannot be used.
-    """
+    """Have a live server, before its start, serve HTTP where its settings say so, with TLS and without."""
     factory = _factory(server, handlers, None)
     where = dict(server.config.listening)
     listen = partial(server.listen_all, session_factory=factory, cost=CONNECTION_COST)
@@ -62,7 +40,6 @@ def serve_http(server: LiveServer, handlers: Mapping[str, Handler] | None = None
 def _factory(
     server: LiveServer, handlers: Mapping[str, Handler] | None, limits: HttpLimits | None
 ) -> Callable[[], Session]:
-    """Return what makes the sessions of HTTP connections."""
     flv = FlvRoute()
     routes = Routes({flv.suffix: flv, **(handlers or {})})
     return session_factory(server.hub, routes, server.config.http_origin_set, limits)

@@ -85,14 +85,7 @@ def _basic(text: str) -> tuple[str | None, str | None]:
 
 
 class HttpSession(ViewerSession):
-    """Server side of one HTTP connection.
-
-    Args:
-        hub: the streams, with the settings of the server.
-        routes: who answers which path.
-        limits: of the connection.
-        origins: pages that may read the answers, by origin; ``*``: all.
-    """
+    """Server side of one HTTP connection."""
 
     __slots__ = (
         *(
@@ -335,7 +328,6 @@ class HttpSession(ViewerSession):
             self.connection.sender.send(data, MessageClass.DATA, droppable=False)
 
     def begin_response(self, status: int, headers: Headers) -> None:
-        """Send status and headers."""
         if status < HTTPStatus.BAD_REQUEST and self._exchange is not None and self._exchange.request.live is not None:
             self._gave = True
         every = [*usual_headers(), *self._cors(), *headers]
@@ -346,7 +338,6 @@ class HttpSession(ViewerSession):
         self._send_event(h11.Response(status_code=status, headers=encoded, reason=reason))
 
     def send_body(self, data: bytes) -> None:
-        """Send a part of the body."""
         self._send_event(h11.Data(data=data))
 
     def end_response(self) -> None:
@@ -430,11 +421,7 @@ class HttpSession(ViewerSession):
         exchange.respond(HTTPStatus.NO_CONTENT, headers=headers if self._cors() else headers[:1])
 
     def _live_request(self, request: Request, name: str) -> LiveRequest:
-        """Return the question that is asked about a request for something of the stream `name`.
-
-        Raises:
-            RemoteProtocolError: name, host or query is none.
-        """
+        """Return the question that is asked about a request for something of the stream `name`."""
         found = _HOST.match(request.header("host"))
         if found is None:
             raise RemoteProtocolError("Host is no host and port", code="bad-url")
@@ -614,7 +601,6 @@ class HttpSession(ViewerSession):
         self._arm()
 
     def stream_published(self, stream: Stream) -> None:
-        """The stream is published (again)."""
         super().stream_published(stream)
         self._begin_if_settled(self.connection.now())
         self._arm()
@@ -688,11 +674,7 @@ class HttpSession(ViewerSession):
         self._ping_due = now + after_s if after_s else None
 
     def _ping(self, now: float) -> None:
-        """Ask a silent player whether it is there, or end what was asked and has not answered.
-
-        Raises:
-            LimitExceededError: it is not there.
-        """
+        """Ask a silent player whether it is there, or end what was asked and has not answered."""
         flv, limits, connection = self._flv, self._config.rtmp.limits, self.connection
         if flv is None or flv.websocket is None or self._over:
             self._ping_due = None

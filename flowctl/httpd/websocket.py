@@ -28,7 +28,6 @@ class Taken(NamedTuple):
     """What came of a piece of input.
 
     Attributes:
-        reply: octets to send.
         frames: that have come, whole or in part.
         closed: why the player wants to end. None: it does not.
         broken: whether what it sent is no WebSocket.
@@ -41,14 +40,7 @@ class Taken(NamedTuple):
 
 
 class WebSocketPeer:
-    """A player that asks for WebSocket frames.
-
-    Args:
-        request: its request.
-
-    Raises:
-        RemoteProtocolError: it is no valid handshake; ``websocket-version`` where another version would be.
-    """
+    """A player that asks for WebSocket frames."""
 
     __slots__ = ("_connection",)
 

@@ -53,9 +53,6 @@ class Holding:
     """What one viewer keeps from being freed.
 
     Args:
-        key: who it is.
-        log: the log that it follows. None: none.
-        address: its address, for fairness by address.
         behind_bytes: from its place to the log's tail, overhead included (`span_bytes`).
         own_bytes: what is queued for it alone, overhead included.
     """
@@ -69,13 +66,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is held altogether.
-
-    Args:
-        shared_bytes: bytes of the logs, each counted once.
-        own_bytes: bytes that wait for one viewer alone.
-        by_log: of `shared_bytes`, by log.
-    """
+    """What is held altogether."""
 
     shared_bytes: int = 0
     own_bytes: int = 0
@@ -92,14 +83,7 @@ NOTHING_HELD: Final = Held()
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A viewer that has to give way.
-
-    Args:
-        holding: what it holds.
-        action: what is done to it.
-        freed_bytes: what that frees, once those chosen before it have gone.
-        why: one line for logs.
-    """
+    """A viewer that has to give way."""
 
     holding: Holding
     action: BudgetAction
@@ -112,15 +96,7 @@ class BudgetStatistics:
     """A snapshot of the budget.
 
     Args:
-        limit_bytes: above it, viewers give way. 0: there is no limit.
-        low_bytes: until the total is at or below it.
-        held: what is held, at the last look.
-        active: whether an episode is going on.
-        episodes: episodes so far.
         thinned: viewers thinned so far; one may be counted in several episodes.
-        closed: viewers closed so far.
-        freed_bytes: what that was to free.
-        emptied: GOP caches emptied so far.
     """
 
     limit_bytes: int
@@ -143,12 +119,7 @@ def span_bytes(size_bytes: int, messages: int) -> int:
 
 
 def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
-    """Return what is held altogether.
-
-    Args:
-        logs: bytes of the GOP cache, overhead included, of every log that there is.
-        holdings: of the viewers that lag; who keeps up holds nothing.
-    """
+    """Return what is held altogether."""
     by_log = dict(logs)
     own = 0
     for item in holdings:
@@ -179,14 +150,7 @@ def fair_shares(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> di
 def choose(
     logs: Mapping[Hashable, int], holdings: Iterable[Holding], excess_bytes: int, *, per_address: bool = False
 ) -> list[tuple[Holding, int]]:
-    """Return who has to give way so that `excess_bytes` are freed, with what each of them frees; most first.
-
-    Args:
-        logs: as for `held_by`.
-        holdings: of the viewers that lag, less those that are not to be chosen but hold all the same.
-        excess_bytes: what has to be freed; not more than necessary is.
-        per_address: count the viewers of one address as one where it is weighed what their going frees.
-    """
+    """Return who has to give way so that `excess_bytes` are freed, with what each of them frees; most first."""
     pieces: list[_Piece] = []
     for log, items in _by_log(holdings).items():
         if log is None:
@@ -255,16 +219,7 @@ def _without_ties(chosen: list[tuple[Holding, int]]) -> list[tuple[Holding, int]
 
 
 class MemoryBudget:
-    """Watches what is held and says who has to give way. Not thread-safe: one thread looks.
-
-    Args:
-        limit_bytes: above it, viewers give way. 0: nobody ever does; what is held is counted all the same.
-        low_bytes: until no more than this is held. None: four fifths of the limit.
-        per_address: see `choose`.
-
-    Raises:
-        ConfigError: not 0 <= low_bytes < limit_bytes.
-    """
+    """Watches what is held and says who has to give way. Not thread-safe: one thread looks."""
 
     def __init__(self, limit_bytes: int, *, low_bytes: int | None = None, per_address: bool = False) -> None:
         if limit_bytes < 0:
@@ -288,13 +243,7 @@ class MemoryBudget:
     def caches_to_empty(
         self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]
     ) -> list[_Key]:
-        """Return whose GOP caches have to give way before any viewer does; none below the limit.
-
-        Args:
-            caches: bytes of the GOP caches, by stream.
-            logs: as for `held_by`.
-            holdings: of the viewers that lag.
-        """
+        """Return whose GOP caches have to give way before any viewer does; none below the limit."""
         left = sum(caches.values())
         most = self.limit_bytes // 2
         if not self.limit_bytes or left <= most or held_by(logs, holdings).total_bytes <= self.limit_bytes:
@@ -309,13 +258,7 @@ class MemoryBudget:
         return chosen
 
     def judge(self, logs: Mapping[Hashable, int], holdings: Iterable[Holding], now: float) -> list[Victim]:
-        """Look at what is held; return who has to give way now, and how. O(viewers that lag), and their sorting.
-
-        Args:
-            logs: as for `held_by`.
-            holdings: of the viewers that lag.
-            now: time in seconds.
-        """
+        """Look at what is held; return who has to give way now, and how. O(viewers that lag), and their sorting."""
         items = list(holdings)
         held = self._held = held_by(logs, items)
         if not self._active and self.limit_bytes and held.total_bytes > self.limit_bytes:

@@ -80,15 +80,7 @@ MILD: Final = frozenset({Offence.CONNECTIONS})
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """So many in so long: a token bucket of `count`, which is full again after `period_s`.
-
-    Args:
-        count: of them; 0: any number.
-        period_s: seconds, more than 0.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """So many in so long: a token bucket of `count`, which is full again after `period_s`."""
 
     count: float
     period_s: float
@@ -104,7 +96,6 @@ class Allowance:
         return f"{self.count:g}/{self.period_s:g}s"
 
     def left(self, level: float, passed_s: float) -> float:
-        """Return what is left of `level` after `passed_s` seconds."""
         return max(0.0, level - passed_s * self.count / self.period_s)
 
 
@@ -123,12 +114,7 @@ class PenaltyLimits:
     viewers behind one router who all come back at once.
 
     Args:
-        on: whether there are penalties.
-        connections: that were not let in.
-        refused: guesses.
         commands: of RTMP, of all connections together, beyond what is usual of each.
-        control: messages, likewise.
-        limits: points of limits that were broken.
     """
 
     on: bool = True
@@ -175,8 +161,6 @@ class Sentence(NamedTuple):
 
     Attributes:
         ban: whether nobody new comes in; else few do.
-        length_s: for how long, seconds.
-        reason: in words.
     """
 
     ban: bool
@@ -185,12 +169,7 @@ class Sentence(NamedTuple):
 
 
 def sentence(verdict: Verdict, behaving_count: int) -> Sentence:
-    """Return what follows from a verdict.
-
-    Args:
-        verdict: the verdict.
-        behaving_count: connections of the address or network that behave, those that are guilty of it left out.
-    """
+    """Return what follows from a verdict."""
     length_s = MILD_S if verdict.offence in MILD else length_of(verdict.repeats)
     reason = f"{verdict.offence.value}: more than {verdict.allowance}"
     if verdict.repeats > 1:
@@ -290,15 +269,7 @@ class _Book:
 
 
 class Penalties:
-    """The buckets of all addresses and networks. One thread, or a lock around it.
-
-    Args:
-        limits: the allowances of one address.
-        most: addresses that are remembered, and networks.
-
-    Attributes:
-        allowances: by offence; what is not there is not counted.
-    """
+    """The buckets of all addresses and networks. One thread, or a lock around it."""
 
     def __init__(self, limits: PenaltyLimits, most: int = MOST_RECORDS) -> None:
         self.allowances: Final = limits.of()
@@ -315,18 +286,7 @@ class Penalties:
         return len(self._addresses) + len(self._networks)
 
     def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Verdict]:
-        """Count what an address has done.
-
-        Args:
-            address: IPv4 or IPv6, as the system writes it; what is neither is not counted.
-            offence: of which kind.
-            amount: how many; more than 0.
-            now: time in seconds.
-            name: of the evidence; empty: that of the offence.
-
-        Returns:
-            The buckets that have overflowed: the address's, its network's, both or none.
-        """
+        """Count what an address has done."""
         if offence not in self.allowances:
             return []
         found = networks_of(address)

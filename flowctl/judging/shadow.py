@@ -157,16 +157,6 @@ class _Chunk:
 class Shadow:
     """One viewer as a candidate would have treated it.
 
-    Args:
-        candidate: what it judges by.
-        now: time in seconds.
-        queued: what is queued in reality, by class.
-        age_s: how old the oldest of that is.
-        offered: totals of the followed log up to now, as (messages, bytes) by class.
-        taken_bytes: what the kernel has taken of this viewer's output so far.
-        live_changes: edges of the real state so far.
-        live_dropped: what was dropped in reality so far.
-
     Attributes:
         candidate: as given; of its limits, those that are in force are `limits`.
     """
@@ -247,7 +237,6 @@ class Shadow:
         return not (self._queue or self._broken or self._mask & BROKEN_MASK) and self._core.state is SendState.READY
 
     def set_limits(self, limits: Limits, now: float) -> None:
-        """Judge by `limits` from now on."""
         if limits != self._limits and self._close is None:
             self._limits = limits
             self._settle(self._core.limits_set(limits, self._load(now), now), now)
@@ -263,17 +252,7 @@ class Shadow:
         gop_s: float = 0.0,
         per_second: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Take what has happened since the last sample.
-
-        Args:
-            now: time in seconds.
-            offered: totals of the log, as for the class.
-            taken_bytes: what the kernel has taken so far.
-            busy: whether the kernel had all that it would take: something was queued in reality all the time.
-            live: the real state.
-            gop_s: time between key frames of the stream, 0 while it is not known.
-            per_second: bytes and messages that the stream has in a second, 0 while that is not known.
-        """
+        """Take what has happened since the last sample."""
         passed_s = max(now - self._last, 0.0)
         if self._close is not None:
             self._agreed_s += passed_s if live is SendState.HARD_LIMIT else 0.0
@@ -451,7 +430,6 @@ class Shadow:
         self._drop_queued(DROPPABLE_MASK & ~kept)
 
     def _drop_queued(self, mask: int) -> None:
-        """Drop the classes in `mask` of all that is queued."""
         for chunk in self._queue:
             for item in range(CLASS_COUNT):
                 if mask >> item & 1:
@@ -475,13 +453,7 @@ class Shadow:
     # -- the comparison
 
     def report(self, *, live_changes: int, live_dropped: Counts, live_closed_at: float | None = None) -> ShadowReport:
-        """Return the comparison so far.
-
-        Args:
-            live_changes: edges of the real state so far.
-            live_dropped: what was dropped in reality so far.
-            live_closed_at: when the viewer was really closed for being slow. None: it was not.
-        """
+        """Return the comparison so far."""
         close = self._close
         report = ShadowReport(
             viewers=1,

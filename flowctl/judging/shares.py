@@ -85,12 +85,8 @@ class ShareSettings:
 class ShareWatch:
     """Decides which counts of one stream are told to one subscriber. Not thread-safe: one thread looks.
 
-    Args:
-        settings: band and times.
-
     Attributes:
         told: what was told last. None: nothing yet.
-        count: number of reports.
     """
 
     __slots__ = ("count", "settings", "told")

@@ -25,7 +25,6 @@ class Change:
     """One change of a running server.
 
     Args:
-        version: 1 for the first since the server began.
         at: when it came into force, in seconds since the epoch.
         what: ``limits file``, ``bans file``, ``limits``, ``ban``, ``unban`` or ``drain``.
         origin: who asked for it, as the caller put it; empty: a file, or an operator who gave no name.
@@ -41,9 +40,6 @@ class Change:
 
 class Changes:
     """The changes of one server. Any thread.
-
-    Args:
-        on_error: told of what a listener raises.
 
     Attributes:
         run: differs from one start of a server to the next: versions begin anew then.

@@ -53,12 +53,8 @@ class Audience:
     """What the viewers of some streams are given when they are slow, where it differs from the server's usual.
 
     Args:
-        streams: pattern of ``app/stream``, with ``*`` and ``?``.
         target_delay_ms: see `flowctl.flow.limits.Limits`; -1: as usual.
         policy: key of `LIVE_POLICIES`. None: as usual.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     streams: str
@@ -97,11 +93,7 @@ _AUDIENCE_HINT: Final = (
 
 
 def parse_audiences(text: str) -> tuple[Audience, ...]:
-    """Return the audiences of a text like ``talk/*=800ms audio-first; cams/*=4s``.
-
-    Raises:
-        ConfigError: a part is no pattern with a target delay, a policy, or both, each once.
-    """
+    """Return the audiences of a text like ``talk/*=800ms audio-first; cams/*=4s``."""
     found = []
     for part in map(str.strip, filter(str.strip, text.split(";"))):
         streams, equals, words = map(str.strip, part.partition("="))
@@ -138,8 +130,6 @@ class Difference(NamedTuple):
     Attributes:
         name: of the setting, or of the levels that differ.
         path: its place in `LiveConfig`.
-        value: the new one.
-        takes: when a server that runs takes it.
     """
 
     name: str
@@ -364,11 +354,7 @@ class LiveConfig(ServeOptions):
         object.__setattr__(self, "_levels", Levels((*(item.level for item in self.audiences), *self.levels)))
 
     def with_level(self, level: Level) -> LiveConfig:
-        """Return what one level alone makes of these settings.
-
-        Raises:
-            ConfigError: they do not go together; unlike in `at`, marks that do not are an error here.
-        """
+        """Return what one level alone makes of these settings."""
         soft, hard, low = (level.values.get(path) for path in MARKS)
         if not soft is hard is low is None:
             Limits.parse(soft or write_marks(self.limits, "soft"), hard, low)
@@ -402,20 +388,12 @@ class LiveConfig(ServeOptions):
 
         Levels are, from the farthest to the nearest: server, application, stream, role; see
         `flowctl.live.settings.levels`. Remembered: a look-up costs less than a microsecond. Any thread.
-
-        Args:
-            stream: ``app/stream``; ``app/`` for an application alone.
-            role: None: what holds for both.
         """
         return self._levels.find(stream, role, self._of) if self._levels else self
 
     @property
     def admin_address(self) -> tuple[str, int]:
-        """Host and port of `admin`.
-
-        Raises:
-            ConfigError: it is no address.
-        """
+        """Host and port of `admin`."""
         found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,\[\]:@\s]+)):([0-9]{1,5})", self.admin)
         if found is None or int(found[3]) > LAST_PORT:
             raise ConfigError(
@@ -425,11 +403,7 @@ class LiveConfig(ServeOptions):
         return found[1] or found[2], int(found[3])
 
     def check_start(self) -> None:
-        """See what would keep a server of these settings from starting: a certificate that lacks, ports that meet.
-
-        Raises:
-            ConfigError: something would.
-        """
+        """See what would keep a server of these settings from starting: a certificate that lacks, ports that meet."""
         count = worker_count(self.workers)
         if count > 1 and self.origin:
             raise ConfigError(
@@ -475,18 +449,13 @@ class LiveConfig(ServeOptions):
 
     @property
     def listening(self) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
-        """What the server listens for, with the addresses of each: ``rtmp``, ``rtmps``, ``http``, ``https``.
-
-        Raises:
-            ConfigError: one is no address.
-        """
+        """What the server listens for, with the addresses of each: ``rtmp``, ``rtmps``, ``http``, ``https``."""
         rtmp = tuple((host, self.port) for host in listen_hosts(self.host))
         others = ("rtmps", "http", "https")
         return (("rtmp", rtmp), *((name, listen_addresses(getattr(self, name), name)) for name in others))
 
     @property
     def control_addresses(self) -> tuple[str, ...]:
-        """The addresses of `control`, each once."""
         return () if self.control == "off" else tuple(dict.fromkeys(item.strip() for item in self.control.split(",")))
 
     def with_limits(self, file: LimitsFile) -> LiveConfig:

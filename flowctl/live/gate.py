@@ -35,12 +35,7 @@ class _Known(NamedTuple):
 class Gate:
     """Asked before anybody connects, publishes or plays, over RTMP and HTTP alike; any thread may call its methods.
 
-    Args:
-        config: returns the settings that hold now.
-        now: seconds since 1970, for what expires.
-
     Attributes:
-        hooks: of the application. None: it has none.
         on_error: told of faults of our own.
         decide_s: how long a question may be under way; who asks gives up then, with `TOO_SLOW`.
     """
@@ -104,13 +99,7 @@ class Gate:
     def ask(
         self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
     ) -> Question | Refusal | None:
-        """Ask whether `request` is allowed. None: it is; a refusal: it is not; a question: that is being decided.
-
-        Args:
-            request: the request.
-            answer: called once for a question that was returned, on any thread, with it and the refusal (None: it is
-                allowed); not after `Question.cancel`.
-        """
+        """Ask whether `request` is allowed. None: it is; a refusal: it is not; a question: that is being decided."""
         missed = _missed_connect(request)
         if missed is None:
             return self._ask(request, answer)
@@ -135,7 +124,6 @@ class Gate:
     def _ask(
         self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]
     ) -> Question | Refusal | None:
-        """Ask one question; see `ask`."""
         access = self.access(request)
         refusal = self.check(request)
         if refusal is not None:
@@ -205,14 +193,7 @@ class Gate:
             self.hooks.began(request)
 
     def over(self, request: LiveRequest, why: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """Tell that it is over.
-
-        Args:
-            request: what was asked for.
-            why: as in the log.
-            sent_bytes: what the peer was sent, where a connection is over.
-            received_bytes: what it has sent.
-        """
+        """Tell that it is over."""
         if self.hooks is not None:
             self.hooks.over(request, why)
         access = self.access(request)

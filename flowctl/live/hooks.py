@@ -64,11 +64,9 @@ class LiveFrame(NamedTuple):
     """A message of a stream, as its viewers get it.
 
     Args:
-        stream: name of the stream, ``app/stream``.
         message_class: header, key frame, other frame, audio or data.
         type_id: RTMP message type, which is the tag type of FLV: 8 audio, 9 video, 18 data.
         timestamp_ms: on the stream's own timeline, 0..2^32-1; it goes on when a publisher comes back.
-        payload: the body, which is the body of an FLV tag.
         lost_count: messages of the stream that were left out just before this one, because `frame` was too slow.
     """
 
@@ -135,15 +133,9 @@ class LiveHooks:
 class HookRunner:
     """Calls the hooks of one server on threads that are not the server's; any thread may call its methods.
 
-    Args:
-        hooks: of the application.
-        on_error: told of what they raise.
-        loop: where coroutine functions run. None: on a loop of their own.
-
     Attributes:
         decides: whether there is a question to ask, by kind.
         tap: takes (stream, class, type, timestamp, payload) of each message. None: nobody wants them.
-        decide_s: see `LiveHooks`.
         hears: the kinds of which beginnings or ends are told.
     """
 
@@ -201,13 +193,6 @@ class HookRunner:
     # -- questions
 
     def ask(self, request: LiveRequest, answer: Callable[[Question, Refusal | None], None]) -> Question:
-        """Ask whether `request` is allowed.
-
-        Args:
-            request: the request, of a kind in `decides`.
-            answer: called once, on any thread, with the question and the refusal (None: it is allowed); not after
-                `Question.cancel`.
-        """
         question = Question(answer)
         hook = getattr(self._hooks, f"may_{request.kind}")
         if inspect.iscoroutinefunction(hook):
@@ -304,9 +289,6 @@ class HookRunner:
         """See whether the application can be told of one more publication of this address.
 
         What begins and ends faster than the application listens would delay the news of all others, and the frames.
-
-        Raises:
-            LimitExceededError: ``hook_news``.
         """
         with self._lock:
             count = self._untold.get(address_key(request.peer[0]), 0)
@@ -380,11 +362,7 @@ class HookRunner:
 
 
 def load_hooks(text: str) -> LiveHooks:
-    """Return an object of the class that ``package.module:Name`` names, from the present folder or what is installed.
-
-    Raises:
-        ConfigError: there is none, it cannot be made without arguments, or it is no `LiveHooks`.
-    """
+    """Return an object of the class that ``package.module:Name`` names, in the present folder or what is installed."""
     make = find_hooks(text)
     try:
         made = make()
@@ -396,11 +374,7 @@ def load_hooks(text: str) -> LiveHooks:
 
 
 def find_hooks(text: str) -> Callable[[], object]:
-    """Return the class, and make nothing of it; see `load_hooks`.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the class, and make nothing of it; see `load_hooks`."""
     module, _, name = text.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -118,11 +118,7 @@ class Names(Protocol):
         """
 
     def right(self, name: str, number: int) -> Right:
-        """Return by what right the connection, which was not refused, publishes now.
-
-        Raises:
-            BusyError: another one has been given the name meanwhile.
-        """
+        """Return by what right the connection, which was not refused, publishes now."""
 
     def entered(self, name: str, number: int) -> None:
         """The publication is in the books: what was decided about it meanwhile can be carried out."""
@@ -146,12 +142,6 @@ def _counts(entered: tuple[Stream, StreamMember], publication: _Publication) -> 
 
 class Hub:
     """Streams by name.
-
-    Args:
-        config: of the server.
-        clock: monotonic seconds.
-        call_later: calls back after a while, on any one thread: (delay in seconds, callback, arguments).
-        age_from: what the age axis of the viewers' limits measures.
 
     Attributes:
         config: the settings in force; replaced as a whole, see `LiveConfig.at` for those of a stream.
@@ -211,19 +201,6 @@ class Hub:
 
         Who owned it and has fallen silent, or has lost its connection without our having noticed, is replaced by its
         owner's next publish at once; and while it may be back, nobody else gets the name.
-
-        Args:
-            name: ``app/stream``.
-            publisher: the session that asks.
-            owner: its owner. None: its address is.
-            right: by what right; the limit of an address holds for those that ask.
-
-        Returns:
-            The stream. Its `publisher` is another one while this one is on standby.
-
-        Raises:
-            BusyError: the name is taken and the policy is to refuse; it does not say by whom.
-            LimitExceededError: too many streams, too many of this address, or too many on standby.
         """
         now = self._clock()
         replaced: StreamMember | None = None
@@ -246,11 +223,7 @@ class Hub:
         return stream
 
     def _replaces_locked(self, name: str, publisher: Publisher, owner: Owner, right: Right, now: float) -> bool:
-        """Return whether `publisher` takes the place of the one that there is; False where there is none.
-
-        Raises:
-            BusyError: it may not have the name.
-        """
+        """Return whether `publisher` takes the place of the one that there is; False where there is none."""
         self._lock.assert_owned()
         stream, policy = self._streams.get(name), self.config.at(name, Role.PUBLISHER).second_publisher
         if stream is None or stream.ended:
@@ -379,13 +352,7 @@ class Hub:
             publication.publisher.on_thread(publication.publisher.publish_replaced, stream)
 
     def unpublish(self, stream: Stream, publisher: Publisher, *, grace: bool) -> None:
-        """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once.
-
-        Args:
-            stream: the stream.
-            publisher: whose publication ends; harmless when it has ended already.
-            grace: whether its connection broke, so that it may be back soon.
-        """
+        """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once."""
         now = self._clock()
         waiting: list[Viewer] = []
         ends, wait_s = False, 0.0
@@ -447,11 +414,7 @@ class Hub:
     # -- viewers
 
     def view(self, name: str, viewer: Viewer) -> Stream:
-        """Enter `viewer` for the stream `name`, which it may have to wait for (see `Stream.ended`).
-
-        Raises:
-            LimitExceededError: too many streams.
-        """
+        """Enter `viewer` for the stream `name`, which it may have to wait for (see `Stream.ended`)."""
         with self._lock:
             stream = self._stream_locked(name, self._clock())
             first = not stream.viewers
@@ -462,13 +425,7 @@ class Hub:
         return stream
 
     def leave(self, stream: Stream, viewer: Viewer, figures: FlowTotals = NO_FLOW) -> None:
-        """Take `viewer` out; harmless when it is not in.
-
-        Args:
-            stream: what it viewed.
-            viewer: who leaves.
-            figures: what it was sent and spared of it, which the stream's books keep.
-        """
+        """Take `viewer` out; harmless when it is not in."""
         with self._lock:
             if viewer in stream.viewers:
                 del stream.viewers[viewer]
@@ -486,11 +443,7 @@ class Hub:
             return stream is not None and bool(stream.viewers)
 
     def link(self, name: str, link: object) -> Stream:
-        """Enter another server, which follows the stream `name`, published or not.
-
-        Raises:
-            LimitExceededError: too many streams.
-        """
+        """Enter another server, which follows the stream `name`, published or not."""
         with self._lock:
             stream = self._stream_locked(name, self._clock())
             stream.links.add(link)
@@ -549,14 +502,7 @@ class Hub:
             self._limits_hit[limit] = self._limits_hit.get(limit, 0) + 1
 
     def refused(self, what: str, connection: Connection, stream: str, error: LimitExceededError) -> None:
-        """Count, log and tell the observers of a request that was refused because of a limit. The connection's thread.
-
-        Args:
-            what: was refused, for the log.
-            connection: that asked.
-            stream: that it asked for.
-            error: names the limit.
-        """
+        """Count, log and tell the observers of a request refused because of a limit. The connection's thread."""
         self.limit_hit(error.limit)
         _log.warning(
             what, **line_fields(connection, stream), limit=error.limit, value=error.value, maximum=error.maximum
@@ -565,7 +511,6 @@ class Hub:
             observer.limit_hit(connection, error.limit, error.value, error.maximum, connection.now())
 
     def connection_ended(self, reason: CloseReason, limit: str | None) -> None:
-        """Count the end of a connection, and the limit that ended it."""
         with self._lock:
             self._closed[reason] = self._closed.get(reason, 0) + 1
             if limit is not None:

@@ -34,14 +34,7 @@ work, on the way in the kernels of both ends when its sender leaves."""
 
 
 class InputRate:
-    """The messages of one connection.
-
-    Args:
-        limit: its name.
-        per_second: rate allowed, more than 0.
-        cut_after_s: how long one may go on asking for more; 0: for ever.
-        now: seconds.
-    """
+    """The messages of one connection."""
 
     __slots__ = ("_cut_after_s", "_limit", "_per_second", "_slowed_at", "_used_until")
 

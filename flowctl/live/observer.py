@@ -36,25 +36,10 @@ class Observer(Protocol):
         """It went over `limit`; None: how far, or what is allowed, is not known."""
 
     def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
-        """It was not allowed to do what it asked for.
-
-        Args:
-            connection: whose.
-            request: what it asked for.
-            now: time.
-            guess: see `Refusal`.
-        """
+        """It was not allowed to do what it asked for."""
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Note what its Sender did."""
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
-        """Note the end.
-
-        Args:
-            connection: that has ended.
-            reason: why.
-            details: the same in words, without secrets.
-            limit: that ended it. None: none did.
-            agent: what the peer called itself.
-        """
+        """Note the end."""

@@ -16,7 +16,6 @@ class Owner:
 
     Args:
         address: from which it is published; of IPv6 the /64, whose hosts change theirs as they like.
-        user: who logged in. None: there is no authentication.
         key: digest of the secrets in the stream's query; empty without any.
     """
 

@@ -50,13 +50,7 @@ _VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DI
 
 
 class Muted:
-    """Another policy, with audio or video refused in every state (receiveAudio, receiveVideo).
-
-    Args:
-        policy: what decides about the rest.
-        audio: whether audio is wanted.
-        video: whether video is wanted.
-    """
+    """Another policy, with audio or video refused in every state (receiveAudio, receiveVideo)."""
 
     def __init__(self, policy: DropPolicy, *, audio: bool, video: bool) -> None:
         self.policy = policy
@@ -112,11 +106,7 @@ class PlayWords(Protocol):
 
 
 class WordlessPlay:
-    """`PlayWords` of protocols that have no words for them: it is kept where the play stands, and no more.
-
-    Attributes:
-        state: PLAYING or WAITING.
-    """
+    """`PlayWords` of protocols that have no words for them: it is kept where the play stands, and no more."""
 
     __slots__ = ("state",)
 
@@ -139,7 +129,6 @@ class WordlessPlay:
         self.state = StreamState.WAITING
 
     def publish_notify(self, stream_id: int, *, send: bool) -> None:
-        """The stream is published."""
         del stream_id, send
         self.state = StreamState.PLAYING
 
@@ -158,21 +147,9 @@ class WordlessPlay:
 class Playing:
     """The message stream on which the peer plays; one per connection. Its connection's thread.
 
-    Args:
-        viewer: as the hub knows it.
-        words: what the player is told with: the wire session.
-        hub: which `viewer` has entered for `stream`.
-        stream_id: message stream id.
-        stream: the stream.
-        wire: its log for that message stream id, joined.
-
     Attributes:
-        stream_id: as above.
-        stream: as above.
-        began_at: time in seconds.
         before: the connection's figures when it began.
         waits_until: when waiting for a publisher is given up. None: it is published, or the wait has no limit.
-        paused: at the player's word.
     """
 
     __slots__ = (
@@ -278,11 +255,7 @@ class Playing:
             self._episode.check(now)
 
     def check_wait(self, now: float) -> None:
-        """Give up waiting for a publisher when the time is over.
-
-        Raises:
-            LimitExceededError: it is.
-        """
+        """Give up waiting for a publisher when the time is over."""
         if self.waits_until is not None and now >= self.waits_until:
             limit_s = self._settings.rtmp.limits.player_wait_s
             self._words.limit_status(self.stream_id, "player_wait_s", limit_s, limit_s)
@@ -346,12 +319,7 @@ class Playing:
         return self._hub.config.at(self.stream.name, Role.VIEWER)
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
-        """Put in force what is set for viewers of the stream.
-
-        Args:
-            limits: the server's, which have just been changed. None: its Sender has them already.
-            changed: whether other settings of the server have just been changed.
-        """
+        """Put in force what is set for viewers of the stream."""
         usual, mine, sender = self._hub.config, self._settings, self._connection.sender
         own = mine.limits if mine.limits != usual.limits else None
         if own != self._own_limits:
@@ -438,11 +406,7 @@ def is_stun(data: bytes) -> bool:
 class ViewerSession(Session):
     """A session that may play a stream.
 
-    Args:
-        hub: the streams, with the settings of the server.
-
     Attributes:
-        protocol: that it speaks.
         refusal: why its last request to play or publish was refused, in a word of records. None: none was.
         user_agent: what the peer calls itself; "" when it does not say.
         harmless: whether a connection that ends so says nothing against its peer: it was let in, could not be decided
@@ -512,7 +476,6 @@ class ViewerSession(Session):
             self._playing.stream_ended()
 
     def stream_published(self, stream: Stream) -> None:
-        """The stream is published (again)."""
         if self._playing is not None and self._playing.stream is stream:
             self._playing.stream_published()
 
@@ -580,12 +543,7 @@ class ViewerSession(Session):
     # -- what is set for its audience, and the end
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
-        """Put in force the server's settings, which have just been changed, with what is set for its stream.
-
-        Args:
-            limits: the server's, where they were changed. None: they were not.
-            changed: whether other settings were.
-        """
+        """Put in force the server's settings, which have just been changed, with what is set for its stream."""
         if self._playing is not None:
             self._playing.put_settings(limits, changed=changed)
             return

@@ -27,19 +27,7 @@ _log: Final = structlog.get_logger("flowctl.live")
 class Publishing:
     """A message stream on which the peer publishes. Its connection's thread.
 
-    Args:
-        publisher: as the hub knows it.
-        connection: of the publisher.
-        rtmp: the wire session.
-        hub: which `publisher` has entered for `stream`.
-        stream_id: message stream id.
-        stream: the stream; its `publisher` is somebody else while this one is on standby or was replaced.
-        now: time in seconds.
-        ingest: counts what comes.
-
     Attributes:
-        stream_id: as above.
-        stream: as above.
         look_at: when it is looked at whether it has fallen silent. None: it may be.
         request: what it asked for. None: no hook wants to know.
     """
@@ -118,9 +106,6 @@ class Publishing:
 
         The wire session has a limit on the time to the first media as well, but of the connection: one that begins
         another publication now and then would keep the names of those before it.
-
-        Raises:
-            LimitExceededError: it has been silent for too long.
         """
         if self.look_at is None or now < self.look_at:
             return
@@ -163,12 +148,7 @@ class Publishing:
     # -- end
 
     def end(self, *, grace: bool, why: str) -> None:
-        """Leave the stream, and say so to hooks and log.
-
-        Args:
-            grace: whether its connection broke, so that it may be back soon.
-            why: for the log.
-        """
+        """Leave the stream, and say so to hooks and log."""
         if self._signal is not None:
             self._signal.cancel()
             self._signal = None

@@ -86,22 +86,18 @@ class LiveServer(Server):
     """RTMP live server; see `build_live_server`.
 
     Attributes:
-        hub: the streams.
         config: the settings that it was started with; `hub.config` are those in force.
         reload: watches the files of limits and bans, if there are any.
         recording: records what happens. None: it was not asked for.
         flights: records connections so that they can be replayed. None: nothing is recorded.
         penalties: has those banned or limited who do too much of what costs. None: nobody.
-        changes: what was changed while it ran, and by whom.
         recent: what happened to its connections lately; observes them once somebody has asked.
         meters: sums for monitoring; the same.
         certificate: of what speaks TLS. None: nothing does.
-        companions: what begins and ends with it.
         on_drain: called when it begins to drain; lets go of what a server needs that is to take its place.
         limits_from: where the limits in force come from: ``start``, ``config file``, ``limits file`` or
             ``command``.
         waiting: settings that were changed in their file and wait for a restart.
-        started_at: seconds on `clock`; 0 before the start.
     """
 
     def __init__(
@@ -230,11 +226,7 @@ class LiveServer(Server):
             super()._put_limits(connection, limits, settings)
 
     def _apply_config(self, text: str, where: str) -> None:
-        """Take other contents of the file of settings: what can change while the server runs is in force at once.
-
-        Raises:
-            ConfigError: they are not valid, by themselves or together; nothing has changed.
-        """
+        """Take other contents of the file of settings: what can change while the server runs is in force at once."""
         del where  # it is in the errors of the source
         source = self._read.source or self.config.source  # of the last text, at first of the first
         if source is None:
@@ -317,11 +309,7 @@ class LiveServer(Server):
                 session.on_thread(partial(session.put_settings, limits, changed=True))
 
     def _apply_limits(self, file: LimitsFile) -> None:
-        """Take the limits of a file: for new connections and open ones; times too.
-
-        Raises:
-            ConfigError: they do not go with the other settings of the server.
-        """
+        """Take the limits of a file: for new connections and open ones; times too."""
         config, was = self._base.with_limits(file), self.limits
         settings = config.sender
         self._limits_said = file
@@ -379,12 +367,7 @@ class LiveServer(Server):
         self._banning.elsewhere = True
 
     def punish(self, bans: list[Ban], *, told: bool = True) -> None:
-        """Put bans of penalties in force; the thread of the files. Connections that behave go on.
-
-        Args:
-            bans: the bans.
-            told: whether they are new, so that log, records and changes are told of each.
-        """
+        """Put bans of penalties in force; the thread of the files. Connections that behave go on."""
         ended = self._banning.punish(bans)
         for ban in bans if told else ():
             detail = ban.as_dict()
@@ -445,15 +428,7 @@ class LiveServer(Server):
     # -- what operators change; never on a thread of a poll group
 
     def change_limits(self, limits: Limits, *, origin: str = "") -> int:
-        """Give open connections and new ones other limits, until a limits file or a command says otherwise.
-
-        Args:
-            limits: for all.
-            origin: who asks, for `changes`.
-
-        Returns:
-            The number of open connections.
-        """
+        """Give open connections and new ones other limits, until a limits file or a command says otherwise."""
 
         def change() -> int:
             was = self.limits
@@ -470,13 +445,6 @@ class LiveServer(Server):
         """Keep out, or limit, a network, now and, where there is a store or a ban file, after a restart too.
 
         Open connections of a banned network end, those that play or publish too; a limit ends none.
-
-        Args:
-            ban: joined with what there is for the network: of two ends the later one counts.
-            origin: who asks, for `changes`.
-
-        Raises:
-            ConfigError: there are too many bans.
         """
         ban = dataclasses.replace(ban, reason=redact_text(ban.reason))  # it may quote what somebody sent
 
@@ -504,12 +472,7 @@ class LiveServer(Server):
         return self.reload.do(change)
 
     def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
-        """Let a network in again, now and after a restart; return what was in force for it.
-
-        Raises:
-            LocalProtocolError: it is not banned.
-            FlowctlError, OSError: the ban file names it and cannot be read or written; nothing has changed.
-        """
+        """Let a network in again, now and after a restart; return what was in force for it."""
 
         def change() -> list[Ban]:
             lifted = self._banning.lift(cidr)
@@ -523,13 +486,6 @@ class LiveServer(Server):
         """Take no new connections, ask clients to reconnect, and end when all have left, or when the time is over.
 
         Told once more, it ends at the earlier of the two times.
-
-        Args:
-            within_s: time for clients to leave, seconds.
-            origin: who asks, for `changes`.
-
-        Returns:
-            The time after which it ends at the latest, seconds.
         """
         now = time.monotonic()
         with self._lock:
@@ -577,15 +533,7 @@ class LiveServer(Server):
         return len(told)
 
     def kick(self, wanted: Callable[[Connection], bool], reason: str = "") -> list[Connection]:
-        """End the open connections for which `wanted` is true, with reason KICKED; they may come again.
-
-        Args:
-            wanted: called for each.
-            reason: for the log, the records and the ledger; empty: none is told.
-
-        Returns:
-            Those that were ended.
-        """
+        """End the open connections for which `wanted` is true, with reason KICKED; they may come again."""
         details = f"by an operator: {reason}" if reason else "by an operator"
         kicked = []
         for connection in self.connections():
@@ -600,7 +548,6 @@ class LiveServer(Server):
             self.recording.events.banned(self.clock(), connection.number, connection.peer, detail)
 
     def start(self) -> None:
-        """Start, and say where."""
         if self.recording is not None:  # before anybody can connect
             self.recording.start(self.hub.config)
         if self._hooks is not None:
@@ -671,11 +618,6 @@ class LiveServer(Server):
 
 
 def kept_bans(config: LiveConfig) -> KeptBans:
-    """Return the bans that are kept.
-
-    Raises:
-        ConfigError: the store cannot be used.
-    """
     if config.ban_store is None:
         return KeptBans()
     # Loaded for a server that has one.
@@ -703,16 +645,6 @@ def build_live_server(
     *,
     hooks_loop: asyncio.AbstractEventLoop | None = None,
 ) -> LiveServer:
-    """Return a live server, not started.
-
-    Args:
-        options: what is wanted of it; a `LiveConfig` says more than plain `ServeOptions`.
-        hooks: decide who may publish and play, and hear of it. None: those that `LiveConfig.hooks` names, or none.
-        hooks_loop: where the hooks' coroutine functions run. None: on a loop of their own.
-
-    Raises:
-        ConfigError: there are no such hooks, the address cannot be used, or a file of limits or bans is not valid.
-    """
     if not isinstance(options, LiveConfig):
         options = LiveConfig(**{item.name: getattr(options, item.name) for item in dataclasses.fields(options)})
     if hooks is None and options.hooks:

@@ -90,13 +90,8 @@ _KINDS: Final[dict[type[_Request], Kind]] = {
 class LiveSession(ViewerSession):
     """Server side of one RTMP connection.
 
-    Args:
-        hub: the streams, with the settings of the server.
-        now: time in seconds.
-
     Attributes:
         protocol: what the peer speaks, for lists of connections.
-        user_agent: what it calls itself.
         ingest: how well its media comes in. None: it has never published.
     """
 
@@ -165,7 +160,6 @@ class LiveSession(ViewerSession):
         self._arm()
 
     def stream_published(self, stream: Stream) -> None:
-        """The stream is published (again)."""
         super().stream_published(stream)
         self._arm()
 

@@ -17,14 +17,7 @@ class ViewerStatistics:
     """One viewer of a stream.
 
     Args:
-        number: of the connection.
-        peer: address and port.
-        user_agent: what the player calls itself.
-        state: of its Sender.
         why: the state in one line: axis, value, limit, since when, who is to blame.
-        sender: figures of its Sender.
-        input_pauses: how often its input was paused, by reason.
-        connected_s: seconds since it connected.
         totals: what it was sent and spared since it began to play this stream.
         viewer_delay_ms: how far behind it is: the age of the oldest that it has not taken, here or in the kernel.
         work_s: time that its input has taken of its thread, in seconds.
@@ -50,15 +43,11 @@ class HubSummary:
     """Sums over all streams, cheap enough for each second.
 
     Args:
-        streams: published streams.
         states: number of viewers per state, READY first.
-        missing_pictures: number of viewers that do not get all of the pictures.
-        least_picture_share: the least share of the pictures of the last 20 s that one of them gets, 0 to 1.
         worst_delay_ms: of the viewers that lag, at their last samples.
         dropped_messages: dropped for the viewers that are there; an episode of drops counts when it is in the ledger.
         returns: times one of them was brought back to live.
         budget: memory held for slow viewers, and who gave way.
-        shadow: what the candidate would have done, over all streams.
     """
 
     streams: int
@@ -77,13 +66,7 @@ class EndedViewer:
     """A viewer that has gone.
 
     Args:
-        number: of the connection.
-        peer: address and port.
-        stream: name of the stream it had been playing.
-        reason: why its connection ended.
         details: axis, value and limit, or what else there is to say.
-        sender: final figures of its Sender.
-        connected_s: how long it was connected.
     """
 
     number: int
@@ -100,17 +83,10 @@ class StreamStatistics:
     """One stream.
 
     Args:
-        name: ``app/stream``.
         publisher: address and port. None: nobody publishes here.
-        media: codecs.
-        standby: publishers waiting to take over.
-        messages_in: messages published, by class (index: `MessageClass`).
-        bytes_in: payload bytes published.
         states: number of viewers per state, READY first.
-        viewers: each of them.
         before_key_count: frames not passed on because the publisher had not sent a key frame yet.
         totals: what all viewers were sent and spared, those that have gone included.
-        missing_pictures: number of viewers that do not get all of the pictures.
         held_bytes: what its logs hold, counted once however many viewers wait for it.
         shadow: what the candidate would have done, compared; see `LiveConfig.shadow`.
         follows: the server that it is followed from, in words. Empty: it is published here, or not at all.
@@ -137,13 +113,11 @@ class HubStatistics:
     """The whole live server.
 
     Args:
-        streams: all streams, by name.
         ended: the last viewers that have gone, oldest first.
         closed: connections ended so far, by reason.
         limits_hit: limits that ended connections, refused requests or slowed input down, by name.
         totals: what all viewers of all streams were sent and spared, those that have gone included.
         budget: memory held for slow viewers, and who gave way.
-        shadow: what the candidate would have done, over all streams.
     """
 
     streams: dict[str, StreamStatistics]

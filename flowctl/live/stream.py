@@ -77,16 +77,7 @@ class Taker(Protocol):
 
 
 class Stream:
-    """One stream by name.
-
-    Args:
-        name: ``app/stream``.
-        config: of the server.
-        now: time in seconds.
-        tap: given each message that is passed on: (stream, class, type, timestamp, payload). Under the stream's lock,
-            so it must not block. None: nobody wants them.
-        taker: given the same, with the publisher's own timestamps. None: nobody wants them.
-    """
+    """One stream by name."""
 
     def __init__(
         self, name: str, config: LiveConfig, now: float, tap: Tap | None = None, taker: Taker | None = None
@@ -202,19 +193,7 @@ class Stream:
         now: float,
         info: MediaInfo | None = None,
     ) -> bool:
-        """Pass one message on to the viewers; return False when `publisher` is not the one whose messages count.
-
-        Args:
-            publisher: who sends it.
-            type_id: RTMP message type: audio, video or data.
-            timestamp: in ms, on the publisher's clock, 0..2^32-1.
-            payload: the body.
-            now: time in seconds.
-            info: what `inspect` says of it. None: it is asked.
-
-        Raises:
-            LimitExceededError: a header over a bound of `Headers` was passed on to present viewers, and is not kept.
-        """
+        """Pass one message on to the viewers; return False when `publisher` is not the one whose messages count."""
         info = info or inspect(type_id, payload)
         message_class = info.message_class
         with self._lock:
@@ -383,9 +362,6 @@ class Stream:
         A player may choose any number, and each log costs as much to fill as all viewers of one: their number is
         limited, but for the lowest ones; and one that nobody has any more goes, with the next key frame: a player that
         comes and goes as fast as it can has the GOP cache rewritten once.
-
-        Raises:
-            LimitExceededError: players on too many different message stream ids.
         """
         with self._lock:
             if msid not in self._wires and msid > _GIVEN_WIRES:

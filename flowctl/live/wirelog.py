@@ -37,11 +37,7 @@ _T = TypeVar("_T")
 
 
 class Headers(Generic[_T]):
-    """The headers of one publisher that newcomers need, in the order in which they came; bounded (pure).
-
-    Attributes:
-        size_bytes: of their payloads.
-    """
+    """The headers of one publisher that newcomers need, in the order in which they came; bounded (pure)."""
 
     __slots__ = ("_kept", "_values", "size_bytes")
 
@@ -51,16 +47,7 @@ class Headers(Generic[_T]):
         self.size_bytes = 0
 
     def keep(self, key: object, size_bytes: int, value: _T) -> None:
-        """Keep a header instead of the one with the same `key`, which is out of date in any case.
-
-        Args:
-            key: its place, see `flowctl.rtmp.media.media.MediaInfo.sticky_key`.
-            size_bytes: octets of its payload.
-            value: what is kept of it.
-
-        Raises:
-            LimitExceededError: ``header_bytes``, ``headers_bytes`` or ``headers``; it is not kept.
-        """
+        """Keep a header instead of the one with the same `key`, which is out of date in any case."""
         before = self._kept.pop(key, None)
         self.size_bytes -= 0 if before is None else before[0]
         self._values = None
@@ -89,7 +76,6 @@ class WireFormat(Protocol):
     """How the messages of a stream go over the wire; immutable, and complete in each message.
 
     Attributes:
-        name: of the format, one per log of a stream.
         ends: whether nothing can follow what `end` returns, so that each publication has a log of its own.
     """
 
@@ -118,10 +104,6 @@ class RtmpChunks:
     """RTMP chunks for players on one message stream id: a `WireFormat`.
 
     Every message has a full header with an absolute timestamp, so that a viewer can start at any of them.
-
-    Args:
-        msid: message stream id that the players play on; nearly always 1.
-        chunk_size: chunk size announced to the players.
     """
 
     __slots__ = ("chunk_size", "msid", "name")
@@ -151,17 +133,7 @@ class RtmpChunks:
 
 
 class WireLog:
-    """The log of a stream in one format, and what belongs to it.
-
-    Args:
-        name: of the stream.
-        wire_format: how its messages go over the wire.
-        cache: bounds of the GOP cache.
-        flush_interval_s: of the fan-outs.
-        flush_adaptive: whether the fan-outs may flush sooner where that costs little.
-        viewers_log: the log of the viewers, where those who follow this one are other servers of ours: they are sent
-            what came no more often than the viewers here, for theirs wait as long. None: they are viewers.
-    """
+    """The log of a stream in one format, and what belongs to it."""
 
     __slots__ = ("_ahead", "fanouts", "for_links", "headers", "log", "published", "viewers", "wire_format")
 
@@ -201,22 +173,7 @@ class WireLog:
         leading: bool = False,
         ahead: bool | None = None,
     ) -> None:
-        """Publish one message.
-
-        Args:
-            type_id: RTMP message type.
-            timestamp: in ms.
-            payload: the body.
-            message_class: its class.
-            now: time in seconds.
-            header_key: the place of a header among those that go before each key frame to viewers who start there.
-            leading: of a picture, see `flowctl.outgoing.streamlog.Entry`.
-            ahead: whether those who start at the next key frame get it as well, before that. False: neither this nor
-                what was kept so far. None: what was kept so far.
-
-        Raises:
-            LimitExceededError: a header was published, but is not kept, see `Headers.keep`.
-        """
+        """Publish one message."""
         wire = self.wire_format.serialise(type_id, timestamp, payload)
         if not wire:
             return

@@ -68,13 +68,8 @@ class CrowdSettings:
     """What the peers of a crowd have in common.
 
     Args:
-        target: where to connect to.
-        urls: of the streams, by index.
         spread_addresses: whether each peer has its own source address.
-        connect_timeout_s: to connect and shake hands.
         began: start of the run on `time.monotonic`.
-        ends_s: planned end of the run, since its start.
-        seed: of what is random in attacks.
     """
 
     target: Target
@@ -92,14 +87,7 @@ def source_address(number: int) -> str:
 
 
 class Crowd:
-    """The viewers and attackers of one process.
-
-    Args:
-        reactor: of this thread.
-        settings: see there.
-        clocks: of the streams, by index.
-        on_row: told of each row when its peer has ended.
-    """
+    """The viewers and attackers of one process."""
 
     def __init__(
         self, reactor: Reactor, settings: CrowdSettings, clocks: list[StreamClock], on_row: Callable[[PeerResult], None]

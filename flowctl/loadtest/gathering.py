@@ -43,13 +43,7 @@ class _Figures:
 class Gathering:
     """The result of a run, as it grows.
 
-    Args:
-        plan: of the run.
-        url: without secrets.
-        on_sample: told of each sample. None: nobody is.
-
     Attributes:
-        result: as far as it has come.
         closed: the last second that became a sample.
         lost_publishers: rows of publishers of ours that ended before they were told to.
         server_gone: whether the server's process, where it is watched, has ended.
@@ -236,11 +230,7 @@ class Gathering:
     # -- the end
 
     def finish(self, done: list[dict[str, Any]]) -> RunResult:
-        """Return the whole result.
-
-        Args:
-            done: last words of the workers.
-        """
+        """Return the whole result."""
         result = self.result
         if self._began:
             result.duration_s = round(max(time.monotonic() - self._began, 0.0), 3)

@@ -45,10 +45,7 @@ class LoadPlan:
             more than one they are named ``stream-1``, ``stream-2`` and so on.
         source: FLV file to publish, again and again. None: a synthetic stream with numbered and stamped frames.
         bit_rate: of the synthetic stream, bits per second, audio included.
-        fps: of the synthetic stream.
-        key_interval_s: of the synthetic stream.
         key_frame_bytes: size of its key frames. None: by the bit rate.
-        disposable_every: every n-th of its frames is disposable; 0 none.
         ramp_s: time over which the viewers join, evenly.
         duration_s: time from the end of the ramp to the end of the run.
         until: ``duration``, or ``stream-end``: the run ends sooner when all viewers are gone.
@@ -58,13 +55,6 @@ class LoadPlan:
         measure_every: every n-th viewer of a profile is parsed, 1 all of them. None: as many as the processors of
             this machine can take beside the server.
         server_pid: process of the server, on this machine, to be watched with its children. None: none.
-        allow_remote: whether a server that is not on the loopback interface may be loaded.
-        connect_timeout_s: time to connect and shake hands.
-        command: the command line, for the result.
-        seed: of what is random in hostile profiles.
-
-    Raises:
-        ConfigError: a value is out of range; names the field, the value and what is allowed.
     """
 
     url: str
@@ -133,7 +123,6 @@ class LoadPlan:
         return self.streams or max(self.publishers, 1)
 
     def stream_name(self, name: str, index: int) -> str:
-        """Return the name of stream `index`, from 0, where the address names `name`."""
         return name if self.stream_count == 1 else f"{name}-{index + 1}"
 
     def worker_count(self, cores: int) -> int:
@@ -169,16 +158,7 @@ class LoadPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PeerOrder:
-    """What a worker is told about one peer.
-
-    Args:
-        number: in the run, from 0.
-        profile: with its parameters.
-        stream: index of its stream.
-        join_s: since the start of the run.
-        parsed: whether its messages are read, or discarded.
-        index: among the peers of its profile, from 0.
-    """
+    """What a worker is told about one peer."""
 
     number: int
     profile: str

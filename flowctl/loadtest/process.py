@@ -41,15 +41,8 @@ Said: TypeAlias = "tuple[WorkerProcess, dict[str, Any]]"
 class WorkerProcess:
     """One process.
 
-    Args:
-        orders: what it is to do.
-        inbox: where its messages go.
-
     Attributes:
-        orders: as given.
-        ready: whether it has started.
         done: its last message. None: it has not said it.
-        died: whether it ended without.
         cpu_s: its processor time, by its last word.
     """
 

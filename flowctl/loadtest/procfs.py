@@ -20,7 +20,6 @@ class ProcessFigures:
     Args:
         cpu_s: processor time so far, user and system.
         rss_bytes: resident memory; pages that several processes share are counted in each.
-        fds: open descriptors; 0 where they may not be counted.
     """
 
     cpu_s: float
@@ -56,7 +55,6 @@ def _one(pid: int) -> ProcessFigures | None:
 
 
 def figures_of(pid: int) -> ProcessFigures | None:
-    """Return the figures of a process with its children. None: there is no such process."""
     first = _one(pid)
     if first is None:
         return None
@@ -73,11 +71,6 @@ def figures_of(pid: int) -> ProcessFigures | None:
 
 
 def check_process(pid: int) -> ProcessFigures:
-    """Return the figures of a process that is to be watched.
-
-    Raises:
-        ConfigError: there is none, or this system has no /proc.
-    """
     figures = figures_of(pid)
     if figures is None:
         raise ConfigError(f"server_pid is {pid}: there is no such process", hint="it has to run on this machine")

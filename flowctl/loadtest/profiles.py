@@ -36,14 +36,7 @@ class Profile:
 
     Args:
         name: as written on the command line, without parameters.
-        kind: what sort of peer it is.
-        summary: one line.
-        explanation: what it does on the wire, and whom it resembles.
         parameters: how the parameters are written, "" for none; in brackets when they may be left out.
-        example: a text that can be given to ``--profile``.
-        expectation: what a sound server does about it.
-        alias: another name, "" for none.
-        over_http: whether it attacks HTTP, and not RTMP.
     """
 
     name: str
@@ -62,12 +55,10 @@ class ChosenProfile:
     """A profile with its parameters, as somebody asked for it.
 
     Args:
-        profile: the profile.
         text: name with parameters, without a share; the name of the peers in all results.
         values: the parameters in their units: seconds, bits per second, bytes.
         share: of all viewers, 0 to 1. None: no percentage was given.
         count: number of peers. None: no number was given.
-        trace: of ``trace@FILE``. None for all others.
     """
 
     profile: Profile
@@ -247,11 +238,7 @@ def _hostile_profiles() -> list[Profile]:
 
 
 def parse_profile(text: str) -> ChosenProfile:
-    """Return the profile that `text`, ``NAME[@PARAMETERS][:SHARE]``, asks for.
-
-    Raises:
-        ConfigError: there is no such profile, or its parameters or its share are wrong.
-    """
+    """Return the profile that `text`, ``NAME[@PARAMETERS][:SHARE]``, asks for."""
     share: float | None = None
     count: int | None = None
     head = text.strip()
@@ -304,15 +291,7 @@ def _named(name: str, text: str) -> Profile:
 
 
 def parse_crowd(texts: Sequence[str], viewers: int) -> dict[str, int]:
-    """Return how many viewers of each profile make up a crowd of `viewers`; healthy ones fill it up.
-
-    Args:
-        texts: profiles with shares, or numbers; one without either takes what the others leave over.
-        viewers: 1 or more.
-
-    Raises:
-        ConfigError: a profile is wrong, two have the same name, or they add up to more than there are viewers.
-    """
+    """Return how many viewers of each profile make up a crowd of `viewers`; healthy ones fill it up."""
     choices = [parse_profile(text) for text in texts]
     counts: dict[str, int] = {}
     rest: ChosenProfile | None = None

@@ -51,14 +51,6 @@ def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) 
 
     Ctrl-C and SIGTERM end it early and in order, with the results so far (`RunResult.interrupted`), where this is
     called from the main thread.
-
-    Args:
-        plan: what to do.
-        on_sample: told about once a second, from this thread.
-
-    Raises:
-        ConfigError: the plan cannot be carried out here: a remote address, too few descriptors, no such process.
-        BrokenError: the host is unknown, or a publisher of ours was not let publish.
     """
     url, target = resolve(plan.url, allow_remote=plan.allow_remote)
     _check_attacks(plan, over_http=url.scheme != "rtmp")
@@ -128,11 +120,7 @@ class _Run:
         self._interrupted = True
 
     def check_source(self) -> None:
-        """Look at what is to be published before anything starts.
-
-        Raises:
-            ConfigError: the file is none that can be published, or the bit rate too low for the frames wanted.
-        """
+        """Look at what is to be published before anything starts."""
         plan = self._plan
         if plan.publishers and plan.source is not None:
             check_has_media(FlvFile(plan.source), plan.source)
@@ -235,7 +223,6 @@ class _Run:
             gathering.result.failure = self._failure(time.monotonic() - began)
 
     def _nothing_left(self, now: float) -> bool:
-        """Return whether nothing is left to be measured."""
         gathering = self._gathering
         if all(worker.over for worker in self._viewing) or gathering.deserted:
             return True
@@ -350,11 +337,7 @@ def _shares(orders: list[PeerOrder], workers: int) -> list[list[PeerOrder]]:
 
 
 def _check_attacks(plan: LoadPlan, *, over_http: bool) -> None:
-    """See that attacks on RTMP go to an address of RTMP, and those on HTTP to one of HTTP.
-
-    Raises:
-        ConfigError: one does not.
-    """
+    """See that attacks on RTMP go to an address of RTMP, and those on HTTP to one of HTTP."""
     for name in plan.profiles:
         chosen = parse_profile(name).profile
         if chosen.kind is PeerKind.HOSTILE and chosen.over_http is not over_http:

@@ -35,16 +35,7 @@ def _is_loopback(address: tuple[Any, ...]) -> bool:
 
 
 def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
-    """Return the address of the stream, and where to connect to.
-
-    Args:
-        text: ``rtmp://host/app/stream``, or ``http://`` and ``ws://`` with ``.flv`` behind.
-        allow_remote: whether anything but the loopback interface will do.
-
-    Raises:
-        ConfigError: it is no address of a stream, or not of this machine although it has to be.
-        BrokenError: its host is unknown.
-    """
+    """Return the address of the stream, and where to connect to."""
     url = parse_address(text, SCHEMES)
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
@@ -78,14 +69,7 @@ def _answers(family: int, address: tuple[Any, ...]) -> bool:
 
 
 def check_descriptors(wanted: int) -> None:
-    """Raise the limit on descriptors as far as needed; the workers inherit it.
-
-    Args:
-        wanted: sockets of the process that has most of them.
-
-    Raises:
-        ConfigError: more are wanted than this process may have.
-    """
+    """Raise the limit on descriptors as far as needed; the workers inherit it."""
     needed = wanted + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= max(needed, _GENEROUS_DESCRIPTORS):

@@ -50,22 +50,11 @@ class Orders:
     """What a worker has to do.
 
     Args:
-        role: ``viewers`` or ``publishers``.
-        family: of the address.
-        address: of the server, resolved.
         urls: of the streams; they may hold secrets, which is why orders come by a pipe.
         peers: viewers: as `PeerOrder.as_list`. Publishers: indices of streams.
-        spread_addresses: see `LoadPlan`.
-        connect_timeout_s: see `LoadPlan`.
-        ends_s: planned end, since the begin.
         source: file to publish. None: synthetic.
         bit_rate: synthetic: bits per second, audio included.
-        fps: synthetic.
-        key_interval_s: synthetic.
         key_frame_bytes: synthetic. None: by the bit rate.
-        disposable_every: synthetic.
-        own_source: whether what is played is our own synthetic source.
-        seed: see `LoadPlan`.
     """
 
     role: str
@@ -106,13 +95,7 @@ def say(**values: Any) -> None:
 
 
 class Worker:
-    """One process of a run.
-
-    Args:
-        orders: what to do.
-        reactor: of this thread.
-        told: octets of input that came right behind the orders.
-    """
+    """One process of a run."""
 
     def __init__(self, orders: Orders, reactor: Reactor, told: bytes = b"") -> None:
         self._orders = orders

@@ -17,12 +17,7 @@ from flowctl.loop.faults import as_exception
 
 
 class Coroutines:
-    """The running coroutines of one session.
-
-    Args:
-        failed: told of every end but a return, with the handler's name: an exception, or CancelledError where it was
-            not `cancel` that cancelled it. Called on the thread of the coroutine's loop.
-    """
+    """The running coroutines of one session."""
 
     __slots__ = ("_cancelled", "_failed", "_over", "_tasks")
 
@@ -40,15 +35,7 @@ class Coroutines:
         then: Callable[[], object] | None = None,
         offered_bytes: int = 0,
     ) -> None:
-        """Run `coroutine` on `loop`, whose thread is the caller's.
-
-        Args:
-            loop: of the group.
-            coroutine: of the handler.
-            where: name of the handler.
-            then: called after it has returned.
-            offered_bytes: what a coroutine of `received` was given, all of which it must take. 0: it is another.
-        """
+        """Run `coroutine` on `loop`, whose thread is the caller's."""
         task = loop.create_task(_run(coroutine, offered_bytes))
         if self._tasks is None:
             self._tasks = set()
@@ -98,11 +85,7 @@ def _ignore(where: str, error: BaseException) -> None:
 
 
 async def _run(coroutine: Coroutine[Any, Any, Any], offered_bytes: int) -> None:
-    """Await `coroutine`.
-
-    Raises:
-        InternalError: it is of `received` and left something of the `offered_bytes`.
-    """
+    """Await `coroutine`."""
     try:
         answer = await coroutine
     except (SystemExit, KeyboardInterrupt) as error:  # a loop would let these two out, and end

@@ -51,13 +51,7 @@ class _Entry:
 
 
 class Deadlines:
-    """One deadline per owner, run in order of time.
-
-    Args:
-        arm: asks that `run_due` be called at a time (same clock as `set`), instead of at the time asked for before.
-            Only called for an earlier time than the one asked for, or when none is asked for.
-        on_error: told of exceptions of `deadline_due`, which do not stop the others. None: `log_error`.
-    """
+    """One deadline per owner, run in order of time."""
 
     __slots__ = ("_arm", "_armed_at", "_dead", "_entries", "_heap", "_number", "_on_error", "thread_id")
 
@@ -76,13 +70,6 @@ class Deadlines:
         """Have ``owner.deadline_due(now)`` called at `when`, instead of at any time set before.
 
         O(1) when moved to the same or a later time, O(log n) otherwise; it may be called any number of times.
-
-        Args:
-            owner: kept alive until the deadline or `remove`.
-            when: seconds on the group's clock. In the past: as soon as possible, but not within this call.
-
-        Raises:
-            LocalProtocolError: `when` is infinite or not a number, or this is not the owning thread.
         """
         self._check_thread()
         if not isfinite(when):
@@ -103,14 +90,7 @@ class Deadlines:
             self._arm(when)
 
     def remove(self, owner: DeadlineOwner) -> bool:
-        """Forget the deadline of `owner`; on return it will not be called, not even by a run in progress.
-
-        Returns:
-            True if one was set.
-
-        Raises:
-            LocalProtocolError: this is not the owning thread.
-        """
+        """Forget the deadline of `owner`; on return it will not be called, not even by a run in progress."""
         self._check_thread()
         entry = self._entries.pop(id(owner), None)
         if entry is None:
@@ -128,12 +108,6 @@ class Deadlines:
         A deadline that is set during the run is not called by it, whatever its time: an owner that always sets the
         present time cannot hold up the loop. At most `MAX_PLACES_PER_RUN` places are looked at; the rest is asked
         for at once.
-
-        Args:
-            now: seconds on the clock of `set`.
-
-        Returns:
-            How many owners were called.
         """
         self._armed_at = inf
         called = 0

@@ -21,12 +21,7 @@ _log = logging.getLogger("flowctl.loop")
 
 
 def log_error(where: str, error: Exception) -> None:
-    """Write `error` with its traceback to the standard logger ``flowctl.loop``: the default error hook.
-
-    Args:
-        where: what was being done, for example ``"job 'flush'"``.
-        error: what it raised.
-    """
+    """Write `error` with its traceback to the standard logger ``flowctl.loop``: the default error hook."""
     _log.error("%s failed", where, exc_info=error)
 
 

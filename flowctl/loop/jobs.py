@@ -28,9 +28,6 @@ class Purpose:
 
     Jobs are found by the purpose itself, an object, and not by its name: whatever an application calls its own jobs,
     they are never taken for another's.
-
-    Args:
-        name: for reports.
     """
 
     __slots__ = ("name",)

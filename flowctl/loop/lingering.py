@@ -32,14 +32,7 @@ _TURN_BYTES: Final = 64 * 1024
 
 
 class Lingering:
-    """A socket between the end of its connection and its close; a deadline owner. The thread of its group.
-
-    Args:
-        sock: the end of whose output has been sent.
-        group: whose thread it is on.
-        over: called once, when the socket is to be closed, with whether to reset it: the peer does not read.
-        patient_until: before this time of the group's clock it is no sign that nothing moves.
-    """
+    """A socket between the end of its connection and its close; a deadline owner. The thread of its group."""
 
     __slots__ = ("_discarded_bytes", "_group", "_over", "_patient_until", "_peer_done", "_seen", "_sock", "_until")
 

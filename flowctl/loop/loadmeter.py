@@ -37,12 +37,7 @@ STRAIN_S: Final = 3.0
 
 
 class LoadMeter:
-    """Busy fraction, turns and longest turn of one thread.
-
-    Args:
-        now: seconds, when measuring begins.
-        processor_time: returns the processor time, user and system, of the calling thread in seconds.
-    """
+    """Busy fraction, turns and longest turn of one thread."""
 
     __slots__ = (
         "_busy_s",

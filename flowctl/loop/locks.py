@@ -50,10 +50,6 @@ class OwnedLock(_RLock):
     owned = _RLock._is_owned  # noqa: SLF001  (our own base class)
 
     def assert_owned(self) -> None:
-        """Do nothing if the calling thread holds this lock; the first line of every ``x_locked`` method.
-
-        Raises:
-            InternalError: it does not: a bug of ours that would otherwise be a rare, unexplained corruption.
-        """
+        """Do nothing if the calling thread holds this lock; the first line of every ``x_locked`` method."""
         if not self._is_owned():
             raise InternalError("a method that needs its lock was called by a thread that does not hold it")

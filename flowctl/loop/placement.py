@@ -38,11 +38,7 @@ class Placement(Generic[_P]):
 
 
 class Placements(Generic[_P]):
-    """The placements on one group, from when it runs until it stops. Any thread.
-
-    Args:
-        group: its name, for errors.
-    """
+    """The placements on one group, from when it runs until it stops. Any thread."""
 
     __slots__ = ("_by_id", "_closed", "_group", "_lock", "_weight")
 
@@ -54,12 +50,7 @@ class Placements(Generic[_P]):
         self._closed = False  # guarded by _lock
 
     def enter(self, placement: Placement[_P]) -> None:
-        """Enter `placement`, so that it counts for placing others before it is attached.
-
-        Raises:
-            LocalProtocolError: the pollable is here already.
-            ClosedError: after `close`.
-        """
+        """Enter `placement`, so that it counts for placing others before it is attached."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"poll group {self._group!r} is stopping: nothing is placed on it any more")
@@ -69,7 +60,6 @@ class Placements(Generic[_P]):
             self._weight += placement.weight
 
     def find(self, pollable: _P) -> Placement[_P] | None:
-        """Return the placement of `pollable`. None: it is not here."""
         with self._lock:
             return self._by_id.get(id(pollable))
 

@@ -108,7 +108,6 @@ class LineFigures(NamedTuple):
         retransmits: times that the oldest data was sent again since an acknowledgement of anything new.
         probes: probes of a closed window since the peer's kernel was heard.
         backoff: how often the wait before the next of either has doubled.
-        unacked_segments: sent and not acknowledged.
         heard_ms: since the last acknowledgement came.
         rtt_us: smoothed round-trip time.
         window_bytes: what the peer's kernel has said that it has room for, at most; what is under way counts as taken.

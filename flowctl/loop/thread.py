@@ -37,14 +37,7 @@ def default_loop_factory() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """A loop and its thread, which runs until `stop`: whatever a task raises or does to the loop, the others go on.
-
-    Args:
-        name: of the thread.
-        loop: not running; it belongs to the thread from `start` on, which closes it at the end.
-        on_end: called on the thread when the loop has stopped for good and is about to be closed.
-        on_error: told of what escapes from the loop.
-    """
+    """A loop and its thread, which runs until `stop`: whatever a task raises or does to the loop, the others go on."""
 
     __slots__ = ("_ending", "_on_end", "_on_error", "_thread", "end_at", "loop", "thread_id")
 
@@ -61,11 +54,6 @@ class LoopThread:
         self._thread: Final = threading.Thread(target=self._main, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread and return when its loop runs.
-
-        Raises:
-            InternalError: it does not within 10 s.
-        """
         running = threading.Event()
         self.loop.call_soon(running.set)
         self._thread.start()

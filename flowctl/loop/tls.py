@@ -50,13 +50,7 @@ _AGAIN: Final = "the socket is not ready"
 class TlsSocket(socket.socket):
     """One end of a connection with TLS; made by `with_tls`. Reading on one thread, writing on any.
 
-    Args:
-        sock: connected; its descriptor is taken over.
-        context: a server's, or with `host` a client's.
-        host: name that the server's certificate must have. None: this is the server's end.
-
     Attributes:
-        server_side: whether this is the server's end.
         established: the handshake is done. The reading thread.
         read_wants_write: reading goes on when the socket is writable. The reading thread.
         write_waits: somebody wants to write as soon as that goes; set by its connection.
@@ -86,7 +80,6 @@ class TlsSocket(socket.socket):
 
     @classmethod
     def of(cls, sock: socket.socket) -> Self | None:
-        """Return `sock` if it speaks TLS."""
         return sock if isinstance(sock, cls) else None
 
     @property
@@ -97,13 +90,7 @@ class TlsSocket(socket.socket):
     # -- reading
 
     def recv_into(self, buffer: Buffer, nbytes: int | None = None, flags: int = 0) -> int:
-        """Read, after the handshake where that is not done yet; 0 at the end of the stream.
-
-        Raises:
-            BlockingIOError: nothing more can be done now.
-            RemoteProtocolError: what came is no TLS, or wrong.
-            OSError: the connection is broken.
-        """
+        """Read, after the handshake where that is not done yet; 0 at the end of the stream."""
         del flags
         if self._raw:  # thrown away
             if socket.socket.recv_into(self, buffer, nbytes or 0):
@@ -134,12 +121,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _read_locked(self, buffer: Buffer, size: int) -> int:
-        """Decrypt what is there, after one read of the kernel's where there is nothing.
-
-        Raises:
-            ssl.SSLWantReadError: there is nothing yet.
-            BlockingIOError: the kernel has nothing, or does not take what has to go before reading goes on.
-        """
+        """Decrypt what is there, after one read of the kernel's where there is nothing."""
         self._tls_lock.assert_owned()
         fed = False
         while True:
@@ -200,11 +182,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _look(self) -> bool:
-        """See by the first octet whether the peer speaks TLS at all; return False where it has ended its stream.
-
-        Raises:
-            RemoteProtocolError: it does not, and what it speaks instead.
-        """
+        """See by the first octet whether the peer speaks TLS at all; return False where it has ended its stream."""
         first = socket.socket.recv(self, 1, socket.MSG_PEEK)
         self._looked = True
         if not first:
@@ -230,12 +208,7 @@ class TlsSocket(socket.socket):
     # -- writing
 
     def send(self, data: Buffer, flags: int = 0) -> int:
-        """Write as much as goes; what is kept here counts as written.
-
-        Raises:
-            BlockingIOError: nothing can be written now.
-            OSError: the connection is broken, or our end of the stream has been said.
-        """
+        """Write as much as goes; what is kept here counts as written."""
         del flags
         with self._tls_lock:
             if self._raw:
@@ -285,11 +258,7 @@ class TlsSocket(socket.socket):
         return self.send(b"".join(joined))
 
     def push(self) -> bool:
-        """Offer what is kept again; return whether nothing is kept any more.
-
-        Raises:
-            OSError: the connection is broken.
-        """
+        """Offer what is kept again; return whether nothing is kept any more."""
         with self._tls_lock:
             return self._ready_locked()
 
@@ -350,16 +319,7 @@ class TlsSocket(socket.socket):
 
 
 def with_tls(sock: socket.socket, context: ssl.SSLContext, *, host: str | None = None) -> TlsSocket:
-    """Return the socket with TLS that takes the place of `sock`; nothing is sent or read yet.
-
-    Args:
-        sock: connected; must not be used any more.
-        context: a server's, or with `host` a client's.
-        host: name that the server's certificate must have. None: this is the server's end.
-
-    Raises:
-        OSError: the peer has gone; `sock` is closed.
-    """
+    """Return the socket with TLS that takes the place of `sock`; nothing is sent or read yet."""
     sock.setblocking(False)
     try:
         sock.getpeername()

@@ -297,14 +297,8 @@ class _LoopPoller:
 class _Watch:
     """One descriptor that is watched.
 
-    Args:
-        source: what was watched first; finds the number of a socket that was closed since.
-        inode: of a bare number, to tell it from the next file with that number; 0 where `source` tells.
-
     Attributes:
-        input: called when there is what `reads` says.
         reads: input, input that may wait, or the peer's end. Only one of them: who reads sees the end.
-        output: called when it is writable.
     """
 
     __slots__ = ("inode", "input", "output", "reads", "source")
@@ -318,7 +312,6 @@ class _Watch:
 
     @property
     def wanted(self) -> int:
-        """What is watched."""
         found = 0 if self.input is None else self.reads
         return found if self.output is None else found | _OUTPUT
 
@@ -329,15 +322,7 @@ class _Watch:
 
 
 class FdWatches:
-    """The descriptors watched on one loop; only for that loop's thread.
-
-    Args:
-        loop: has `add_reader` and its kin.
-        clock: monotonic seconds.
-        processor_share: returns the thread's processor time over the time its handlers took, 0 to 1.
-        run: called with the callback, and its arguments, when a descriptor is ready; the group times and guards it.
-        on_error: told when a descriptor was closed while it was watched.
-    """
+    """The descriptors watched on one loop; only for that loop's thread."""
 
     __slots__ = ("_clock", "_loop", "_on_error", "_poller", "_run", "_share", "_watches")
 
@@ -365,23 +350,11 @@ class FdWatches:
 
         With `gather` it is called up to `GATHER_S` later while much is read that may wait; with `alone` the loop
         itself watches it.
-
-        Raises:
-            ClosedError: `source` is closed.
         """
         self._read(source, callback, _ALONE if alone else _GATHERED if gather else _INPUT)
 
     def watch_end(self, source: int | HasFileno, callback: Callable[[bool], Any]) -> None:
-        """Watch `source` for the peer's end instead of for input; else as `watch_input`, which replaces it.
-
-        Args:
-            source: what is not read at present.
-            callback: called once with False when the peer has ended its stream, and once with True when nothing
-                passes any more in either direction, after which `source` is not watched for its end.
-
-        Raises:
-            ClosedError: `source` is closed.
-        """
+        """Watch `source` for the peer's end instead of for input; else as `watch_input`, which replaces it."""
         self._read(source, callback, _ENDED | _BROKEN)
 
     def _read(self, source: int | HasFileno, callback: Callable[..., Any], reads: int) -> None:
@@ -399,9 +372,6 @@ class FdWatches:
         """Stop watching `source` for input, or for the peer's end; its callback does not run any more.
 
         Call it before the socket is closed. What is not watched, or closed: no error.
-
-        Returns:
-            True if it was watched.
         """
         fd = self._number(source)
         watch = self._watches.get(fd)
@@ -495,11 +465,6 @@ class FdWatches:
         return fd, watch
 
     def _want(self, fd: int, source: int | HasFileno, before: int, after: int) -> None:
-        """Have `fd` watched for `after`.
-
-        Raises:
-            ClosedError: it cannot be.
-        """
         if before == after:
             return
         try:
@@ -515,7 +480,6 @@ class FdWatches:
             raise ClosedError(f"cannot watch descriptor {fd}: {error}") from error
 
     def _release(self, fd: int, watch: _Watch, before: int) -> None:
-        """Have `fd` watched for less than `before`."""
         if not watch.wanted:
             del self._watches[fd]
         self._lessen(fd, watch, before)

@@ -108,7 +108,6 @@ class Overrun(NamedTuple):
 
     Attributes:
         error: names the limit, the share that was measured and the one allowed.
-        resumes_at: when it may go on, in seconds.
         begins: it was within its share before, so this is to be counted and told.
         ends: it has been over its share for so long that its connection is to be ended.
     """
@@ -131,17 +130,7 @@ _NO_EPISODES: Final = _Episodes(0, _NEVER, _NEVER)
 
 
 class AddressWork:
-    """What the connections of one address do on one thread.
-
-    Args:
-        limits: see there.
-        call_next_turn: calls back at the beginning of the thread's next turn.
-        now: seconds.
-
-    Attributes:
-        accounts: of its connections on this thread.
-        turn_s: work that it did in this turn of the loop.
-    """
+    """What the connections of one address do on one thread."""
 
     __slots__ = (
         "_armed",
@@ -193,11 +182,9 @@ class AddressWork:
             self._left_s, self._left_at = self.left_s(now) + account.recent_s(now), now
 
     def left_s(self, now: float) -> float:
-        """Return what those did that have left, in seconds of work."""
         return self._left_s * exp((self._left_at - now) / MEMORY_S)
 
     def slows(self, account: WorkAccount, now: float) -> bool:
-        """Return whether `account`, of this address, is one of those to slow while the address is over its share."""
         if account.recent_s(now) <= _LIGHT_S:
             return False
         sums = [other.recent_s(now) for other in self.accounts]
@@ -214,13 +201,7 @@ class AddressWork:
 class WorkAccount:
     """What one connection does.
 
-    Args:
-        limits: see there.
-        now: seconds.
-
     Attributes:
-        limits: as given.
-        work_s: work in all, in seconds.
         address: that of its address on the thread where it lives. None: it is on no thread.
     """
 
@@ -305,9 +286,6 @@ class WorkBook:
     A handshake is a millisecond of arithmetic that anybody may ask for without having said who he is, from any number
     of addresses. Those for which there is no time left in a turn wait in the kernel for the next.
 
-    Args:
-        call_next_turn: calls back at the beginning of the thread's next turn.
-
     Attributes:
         turn_ends_at: when the input that is being treated has had the thread for `TURN_S`, in seconds.
     """
@@ -350,7 +328,6 @@ class WorkBook:
         return self._handshakes_s >= HANDSHAKES_TURN_S
 
     def handshake(self, took_s: float) -> None:
-        """Note work on a handshake."""
         if not self._handshakes_s:
             self._call_next_turn(self._next_turn)
         self._handshakes_s += took_s

@@ -35,7 +35,6 @@ class BitWriter:
         return self.ue(2 * value - 1 if value > 0 else -2 * value)
 
     def append(self, other: BitWriter) -> BitWriter:
-        """Append what another one has; returns self."""
         return self.u(other._value, other._bits)
 
     def align(self) -> BitWriter:

@@ -40,11 +40,6 @@ def squares_at(time_s: float, columns: int, rows: int) -> dict[int, int]:
     """Return the picture of a moment of the stream: the steps of the squares that are not of the background.
 
     It changes ten times a second; in between the same object is returned, which is not to be changed.
-
-    Args:
-        time_s: since the stream began; the clock begins anew each 100 minutes.
-        columns: squares across, `LEAST_COLUMNS` or more.
-        rows: squares down, `LEAST_ROWS` or more.
     """
     return _picture(int(time_s * 10 + 1e-6), columns, rows)
 

@@ -57,9 +57,6 @@ class SampleRecipe:
         b_frames: most B-frames in a row, 0 to 8; they are disposable and have composition times. Not with baseline.
         profile: of H.264; ignored for HEVC, which is always Main.
         codec: ``h264`` (classic FLV) or ``hevc`` (Enhanced RTMP, FourCC ``hvc1``; FFmpeg 6.1 or newer with libx265).
-
-    Raises:
-        ConfigError: a value is outside its range.
     """
 
     seconds: float = 10.0
@@ -143,15 +140,7 @@ class SampleRecipe:
 
 
 def find_ffmpeg(ffmpeg: str | os.PathLike[str] | None = None) -> Path:
-    """Return the FFmpeg program to use.
-
-    Args:
-        ffmpeg: program or path to take; None looks in FLOWCTL_FFMPEG, the PATH and imageio-ffmpeg.
-
-    Raises:
-        FlowctlError: there is none, or the one that was named explicitly cannot be run. A wrong explicit name is an
-            error and does not fall back to another program: a program named there is the one that is wanted.
-    """
+    """Return the FFmpeg program to use."""
     for source, named in (("ffmpeg", ffmpeg), (FFMPEG_VARIABLE, os.environ.get(FFMPEG_VARIABLE))):
         if named:
             found = shutil.which(os.fspath(named))
@@ -188,20 +177,7 @@ def ensure_sample(
     ffmpeg: str | os.PathLike[str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Path:
-    """Make sure that there is a sample and return where; runs FFmpeg unless a file with this recipe is there.
-
-    Args:
-        path: the file, or a directory (without the suffix ``.flv``), in which the file is named after the recipe.
-            Missing directories are made. A file made by another recipe is replaced.
-        recipe: what is wanted; None is the default recipe.
-        seconds: length, in place of the recipe's.
-        ffmpeg: see `find_ffmpeg`. Not looked for when the file is there.
-        timeout_s: longest run of FFmpeg.
-
-    Raises:
-        ConfigError: `seconds` is outside its range.
-        FlowctlError: no FFmpeg, or it lacks the encoder, failed or took too long. No file is left behind.
-    """
+    """Make sure that there is a sample and return where; runs FFmpeg unless a file with this recipe is there."""
     wanted = recipe or SampleRecipe()
     if seconds is not None:
         wanted = dataclasses.replace(wanted, seconds=seconds)

@@ -61,16 +61,7 @@ def has_slot(payload: bytes | memoryview) -> bool:
 
 
 def stamp(payload: bytes | memoryview, sequence: int, time_us: int) -> bytes:
-    """Return `payload` with this sequence number and time in its slot, otherwise the same octets.
-
-    Args:
-        payload: body of a synthetic audio or video frame (not a sequence header or metadata).
-        sequence: 0 to 2^32 - 1.
-        time_us: microseconds, usually of the wall clock since 1970, 0 to 2^63 - 1.
-
-    Raises:
-        LocalProtocolError: there is no slot, or a number does not fit.
-    """
+    """Return `payload` with this sequence number and time in its slot, otherwise the same octets."""
     at = _numbers_at(payload)
     if not at:
         raise LocalProtocolError("payload has no slot for a stamp: only synthetic audio and video frames have one")

@@ -64,9 +64,6 @@ class SyntheticSource:
         start_timestamp: of the first frames in milliseconds, 0 to 2^32 - 1; timestamps wrap at 2^32.
         width: pixels, even. The picture has few pixels by default, so that small bit rates stay possible.
         height: pixels, even.
-
-    Raises:
-        ConfigError: a value is outside its range, or the bit rate is too low for the smallest legal frames.
     """
 
     video_bit_rate: int = 2_500_000
@@ -113,7 +110,6 @@ class SyntheticSource:
 
     @property
     def key_interval_frames(self) -> int:
-        """Frames from key frame to key frame, 1 or more."""
         return max(1, round(self.fps * self.key_interval_s))
 
     def __iter__(self) -> Iterator[FlvTag]:
@@ -121,11 +117,7 @@ class SyntheticSource:
         return self.tags()
 
     def tags(self, duration_s: float | None = None) -> Iterator[FlvTag]:
-        """Iterate over the tags from the start.
-
-        Args:
-            duration_s: leave out frames that begin at or after this many seconds; None never ends.
-        """
+        """Iterate over the tags from the start."""
         yield from self.headers()
         rng = random.Random(self.seed)
         end_ms = float("inf") if duration_s is None else duration_s * 1000

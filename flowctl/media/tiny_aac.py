@@ -27,11 +27,7 @@ _MAX_ELEMENT_DATA: Final = 254  # one more needs a second length octet
 
 
 def audio_specific_config(sample_rate: int) -> bytes:
-    """Return the AudioSpecificConfig of AAC-LC stereo: 2 octets.
-
-    Raises:
-        ConfigError: `sample_rate` (Hz) is none of `SAMPLE_RATES`.
-    """
+    """Return the AudioSpecificConfig of AAC-LC stereo: 2 octets."""
     if sample_rate not in SAMPLE_RATES:
         raise ConfigError(f"sample_rate {sample_rate} is not one of {', '.join(map(str, SAMPLE_RATES))}")
     return BitWriter().u(_AAC_LC, 5).u(SAMPLE_RATES.index(sample_rate), 4).u(_STEREO, 4).u(0, 3).to_bytes()

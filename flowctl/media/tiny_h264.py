@@ -76,18 +76,7 @@ _CODES: Final = {
 
 
 class TinyH264:
-    """Parameter sets and pictures of one video.
-
-    Args:
-        width: pixels, even, 16 to 4096.
-        height: pixels, even, 16 to 4096; at most 36,864 macroblocks together.
-        fps: frames per second, told in the parameter sets.
-        bit_rate: bits per second; decides the level that is announced, nothing else.
-        background: of squares that a picture does not name, in steps.
-
-    Raises:
-        ConfigError: a dimension is outside its range.
-    """
+    """Parameter sets and pictures of one video."""
 
     def __init__(self, width: int, height: int, fps: float, bit_rate: int, background: int = GREY) -> None:
         for field, value in (("width", width), ("height", height)):
@@ -126,12 +115,7 @@ class TinyH264:
         )
 
     def intra_slice(self, idr_pic_id: int, squares: Squares = MappingProxyType({})) -> bytes:
-        """Return the slice NAL unit of an IDR picture.
-
-        Args:
-            idr_pic_id: 0 to 65535; consecutive IDR pictures must have different ones (7.4.3).
-            squares: what it shows.
-        """
+        """Return the slice NAL unit of an IDR picture."""
         bits = BitWriter().ue(0).ue(7).ue(0)  # first macroblock, slice type "all slices are I", parameter set
         bits.u(0, _FRAME_NUM_BITS).ue(idr_pic_id).u(0, _ORDER_BITS)
         bits.u(0, 2)  # output earlier pictures, not a long-term reference
@@ -144,15 +128,7 @@ class TinyH264:
     def predicted_slice(
         self, index: int, references_before: int, before: Squares, squares: Squares, *, reference: bool
     ) -> bytes:
-        """Return the slice NAL unit of a picture that shows what has changed since the last reference picture.
-
-        Args:
-            index: pictures since the IDR picture, 1 or more.
-            references_before: reference pictures among them, the IDR picture included: the frame number.
-            before: what the last reference picture shows.
-            squares: what this one shows.
-            reference: False makes it disposable (nal_ref_idc 0).
-        """
+        """Return the slice NAL unit of a picture that shows what has changed since the last reference picture."""
         bits = BitWriter().ue(0).ue(5).ue(0)  # first macroblock, slice type "all slices are P", parameter set
         bits.u(references_before % (1 << _FRAME_NUM_BITS), _FRAME_NUM_BITS)
         bits.u(2 * index % (1 << _ORDER_BITS), _ORDER_BITS)
@@ -223,10 +199,5 @@ def filler(size: int) -> bytes:
 
 
 def user_data(body: bytes) -> bytes:
-    """Return a NAL unit with one unregistered user data message (Annex D.1.7).
-
-    Args:
-        body: 16 octets of identifier, then the data; at most 254 octets, with no two octets 0 in a row, so that nothing
-            has to be escaped and every octet stays at its place.
-    """
+    """Return a NAL unit with one unregistered user data message (Annex D.1.7)."""
     return bytes((NAL_SEI, 5, len(body))) + body + b"\x80"

@@ -47,15 +47,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Arrived:
-    """A message that arrived.
-
-    Args:
-        incarnation: of its sender; 0: not known.
-        message_id: as in its header.
-        extension: what came with it. None: nothing.
-        size_bytes: of all its frames.
-        item: the owner's.
-    """
+    """A message that arrived."""
 
     incarnation: int
     message_id: int
@@ -70,11 +62,7 @@ class Arrived:
 
 
 class HeldRoom:
-    """Room for the messages that are held back, of all peers of a messenger.
-
-    Attributes:
-        left_bytes: octets that are free.
-    """
+    """Room for the messages that are held back, of all peers of a messenger."""
 
     __slots__ = ("left_bytes",)
 
@@ -84,9 +72,6 @@ class HeldRoom:
 
 class Arrivals:
     """What arrived from one peer.
-
-    Args:
-        room: shared with the other peers of a messenger. None: it has one of its own.
 
     Attributes:
         incarnation: of the peer's present life; None: nothing has arrived.

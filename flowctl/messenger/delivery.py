@@ -82,11 +82,7 @@ class Outgoing:
     """A message on its way.
 
     Args:
-        message_id: its number among all of this messenger.
         source_callback: id of our callback for the response; 0: none.
-        destination_callback: id of the peer's callback.
-        body: text or octets after the header.
-        payload: further frames.
         ordered: whether it is handled after all earlier ordered ones to this peer.
         deadline: seconds on the caller's clock at which it is given up; None: by attempts alone.
         target: incarnation of the peer whose callback is meant; 0: not known.
@@ -123,16 +119,8 @@ class Outgoing:
 class Delivery:
     """What is under way to one peer. Not locked: its owner sees to that.
 
-    Args:
-        settings: window, retries.
-        rng: for the jitter of retries.
-        now: seconds on the caller's clock, as in all methods.
-        next_sequence: number of the next message, 1 or more, and more than any that a message to this peer has had.
-        durable: a message goes after its `release` only, once it is on the disk.
-
     Attributes:
         announced: the peer understands the extension. None: it has said nothing yet.
-        size_bytes: of the unacknowledged messages.
         state: how much the peer can take, see above.
         retry_count: attempts after the first, of all messages.
         late_count: acknowledgements of messages that were not (any more) unacknowledged.
@@ -194,11 +182,7 @@ class Delivery:
     # --- inputs --------------------------------------------------------------------------------------------------
 
     def submit(self, message: Outgoing, now: float) -> None:
-        """Take a new message.
-
-        Raises:
-            BusyError: the window is used up.
-        """
+        """Take a new message."""
         if self.full(message.size_bytes):
             raise BusyError(
                 f"{len(self._unacknowledged)} messages of {self.size_bytes} bytes to this peer are unacknowledged; "

@@ -58,11 +58,7 @@ class Transaction:
         self._connection: Final = connection
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
-        """Run one statement; see `sqlite3.Connection.execute`.
-
-        Raises:
-            LocalProtocolError: it would begin or end a transaction.
-        """
+        """Run one statement; see `sqlite3.Connection.execute`."""
         if statement.lstrip()[:9].upper().startswith(_TRANSACTIONAL):
             raise LocalProtocolError(f"{short(statement)} in an effect: the store begins and ends transactions")
         return self._connection.execute(statement, tuple(values))

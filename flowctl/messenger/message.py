@@ -71,14 +71,8 @@ class Message:
     """A message that came.
 
     Args:
-        id: its number at its sender.
         source_callback_id: callback of the sender that a response may name; 0: it wants none.
-        destination_callback_id: callback of ours that it is for.
-        routing_id: identity of its sender.
-        message: the body.
-        payload: further frames.
         sender: who a response goes to, as `Messenger.send_message` takes it.
-        effects: see `apply`.
     """
 
     id: int
@@ -91,15 +85,7 @@ class Message:
     effects: list[Effect] | None = field(default=None, repr=False)
 
     def apply(self, effect: Effect) -> None:
-        """Have `effect` run in the transaction that notes this message as received: both are kept, or neither.
-
-        Args:
-            effect: called with the connection of the store, on the store's thread, once the handler has returned. If
-                it raises, the message counts as not received and comes again.
-
-        Raises:
-            LocalProtocolError: the messenger has no store, or acknowledges on receipt.
-        """
+        """Have `effect` run in the transaction that notes this message as received: both are kept, or neither."""
         if self.effects is None:
             raise LocalProtocolError("the messenger has no store, or acknowledges on receipt", hint="give open_store")
         self.effects.append(effect)
@@ -110,13 +96,9 @@ class Failure:
     """A message that was given up.
 
     Args:
-        message_id: its number.
-        to: who it was for.
         outcome: TIMEOUT: its deadline passed; REJECTED: all attempts were used, or the store refused it; WITHDRAWN:
             its connection was closed; SHUTDOWN: the messenger was stopped.
-        acknowledged: whether the peer had acknowledged it, and only the response is missing.
         message: the body; empty where it was acknowledged, it is not kept then.
-        payload: further frames; the same.
     """
 
     message_id: int

@@ -1546,11 +1546,7 @@ class Messenger:
 
 
 def check_identity(identity: str | bytes) -> bytes:
-    """Return an identity as octets.
-
-    Raises:
-        ConfigError: it is empty, longer than 255 octets, or begins with NUL, which ZeroMQ keeps for itself.
-    """
+    """Return an identity as octets."""
     octets = as_identity(identity)
     if not 0 < len(octets) <= MAX_IDENTITY_BYTES:
         raise ConfigError(f"an identity has 1 to {MAX_IDENTITY_BYTES} bytes, not {len(octets)}")

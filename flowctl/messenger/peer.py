@@ -43,15 +43,12 @@ class Peer:
 
     Attributes:
         endpoint: the socket through which it is reached.
-        to: as applications name it.
         key: as the store names it; the same in each life of this messenger.
-        envelope: frames before each message to it.
         delivery: what is under way to it; under the messenger's lock.
         arrivals: what arrived from it; the loop's thread only.
         announced: its incarnation; 0: it understands no extension, or has not said so yet.
         acks: ids of messages to acknowledge in this turn.
         handling_count: coroutines of handlers that run for its messages.
-        handling_bytes: octets of these messages.
         echo_count: of the unacknowledged messages to it, those that it has asked for itself.
         pubkey: public key that it came with first, hex, as ZeroMQ has it. "": not known, or it has none.
         queued: it is in the messenger's list of peers to send to; under the messenger's lock.
@@ -111,10 +108,6 @@ class Endpoint:
         address: what it is bound or connected to.
         peers: by routing id; of a DEALER the one peer has the routing id b"".
         callback: the server-loop callback. None: messages have their own callbacks, or none.
-
-    Args:
-        namesakes: listeners of this messenger that have the same identity and were there before. A peer may come to
-            several of them, and numbers its messages to each.
     """
 
     __slots__ = (
@@ -157,12 +150,7 @@ class Endpoint:
         return b"c" + self.address.encode()
 
     def bind(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
-        """Bind to `address`; TCP with port 0 or ``*`` gets a free one.
-
-        Raises:
-            BusyError: it is in use.
-            LocalProtocolError: it cannot be bound for another reason.
-        """
+        """Bind to `address`; TCP with port 0 or ``*`` gets a free one."""
         raw.set(zmq.IPV6, "[" in address)
         raw.set(zmq.ROUTER_MANDATORY, 1)
         raw.set(zmq.ROUTER_HANDOVER, 1)  # a peer that was cut off comes back before its end is noticed
@@ -182,11 +170,7 @@ class Endpoint:
             _INPROC[self._context_id, self.address] = incarnation
 
     def connect(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
-        """Connect to `address`, where nobody need listen yet.
-
-        Raises:
-            LocalProtocolError: it is no address.
-        """
+        """Connect to `address`, where nobody need listen yet."""
         raw.set(zmq.ROUTING_ID, self.identity)
         raw.set(zmq.IPV6, "[" in address)
         raw.set(zmq.IMMEDIATE, 1)  # messages wait with us, not in a queue that is lost with its connection
@@ -227,12 +211,7 @@ class Endpoint:
             return ""
 
     def announcement(self, route: bytes) -> int | None:
-        """Return the incarnation that the sender of the present message, which came by `route`, announced.
-
-        Returns:
-            0 if it announced none. None if there was no handshake in which it could, for it is in this process, and no
-            messenger of this process is known there (any more).
-        """
+        """Return the incarnation that the sender of the present message, which came by `route`, announced."""
         frame = self.socket.frame
         if frame is None:
             return None
@@ -272,12 +251,7 @@ def prepare(raw: zmq.Socket[bytes], incarnation: int, queue_count: int, max_mess
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the file of a listener that is gone.
-
-    Raises:
-        BusyError: somebody listens there.
-        LocalProtocolError: there is a file that is no socket.
-    """
+    """Remove the file of a listener that is gone."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:

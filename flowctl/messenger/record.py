@@ -14,12 +14,7 @@ _VERSION: Final = 1
 
 
 def encode_record(message: Outgoing, deadline_at: float | None) -> bytes:
-    """Return a message in octets.
-
-    Args:
-        message: with its number.
-        deadline_at: its deadline on the wall clock, which goes on where the process does not.
-    """
+    """Return a message in octets."""
     head = _HEAD.pack(
         _VERSION,
         message.ordered | (4 if message.plain is None else message.plain << 1),
@@ -37,11 +32,7 @@ def encode_record(message: Outgoing, deadline_at: float | None) -> bytes:
 
 
 def decode_record(message_id: int, record: bytes) -> tuple[Outgoing, int, float | None]:
-    """Return the message, the sequence that it is ordered after, and its deadline on the wall clock.
-
-    Raises:
-        RemoteProtocolError: it is no record, or one of a newer version.
-    """
+    """Return the message, the sequence that it is ordered after, and its deadline on the wall clock."""
     try:
         version, flags, source, destination, target, after, deadline_at, count = _HEAD.unpack_from(record)
         frames, at = [], _HEAD.size

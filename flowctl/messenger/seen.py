@@ -44,12 +44,7 @@ class Verdict(enum.Enum):
 class Seen:
     """The numbers that were seen of one sender.
 
-    Args:
-        at_most: what is done at `max_gaps`.
-        max_gaps: gaps that are kept, 1 or more.
-
     Attributes:
-        highest: the highest number seen; -1: none.
         floor: numbers below it are not told apart any more, or are known to be done with.
     """
 
@@ -116,12 +111,7 @@ class Seen:
         return changed
 
     def restore(self, runs: Iterable[tuple[int, int]], old_below: int = 0) -> None:
-        """Begin with what was seen in an earlier life.
-
-        Args:
-            runs: first and last of each, ascending.
-            old_below: numbers below this were forgotten: seen or not, they are `Verdict.OLD`.
-        """
+        """Begin with what was seen in an earlier life."""
         if old_below:
             self.floor, self._old_is_seen = old_below, False
         for first, last in runs:
@@ -133,7 +123,6 @@ class Seen:
             self._forget_lowest()
 
     def _split(self, index: int, number: int) -> None:
-        """Take `number` out of the gap at `index`."""
         first, last = self._firsts[index], self._lasts[index]
         if first == last:
             del self._firsts[index], self._lasts[index]

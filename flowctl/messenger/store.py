@@ -45,21 +45,10 @@ _COMMIT_BYTES: Final = 4 << 20
 class Store:
     """An outbox and a seen-set in one file; all methods on the owner's thread only, unless they say otherwise.
 
-    Args:
-        path: of the file; made where there is none.
-        post: calls its arguments on the owner's thread, soon, in order; any thread (`PollGroup.call_soon`).
-        max_bytes: size that the file may reach, 1 MiB or more. Beyond, what is to be sent is refused.
-        prepare: run in a transaction before anything else, on the calling thread: to make the tables of effects.
-
     Attributes:
         incarnation: of the outbox: the same for the life of the file.
         commit_count: transactions written.
         waiting_count: changes that are not on the disk yet.
-
-    Raises:
-        BusyError: another process, or another store, has the file open.
-        ConfigError: `max_bytes` is out of range.
-        StoreError: the file cannot be opened, is damaged, not a store, or of a newer version.
     """
 
     __slots__ = (
@@ -121,20 +110,7 @@ class Store:
     def add(
         self, message_id: int, peer: bytes, sequence: int, record: bytes, done: Done, effect: Effect | None = None
     ) -> None:
-        """Keep a message that is to be sent.
-
-        Args:
-            message_id: of no other message of this file, ever, 0 to 2^63 - 1. One that is kept is replaced.
-            peer: who gets it.
-            sequence: its number among those to `peer`, 0 to 2^63 - 1.
-            record: all that is needed to send it again.
-            done: called with None once it is on the disk and may be sent; else with why it was refused.
-            effect: run in the same transaction, on the store's thread: both are kept, or neither. It must not block.
-
-        Raises:
-            ClosedError: the store is closed.
-            LocalProtocolError: a number is out of range.
-        """
+        """Keep a message that is to be sent."""
         self._change(Add(_checked(message_id), peer, _checked(sequence), record, done, effect))
 
     def remove(self, message_id: int) -> None:
@@ -142,20 +118,7 @@ class Store:
         self._change(Remove(message_id))
 
     def mark(self, peer: bytes, incarnation: int, sequence: int, done: Done, effect: Effect | None = None) -> None:
-        """Note that a message was received; with an effect, run that in the same transaction.
-
-        Args:
-            peer: who sent it.
-            incarnation: of its outbox, 0 to 2^63 - 1.
-            sequence: of the message, 0 to 2^63 - 1.
-            done: called with None once it is on the disk and may be acknowledged. Else with why not, for example with
-                what the effect raised: then nothing of either was kept.
-            effect: see `add`. It is not run for a message that is marked already.
-
-        Raises:
-            ClosedError: the store is closed.
-            LocalProtocolError: a number is out of range.
-        """
+        """Note that a message was received; with an effect, run that in the same transaction."""
         self._change(Mark(peer, _checked(incarnation), _checked(sequence), sequence, done, effect))
 
     def mark_run(self, peer: bytes, incarnation: int, first: int, last: int, done: Done) -> None:
@@ -167,15 +130,7 @@ class Store:
         self._change(Forget(peer, None if incarnation is None else _checked(incarnation)))
 
     def run(self, effect: Effect, done: Done) -> None:
-        """Run an effect in a transaction, in order with the other changes: to make tables, or to read them.
-
-        Args:
-            effect: see `add`.
-            done: called with None once it is on the disk; else with what it raised, and nothing of it was kept.
-
-        Raises:
-            ClosedError: the store is closed.
-        """
+        """Run an effect in a transaction, in order with the other changes: to make tables, or to read them."""
         self._change(Run(effect, done))
 
     def size_bytes(self) -> int:
@@ -183,14 +138,7 @@ class Store:
         return self._file.size_bytes()
 
     def close(self, deadline_s: float = 5.0) -> bool:
-        """Write what waits, then close the file; idempotent. Nobody is called back any more after it has returned.
-
-        Args:
-            deadline_s: how long to wait for the disk, 0 or more.
-
-        Returns:
-            True if it is closed. False if the thread still writes; it closes the file when it has done so.
-        """
+        """Write what waits, then close the file; idempotent. Nobody is called back any more after it has returned."""
         if not self.closed:
             self.closed = True
             if not (self._started or self._waiting):

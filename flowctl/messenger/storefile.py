@@ -142,18 +142,9 @@ _Marked = dict[tuple[bytes, int], set[int]]
 class StoreFile:
     """The file, open; one thread at a time, and `close` when done.
 
-    Args:
-        path: of the file; made where there is none. Beside it are ``-wal``, ``-shm`` (SQLite's) and ``-lock``.
-        max_bytes: size that it may reach, 1 MiB or more.
-        prepare: run in a transaction at once, and what it raises is raised.
-
     Attributes:
         incarnation: of this outbox, 1 to 2^63 - 1: chance, made with the file and the same for all its life, so that
             a receiver knows what is sent to it again after a restart.
-
-    Raises:
-        BusyError: another process, or another store of this one, has it open.
-        StoreError: it cannot be opened, is damaged, not a store, or of a newer version. Nothing of it was changed.
     """
 
     __slots__ = ("_connection", "_lock_fd", "_max_pages", "incarnation", "path")
@@ -212,10 +203,6 @@ class StoreFile:
 
         Where the disk, or the file, has no room for what is to be sent, that is refused and the rest is written: what
         was received and acknowledged needs little room, and gives some back.
-
-        Returns:
-            Who is to be told what, in order: each change's `done` with None, or with why it failed; and the changes
-            without a `done` that were not written: they may be tried again.
         """
         try:
             return self._write_once(changes), []
@@ -281,11 +268,7 @@ class StoreFile:
     # --- inner steps ---------------------------------------------------------------------------------------------
 
     def _run(self, change: Add | Mark | Run, marked: _Marked) -> Exception | None:
-        """Run the effect of a change, if it has one and was not made before.
-
-        Returns:
-            What it raised; then what it had written is taken back.
-        """
+        """Run the effect of a change, if it has one and was not made before."""
         if change.effect is None or (isinstance(change, Mark) and self._has(change, marked)):
             return None
         execute = self._connection.execute

@@ -63,7 +63,6 @@ class Extension:
     """What travels with a message between peers that both announce it; all numbers are 0 to 2^63 - 1.
 
     Args:
-        incarnation: of the sender; another one is another life of it.
         sequence: counts the messages of this incarnation to this peer up, from any number on, without a gap.
         floor: all messages of lower sequence have their outcome: they will not come any more.
         after: sequence of the message that has to be handled before this one; its own: it waits for none, but has its
@@ -83,11 +82,7 @@ class Extension:
 
     @classmethod
     def decode(cls, frame: bytes) -> Extension | None:
-        """Return what a frame says. None: it is no extension, but payload.
-
-        Raises:
-            RemoteProtocolError: a number is out of range.
-        """
+        """Return what a frame says. None: it is no extension, but payload."""
         if len(frame) != _EXTENSION.size or not frame.startswith(_MAGIC):
             return None
         numbers = _EXTENSION.unpack(frame)[1:]
@@ -104,11 +99,7 @@ def encode_message(message_id: int, source_callback: int, destination_callback: 
 
 
 def parse_message(frame: bytes) -> Header:
-    """Take a frame apart.
-
-    Raises:
-        RemoteProtocolError: it does not begin with three numbers of 0 to 2^64 - 1, each followed by ``-``.
-    """
+    """Take a frame apart."""
     parts = frame.split(b"-", 3)
     if len(parts) == 4:
         first, second, third, body = parts
@@ -128,12 +119,7 @@ def encode_ack(message_id: int) -> bytes:
 
 
 def encode_acks(incarnation: int, message_ids: Iterable[int]) -> list[bytes]:
-    """Return acknowledgements of many messages, for a peer that announced the extension.
-
-    Args:
-        incarnation: of the sender of these messages.
-        message_ids: one or more.
-    """
+    """Return acknowledgements of many messages, for a peer that announced the extension."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(message_ids):
         if ranges and number <= ranges[-1][1] + 1:
@@ -147,15 +133,7 @@ def encode_acks(incarnation: int, message_ids: Iterable[int]) -> list[bytes]:
 
 
 def parse_acks(header: Header, incarnation: int) -> list[tuple[int, int]]:
-    """Return which messages an acknowledgement speaks of, as ranges: first and last of each.
-
-    Args:
-        header: of a message to `ACK`.
-        incarnation: ours; what is said to another life of us is nothing to us.
-
-    Raises:
-        RemoteProtocolError: its body is not that of an acknowledgement.
-    """
+    """Return which messages an acknowledgement speaks of, as ranges: first and last of each."""
     message_id, _, _, body = header
     if not body:
         return [(message_id, message_id)]

@@ -16,14 +16,9 @@ class Backoff:
     """Times between the tries of one thing.
 
     Args:
-        first_s: before the second try, more than 0.
-        factor: each wait is this times the one before, 1 or more.
         most_s: longest wait, `first_s` or more.
         jitter: share of a wait that is left to chance, 0 to 1: the wait is between ``1 - jitter`` and 1 times its
             full length. Peers that lost the same server at the same moment must not come back at the same moment.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     first_s: float = 0.25

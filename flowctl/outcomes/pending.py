@@ -54,17 +54,7 @@ class Pending(Generic[K, V]):
         return iter(self._entries)
 
     def add(self, key: K, value: V, deadline: float | None = None) -> None:
-        """Enter a request.
-
-        Args:
-            key: not in the table.
-            value: what is given back with its outcome.
-            deadline: seconds on the caller's clock, from when on `take_due` returns it; up to `QUANTUM_S`
-                later. None or infinite: never.
-
-        Raises:
-            LocalProtocolError: the key is in the table.
-        """
+        """Enter a request."""
         if key in self._entries:
             raise LocalProtocolError(f"{key!r} waits for its outcome already")
         if deadline is None or deadline == inf:

@@ -30,7 +30,6 @@ class Backlog:
     Attributes:
         control: the control lane. None while it is empty, as is the own queue: most viewers of a stream log have
             nothing of their own queued.
-        accepted: what was offered, by class.
         dropped: what was refused or thrown away, by reason. None: nothing was.
     """
 
@@ -48,7 +47,6 @@ class Backlog:
 
     @property
     def own_messages(self) -> int:
-        """Messages in the own queue."""
         return 0 if self._own is None else len(self._own)
 
     @property
@@ -88,17 +86,7 @@ class Backlog:
         full: bool = False,
         droppable: bool | None,
     ) -> DropReason | None:
-        """Queue one message unless it is refused; return why it is refused, or None.
-
-        Args:
-            wire: the message, complete.
-            message_class: CONTROL goes to the control lane.
-            now: time in seconds.
-            mask: classes that the policy refuses in the present state.
-            held: refuse all but CONTROL and HEADER, whatever its mark: the hard limit is held.
-            full: refuse all that may be dropped: what waits is at the hard limit, before anything was offered.
-            droppable: None: all but CONTROL and HEADER may be dropped.
-        """
+        """Queue one message unless it is refused; return why it is refused, or None."""
         self.accepted.add(message_class, len(wire))
         if message_class is _CONTROL:
             if self.control is None:
@@ -192,11 +180,7 @@ class Backlog:
 
 
 def refuse_frame(message_class: MessageClass) -> NoReturn:
-    """Refuse a frame of `NEEDED` that was to be sent to one peer and might be dropped.
-
-    Raises:
-        LocalProtocolError: always.
-    """
+    """Refuse a frame of `NEEDED` that was to be sent to one peer and might be dropped."""
     raise LocalProtocolError(
         f"a {message_class.name} frame that may be dropped cannot be sent by itself: others refer to it",
         hint="append it to a StreamLog that the peer follows, one of its own if need be; or say droppable=False",

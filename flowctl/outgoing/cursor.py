@@ -66,13 +66,6 @@ class LogCursor:
 
     The log may grow meanwhile, on the publisher's thread: each method reads the tail once, after the place.
 
-    Args:
-        log: the log to follow.
-        start: the entry to begin with. None: the tail, that is with what is published next.
-        prefix: wire messages to hand over first (the restart messages of `start`); counted as HEADER.
-        now: time in seconds; a message is at most as old for this viewer as its joining.
-        wait_for_key: refuse video until the next key frame (a viewer that joins between key frames).
-
     Attributes:
         place: where it stands; shared with the cohort while in one.
         joined_at: when it began to follow the log, in seconds.
@@ -228,11 +221,6 @@ class LogCursor:
 
         What is returned ends before a place where something else comes first (restart messages), and before a message
         that would be late; ask again then. What is late and comes next is left out for good.
-
-        Args:
-            most: number of messages.
-            budget_bytes: size of all but the last of them.
-            timing: what lateness goes by. None: nothing is late.
         """
         self._settle()
         self._leave_out_leading()
@@ -304,7 +292,6 @@ class LogCursor:
         self._copy_out(tail)
 
     def _copy_out(self, tail: Entry) -> None:
-        """Copy what is queued before `tail` out of the log."""
         self._settle()
         while (entry := self.place.entry) is not tail and entry.next is not None:
             if self._spoilt(entry):
@@ -533,12 +520,7 @@ class LogCursor:
             self.refuse(self.mask, reason, now)
 
     def poll(self, now: float, *, replace: bool = False) -> bool:
-        """Notice a key frame that was waited for, or that the wait has lasted too long; return whether it ended.
-
-        Args:
-            now: time in seconds.
-            replace: where only key frames get through, let the newest one take the place of all that is queued.
-        """
+        """Notice a key frame that was waited for, or that the wait has lasted too long; return whether it ended."""
         wait = self._wait
         if wait is None or self._stop is not None:
             return False
@@ -575,11 +557,6 @@ class LogCursor:
 
         That is the first key frame from which on everything fits; else the newest one with its audio alone; else the
         next one to be published, with nothing before it. Without video, the oldest messages go.
-
-        Args:
-            room: what may stay queued.
-            now: time in seconds.
-            reason: what the losses are counted as.
         """
         self.poll(now)
         if self._sound_only:

@@ -28,19 +28,7 @@ _TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
 
 
 class _InFlight:
-    """The message whose first byte is out: it is finished whatever happens.
-
-    Args:
-        item: the message.
-        written: bytes of it that the kernel has taken.
-        given: whether it is part of what joining gave.
-        own: whether it was sent to this peer alone.
-
-    Attributes:
-        rest: what is left to be written.
-        size_bytes: its whole size.
-        since: since when it waits, in seconds.
-    """
+    """The message whose first byte is out: it is finished whatever happens."""
 
     __slots__ = ("given", "message_class", "own", "rest", "since", "size_bytes")
 
@@ -118,19 +106,7 @@ class Outbox:
         timing: Timing | None = None,
         trail: Trail | None = None,
     ) -> tuple[int, bool, OSError | None]:
-        """Write until the turn's budget is used, everything is taken, or the kernel is full.
-
-        Args:
-            transport: where to.
-            most: messages, at most.
-            budget_bytes: size of all but the last message.
-            with_log: whether what is queued in the followed log is to be written.
-            timing: by which of that is left out what would be late. None: nothing is.
-            trail: where to note since when what is written has waited. None: nowhere.
-
-        Returns:
-            (bytes taken by the kernel, whether a write met EAGAIN, the error that ended the connection or None).
-        """
+        """Write until the turn's budget is used, everything is taken, or the kernel is full."""
         if self._inflight is not None:
             most -= 1  # it takes one of the parts that a system call can hold
         own: list[Item | OwnItem] = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
@@ -218,14 +194,7 @@ class Outbox:
         return Load(load.size_bytes - len(inflight.rest), load.messages, load.age_ms)
 
     def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
-        """Return what is queued.
-
-        Args:
-            now: time in seconds.
-            overhead_bytes: charged per message.
-            log: whether what is queued in the followed log is part of it.
-            given: whether what joining gave is part of it.
-        """
+        """Return what is queued."""
         backlog, cursor, inflight = self.backlog, self.cursor, self._inflight
         messages = len(backlog)
         size, oldest = (backlog.size_bytes, backlog.oldest_at) if messages else (0, None)
@@ -293,7 +262,6 @@ class Outbox:
         return Room(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
 
     def follow(self, cursor: LogCursor) -> None:
-        """Follow a log from the place of `cursor`."""
         self.cursor = cursor
 
     def unfollow(self, reason: DropReason) -> None:
@@ -395,10 +363,6 @@ def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tup
     """Write all of `buffers` with as many calls as it takes, until done or EAGAIN.
 
     A call that takes only a part is followed by another: only EAGAIN itself is proof that the kernel is full.
-
-    Returns:
-        (bytes taken, whether EAGAIN was met, the error that ended the connection or None). It has no traceback: the
-        frames in it hold the error, and all of the connection with it.
     """
     left = sum(map(len, buffers))
     written = 0

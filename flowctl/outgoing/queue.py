@@ -22,12 +22,7 @@ or the three headers of a key frame, for as long as their peer is stalled, and a
 
 
 class MessageQueue(Generic[_Item]):
-    """Messages of one peer that are not, or no longer, read from a log. Its length and sizes cost O(1).
-
-    Attributes:
-        size_bytes: wire bytes of all messages.
-        tally: the messages in it, by class.
-    """
+    """Messages of one peer that are not, or no longer, read from a log. Its length and sizes cost O(1)."""
 
     __slots__ = ("_items", "size_bytes", "tally")
 
@@ -72,13 +67,7 @@ class MessageQueue(Generic[_Item]):
         return count
 
     def drop(self, goes: Callable[[_Item], bool], lost: Tally, *, first: int | None = None) -> None:
-        """Throw away the messages for which `goes` returns True, and count them in `lost`.
-
-        Args:
-            goes: asked once for each message.
-            lost: where to count.
-            first: only the first so many messages are asked about. None: all.
-        """
+        """Throw away the messages for which `goes` returns True, and count them in `lost`."""
         items = self._items
         self._items, self.size_bytes, self.tally = [], 0, Tally()
         for index, item in enumerate(items):

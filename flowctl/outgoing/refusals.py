@@ -80,7 +80,6 @@ class Refusals:
     viewer may stay behind one for hours.
 
     Attributes:
-        here: what is refused at the cursor.
         ahead: gates that the cursor has not reached, in order.
     """
 
@@ -178,18 +177,7 @@ def frames_before(entry: Entry) -> int:
 
 
 class KeyWait:
-    """Inter frames are refused until the first key frame from some place in the log on.
-
-    Args:
-        start: the place.
-        since: when the wait began, in seconds.
-        mask: classes refused meanwhile, whatever the policy says.
-        lost: whether a frame is lost already. Without, the wait is for nothing as long as none is published.
-
-    Attributes:
-        least_s: it is not given up before that, in seconds.
-        reason: what is refused for it.
-    """
+    """Inter frames are refused until the first key frame from some place in the log on."""
 
     __slots__ = ("_frames", "_gop", "_key", "least_s", "lost", "mask", "reason", "since", "start")
 

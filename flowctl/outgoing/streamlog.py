@@ -322,11 +322,7 @@ def _filed_under(message_class: MessageClass, *, droppable: bool) -> MessageClas
 
 
 def owned_bytes(data: object) -> bytes:
-    """Return `data` as bytes of our own: it is sent later, when the caller may have put something else into its buffer.
-
-    Raises:
-        LocalProtocolError: it is nothing of that kind.
-    """
+    """Return `data` as bytes of our own: it is sent later, when the caller may have reused its buffer."""
     try:
         return data if isinstance(data, bytes) else bytes(memoryview(data))  # type: ignore[arg-type]  # the check: bytes() alone takes numbers and lists
     except TypeError:

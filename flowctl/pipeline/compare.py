@@ -30,9 +30,6 @@ class Change:
     """One figure in both runs, in words.
 
     Args:
-        what: it is called.
-        before: what it was.
-        after: what it is.
         verdict: "better", "worse", "changed" (neither), "too small" (sure, and less than what matters), "no difference"
             or "too few".
         errors: how far apart, in standard errors. None: not to be told.
@@ -56,12 +53,7 @@ class Comparison:
     """What became of what, from one run to another.
 
     Args:
-        runs: what each is made of, in words.
-        changes: figures over all viewers.
         groups: streams, networks and nodes whose share of trouble changed, the clearest first.
-        limits: in force before and after.
-        bans: new and gone on the ban list.
-        warnings: what speaks against comparing them.
     """
 
     runs: Sequence[str]
@@ -103,11 +95,7 @@ class Comparison:
 
 
 def compare(before: str, after: str) -> Comparison:
-    """Compare two folders of results.
-
-    Raises:
-        ConfigError: one has no results, or results of another version or meaning.
-    """
+    """Compare two folders of results."""
     places = [_place(folder) for folder in (before, after)]
     jobs = [_jobs(place) for place in places]
     was, now = (_figures(place, notes) for place, notes in zip(places, jobs, strict=True))
@@ -150,11 +138,7 @@ def _jobs(place: Place) -> Mapping[str, Any]:
 
 
 def _figures(place: Place, jobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the figures that the report has left.
-
-    Raises:
-        ConfigError: there are none, or their meaning is another one.
-    """
+    """Return the figures that the report has left."""
     said = jobs.get("report", {}).get("summary")
     found = said.get("figures") if isinstance(said, dict) else None
     hint = f"make them with this version: flowctl analyze all EVENTS --out {place.folder}"
@@ -196,13 +180,7 @@ def changed(name: str, before: Mapping[str, Any] | None, after: Mapping[str, Any
 
 
 def _errors(before: Mapping[str, Any], after: Mapping[str, Any], *, even: bool) -> float:
-    """Return how far apart two figures are, in standard errors of the sides that face each other.
-
-    Args:
-        before: see `measured`.
-        after: likewise.
-        even: viewers are taken to differ as much in either run, which is as much as in the one where it is more.
-    """
+    """Return how far apart two figures are, in standard errors of the sides that face each other."""
     off = after["value"] - before["value"]
     lower, higher = (before, after) if off > 0 else (after, before)
     if lower.get("high") is None or higher.get("low") is None:

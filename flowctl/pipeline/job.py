@@ -67,7 +67,6 @@ class Part:
         return digest(repr((self.version, list(self.columns.items()), self.depends(options))))
 
     def folder(self, hour: Hour | None = None) -> str:
-        """Return where the part lies in OUT, or that of an hour."""
         base = self.name if self.result else f"parts/{self.name}"
         return base if hour is None else f"{base}/date={hour[0]}/hour={hour[1]}"
 
@@ -91,7 +90,6 @@ class Parts:
 
     @property
     def spark(self) -> SparkSession:
-        """The session."""
         return self.session()
 
     def table(self, name: str) -> DataFrame:
@@ -116,14 +114,7 @@ class Parts:
         *,
         before: bool = False,
     ) -> pa.Table:
-        """Return some columns of it, or all and `BY_HOUR`, likewise.
-
-        Args:
-            name: of the part.
-            columns: names. None: all.
-            where: which rows. None: all.
-            before: those of all hours before the window, too; with `where` it is small whatever `small` says.
-        """
+        """Return some columns of it, or all and `BY_HOUR`, likewise."""
         import pyarrow as pa
         from pyarrow import dataset
 

@@ -98,13 +98,6 @@ def plans_of(
 
     A part is made again whole as long as all that it was made of is still there. Else what is new is put beside it,
     if that is certainly new: a file that holds some of what is known, or may, and more, is left out.
-
-    Args:
-        known: what is remembered of the hour; of parts that need nothing, `Made.listed` is brought up to date.
-        listing: of all records.
-        wanted: name of a part -> with what it is to be made.
-        looked: files of the hour, and what is known of them.
-        listed: digest of these files.
     """
     ever = known.content(ALL)
     found = [Found(file, facts, (refined(content_of(file, facts), ever),)) for file, facts in looked]
@@ -152,11 +145,7 @@ def plans_of(
 
 
 def read_record(place: Place) -> tuple[dict[str, Any], dict[Hour, Known]]:
-    """Return the record of what was read, and its hours; empty where there is none.
-
-    Raises:
-        ConfigError: it is damaged or of another format: to forget it would cost what is known of records that are gone.
-    """
+    """Return the record of what was read, and its hours; empty where there is none."""
     found = read_json(place, RECORD_FILE, RECORD_FORMAT)
     with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError):
         if found or not place.exists(RECORD_FILE):
@@ -171,13 +160,7 @@ def read_record(place: Place) -> tuple[dict[str, Any], dict[Hour, Known]]:
 
 
 def settle(place: Place, pending: Mapping[str, Any]) -> None:
-    """Give what lies in a staging folder the places that the record says; what has its place already is well.
-
-    Args:
-        place: of the results.
-        pending: ``staging``: name of the folder; ``whole``: folders that take the place of earlier ones; ``more``:
-            files that come beside others; ``gone``: folders to delete. Empty: nothing is to be done.
-    """
+    """Give what lies in a staging folder the places that the record says; what has its place already is well."""
     if not pending or not place.storage.is_folder(pending["staging"]):
         return
     staging = place.inner(pending["staging"])

@@ -131,23 +131,7 @@ def run(
     tell: Callable[[str], None] = lambda _: None,
     listing: Listing | None = None,
 ) -> AllResult:
-    """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised.
-
-    Args:
-        spark: session, which all jobs share; or what starts it, called once, where it is needed.
-        events: folder of the records. None: there are none, for a job that goes without.
-        out: folder of the results; made if it is missing. ``summary.json`` in it says what is returned, and after a run
-            of one job also what it said of the others.
-        jobs: themselves or their names in `JOBS`; those whose parts they use need not be among them.
-        options: name of a job -> its options, or a mapping of those that are not as by default.
-        window: widened to whole hours. None: all there is.
-        tell: told what is being done.
-        listing: of `events` in that window and the day before it, if they are listed. None: they are listed here.
-
-    Raises:
-        ConfigError: `out` cannot be written, another run is at work in it, or there are no records.
-        FlowctlError: the results cannot be moved to `out`.
-    """
+    """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised."""
     opened: list[SparkSession] = []
     opening = threading.Lock()
 
@@ -195,11 +179,7 @@ def run(
 
 @contextlib.contextmanager
 def locked(place: Place) -> Iterator[None]:
-    """Within this context no other run on this machine is at work in a folder of results; on a store there is no lock.
-
-    Raises:
-        ConfigError: one is, or it cannot be locked.
-    """
+    """Keep other runs on this machine out of a folder of results; on a store there is no lock."""
     if place.storage.prefix:
         yield
         return
@@ -330,12 +310,7 @@ class _Run:
                 told.__cause__ = error  # for --debug
 
     def _stale(self, listing: Listing, wanted: Mapping[str, str]) -> dict[Hour, dict[str, str]]:
-        """Return what of `wanted` is not so in each hour, or whose files were others when it was made.
-
-        Args:
-            listing: of the records.
-            wanted: name of a part -> with what it is to be made.
-        """
+        """Return what of `wanted` is not so in each hour, or whose files were others when it was made."""
         found, every, files = {}, wanted, _listed(listing)
         end = max((end_of(hour) for hour in files if self.window.meets(hour)), default=None)
         for hour, listed in files.items():
@@ -390,7 +365,6 @@ class _Run:
         self.warnings += [f"a damaged file is put aside: {line}" for line in told]
 
     def _as_known(self, file: File, facts: Facts) -> Facts:
-        """Return the facts of a file, which is damaged if it was and is as it was then."""
         damaged = facts._replace(problem=DAMAGED, detail="an earlier run found it so")
         was = facts.problem is None and file.hour in self.known
         return damaged if was and holds(self.known[file.hour].content(ALL), content_of(file, damaged)) else facts
@@ -398,13 +372,7 @@ class _Run:
     def _read_files(
         self, read: Read, files: Mapping[File, Facts], wanted: Mapping[Hour, Mapping[str, str]]
     ) -> dict[File, Facts]:
-        """Make parts of hours; return files that prove to be damaged, without which it is to be done again.
-
-        Args:
-            read: of these records, with nothing entered.
-            files: of the hours, and what is known of them.
-            wanted: name of each part that an hour needs -> with what it is to be made.
-        """
+        """Make parts of hours; return files that prove to be damaged, without which it is to be done again."""
         listing, looked = read.listing, judged(files.items(), self._used)
         self.broken.clear()
         if not self.known:
@@ -513,13 +481,7 @@ class _Run:
         known.accounts, known.newest = accounts, max(known.newest, newest) if add else newest
 
     def _stage(self, folder: str, beside: str, pending: Mapping[str, list[str]]) -> int:
-        """Note what is to be done with the folder of an hour, and return how large its new files are.
-
-        Args:
-            folder: as it is called in the staging folder and in its place.
-            beside: part of the names that its files get beside those that are there. Empty: they take their place.
-            pending: see `settle`.
-        """
+        """Note what is to be done with the folder of an hour, and return how large its new files are."""
         storage = self.staging.storage
         files = [storage.path(f"{folder}/{name}") for name in self.staging.names(folder)]
         sizes = [info.size or 0 for info in storage.system.get_file_info(files)]
@@ -663,7 +625,6 @@ class _Run:
         )
 
     def _before(self, hours: Sequence[Hour]) -> list[tuple[Hour, Known]]:
-        """Return what is known of hours before these."""
         return sorted((hour, known) for hour, known in self.known.items() if [hour] < [*hours[:1]])
 
     def _missing(self, names: Sequence[str], hours: Sequence[Hour]) -> list[str]:
@@ -738,13 +699,7 @@ class _Run:
 
 
 def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of], None] = lambda _: None) -> None:
-    """Make something of each name, `AT_A_TIME` at a time; a signal is not kept waiting for what runs.
-
-    Args:
-        names: of what.
-        make: called in a thread, one that the end of the process does not wait for, as it does for those of a pool.
-        then: called with what was made, in this thread, one after the other and in order.
-    """
+    """Make something of each name, `AT_A_TIME` at a time; a signal is not kept waiting for what runs."""
     futures: dict[str, Future[_Of]] = {name: Future() for name in names}
     left = deque(names)
 
@@ -791,7 +746,6 @@ def job_of(name: str) -> Job:
 
 
 def _owner(part: str) -> Job:
-    """Return the job that makes a part."""
     return next(job for job in map(job_of, JOBS) if part in [item.name for item in job.parts])
 
 

@@ -34,12 +34,7 @@ _DATA_AMF0: Final = 18
 
 
 class PushChunks(RtmpChunks):
-    """RTMP chunks of a publisher: metadata is set, and there is no word for beginning and end of a stream.
-
-    Args:
-        msid: message stream id that the other server gave.
-        chunk_size: that was announced.
-    """
+    """RTMP chunks of a publisher: metadata is set, and there is no word for beginning and end of a stream."""
 
     __slots__ = ()
 
@@ -72,17 +67,8 @@ class PushChunks(RtmpChunks):
 class PushSession(ViewerSession):
     """One connection.
 
-    Args:
-        hub: the streams.
-        stream: name of the stream here.
-        url: where it is published.
-        agent: what we call ourselves there.
-        parameters: of the next step of a login.
-        on_end: told, on the connection's thread, of the end, in words without secrets.
-
     Attributes:
         rejected: what the other server refused us with. None: it did not.
-        accepted: whether it let us in.
     """
 
     __slots__ = ("_key", "_leaving", "_on_end", "_rtmp", "_stream_name", "_url", "accepted", "rejected")

@@ -53,15 +53,7 @@ def hops_of(agent: str) -> int:
 
 
 class Push:
-    """One stream that is published at one other server. On the thread of its server's first group.
-
-    Args:
-        server: whose stream it is.
-        stream: its name.
-        rule: where it goes.
-        hops: relays that it has come through.
-        on_over: told when it is over, because nobody publishes the stream here.
-    """
+    """One stream that is published at one other server. On the thread of its server's first group."""
 
     def __init__(
         self, server: LiveServer, stream: str, rule: RelayRule, hops: int, on_over: Callable[[Push], None]
@@ -171,11 +163,7 @@ class Push:
 class Relays:
     """All relays of a server; a companion of it, made before it starts.
 
-    Args:
-        server: the server.
-
     Attributes:
-        title: what its figures are of.
         bound: nothing: it listens nowhere.
     """
 

@@ -57,17 +57,7 @@ class Fragment(NamedTuple):
 
 
 def fragment(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, number: int) -> Fragment:
-    """Return a group as fragmented MP4.
-
-    Args:
-        headers: type and payload of each that stands before it.
-        units: its messages.
-        zero_ms: what is time 0.
-        number: of the fragment in its file, from 1.
-
-    Raises:
-        ValueError: the format cannot hold it, or it cannot be read.
-    """
+    """Return a group as fragmented MP4."""
     data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)})
     begin = next((at for kind, at, _ in _boxes(data) if kind == b"moof"), len(data))
     return Fragment(data[:begin], data[begin:])

@@ -29,8 +29,6 @@ class Unit(NamedTuple):
     Attributes:
         type_id: 8 audio, 9 video, 18 script data, as in FLV.
         at_ms: time of decoding, on a clock that does not wrap; 0 and more.
-        payload: the body.
-        message_class: what it is.
         cut: whether a file or a segment can begin with it: a key frame, any frame where there is no video.
         broken: why what follows does not belong to what came before. Empty: it does.
     """
@@ -76,16 +74,7 @@ class Course:
         return tuple(self._headers.values())
 
     def take(self, type_id: int, timestamp: int, payload: bytes) -> Unit | None:
-        """Take a message.
-
-        Args:
-            type_id: of the RTMP message: 8 audio, 9 video, 15 or 18 data.
-            timestamp: in ms, 0..2^32-1.
-            payload: the body.
-
-        Returns:
-            None for what has no place in a file.
-        """
+        """Take a message."""
         if type_id == 15 and payload[:1] == b"\0":  # AMF3 data, which begins with this octet and goes on in AMF0
             type_id, payload = TAG_SCRIPT, payload[1:]
         if type_id not in (TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT) or not payload:

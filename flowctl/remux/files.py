@@ -40,12 +40,6 @@ class NameTemplate:
 
     Names of streams are the publishers' words. They are percent-encoded, so whatever they are they stay one part of
     a path, and none of them begins with a dot.
-
-    Args:
-        template: with ``{app}``, ``{stream}`` and ``{time}`` (UTC, to the millisecond).
-
-    Raises:
-        ConfigError: there is no such field, or a part of the path is none.
     """
 
     def __init__(self, template: str = DEFAULT_NAME) -> None:
@@ -81,13 +75,7 @@ def _shortened(piece: str) -> str:
 
 
 class Room:
-    """Whether a folder's disk has room.
-
-    Args:
-        folder: on that disk.
-        keep_free_bytes: the floor: less than this is left to others. 0: everything may be used.
-        usage: asks the disk for the bytes that are free, and for its size; for tests.
-    """
+    """Whether a folder's disk has room."""
 
     def __init__(
         self, folder: Path, keep_free_bytes: int, usage: Callable[[Path], tuple[int, int]] | None = None
@@ -97,14 +85,7 @@ class Room:
         self._usage: Final = usage or _usage
 
     def check(self, *, again: bool = False) -> None:
-        """See that there is room.
-
-        Args:
-            again: there was none a moment ago: then some more has to be free, or there would be a file a moment.
-
-        Raises:
-            OSError: there is less than the floor (ENOSPC), or the disk does not answer.
-        """
+        """See that there is room."""
         if not (self._keep_free_bytes or again):
             return
         free_bytes, size_bytes = self._usage(self._folder)
@@ -122,12 +103,7 @@ def _usage(folder: Path) -> tuple[int, int]:
 
 
 def lock_file(path: Path) -> int:
-    """Make the file, lock it and return its descriptor: while that is open, nobody else can.
-
-    Raises:
-        BlockingIOError: somebody has it.
-        OSError: it cannot be made.
-    """
+    """Make the file, lock it and return its descriptor: while that is open, nobody else can."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -143,15 +119,9 @@ def lock_file(path: Path) -> int:
 class PartFile:
     """A file that is being written.
 
-    Args:
-        path: its name when it is finished; where that is taken, the next free one with a number: ``NAME-2.flv``.
-
     Attributes:
         path: its name when it is finished.
         size_bytes: of what was appended.
-
-    Raises:
-        OSError: it cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -162,11 +132,7 @@ class PartFile:
             fcntl.flock(self._number, fcntl.LOCK_EX)  # `recover` may be looking at it: it lets go of an empty file
 
     def append(self, data: bytes) -> None:
-        """Write all of `data` at the end, or nothing.
-
-        Raises:
-            OSError: the disk is full, for example; what was there stays.
-        """
+        """Write all of `data` at the end, or nothing."""
         left = memoryview(data)
         try:
             while left:
@@ -179,11 +145,7 @@ class PartFile:
         self.size_bytes += len(data)
 
     def finish(self) -> Path | None:
-        """Have it on the disk, then under its name. None: nothing was appended, and nothing is left of it.
-
-        Raises:
-            OSError: it could not take its name; the part stays, and is found by the next start.
-        """
+        """Have it on the disk, then under its name. None: nothing was appended, and nothing is left of it."""
         try:
             if not self.size_bytes:
                 self._part.unlink(missing_ok=True)
@@ -237,16 +199,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def recover(folder: Path, whole_bytes: Callable[[int, str], int]) -> list[Path]:
-    """Finish the files that a process which was killed has left behind.
-
-    Args:
-        folder: of the recordings, with what is below it.
-        whole_bytes: told a descriptor and the suffix of the name, says how many octets of the file are whole: 0 if it
-            holds no media; raises ValueError if it is none of our files.
-
-    Returns:
-        Their names now.
-    """
+    """Finish the files that a process which was killed has left behind."""
     found: list[Path] = []
     for part in sorted(folder.rglob(f"*{PART}")):
         with contextlib.suppress(OSError, ValueError):

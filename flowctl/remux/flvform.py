@@ -18,13 +18,7 @@ _READ_BYTES: Final = 1 << 20
 
 
 def flv_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], base_ms: int) -> bytes:
-    """Return a file header, `headers` at time 0, and `units`.
-
-    Args:
-        headers: type and payload of each.
-        units: the first ones of the file; more may be added, see `tags_of`.
-        base_ms: what is time 0 in the file.
-    """
+    """Return a file header, `headers` at time 0, and `units`."""
     kinds = {type_id for type_id, _ in headers} | {unit.type_id for unit in units}
     front = header(TAG_AUDIO in kinds, TAG_VIDEO in kinds)
     return front + b"".join(tag(type_id, 0, payload) for type_id, payload in headers) + tags_of(units, base_ms)
@@ -53,14 +47,7 @@ class FlvForm:
 
 
 def whole_flv_bytes(number: int) -> int:
-    """Return how many octets of a file are whole tags with their back pointers; 0 if none of them is media.
-
-    Args:
-        number: a descriptor that can be read at any place.
-
-    Raises:
-        ValueError: it is no FLV.
-    """
+    """Return how many octets of a file are whole tags with their back pointers; 0 if none of them is media."""
     size = os.fstat(number).st_size
     if os.pread(number, 3, 0) not in (b"FLV", b""):
         raise ValueError("no FLV")

@@ -49,8 +49,6 @@ AWAY_S: Final = 10.0
 
 
 class SegmentForm(enum.Enum):
-    """What segments are."""
-
     AUTO = "auto"  #: as the codecs need it
     TS = "ts"
     FMP4 = "fmp4"
@@ -61,14 +59,9 @@ class HlsSettings:
     """How a stream is written as HLS.
 
     Args:
-        folder: for all streams.
         segment_s: least length of a segment, 1 to 30 s; it ends at the next key frame.
         listed: segments in the playlist, 3 to 100; as many more stay for players that are behind.
-        form: what segments are.
         keep_free_bytes: room on the disk that is left to others. 0: none.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     folder: Path
@@ -87,21 +80,10 @@ class HlsSettings:
 class HlsWriter:
     """Writes one stream.
 
-    Args:
-        app: its application.
-        stream: its name.
-        settings: see there.
-        room: of the disk; for tests.
-        clock: seconds that only go on.
-        wall: seconds since 1970, for the first number.
-
     Attributes:
         intake: takes what comes; a `flowctl.cluster.follow.Sink`.
         stream_ended: set when a publication has ended.
         playlist_path: of the playlist.
-
-    Raises:
-        ConfigError: no file can have such a name.
     """
 
     def __init__(
@@ -154,11 +136,7 @@ class HlsWriter:
     # -- any thread
 
     def claim(self) -> None:
-        """Have the stream's files to ourselves until the end; before `start`.
-
-        Raises:
-            ConfigError: another process writes them, or the folder cannot be written to.
-        """
+        """Have the stream's files to ourselves until the end; before `start`."""
         try:
             self._lock_number = lock_file(self._folder / f".{self._stem}.lock")
         except BlockingIOError as error:
@@ -337,11 +315,7 @@ class HlsWriter:
         return Playlist(number, self._settings.listed, self._settings.segment_s)
 
     def _replace(self, name: str, data: bytes) -> None:
-        """Write a file beside its name, then give it that.
-
-        Raises:
-            OSError: it cannot be written; nothing of it is left.
-        """
+        """Write a file beside its name, then give it that."""
         part = self._folder / (name + PART)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)  # again where somebody has removed it

@@ -54,11 +54,7 @@ Item: TypeAlias = Came | Began | Ended | Left
 
 
 class Intake:
-    """The queue; a `Sink` of `flowctl.cluster.follow`.
-
-    Args:
-        limit_bytes: most that waits.
-    """
+    """The queue; a `Sink` of `flowctl.cluster.follow`."""
 
     __slots__ = (
         "_closed",
@@ -165,7 +161,6 @@ class Intake:
             self._headers_bytes = 0
 
     def _keep_locked(self, key: object, header: Came) -> None:
-        """Keep a header in place of the one before it."""
         known = self._headers.pop(key, None)
         if known is not None:
             self._headers_bytes -= len(known.payload)

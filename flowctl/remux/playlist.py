@@ -27,8 +27,6 @@ class Segment:
     """A segment.
 
     Args:
-        name: of its file, in the folder of the playlist.
-        duration_s: of its media, in seconds.
         init: name of the file with its initialisation. Empty: it needs none.
         discontinuity: what comes before it is of another timeline, or other tracks, or missing.
     """
@@ -40,13 +38,7 @@ class Segment:
 
 
 class Playlist:
-    """A playlist that slides. Not locked: its owner has one thread.
-
-    Args:
-        number: of the first segment; it has to be more than any that players may remember.
-        listed: most segments in it.
-        target_s: least duration that it promises as the longest.
-    """
+    """A playlist that slides. Not locked: its owner has one thread."""
 
     __slots__ = ("_discontinuities", "_listed", "_number", "_past", "_segments", "_target_s", "ended")
 
@@ -62,7 +54,6 @@ class Playlist:
 
     @property
     def next_number(self) -> int:
-        """Number of the next segment."""
         return self._number + len(self._segments)
 
     def add(self, segment: Segment) -> list[str]:
@@ -80,7 +71,6 @@ class Playlist:
         return self._useless()
 
     def text(self) -> str:
-        """Return the playlist."""
         segments = self._segments
         version = 6 if any(segment.init for segment in segments) else 3
         lines = ["#EXTM3U", f"#EXT-X-VERSION:{version}", f"#EXT-X-TARGETDURATION:{self._target_s}"]

@@ -15,11 +15,5 @@ HOLD_S: Final = 10.0
 
 
 def pull(url: RtmpUrl, sink: Sink, group: PollGroup) -> Follow:
-    """Return what plays `url` into `sink` on the thread of `group`; start it.
-
-    Args:
-        url: of the stream.
-        sink: takes it.
-        group: a running group.
-    """
+    """Return what plays `url` into `sink` on the thread of `group`; start it."""
     return Follow(Source(url), sink, group, backoff=_BACKOFF, hold_s=HOLD_S)

@@ -53,16 +53,10 @@ class Form(Protocol):
         """Whether it takes groups of pictures; otherwise whatever has come."""
 
     def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
-        """Return the octets that `units` are, the first ones with what stands before them; None: another file's.
-
-        Raises:
-            ValueError: they are nothing that the format can hold; says why.
-        """
+        """Return the octets that `units` are, the first ones with what stands before them; None: another file's."""
 
 
 class RecorderState(enum.Enum):
-    """What a recorder does."""
-
     WAITING = "waiting"  #: for the stream
     RECORDING = "recording"
     NO_ROOM = "no room"  #: the disk takes nothing
@@ -74,14 +68,9 @@ class RecordSettings:
     """How a stream is recorded.
 
     Args:
-        folder: for all files.
-        template: their names.
         max_bytes: a file that is so large ends at the next key frame. 0: size does not end it.
         max_s: a file that is so long ends at the next key frame. 0: time does not end it.
         keep_free_bytes: room on the disk that is left to others. 0: none.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     folder: Path
@@ -101,14 +90,7 @@ class RecorderStatistics:
     """A snapshot of a recorder.
 
     Args:
-        state: what it does.
         path: of the file that is being written. None: there is none.
-        why: why the disk takes nothing. Empty: it does.
-        files: finished so far.
-        written_bytes: to all of them.
-        media_s: seconds of media in all of them.
-        lost_messages: frames that came and are in no file.
-        lost_bytes: of these.
     """
 
     state: RecorderState
@@ -123,14 +105,7 @@ class RecorderStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedFile:
-    """A file that has its name.
-
-    Args:
-        path: where it is.
-        size_bytes: its size.
-        media_s: seconds of media in it.
-        why: why it ended.
-    """
+    """A file that has its name."""
 
     path: Path
     size_bytes: int
@@ -141,19 +116,8 @@ class FinishedFile:
 class Recorder:
     """Records one stream.
 
-    Args:
-        app: its application.
-        stream: its name.
-        settings: see there.
-        make_form: makes the form of a new file.
-        on_finished: told of each file, on the recorder's thread.
-        room: of the disk; for tests.
-        clock: seconds that only go on.
-        wall: seconds since 1970, for names.
-
     Attributes:
         intake: takes what comes; a `flowctl.cluster.follow.Sink`.
-        stream_ended: set when a publication has ended.
     """
 
     def __init__(

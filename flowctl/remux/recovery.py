@@ -14,15 +14,7 @@ _BOXES: Final = frozenset({b"ftyp", b"moov", b"free", b"moof", b"mdat"})
 
 
 def whole_bytes(number: int, suffix: str) -> int:
-    """Return how many octets of a file are whole; 0 if it holds no media.
-
-    Args:
-        number: its descriptor.
-        suffix: of its name.
-
-    Raises:
-        ValueError: it is none of our files.
-    """
+    """Return how many octets of a file are whole; 0 if it holds no media."""
     if suffix == FLV:
         return whole_flv_bytes(number)
     if suffix == MP4:
@@ -31,14 +23,7 @@ def whole_bytes(number: int, suffix: str) -> int:
 
 
 def whole_mp4_bytes(number: int) -> int:
-    """Return how many octets of a file are its beginning and whole fragments; 0 if there is no fragment.
-
-    Args:
-        number: a descriptor that can be read at any place.
-
-    Raises:
-        ValueError: it is no MP4.
-    """
+    """Return how many octets of a file are its beginning and whole fragments; 0 if there is no fragment."""
     size = os.fstat(number).st_size
     if os.pread(number, 4, 4) not in {b"ftyp", b""}:
         raise ValueError("no MP4")

@@ -40,11 +40,7 @@ _NONE: Final = (0, 0)
 
 
 class HlsFiles:
-    """Serves one folder: a `flowctl.httpd.exchange.Handler`.
-
-    Args:
-        folder: as ``flowctl hls`` fills it; it need not be there yet.
-    """
+    """Serves one folder: a `flowctl.httpd.exchange.Handler`."""
 
     in_files: Final = True
 
@@ -52,7 +48,6 @@ class HlsFiles:
         self._folder: Final = folder
 
     def stream_of(self, path: str) -> str | None:
-        """Return the stream of a path, if it can be one of HLS."""
         app, _, name = path.removeprefix("/").rpartition("/")
         if name.endswith(PLAYLIST):
             stream = name.removesuffix(PLAYLIST)
@@ -97,11 +92,7 @@ def hls_handlers(folder: Path) -> dict[str, Handler]:
 
 
 def _opened(folder: Path, app: str, name: str) -> int:
-    """Return a descriptor of a file in the folder of an application.
-
-    Raises:
-        OSError: there is none, or it is no plain file.
-    """
+    """Return a descriptor of a file in the folder of an application."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     top = os.open(folder, flags | os.O_DIRECTORY)
     try:
@@ -226,13 +217,7 @@ def _range(text: str, size: int) -> tuple[int, int] | None:
 
 
 class _Body:
-    """A body on its way.
-
-    Args:
-        exchange: what it answers.
-        parts: of the body; begun at once by `give`, and closed when the connection ends.
-        left_bytes: what they come to.
-    """
+    """A body on its way."""
 
     __slots__ = ("_exchange", "_left_bytes", "_parts")
 

@@ -16,14 +16,7 @@ LOOK_S: Final = 0.2
 
 
 class Worker:
-    """Hands what comes to `work`, until the intake is closed; then calls `finish`.
-
-    Args:
-        name: of the stream, for the log.
-        intake: gives what comes.
-        work: takes it.
-        finish: told at the end, whatever ended it.
-    """
+    """Hands what comes to `work`, until the intake is closed; then calls `finish`."""
 
     __slots__ = ("_finish", "_intake", "_name", "_thread", "_work", "ended")
 

@@ -33,15 +33,8 @@ MOST_LISTED: Final = 1000
 class Arguments:
     """What one command takes.
 
-    Args:
-        command: its name, for texts.
-        takes: see `Takes`.
-
     Attributes:
         shown: as `rpc.describe` tells it: ``{"parts": [least, most]}``, and of a type its JSON schema.
-
-    Raises:
-        LocalProtocolError: it is none of these.
     """
 
     __slots__ = ("_adapter", "_command", "_known", "_least", "_most", "shown")
@@ -78,11 +71,7 @@ class Arguments:
         self._least, self._most = bounds
 
     def read(self, parts: list[bytes]) -> tuple[Any, ...]:
-        """Return what the handler is given beside the message: of a type its value, else nothing.
-
-        Raises:
-            RpcError: the parts do not fit; its code is `WRONG_ARGUMENT`.
-        """
+        """Return what the handler is given beside the message: of a type its value, else nothing."""
         if not self._least <= len(parts) <= self._most:
             allowed = str(self._least) if self._most == self._least else f"{self._least} to {self._most}"
             raise self._wrong(f"it takes {allowed} part{'' if self._most == 1 else 's'}, {len(parts)} came")

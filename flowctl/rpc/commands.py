@@ -30,9 +30,6 @@ class Category:
     """A category of commands.
 
     Attributes:
-        name: without a dot.
-        access: what its callers need.
-        lane: of its plain handlers.
         running_count: handlers of it that wait on the loop.
         running_bytes: octets of the messages that those were given.
     """
@@ -51,12 +48,7 @@ class Command:
     """A command, or a request command.
 
     Attributes:
-        category: to which it belongs.
-        handler: called with a `Message`.
-        is_request: whether what the handler returns is a reply.
-        kind: how the handler runs.
         takes: what it takes, as `rpc.describe` shows it; None: anything.
-        count: times that it was called.
     """
 
     __slots__ = ("category", "count", "handler", "is_request", "kind", "takes")
@@ -84,11 +76,7 @@ def kind_of(handler: object) -> HandlerKind:
 
 
 def access_of(access: Access | AuthLevel | str) -> Access:
-    """Return what a category asks, given as such, as a level or as the name of one.
-
-    Raises:
-        LocalProtocolError: there is no such level.
-    """
+    """Return what a category asks, given as such, as a level or as the name of one."""
     if isinstance(access, Access):
         return access
     if isinstance(access, AuthLevel):

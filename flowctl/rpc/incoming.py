@@ -12,11 +12,6 @@ from typing import Final
 class Incoming:
     """What has come of a stream and was not taken. `put` and `end` on the node's thread, the rest on the taker's loop.
 
-    Args:
-        loop: of the taker.
-        here: whether the node runs on that loop.
-        credit: items that may come at first.
-
     Attributes:
         failure: code and text, once it has failed.
         ended: whether nothing comes any more.

@@ -41,11 +41,7 @@ Part = str | bytes | bytearray | memoryview | Dataclass | Model
 
 
 def octets(part: Part) -> bytes:
-    """Return a part as it is sent.
-
-    Raises:
-        LocalProtocolError: it is nothing that can be one.
-    """
+    """Return a part as it is sent."""
     if isinstance(part, bytes):
         return part
     if isinstance(part, str):
@@ -61,15 +57,7 @@ def octets(part: Part) -> bytes:
 
 
 def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
-    """Return what a handler returned as parts: a `Part` is one, of lists, tuples and the like each element is.
-
-    Args:
-        value: what it returned.
-        most_bytes: octets that one of them may have (`ConnectionID.most_part_bytes`).
-
-    Raises:
-        LocalProtocolError: there is something else in it, more than `MOST_PARTS`, or one of more than `most_bytes`.
-    """
+    """Return what a handler returned as parts: a `Part` is one, of lists, tuples and the like each element is."""
     part = octets(value) if isinstance(value, (str, bytes, bytearray, memoryview)) else as_json(value)
     if part is not None:
         if len(part) > most_bytes:  # it would cost the caller its connection, and all that waits there
@@ -123,14 +111,6 @@ class Answering(Protocol):
 
 class Message:
     """A command or request as its handler sees it; any thread.
-
-    Args:
-        node: that received it.
-        peer: that sent it.
-        command: as it was sent.
-        tag: of a request; None: it is a command.
-        data: its parts.
-        deadline: when the caller gives up, on the node's clock; None: not known.
 
     Attributes:
         cancelled: whether nobody wants the answer any more: the caller has gone, has given up, or is out of time. A
@@ -194,11 +174,7 @@ class Message:
         return not self.cancelled
 
     def reply(self, *parts: Part) -> None:
-        """Answer the request. The first answer counts: a second one, or what the handler returns after it, is dropped.
-
-        Raises:
-            LocalProtocolError: it is a command; or a part is neither text nor octets.
-        """
+        """Answer the request. The first answer counts: a second one, or what the handler returns later, is dropped."""
         if self.tag is None:
             raise LocalProtocolError(
                 f"{self.command.decode(errors='replace')} came as a command, which has no reply", hint="use back()"
@@ -234,11 +210,7 @@ class DeferredSend:
         self._is_request: Final = message.tag is not None
 
     def __call__(self, *parts: Part) -> None:
-        """Answer.
-
-        Raises:
-            LocalProtocolError: it was used before; or a part is neither text nor octets.
-        """
+        """Answer."""
         frames = [octets(part) for part in parts]
         if not (frames or self._is_request):
             raise LocalProtocolError("it answers a command, and takes a command and its parts")

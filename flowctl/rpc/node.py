@@ -1540,14 +1540,7 @@ class RequestFuture(Future[list[bytes]]):
         self._in_node_thread = in_node_thread
 
     def get(self, timeout_s: float | None = None) -> list[bytes]:
-        """Wait for the reply and return its parts.
-
-        Raises:
-            LocalProtocolError: there is no outcome yet, and this is the node's own thread, on which it would come.
-            RpcTimeoutError: the deadline of the request passed.
-            RpcError: it failed; its `code` says how.
-            TimeoutError: `timeout_s` seconds passed first.
-        """
+        """Wait for the reply and return its parts."""
         if not self.done() and self._in_node_thread():
             raise LocalProtocolError("get() would wait on the node's own thread", hint="await call() there")
         return self.result(timeout_s)

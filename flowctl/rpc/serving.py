@@ -85,13 +85,7 @@ class Running:
 class Serving:
     """Runs handlers; on the node's thread only.
 
-    Args:
-        group: of the node.
-        jobs: runs plain handlers.
-        send: sends frames to a peer; returns whether it could.
-
     Attributes:
-        failed_count: handlers that raised.
         wrong_count: requests and commands whose arguments were wrong, as their handlers or what they take say.
         full_count: requests and commands refused since too much runs or waits already.
         cancelled_count: requests that nobody wanted answered any more.
@@ -124,13 +118,7 @@ class Serving:
         self.cancelled_count = 0
 
     def run(self, command: Command, message: Message, credit: int = 0) -> None:
-        """Run a handler.
-
-        Args:
-            command: whose.
-            message: for it.
-            credit: items of a stream that its caller takes at first; 0: it takes none.
-        """
+        """Run a handler."""
         if self._stopping:
             self.fail(message, wire.SHUTTING_DOWN)
             return

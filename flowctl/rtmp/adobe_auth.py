@@ -59,9 +59,7 @@ class Answer(NamedTuple):
     """What a client appended to its address; "" for a field that it did not send.
 
     Args:
-        user: user name.
         challenge: the client's own random text.
-        response: the proof, base64 of an MD5.
     """
 
     user: str
@@ -76,10 +74,7 @@ class LoginResult(NamedTuple):
     """What the server makes of an `Answer`.
 
     Args:
-        accepted: whether the client may connect.
-        refusal: description of the refusal; "" when accepted.
         reason: ``"accepted"``, ``"need-auth"``, ``"challenged"`` or ``"auth-failed"``, for logs and statistics.
-        user: the user name that was claimed, "" for none.
     """
 
     accepted: bool
@@ -92,15 +87,6 @@ def split_answer(text: str) -> tuple[str, Answer | None]:
     """Separate an address (``tcUrl`` or ``app``) from the authentication appended to it.
 
     Parameters of the address that follow the authentication are kept.
-
-    Args:
-        text: the address as it came.
-
-    Returns:
-        The address without authentication, and the answer. None: it had none.
-
-    Raises:
-        RemoteProtocolError: code ``bad-url``, see `parse_query`.
     """
     mark = _AUTH_MARK.search(text)
     if mark is None:
@@ -120,30 +106,12 @@ def _digest(text: str) -> str:
 
 
 def response(user: str, password: str, salt: str, server_challenge: str, client_challenge: str) -> str:
-    """Return the proof R of the file's first docstring.
-
-    Args:
-        user: user name.
-        password: password.
-        salt: the server's salt.
-        server_challenge: the server's challenge (or its ``opaque``, when it sent one).
-        client_challenge: the client's random text.
-    """
+    """Return the proof R of the file's first docstring."""
     return _digest(_digest(user + salt + password) + server_challenge + client_challenge)
 
 
 def client_parameters(description: str, user: str | None, password: str | None) -> str | None:
-    """Return what a client appends to its address after a refusal.
-
-    Args:
-        description: the description of the ``NetConnection.Connect.Rejected``.
-        user: user name. None: there is none.
-        password: password. None: there is none.
-
-    Returns:
-        ``?authmod=adobe&user=...`` with the answer as far as it is asked for. None: the refusal is no request to
-        authenticate, or a final one, or there are no credentials.
-    """
+    """Return what a client appends to its address after a refusal."""
     if "authmod=adobe" not in description or user is None or password is None:
         return None
     if "code=403 need auth" in description and "?reason=" not in description:
@@ -160,17 +128,7 @@ def client_parameters(description: str, user: str | None, password: str | None) 
 
 
 class AdobeAuthenticator:
-    """The server's side; one object serves all connections and may be shared by threads.
-
-    Args:
-        credentials: password of each user; read at every check, so a live mapping may change. There are no defaults.
-        secret: key of the challenges, 16 octets or more. None: a random one, which is right unless several processes
-            answer for one address.
-
-    Raises:
-        ConfigError: a user name is empty or has characters that an address cannot carry, a password is empty, or
-            `secret` is too short.
-    """
+    """The server's side; one object serves all connections and may be shared by threads."""
 
     __slots__ = ("_credentials", "_fresh", "_period", "_secret", "_stale")
 
@@ -196,12 +154,7 @@ class AdobeAuthenticator:
         return f"AdobeAuthenticator({len(self._credentials)} users)"
 
     def check(self, answer: Answer | None, now: float) -> LoginResult:
-        """Judge what a client appended to its address.
-
-        Args:
-            answer: from `split_answer`. None: it appended nothing.
-            now: seconds on a clock that all callers of this object share.
-        """
+        """Judge what a client appended to its address."""
         if answer is None or not answer.user:
             return LoginResult(accepted=False, refusal=NEED_AUTH, reason="need-auth", user="")
         # The name is echoed and logged, so it is held to what a user name can be.

@@ -85,27 +85,13 @@ _WHOLE_MAX: Final = 2**40
 
 
 def command(name: str, transaction_id: float, *values: Any, stream_id: int = 0) -> Message:
-    """Return the AMF0 command `name` (Adobe RTMP 1.0 section 7.1.1).
-
-    Args:
-        name: command name, ``_result`` and ``_error`` included.
-        transaction_id: 0 for what is not to be answered, or that of the command answered.
-        values: command object and arguments.
-        stream_id: message stream id, 0 for the connection.
-    """
+    """Return the AMF0 command `name` (Adobe RTMP 1.0 section 7.1.1)."""
     payload = amf0.encode(name, float(transaction_id), *values)
     return Message(STREAM_CSID if stream_id else COMMAND_CSID, 0, TYPE_COMMAND_AMF0, stream_id, payload)
 
 
 def status(level: str, code: str, description: str, **more: Any) -> dict[str, Any]:
-    """Return a status object, its members in the order that Wirecast wants.
-
-    Args:
-        level: ``"status"``, ``"warning"`` or ``"error"``.
-        code: what happened, for programs.
-        description: what happened, for people.
-        more: further members.
-    """
+    """Return a status object, its members in the order that Wirecast wants."""
     return {"level": level, "code": code, "description": description, **more}
 
 
@@ -143,12 +129,6 @@ def end_of_stream_bytes(
 
     Both messages have full (type 0) headers, so the octets fit behind any message and can stand in a log that many
     players share.
-
-    Args:
-        stream_id: message stream id that the players play on.
-        description: words of the status.
-        chunk_size: chunk size announced to the players.
-        timestamp: ms, for the status message.
     """
     return _in_full(stream_ended(stream_id, description), chunk_size, timestamp)
 
@@ -259,17 +239,6 @@ def read_metadata(message: Message, limits: WireLimits) -> Message | None:
 
     It keeps its octets, less the ``@setDataFrame`` in front, and is not decoded, only walked. What has AMF3 values in
     it is encoded anew as AMF0, which every player reads.
-
-    Args:
-        message: a data message (type 15 or 18).
-        limits: `WireLimits.amf` is applied.
-
-    Returns:
-        None: some other data message (FFmpeg's 4-octet time code, one that does not begin with a string), which is
-        passed on as it is.
-
-    Raises:
-        LimitExceededError: the values are nested too deep or are too many.
     """
     payload = amf0_body(message).removeprefix(_SET_DATA_FRAME_OCTETS)
     if not payload.startswith(_ON_METADATA_OCTETS):

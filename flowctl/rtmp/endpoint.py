@@ -45,14 +45,7 @@ NO_LIMIT: Final = ("", 0.0)
 
 
 class Endpoint:
-    """One end of one connection; sans-I/O, time is handed in.
-
-    Args:
-        config: limits and manners.
-        handshake: this end's.
-        writer: of what is sent.
-        now: seconds; when the connection was made.
-    """
+    """One end of one connection; sans-I/O, time is handed in."""
 
     __slots__ = (
         "_ack_due",  # int: octets received at which the next acknowledgement is due
@@ -104,14 +97,7 @@ class Endpoint:
     # ------------------------------------------------------------------------------------------------ octets
 
     def shake(self, data: bytes | memoryview) -> tuple[bytes, str]:
-        """Hand `data` to the handshake.
-
-        Returns:
-            What follows the handshake, and its style; two empty ones while it lasts.
-
-        Raises:
-            RemoteProtocolError: the peer does not speak this protocol.
-        """
+        """Hand `data` to the handshake."""
         handshake = self.handshake
         if handshake is None:
             raise InternalError("the handshake is over")
@@ -122,11 +108,7 @@ class Endpoint:
         return handshake.leftover, handshake.style or "simple"
 
     def read(self, data: bytes | memoryview, now: float) -> list[Message]:
-        """Return the messages that `data`, the next octets after the handshake, completes; acknowledge if it is time.
-
-        Raises:
-            RemoteProtocolError: see `ChunkReader.feed`.
-        """
+        """Return the messages that `data`, octets after the handshake, completes; acknowledge if it is time."""
         self.last_input = now
         reader = self.reader
         messages = reader.feed(data)
@@ -135,11 +117,7 @@ class Endpoint:
         return messages
 
     def send(self, message: Message) -> None:
-        """Queue a message.
-
-        Raises:
-            LimitExceededError: ``pending_output_bytes``; nobody collects what is queued.
-        """
+        """Queue a message."""
         size = self.queue(self.writer.write(message))
         if size > self._config.pending_output_bytes:
             raise LimitExceededError("pending_output_bytes", size, self._config.pending_output_bytes)
@@ -170,7 +148,6 @@ class Endpoint:
             self.send(encode_control(WindowAckSize(size_bytes)))
 
     def acknowledge(self, received_bytes: int) -> None:
-        """Acknowledge `received_bytes`, the octets received in all."""
         self._ack_due = received_bytes + self._ack_interval
         if self._config.acknowledge:
             self.send(encode_control(Acknowledgement.of(received_bytes)))
@@ -188,20 +165,7 @@ class Endpoint:
     # ----------------------------------------------------------------------------------------- what we hear
 
     def control(self, message: Message, now: float, *, muted: bool = False) -> ControlEvent | None:
-        """Act on a message of types 1 to 6.
-
-        Args:
-            message: the message.
-            now: seconds.
-            muted: True leaves pings unanswered, because our output is overloaded and a pong cannot be dropped.
-
-        Returns:
-            What the caller is to know, or None.
-
-        Raises:
-            RemoteProtocolError: the body is too short or says nothing possible.
-            LimitExceededError: ``control_messages_per_second``.
-        """
+        """Act on a message of types 1 to 6."""
         self.count_control(now)
         value = decode_message(message, self._config.limits)
         if isinstance(value, Acknowledgement):
@@ -251,11 +215,7 @@ class Endpoint:
     # ----------------------------------------------------------------------------------- rates and counters
 
     def count_control(self, now: float) -> None:
-        """Count one message against ``control_messages_per_second``.
-
-        Raises:
-            LimitExceededError: there were more in the running second.
-        """
+        """Count one message against ``control_messages_per_second``."""
         self._turn_second(now)
         self._control_count += 1
         self.control_total += 1
@@ -264,11 +224,7 @@ class Endpoint:
             raise LimitExceededError("control_messages_per_second", self._control_count, maximum)
 
     def count_command(self, now: float) -> None:
-        """Count one command against ``commands_per_second``.
-
-        Raises:
-            LimitExceededError: there were more in the running second.
-        """
+        """Count one command against ``commands_per_second``."""
         self._turn_second(now)
         self._command_count += 1
         self.command_total += 1
@@ -293,12 +249,7 @@ class Endpoint:
         return dict(self._counters or {})
 
     def ignore(self, what: str, detail: str) -> Ignored | None:
-        """Count something that is ignored; return an event the first time.
-
-        Args:
-            what: name of the counter, one of a fixed set, never the peer's words.
-            detail: what exactly, fit for a log.
-        """
+        """Count something that is ignored; return an event the first time."""
         self.count(what)
         return Ignored(what, detail) if self._counters is not None and self._counters[what] == 1 else None
 
@@ -325,15 +276,7 @@ class Endpoint:
             self._ping_at = now
 
     def tick(self, limit: tuple[str, float], now: float) -> None:
-        """Hold the peer to the limit on the present phase; ping one that is silent, and give up if it stays so.
-
-        Args:
-            limit: name and value (s) of the limit; 0 is none.
-            now: seconds.
-
-        Raises:
-            LimitExceededError: the phase has lasted too long, or ``ping_silence_s``: no sign of life after a ping.
-        """
+        """Hold the peer to the limit on the present phase; ping one that is silent, and give up if it stays so."""
         name, allowed = limit
         lasted = now - self.phase_start(now)
         if allowed and lasted >= allowed:

@@ -23,11 +23,7 @@ PublishKind: TypeAlias = Literal["live", "record", "append"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HandshakeDone:
-    """The handshake has ended.
-
-    Args:
-        style: ``"simple"`` or ``"digest"``.
-    """
+    """The handshake has ended."""
 
     style: str
 
@@ -43,7 +39,6 @@ class ConnectRequested:
         tc_url: ``tcUrl`` as sent, without authentication; "" when the client sent none. May hold secrets.
         url: the address, without a stream name yet.
         flash_ver: what the client calls itself, at most 256 characters; "" when it does not say.
-        object_encoding: 0 (AMF0) or 3 (AMF0 and AMF3).
         page_url: page of a Flash player, "" for none. May hold secrets.
         user: user name that passed Adobe authentication. None: no authentication took place.
         fourcc_list: codecs that the client announces (Enhanced RTMP), ``*`` for any; empty for most clients, which
@@ -72,7 +67,6 @@ class ConnectRefused:
 
     Args:
         reason: ``"need-auth"``, ``"challenged"`` (both are steps of Adobe authentication) or ``"auth-failed"``.
-        user: the user name that was claimed, "" for none.
     """
 
     reason: str
@@ -84,10 +78,7 @@ class PublishRequested:
     """A client asks to publish; answer with `accept_publish` or `reject_publish`.
 
     Args:
-        stream_id: message stream id of the request.
         name: stream name without application and query.
-        query: pairs of the query, those of the connect included.
-        kind: what to do with the stream besides sending it on.
         url: the whole address; `RtmpUrl.path` is the one name of the stream.
     """
 
@@ -103,14 +94,9 @@ class PlayRequested:
     """A client asks to play; answer with `accept_play`, `play_waiting` or `reject_play`.
 
     Args:
-        stream_id: message stream id of the request.
         name: stream name without application and query.
-        query: pairs of the query, those of the connect included.
         start_ms: position to start at; negative is live (-1000 live only, -2000 live or recorded, as librtmp and
             FFmpeg send them).
-        duration_ms: how much to play. None: until it ends.
-        reset: whether an earlier playlist is flushed.
-        url: the whole address.
     """
 
     stream_id: int
@@ -127,7 +113,6 @@ class MetadataReceived:
     """A publisher sent ``onMetaData``, wrapped in ``@setDataFrame`` or not.
 
     Args:
-        stream_id: message stream id.
         message: what players are to get: an AMF0 data message that starts with ``onMetaData``.
     """
 
@@ -142,12 +127,7 @@ class MetadataReceived:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """A stream that was publishing, playing or asking for it has stopped at the client's word.
-
-    Args:
-        stream_id: message stream id; it may be used again.
-        reason: the command that did it, for example ``"deleteStream"``.
-    """
+    """A stream that was publishing, playing or asking for it has stopped at the client's word."""
 
     stream_id: int
     reason: str
@@ -155,13 +135,7 @@ class StreamClosed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PauseRequested:
-    """A player paused or resumed; the session has answered. Delivery stops while paused.
-
-    Args:
-        stream_id: message stream id.
-        pause: True to pause, False to resume.
-        position_ms: where the player says it is.
-    """
+    """A player paused or resumed; the session has answered. Delivery stops while paused."""
 
     stream_id: int
     pause: bool
@@ -170,12 +144,7 @@ class PauseRequested:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeekRefused:
-    """A player asked to seek in a live stream; the session has answered ``NetStream.Seek.Failed``.
-
-    Args:
-        stream_id: message stream id.
-        position_ms: where it wanted to be.
-    """
+    """A player asked to seek in a live stream; the session has answered ``NetStream.Seek.Failed``."""
 
     stream_id: int
     position_ms: int
@@ -183,12 +152,7 @@ class SeekRefused:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReceiveAudio:
-    """A player switched audio on or off.
-
-    Args:
-        stream_id: message stream id.
-        enabled: whether it wants audio.
-    """
+    """A player switched audio on or off."""
 
     stream_id: int
     enabled: bool
@@ -196,12 +160,7 @@ class ReceiveAudio:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReceiveVideo:
-    """A player switched video on or off.
-
-    Args:
-        stream_id: message stream id.
-        enabled: whether it wants video.
-    """
+    """A player switched video on or off."""
 
     stream_id: int
     enabled: bool
@@ -212,7 +171,6 @@ class BufferLength:
     """A player announced the size of its buffer (Set Buffer Length).
 
     Args:
-        stream_id: message stream id.
         buffer_ms: buffer in ms, 0..2^32-1; rtmpdump says ten hours, so this is no promise.
     """
 
@@ -236,7 +194,6 @@ class Pong:
     """The peer answered a ping request.
 
     Args:
-        timestamp: the timestamp it echoed, 0..2^32-1.
         round_trip_s: time since we sent that ping. None: it answers no ping of ours.
     """
 
@@ -292,33 +249,21 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamCreated:
-    """Client: the server gave us a message stream.
-
-    Args:
-        stream_id: its id.
-    """
+    """Client: the server gave us a message stream."""
 
     stream_id: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PublishStarted:
-    """Client: ``NetStream.Publish.Start``; media may be sent.
-
-    Args:
-        stream_id: message stream id.
-    """
+    """Client: ``NetStream.Publish.Start``; media may be sent."""
 
     stream_id: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlayStarted:
-    """Client: ``NetStream.Play.Start``; media will come.
-
-    Args:
-        stream_id: message stream id.
-    """
+    """Client: ``NetStream.Play.Start``; media will come."""
 
     stream_id: int
 
@@ -328,10 +273,7 @@ class StatusReceived:
     """Client: an ``onStatus`` that has no event of its own.
 
     Args:
-        stream_id: message stream id, 0 for the connection.
-        level: ``"status"``, ``"warning"`` or ``"error"``.
         code: for example ``NetStream.Play.PublishNotify``.
-        description: the server's words.
     """
 
     stream_id: int
@@ -342,12 +284,7 @@ class StatusReceived:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """Client: the stream is over, or was taken from us.
-
-    Args:
-        stream_id: message stream id.
-        reason: the status code, or ``"stream_eof"``.
-    """
+    """Client: the stream is over, or was taken from us."""
 
     stream_id: int
     reason: str
@@ -359,7 +296,6 @@ class ReconnectRequested:
 
     Args:
         tc_url: where to; may be relative to the present one. None: the same address.
-        description: the server's words.
     """
 
     tc_url: str | None = dataclasses.field(repr=False)

@@ -42,9 +42,6 @@ class WireLimits:
 
     Every time and rate may be 0, which turns it off. Sizes and counts cannot be turned off: without them a peer
     decides how much memory we use. Unless a field says otherwise, going over ends the connection.
-
-    Raises:
-        ConfigError: a value is out of range; names the field, the value and what is allowed.
     """
 
     chunk_size_min_bytes: int = 128
@@ -157,30 +154,14 @@ class WireLimits:
         return "command_message_bytes", self.command_message_bytes
 
     def check_message(self, type_id: int, length: int) -> None:
-        """Refuse a message by the length that its header announces, before any of its payload is read.
-
-        Args:
-            type_id: message type, 0..255.
-            length: octets of payload.
-
-        Raises:
-            LimitExceededError: messages of that type may not be so long.
-        """
+        """Refuse a message by the length that its header announces, before any of its payload is read."""
         name, maximum = self.message_limit(type_id)
         if length > maximum:
             message = f"message of type {type_id} announces {length} bytes, {name} is {maximum}"
             raise LimitExceededError(name, length, maximum, message)
 
     def check_chunk_size(self, size: int) -> None:
-        """Refuse a chunk size that a peer sets.
-
-        Args:
-            size: octets, 1 or more.
-
-        Raises:
-            LimitExceededError: it is above `chunk_size_max_bytes`, or below `chunk_size_min_bytes` and the peer is not
-                `trusted`.
-        """
+        """Refuse a chunk size that a peer sets."""
         if size > self.chunk_size_max_bytes:
             raise LimitExceededError("chunk_size_max_bytes", size, self.chunk_size_max_bytes)
         if size < self.chunk_size_min_bytes and not self.trusted:

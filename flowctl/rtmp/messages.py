@@ -118,7 +118,6 @@ class PeerBandwidth:
     """The sender asks for at most `size` unacknowledged octets (5.4.5); everybody ignores it.
 
     Attributes:
-        size: 0..2^32-1.
         limit_type: `LIMIT_HARD`, `LIMIT_SOFT` or `LIMIT_DYNAMIC`; other values are kept as they came.
     """
 
@@ -131,7 +130,6 @@ class UserControl:
     """A user control event (6.2, 7.1.7).
 
     Attributes:
-        event: 0..65535, see the ``EVENT_`` constants.
         stream_id: message stream id, for stream begin, end, dry, is recorded and set buffer length.
         buffer_ms: the player's buffer, for set buffer length.
         timestamp: ms of the sender's clock, for ping request; the same again in the ping response.
@@ -153,7 +151,6 @@ class Command:
         name: ``connect``, ``publish``, ``_result`` ...
         transaction_id: number of the call; 0 when none is stated or it is no finite number.
         object: the command object, mostly a `dict` or None.
-        arguments: what follows it.
         amf3: whether it is of type 17; its values are plain then, see `flowctl.rtmp.amf.values.simplify`.
     """
 
@@ -169,7 +166,6 @@ class Data:
     """Metadata or any other data message (7.1.2): mostly a name and an object, but not always.
 
     Attributes:
-        values: what was sent.
         amf3: whether it is of type 15; its values are plain then, see `flowctl.rtmp.amf.values.simplify`.
     """
 
@@ -185,15 +181,6 @@ def decode_message(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> De
     """Return what `message` says, or `message` itself if its body is not for us to read.
 
     Octets after the end of a control message's fields are ignored.
-
-    Args:
-        message: a complete message.
-        limits: `WireLimits.amf` bounds the values of commands and, as `AmfLimits.for_data`, of data.
-
-    Raises:
-        RemoteProtocolError: ``"control-body"`` (too short), ``"command-name"`` (the first value is no string), or a
-            code of `flowctl.rtmp.amf.amf0.decode`.
-        LimitExceededError: an AMF limit.
     """
     type_id = message.type_id
     if type_id in (TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3):
@@ -226,9 +213,6 @@ def encode_control(value: Control) -> Message:
 
     Byte layout of the bodies, all big-endian: size, csid or sequence number (4); peer bandwidth: size (4) and type (1);
     user control: event (2) and stream id or timestamp (4), and buffer length (4).
-
-    Raises:
-        LocalProtocolError: a field is out of range.
     """
     try:
         type_id, body = _control_body(value)
@@ -238,18 +222,7 @@ def encode_control(value: Control) -> Message:
 
 
 def encode_command(command: Command, msid: int = 0, csid: int = _COMMAND_CSID, timestamp: int = 0) -> Message:
-    """Return `command` as a message of type 20, or of type 17 where `command.amf3` is set.
-
-    Args:
-        command: what to send; its values are written as AMF0 in both cases, which readers of type 17 expect after
-            the format octet 0.
-        msid: message stream id, 0 for the connection.
-        csid: chunk stream.
-        timestamp: ms.
-
-    Raises:
-        LocalProtocolError: a value cannot be written as AMF0.
-    """
+    """Return `command` as a message of type 20, or of type 17 where `command.amf3` is set."""
     body = amf0.encode(command.name, float(command.transaction_id), command.object, *command.arguments)
     if command.amf3:
         return Message(csid, timestamp, TYPE_COMMAND_AMF3, msid, b"\0" + body)

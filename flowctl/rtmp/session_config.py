@@ -21,11 +21,7 @@ WINDOW_ACK_SIZE_BYTES: Final = 2_500_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ControlConfig:
-    """Settings of the protocol control that both ends have in common: acknowledgements, pings, windows.
-
-    Raises:
-        ConfigError: a value is out of range; names the field, the value and what is allowed.
-    """
+    """Settings of the protocol control that both ends have in common: acknowledgements, pings, windows."""
 
     limits: WireLimits = dataclasses.field(default_factory=WireLimits)
     """Limits that the peer is held to."""
@@ -77,11 +73,7 @@ class ControlConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSessionConfig(ControlConfig):
-    """Settings of `ServerSession`; immutable, one object serves all connections of a server.
-
-    Raises:
-        ConfigError: a value is out of range; names the field, the value and what is allowed.
-    """
+    """Settings of `ServerSession`; immutable, one object serves all connections of a server."""
 
     paused_input_bytes: int = 4 * _MIB
     """Most octets of messages held back while input is paused or while our caller decides about a request: 3 s of a
@@ -115,12 +107,6 @@ class ServerSessionConfig(ControlConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ClientSessionConfig(ControlConfig):
-    """Settings of `ClientSession`.
-
-    Raises:
-        ConfigError: a value is out of range; names the field, the value and what is allowed.
-    """
-
     handshake: Literal["simple", "digest"] = "simple"
     """Style of the handshake. Any server takes simple; the Flash-era ones want digest for H.264."""
 

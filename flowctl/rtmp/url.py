@@ -80,11 +80,7 @@ def is_secret(name: str) -> bool:
 
 
 def parse_query(raw: str) -> Query:
-    """Return the pairs of `raw` (``k=v&k2=v2``, with or without a leading ``?``); a name without ``=`` has value "".
-
-    Raises:
-        RemoteProtocolError: code ``bad-url``; longer than `URL_MAX_CHARS` or more than `QUERY_MAX_PAIRS` pairs.
-    """
+    """Return the pairs of `raw` (``k=v&k2=v2``, with or without a leading ``?``); a name without ``=`` has value ""."""
     if len(raw) > URL_MAX_CHARS:
         raise RemoteProtocolError(f"query has {len(raw)} characters, at most {URL_MAX_CHARS} are read", code="bad-url")
     parts = [part for part in raw.lstrip("?").split("&") if part]
@@ -122,15 +118,6 @@ def check_name(name: str, what: str, *, maximum: int = NAME_MAX_CHARS) -> None:
     """Refuse a name that must not reach a path, a log line or a table of streams.
 
     The message states the rule and not the name, since a stream name may itself be a secret.
-
-    Args:
-        name: application or stream name without its query; segments are separated by ``/``.
-        what: how the error names it, for example ``"stream name"``.
-        maximum: most characters allowed.
-
-    Raises:
-        RemoteProtocolError: code ``bad-name``; empty, too long, a character that hides or forges text, a backslash,
-            or a ``.`` or ``..`` segment.
     """
     if not name:
         raise RemoteProtocolError(f"{what} is empty", code="bad-name")
@@ -152,16 +139,10 @@ class RtmpUrl:
     """One RTMP address; ``str`` and ``repr`` are redacted, so that it can be logged as it is.
 
     Args:
-        scheme: lower case, for example ``rtmp`` or ``rtmps``.
         host: lower case, without the brackets of IPv6; "" when the client did not say.
-        port: 1..65535.
         vhost: ``?vhost=`` or ``?domain=`` when given, `host` otherwise.
         app: application with its instance, for example ``live`` or ``live/inst``; never empty.
         stream: stream name without query; "" for an address that names none (yet).
-        raw_query: the query as it came, without the ``?``; "" for none.
-        query: the pairs of `raw_query`.
-        user: user name before the ``@``. None: none given.
-        password: password before the ``@``. None: none given.
     """
 
     scheme: str = "rtmp"
@@ -217,13 +198,6 @@ class RtmpUrl:
 
         An empty name (or one that is only a query) takes the last segment of the application: the user put the whole
         path into "Server". Where the query stands in between, as in ``app?k=v/stream``, the name is behind it.
-
-        Args:
-            name: as the client sent it: may have segments, a leading slash and a query.
-            name_max_chars: limit on application and stream name each.
-
-        Raises:
-            RemoteProtocolError: code ``bad-name`` (see `check_name`) or ``bad-url`` (see `parse_query`).
         """
         path, _, more = name.partition("?")
         # Before splitting, which is linear in a text that the peer made as long as it liked.
@@ -273,13 +247,6 @@ def parse_url(text: str, *, name_max_chars: int = NAME_MAX_CHARS) -> RtmpUrl:
     The last of two or more segments is the stream name; with one it is left to `RtmpUrl.with_stream` what it is.
     ``rtmp://host/app?k=v/stream``, the form that Flash media encoders wrote, is understood when the path alone names no
     stream.
-
-    Args:
-        text: the whole address.
-        name_max_chars: limit on application and stream name each.
-
-    Raises:
-        RemoteProtocolError: code ``bad-url`` for what is no address, ``bad-name`` for a name (see `check_name`).
     """
     url = _parse_base(text, name_max_chars)
     if "/" in url.app or _name_behind_query(url.raw_query, name_max_chars)[1]:
@@ -292,14 +259,6 @@ def from_connect(tc_url: str | None, app: str | None, *, name_max_chars: int = N
 
     A ``tcUrl`` that is missing or no address (cameras send an empty one, or quotes around it) is made up for by
     ``app``; with neither the application is `DEFAULT_APP`.
-
-    Args:
-        tc_url: the command object's ``tcUrl``. None: it had none.
-        app: the command object's ``app``, may have a query. None: it had none.
-        name_max_chars: limit on the application name.
-
-    Raises:
-        RemoteProtocolError: code ``bad-url`` for an over-long text, ``bad-name`` for a bad application name.
     """
     path, _, raw_query = unquote(app or "").partition("?")
     text = unquote(tc_url or "")
@@ -382,14 +341,6 @@ def url_of(path: str, host: str, port: int = 1935) -> RtmpUrl:
     """Return the address at which a server has the stream `path`, whatever characters are in that name.
 
     An address is no text here that is parsed: ``live/room#2`` would be read as ``live/room``, another stream.
-
-    Args:
-        path: name of a stream, as `RtmpUrl.path`.
-        host: name or address of the server.
-        port: of the server.
-
-    Raises:
-        RemoteProtocolError: code ``bad-name``; no client can ask a server for it.
     """
     before, _, behind = path.rpartition("/")
     # Some applications cannot stand in a tcUrl; then all of it is the stream's name, which servers split again.

@@ -53,13 +53,6 @@ class Message:
 
     A class with slots instead of a dataclass: a reader makes one per audio and video frame, and a frozen dataclass
     takes three times as long to build.
-
-    Args:
-        csid: chunk stream it travels on, 2..65599.
-        timestamp: ms on the 32-bit stream clock, 0..2^32-1.
-        type_id: message type, 0..255, see the ``TYPE_`` constants.
-        msid: message stream id, 0 for the connection itself.
-        payload: the message body.
     """
 
     __slots__ = ("csid", "msid", "payload", "timestamp", "type_id")
@@ -100,9 +93,6 @@ def basic_header(fmt: int, csid: int) -> bytes:
 
     Byte layout (Adobe RTMP 1.0 section 5.3.1.1): ``fmt:2 csid:6``; csid 64..319 is ``fmt:2 0:6`` and csid - 64;
     csid 320..65599 is ``fmt:2 1:6`` and csid - 64 in two octets, the low one first.
-
-    Raises:
-        LocalProtocolError: `csid` is outside 2..65599.
     """
     if not CSID_MIN <= csid <= CSID_MAX:
         raise LocalProtocolError(f"csid is {csid}, allowed is {CSID_MIN} to {CSID_MAX}")

@@ -237,11 +237,7 @@ class HeldChannel:
             self._desk.withdraw(answer.request_id)
 
     def notify(self, message: Any, timeout: float) -> None:
-        """Send a notification, which keeps the channel closed for `timeout` seconds.
-
-        Raises:
-            BrokenError: it was not sent: the peer has gone, or did not take it.
-        """
+        """Send a notification, which keeps the channel closed for `timeout` seconds."""
         self._send(message, None, timeout, None)
 
     def _send(self, message: Any, receiver: Receiver | None, timeout: float, response_type: ResponseType) -> int:

@@ -220,13 +220,7 @@ class Counters:
 
 
 class Core:
-    """See the module.
-
-    Args:
-        policy: objects that are asked.
-        rng: gives the first request id.
-        hands: what offers are given.
-    """
+    """See the module."""
 
     __slots__ = (
         *("_arrivals", "_budget", "_choice", "_ejected", "_ejection", "_fairness", "_freed", "_hands"),
@@ -534,7 +528,6 @@ class Core:
             self._untold.append(job)
 
     def _next_offer(self, walk: Walk) -> Offer | None:
-        """Return the next offer of `walk`; None: it is over, or has to wait."""
         while self.open_count > 0:
             fresh = walk.fresh
             if fresh is not None:
@@ -715,7 +708,6 @@ class Core:
         return None
 
     def choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
-        """Return the peer `peer_id` if `offer` could send to it."""
         peer = self.peers.get(peer_id)
         if peer is None or peer.open_count <= 0 or offer.size <= 0 or not offer.active:
             return None

@@ -12,16 +12,7 @@ from flowctl.pollgroup import PollGroup
 
 
 class Driver:
-    """Calls a scheduler when it is time.
-
-    Args:
-        runner: whose loop has the timer.
-        clock: of the scheduler, in seconds.
-        due: called on the thread of that loop; asks for the next time itself.
-
-    Raises:
-        ConfigError: `runner` has no loop.
-    """
+    """Calls a scheduler when it is time."""
 
     __slots__ = ("_clock", "_disarmed", "_due", "_handle", "_runner")
 
@@ -46,12 +37,7 @@ class Driver:
         return (runner.loop if isinstance(runner, PollGroup) else runner).is_closed()
 
     def arm(self, when: float) -> None:
-        """Have `due` called at `when`, seconds on the clock, instead of at the time asked for before; any thread.
-
-        Raises:
-            ClosedError: the poll group's loop is closed.
-            RuntimeError: the loop is closed.
-        """
+        """Have `due` called at `when`, seconds on the clock, instead of at the time asked for before; any thread."""
         self._post(self._set, when)
 
     def disarm(self) -> None:

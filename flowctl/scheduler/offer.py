@@ -245,22 +245,7 @@ class Offer:
         *,
         response_type: ResponseType = None,
     ) -> int | None:
-        """Send a request on `channel`, which closes it until the request ends.
-
-        Args:
-            channel: of this offer.
-            message: handed to the peer's ``send``.
-            receiver: told once how the request ends, never from within this call.
-            timeout: seconds, more than 0, up to `MAX_TIMEOUT_S`, from which on the response counts as missing.
-            response_type: what the response must be an instance of; others are ignored.
-
-        Returns:
-            The request's id. None if it was not sent: the size is used up, the channel was used, the peer has gone,
-            has no open channel or did not take the message, or the offer is over.
-
-        Raises:
-            ConfigError: `timeout` is not in its range, `response_type` is no type, or there is no receiver.
-        """
+        """Send a request on `channel`, which closes it until the request ends."""
         if receiver is None:
             raise ConfigError("a request has no receiver", hint="what expects no answer is sent by notify")
         return self._hands.post(self, channel, message, receiver, timeout, response_type)
@@ -269,9 +254,6 @@ class Offer:
         """Send a notification on `channel`, which closes it for `timeout` seconds.
 
         Args and Raises: see `send`.
-
-        Returns:
-            Whether it was sent.
         """
         return self._hands.post(self, channel, message, None, timeout, None) is not None
 
@@ -279,9 +261,5 @@ class Offer:
         """Leave `channel`, or the one that the iteration is at, open for the next sender: the same as going on."""
 
     def withdraw(self) -> bool:
-        """Leave the queue without having sent: no callback of the sender follows.
-
-        Returns:
-            Whether it was in the queue until now.
-        """
+        """Leave the queue without having sent: no callback of the sender follows."""
         return self._hands.leave(self)

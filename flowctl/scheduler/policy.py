@@ -31,18 +31,13 @@ class PeerState:
     """One connected peer, as the scheduler and its policies see it; only the scheduler changes it.
 
     Attributes:
-        peer_id: what it is known by.
         reference: calls to the peer's object, or to None once that is gone.
-        number: how many peers were connected before it.
         channel_count: its channels, open and closed. After it was lowered more than these may be closed.
         open_count: messages that may be sent to it now; 0 while it is ejected.
         pending: keys of what it has been sent and has not finished, oldest first: each is one closed channel.
-        ejected: whether it is left out of offers for a while.
         probation: whether it was until lately: it has one channel until it has answered.
         gone: whether it was disconnected, or its object is no more.
         choice_state: for the `Choice`, which may keep here what it knows of the peer.
-        limits_state: the same for the `ChannelLimits`.
-        ejection_state: the same for the `Ejection`.
     """
 
     __slots__ = (
@@ -88,21 +83,10 @@ class Fairness(Protocol):
     """Decides about the order of the queue and the size of offers."""
 
     def place(self, sender: Any, priority: int, number: int) -> float:
-        """Return the place of a new sender: lower is earlier, equal ones stand in the order of their coming.
-
-        Args:
-            sender: the one that is scheduled.
-            priority: what it was scheduled with; higher is more urgent.
-            number: how many senders were scheduled before it.
-        """
+        """Return the place of a new sender: lower is earlier, equal ones stand in the order of their coming."""
 
     def size(self, open_count: int, behind_count: int) -> int:
-        """Return how many messages the next sender may send.
-
-        Args:
-            open_count: open channels of all peers, 1 or more.
-            behind_count: senders that stand behind it in the line which is being asked.
-        """
+        """Return how many messages the next sender may send."""
 
     def served(self, sender: Any, place: float, sent_count: int) -> None:
         """Learn that `sender`, which had `place`, has sent so many messages, 1 or more."""
@@ -122,15 +106,7 @@ class Choice(Protocol):
         """Remove and return the peer that is to be offered next; None if none is left."""
 
     def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> None:
-        """Learn how a request to `peer` ended.
-
-        Args:
-            peer: which was asked.
-            outcome: REJECTED: the peer's ``send`` did not take it, or its response was of no use
-                (`SchedulerPolicy.useful`). Of a request that was withdrawn it is what the peer did with it.
-            latency_s: seconds from sending to the end.
-            now: seconds on the scheduler's clock.
-        """
+        """Learn how a request to `peer` ended."""
 
 
 class ChannelLimits(Protocol):
@@ -160,14 +136,7 @@ class Ejection(Protocol):
 
 
 class FirstComeFirstServed:
-    """Each in its turn, one channel at a time while others wait behind it; priorities pass a bounded number.
-
-    Args:
-        places_per_priority: see `PLACES_PER_PRIORITY`; 0 or more. 0: priorities count for nothing.
-
-    Raises:
-        ConfigError: it is negative.
-    """
+    """Each in its turn, one channel at a time while others wait behind it; priorities pass a bounded number."""
 
     __slots__ = ("_places",)
 

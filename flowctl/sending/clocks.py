@@ -18,13 +18,11 @@ class Clocks(NamedTuple):
     """When each of a Sender's clocks has run down, in seconds as of its host; inf: that one does not run.
 
     Attributes:
-        closes_at: closing takes too long.
         stuck_at: the kernel has taken nothing for too long though there was something to take.
         soft_at: it has been at or above SOFT_LIMIT for too long.
         rises_at: the age of what is queued may reach its next mark.
         looks_at: something else may have changed: the load of a joiner, or a key frame has come.
         held_until: it no longer counts as one that lags because pictures were left out lately.
-        samples_at: its delay is to be sampled.
     """
 
     closes_at: float = inf
@@ -41,13 +39,7 @@ class Clocks(NamedTuple):
         return min(self)
 
     def overdue(self, now: float, settings: SenderSettings, *, waits: bool) -> tuple[CloseReason, str] | None:
-        """Return what has taken too long, as reason and details of the end. None: nothing has.
-
-        Args:
-            now: time in seconds.
-            settings: how long each may take.
-            waits: whether something is left to write. Otherwise a flush ends who is closing.
-        """
+        """Return what has taken too long, as reason and details of the end. None: nothing has."""
         if waits and now >= self.closes_at:
             limit = settings.close_deadline_s
             return CloseReason.STUCK, f"not everything was taken within {limit:g} s after closing began"

@@ -119,11 +119,7 @@ class SenderHost(Protocol):
 
 
 class NoHost:
-    """Stands in for the host of a Sender that is over, whose connection is gone: there is nobody left to ask or tell.
-
-    Args:
-        ended_at: time at which the Sender ended, in seconds on its clock; it stands still there.
-    """
+    """Stands in for the host of a Sender that is over, whose connection is gone: nobody is left to ask or tell."""
 
     __slots__ = ("_ended_at",)
 

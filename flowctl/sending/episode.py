@@ -15,14 +15,7 @@ Pictures = tuple[int, int]
 
 
 class DropEpisode:
-    """What there was when an episode of drops began. Not thread-safe: its Sender's lock guards it.
-
-    Args:
-        now: time in seconds.
-        dropped: what had been dropped, by reason.
-        pictures: of the followed log.
-        slow: what is known of the peer. None: it has kept up so far.
-    """
+    """What there was when an episode of drops began. Not thread-safe: its Sender's lock guards it."""
 
     __slots__ = ("_at", "_delay_removed_ms", "_dropped", "_pictures", "_waited_s")
 

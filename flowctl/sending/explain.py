@@ -31,13 +31,6 @@ def blame(core: FlowCore, load: Load, *, largest_bytes: int, stalled_s: float, l
 
     A kernel that takes nothing is the viewer's link, unless what is queued is one oversized message that came less
     than a second ago. A queue that the kernel was not even offered is our loop if it is old, else a burst.
-
-    Args:
-        core: the flow core.
-        load: what is queued.
-        largest_bytes: largest message of the followed log, 0 where none is followed.
-        stalled_s: how long the kernel has taken nothing.
-        late_s: from which age on an unwritten message is our loop's fault (several flush intervals).
     """
     change = core.last_change
     if core.state is SendState.READY:
@@ -64,20 +57,7 @@ def explain(
     close_reason: CloseReason | None = None,
     details: str = "",
 ) -> str:
-    """Return state, axis, value, limit, since when, and who is to blame, in one line.
-
-    Args:
-        core: the flow core.
-        load: what is queued.
-        now: time in seconds.
-        largest_bytes: see `blame`.
-        joining: the peer is still taking the GOP cache.
-        waiting_for_key: frames are refused until the next key frame.
-        stalled_s: how long the kernel has taken nothing.
-        remarks: more to say: pictures left out, delay, forecast.
-        close_reason: why the connection ended. None: it is open.
-        details: of the end of the connection.
-    """
+    """Return state, axis, value, limit, since when, and who is to blame, in one line."""
     if close_reason is not None:
         return f"closed: {close_reason.value}" + (f" ({details})" if details else "")
     parts = [f"{core.state.name} for {format_duration(now - core.since)}"]

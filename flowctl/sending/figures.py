@@ -16,25 +16,20 @@ class Account(NamedTuple):
     """How a Sender stands at one instant, for callers that look at thousands of them: see `Sender.account`.
 
     Attributes:
-        state: present state.
-        picture_share: share of the pictures of the last 20 s that were sent, 0 to 1.
         delay_ms: how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel. 0: it
             keeps up.
         lagging: whether something was left over at the last write, so that the kernel had enough to do since.
         joining: whether it is still taking the GOP cache, and not judged on that.
         noted: whether its ledger has anything: with nothing in it, nothing was ever done to the peer.
         bytes_sent: wire bytes that the kernel has taken.
-        pulse: see `Sender.pulse`.
         entry: where it stands in the followed log. None: it follows none.
         own_bytes: bytes queued for this peer alone: all that is not read from the log.
-        own_messages: the same in messages.
         load: what is queued, on three axes. This and what follows are there where rows were asked for.
         stalled_s: for how long the kernel has taken nothing while something is queued.
         drain_bytes_per_s: what the peer takes when there is always something to take. None: not measured.
         accepted: figures by class: what it was offered.
         sent: the same: what the kernel took completely.
         dropped: the same: what was not sent, for whatever reason.
-        idle: whether nothing is queued.
         cohort: (log, where it stands, end of the log), of a member of a cohort: its figures are of that instant. None:
             it is none, or the cohort went on meanwhile.
         joined_at: when it began to follow its log, in seconds.

@@ -39,18 +39,9 @@ _NEVER: Final = float("-inf")
 class SlowPeer:
     """Meters and counts of one peer. Not thread-safe: its Sender's lock guards it.
 
-    Args:
-        settings: those of the Sender.
-        trail: of what was written so far. None: nothing was.
-
     Attributes:
         by_delay: whether the delay counts as age against the limits.
-        delay: in what time it takes what waits for it.
-        drain: what it takes.
-        pictures: the share of them that it gets.
         last_share: that share, of the log that was left last; asked for after the end.
-        delay_ms: the delay at the last sample.
-        trail: since when what was written to it had waited.
         behind_ms: how old the oldest was that it had not taken, at the last sample.
         behind_max_ms: the largest of these since the open episode of drops began.
         waited: whether something has waited for the peer ever since the last sample of the drain rate.
@@ -131,15 +122,6 @@ class SlowPeer:
     def sample(
         self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int, queue_age_ms: float = 0.0
     ) -> None:
-        """Take one sample.
-
-        Args:
-            now: time in seconds.
-            queued_bytes: what waits in our own queue.
-            written_bytes: what the kernel has taken since the connection began.
-            kernel_bytes: what of it the peer has not acknowledged.
-            queue_age_ms: age of the oldest message in our own queue.
-        """
         kept, seconds = queued_bytes + written_bytes, now - self._sampled_at
         if kept >= self._kept_bytes and seconds > 0:  # else something was thrown away
             self._fill_bytes_per_s += _SMOOTHING * ((kept - self._kept_bytes) / seconds - self._fill_bytes_per_s)
@@ -166,12 +148,7 @@ class SlowPeer:
         return max(now - self.trail.since(written_bytes - untaken, written_bytes, now), 0.0) * 1000
 
     def why_return(self, now: float, queue_age_ms: float) -> str | None:
-        """Judge the last sample: return why the peer is to be brought back to live. None: it is not.
-
-        Args:
-            now: time in seconds.
-            queue_age_ms: age of the oldest message in our own queue.
-        """
+        """Judge the last sample: return why the peer is to be brought back to live. None: it is not."""
         self._acted_at = now
         behind_ms, limit_ms = max(self.age_ms, queue_age_ms), self._settings.return_delay_s * 1000
         too_far = 0 < limit_ms <= behind_ms and not self.drain.stalled(now)
@@ -198,16 +175,7 @@ class SlowPeer:
     def timing(
         self, now: float, rate: float, held_bytes: int, log: StreamLog, limits: Limits, patience: Sequence[float]
     ) -> Timing:
-        """Return what lateness goes by.
-
-        Args:
-            now: time in seconds.
-            rate: bytes per second that the peer takes.
-            held_bytes: what it was handed and has not taken.
-            log: the one that is followed.
-            limits: those in force.
-            patience: the policy's, by class.
-        """
+        """Return what lateness goes by."""
         target = target_s(limits.target_delay_ms, log.gop_duration_s)
         most_s = most_wait_s(limits, log.rates.bytes_per_s, log.rates.messages_per_s)
         return Timing(
@@ -237,11 +205,7 @@ class SlowPeer:
         self._allowed_bytes = self.ahead_bytes
 
     def note_late(self, now: float, late: int) -> LedgerEntry | None:
-        """Note how many messages of the followed log were left out for being late so far.
-
-        Returns:
-            What to note if these are the first ones since the peer had kept up. None: nothing.
-        """
+        """Note how many messages of the followed log were left out for being late so far."""
         more, first = late > self._late, not self._cutting  # fewer than before: another log is followed
         self._late = late
         if more:
@@ -284,11 +248,6 @@ class SlowPeer:
         because the kernel was given that before the viewer lagged. Only a time in which it took nothing is its own. Its
         own messages, which nobody leaves out, are counted as old as they are, up to the time that they take themselves
         at a rate without a pause.
-
-        Args:
-            load: what counts otherwise.
-            own: what was sent to it alone.
-            now: time in seconds.
         """
         age_ms = (now - self.drain.taken_at) * 1000
         if len(own) and self.drain.rate and self.drain.flows(now) and (since := own.oldest_at) is not None:
@@ -313,15 +272,7 @@ class SlowPeer:
         per_second: tuple[Sequence[float], Sequence[float]] | None,
         refused_mask: int,
     ) -> Forecast | None:
-        """Return when the hard limit will be reached if all goes on as now; None: never, or the rate is not known.
-
-        Args:
-            now: time in seconds.
-            load: what counts against the limits.
-            limits: those in force.
-            per_second: (messages, bytes) by class of the followed log. None: not known, or none is followed.
-            refused_mask: the classes of it that are refused.
-        """
+        """Return when the hard limit will be reached if all goes on as now; None: never, or the rate is not known."""
         drain = 0.0 if self.drain.stalled(now) else self.drain.rate
         if drain is None:
             return None
@@ -340,15 +291,7 @@ class SlowPeer:
         )
 
     def remarks(self, queued_bytes: int, share: float, stream_bytes_per_s: float | None, behind_ms: float) -> list[str]:
-        """Return what there is to tell of rate, share and delay.
-
-        Args:
-            queued_bytes: what waits in our own queue now: mostly one asks right after something was thrown away that
-                the last sample saw.
-            share: of the pictures of the last 20 s, 0 to 1.
-            stream_bytes_per_s: rate of the log behind which it lags, 0 while it is not known. None: there is none.
-            behind_ms: how far behind it is now.
-        """
+        """Return what there is to tell of rate, share and delay."""
         delay_ms, rate = self.delay.with_queue(queued_bytes), self.drain.rate
         if stream_bytes_per_s is not None and rate is not None and (share < 1 or delay_ms >= HEALTHY_MS):
             of = f" of {format_size(int(stream_bytes_per_s))}" if stream_bytes_per_s else ""
@@ -362,12 +305,7 @@ class SlowPeer:
 
 
 def healthy_delay_ms(kernel_bytes: int, bytes_per_s: float) -> float | None:
-    """Return the delay of a peer that keeps up, in ms. None: it is to be measured.
-
-    Args:
-        kernel_bytes: what the kernel has taken and the peer has not acknowledged.
-        bytes_per_s: rate of the log that a cohort writes to it: it takes at least so much. 0: there is none.
-    """
+    """Return the delay of a peer that keeps up, in ms. None: it is to be measured."""
     if not kernel_bytes:
         return 0.0
     if bytes_per_s and kernel_bytes * 1000 < HEALTHY_MS * bytes_per_s:

@@ -40,11 +40,7 @@ STEPS: Final = {
 
 
 def step(old: Standing, new: Standing) -> Standing:
-    """Return `new`, where a viewer that stands at `old` may go.
-
-    Raises:
-        InternalError: it may not.
-    """
+    """Return `new`, where a viewer that stands at `old` may go."""
     if (old, new) not in STEPS:
         raise InternalError(f"a viewer that is {old.name} cannot become {new.name}")
     return new

@@ -125,12 +125,6 @@ class _Address:
 class Admission:
     """Counts connections and decides on new ones. Any thread.
 
-    Args:
-        limits: see there.
-        wall: seconds since the epoch, for bans, which end at a time of day.
-        trusted: addresses that no ban list can keep out or limit: proxies, which all come through.
-        nodes: addresses likewise, that have no limits per address either.
-
     Attributes:
         bans: who is kept out; immutable, replaced as a whole by any thread.
         elsewhere: what other processes of the same server have; set before the first connection. None: there are none.
@@ -173,16 +167,7 @@ class Admission:
             return dict(self._refused)
 
     def enter(self, address: str, now: float, cost: float = 1.0) -> None:
-        """Count a new connection of `address`.
-
-        Args:
-            address: of the peer.
-            now: time.
-            cost: what it takes of the rates of new ones, above 0 and at most 1.
-
-        Raises:
-            LimitExceededError: it may not connect; nothing was counted but the refusal.
-        """
+        """Count a new connection of `address`."""
         ban = self.ban_of(address)
         if ban is not None and ban.action is BanAction.BAN:  # first of all: who is banned takes no place of our memory
             with self._lock:
@@ -216,21 +201,7 @@ class Admission:
         *,
         ours: bool,
     ) -> None:
-        """See that a connection may be admitted.
-
-        Args:
-            entry: of its address.
-            ban: what the ban list says of it.
-            now: time.
-            cost: see `enter`.
-            total: connections in other processes.
-            of_address: those of the address.
-            share: processes that new connections are spread over: each lets in its part of a rate.
-            ours: it is a node of ours, whose connections are as many as it has work.
-
-        Raises:
-            LimitExceededError: it may not.
-        """
+        """See that a connection may be admitted."""
         self._lock.assert_owned()
         limits = self.limits
         if not limits.connections:

@@ -226,7 +226,6 @@ class BanList:
             self._add(ban)
 
     def _add(self, ban: Ban) -> None:
-        """Take `ban`. Only while the list is made."""
         self._by_action[ban.action].add(ban)
         if len(self) > MOST_BANS:
             raise ConfigError(f"there are more than {MOST_BANS} bans", hint="ban networks instead of addresses")
@@ -295,17 +294,7 @@ def parse_lines(
     take: Callable[[Ban], None] = lambda _: None,
     rest: Callable[[], None] | None = None,
 ) -> Iterator[Ban]:
-    """Yield the bans of a file of any length, one per line; see `BanList.parse`.
-
-    Args:
-        text: its contents.
-        where: its name, for errors.
-        take: given each; an error of it is one of the line.
-        rest: see `BanList.parse`.
-
-    Raises:
-        ConfigError: a line is wrong; names file, line and value.
-    """
+    """Yield the bans of a file of any length, one per line; see `BanList.parse`."""
     for number, line in enumerate(text.split("\n"), 1):
         if rest is not None and number % _REST_EVERY == 0:
             rest()
@@ -338,16 +327,6 @@ def merge_bans(there: Iterable[Ban], own: Iterable[Ban], now_utc: float, allow: 
     Several may write one list: a job once a day, a watch all the time, a person by hand. Nobody may end a ban of
     another, so the list is the union; of two bans of one network the later end counts, with the evidence of the
     higher score, whichever came first. Where the one that ends later was made by hand, it stays as it was written.
-
-    Args:
-        there: what the list holds.
-        own: what the writer wants to be in it.
-        now_utc: seconds since the epoch; what has expired goes.
-        allow: networks that the writer never bans: what touches them is not kept either.
-
-    Returns:
-        One per network and action: those made by hand first, then the highest scores, of these who stays longest.
-        They may be more than a list holds; `fitting` cuts them.
     """
     merged: dict[tuple[str, BanAction], Ban] = {}
     kept = (ban for ban in there if not allow or not _touches(ban.network, allow))
@@ -365,14 +344,7 @@ def _worth(ban: Ban) -> tuple[Any, ...]:
 
 
 def fitting(bans: Sequence[Ban]) -> list[Ban]:
-    """Return the first of these that one list holds, `MOST_BANS` and `MOST_BYTES` of them: what is left out is least.
-
-    Args:
-        bans: as of `merge_bans`.
-
-    Raises:
-        ConfigError: one of those left out was made by hand, and no program may end it.
-    """
+    """Return the first of these that one list holds, `MOST_BANS` and `MOST_BYTES`: what is left out is least."""
     sizes = accumulate(len(ban.line()) + 1 for ban in bans[:MOST_BANS])
     count = sum(size <= MOST_BYTES for size in sizes)
     if any(ban.by_hand for ban in bans[count:]):
@@ -400,11 +372,7 @@ def utc_text(moment: datetime | None) -> str | None:
 
 @lru_cache(maxsize=4096)
 def parse_utc(text: str) -> datetime:
-    """Return an ISO 8601 time with its zone, in UTC; a fraction of a second counts as one.
-
-    Raises:
-        ConfigError: it is no such time, lacks the zone, or lies before 1970.
-    """
+    """Return an ISO 8601 time with its zone, in UTC; a fraction of a second counts as one."""
     try:
         moment = _whole_second(datetime.fromisoformat(text))
     except (ValueError, OverflowError, ConfigError):
@@ -417,11 +385,6 @@ def parse_utc(text: str) -> datetime:
 
 
 def _whole_second(moment: Any) -> datetime | None:
-    """Return `moment` in UTC at the whole second that is not before it.
-
-    Raises:
-        ConfigError: it is no time, lacks the zone, or lies before 1970.
-    """
     if moment is None:
         return None
     if not isinstance(moment, datetime) or moment.tzinfo is None:
@@ -445,7 +408,6 @@ def _keep(kept: dict[_Key, Ban], key: _Key, ban: Ban) -> None:
 
 
 def _ban_of(line: str) -> Ban:
-    """Return the ban that a line of the file is."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -487,11 +449,7 @@ def _ban_of(line: str) -> Ban:
 
 @lru_cache(maxsize=1024)
 def _network_of(cidr: str) -> Network:
-    """Return the network that `cidr` names; IPv4 written as IPv6 is IPv4.
-
-    Raises:
-        ConfigError: it is no network, has bits set behind its prefix, or is too wide.
-    """
+    """Return the network that `cidr` names; IPv4 written as IPv6 is IPv4."""
     try:
         network: Network = ipaddress.ip_network(cidr)
     except ValueError as error:

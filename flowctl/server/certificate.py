@@ -17,15 +17,8 @@ _State = tuple[tuple[int, int, int], ...]
 class Certificate:
     """Certificate and key of a server, as files in PEM. Any thread.
 
-    Args:
-        certificate: the server's own, then those of the authorities between it and one that clients know.
-        key: its private key, without a pass phrase; nobody but its owner may have access to it.
-
     Attributes:
         fault: what is wrong with the files as they are now, so that those of before are in force; empty: nothing.
-
-    Raises:
-        ConfigError: a file cannot be read or is wrong, or the two do not belong together.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
@@ -36,20 +29,13 @@ class Certificate:
         self._context = self._load()
 
     def wrap(self, sock: socket.socket) -> TlsSocket:
-        """Return a new connection's socket with TLS; `sock` must not be used any more.
-
-        Raises:
-            OSError: the peer has gone; `sock` is closed.
-        """
+        """Return a new connection's socket with TLS; `sock` must not be used any more."""
         return with_tls(sock, self._context)
 
     def look(self) -> bool:
         """Read the files again if they have changed; return whether newcomers get another certificate from now on.
 
         Connections that are open keep theirs.
-
-        Raises:
-            ConfigError: as above. The certificate of before stays in force, and this is told once per change.
         """
         seen = self._state()
         if seen == self._seen:

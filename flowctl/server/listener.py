@@ -46,16 +46,7 @@ class Host(Protocol):
 class Listener:
     """One listening socket of a server; a pollable.
 
-    Args:
-        sock: listens, and does not block; closed when its group lets go of it.
-        host: the server.
-        session_factory: makes the session of a connection that comes here.
-        name: what it is for, in messages.
-        tls: of what connects here. None: it is plain.
-        cost: of a connection, see `Admission.enter`.
-
     Attributes:
-        address: where it listens.
         pauses: times that accepting rested because the process had no descriptor left.
     """
 
@@ -139,16 +130,7 @@ def shown(host: str, port: int, name: str = "") -> str:
 
 
 def listening_socket(host: str, port: int, name: str = "") -> socket.socket:
-    """Return a new listening socket; one of IPv6 takes IPv6 alone, so that ``[::]`` and ``0.0.0.0`` go together.
-
-    Args:
-        host: address, or a name that is one.
-        port: 0: any.
-        name: what it is for, in messages.
-
-    Raises:
-        ConfigError: the address does not resolve, is in use, or may not be used.
-    """
+    """Return a new listening socket; one of IPv6 takes IPv6 alone, so that ``[::]`` and ``0.0.0.0`` go together."""
     if not 0 <= port <= LAST_PORT:
         # getaddrinfo takes 70000, and means 4464.
         raise ConfigError(f"port is {port}, it must be 0 (any) to {LAST_PORT}")
@@ -184,11 +166,6 @@ def listen_hint(error: OSError) -> str:
 
 
 def socket_of(descriptor: int) -> socket.socket:
-    """Return the listening socket that `descriptor` is.
-
-    Raises:
-        ConfigError: it is none.
-    """
     try:
         sock = socket.socket(fileno=descriptor)
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

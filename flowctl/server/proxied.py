@@ -27,12 +27,7 @@ Peer = tuple[str, int]
 
 
 class Proxied:
-    """The connections whose header is still to be read.
-
-    Args:
-        admit: told of each that said whom it speaks for: (socket, address and port of the peer).
-        refuse: told of each that is refused: (address and port of the proxy, why). Its socket is closed already.
-    """
+    """The connections whose header is still to be read."""
 
     def __init__(
         self,

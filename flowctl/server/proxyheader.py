@@ -54,14 +54,7 @@ class ProxyHeaderError(RemoteProtocolError):
 
 
 class TrustedProxies:
-    """The addresses whose headers are believed.
-
-    Args:
-        networks: addresses and networks, such as ``10.0.0.0/8``; a single address is a network of one.
-
-    Raises:
-        ConfigError: one is neither, or it is a text instead of several.
-    """
+    """The addresses whose headers are believed."""
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
         if isinstance(networks, str):  # it would be read letter by letter
@@ -104,11 +97,7 @@ class HeaderReader:
         return bool(self._buffer)
 
     def take(self, data: bytes) -> bool:
-        """Take the next octets, `wanted` at most; return whether the header is complete.
-
-        Raises:
-            ProxyHeaderError: it is none, or too long.
-        """
+        """Take the next octets, `wanted` at most; return whether the header is complete."""
         self._buffer += data
         first = self._buffer[0] if self._buffer else 0
         if not self._buffer:
@@ -176,11 +165,6 @@ class HeaderReader:
 
 
 def _read_line(line: bytes) -> Origin:
-    """Return what a line says.
-
-    Raises:
-        ProxyHeaderError: it is not of the form that the specification has.
-    """
     parts = line.decode("ascii", "replace").split(" ")
     if parts[:2] == ["PROXY", "UNKNOWN"]:
         return None  # what follows is to be ignored

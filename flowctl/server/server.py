@@ -650,11 +650,7 @@ class Server:
 def _check_use(
     given: Iterable[tuple[str, object, tuple[Any, ...]]], group_count: int, policy: DropPolicy | None
 ) -> None:
-    """See that arguments have the right type and are of use.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """See that arguments have the right type and are of use."""
     for what, value, kinds in given:
         check_type(f"Server: {what}", value, *kinds)
     if not 1 <= group_count <= MAX_GROUPS:
@@ -667,11 +663,7 @@ def _check_use(
 
 
 def _made(factory: Callable[[], Session]) -> Session:
-    """Return a new session.
-
-    Raises:
-        LocalProtocolError: the factory made something else.
-    """
+    """Return a new session."""
     try:
         session = factory()
     except (OSError, ClosedError) as error:  # of the application's doing: neither the socket's nor the server's

@@ -36,9 +36,6 @@ class EndSignals:
 
     SIGHUP, SIGUSR1 and SIGUSR2 end nothing either, unless they had a handler already, which is left in force. On
     leaving the context, the handlers of before are in force again. Main thread.
-
-    Raises:
-        ValueError: entered on another thread than the main one, to which the interpreter gives no signals.
     """
 
     __slots__ = ("_ended", "_reader", "_undo", "_woken", "_writer", "calls")
@@ -96,11 +93,7 @@ class EndSignals:
         """Do nothing: that the signal has a handler keeps it from killing, and its number wakes the wait."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for one of the signals that end, or for `wake`; return whether a signal has come since the beginning.
-
-        Args:
-            timeout_s: how long to wait at most, more than 0. None: without end.
-        """
+        """Wait for one of the signals that end, or for `wake`; return whether a signal has come since the beginning."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ended and not self._woken and self._reader is not None:
             left_s = None if end is None else end - time.monotonic()

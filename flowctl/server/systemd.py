@@ -27,12 +27,6 @@ def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int
     """Return the descriptors of the sockets that systemd handed to this process, by what they are for.
 
     They, and the variables that tell of them, are not for processes that this one starts.
-
-    Args:
-        environment: of the process; what tells of the sockets is taken out.
-
-    Raises:
-        ConfigError: there are some, and what one is for is not said in a word of `NAMES`.
     """
     pid, count, names = (environment.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
     if pid != str(os.getpid()) or not count.isdecimal() or not 0 < int(count) <= _MOST:
@@ -56,10 +50,6 @@ class Notifier:
 
     Attributes:
         told: whether anybody is.
-
-    Args:
-        environment: of the process: ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``; taken out, so that no
-            process that this one starts speaks for it.
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
@@ -112,11 +102,7 @@ class Thread(Protocol):
 
 
 class Pulse:
-    """Whether all threads of a server come to what they are asked to do. Main thread.
-
-    Args:
-        threads: of the server.
-    """
+    """Whether all threads of a server come to what they are asked to do. Main thread."""
 
     def __init__(self, threads: Sequence[Thread]) -> None:
         self._threads: Final = threads

@@ -62,31 +62,7 @@ def row(
     detail: Mapping[str, Any] | None = None,
     count: int | None = None,
 ) -> Row:
-    """Return a record of `flow_events` as a lane takes it: its columns in order, without `node` and `seq`.
-
-    Args:
-        ts_us: when, microseconds since the epoch.
-        conn_id: see `flowctl.telemetry.schema`.
-        peer: address, port, role, application and stream, as they are stored.
-        event: what it is about.
-        state_from: and the others up to `limit`: the columns of that name.
-        state_to: as above.
-        state_ms: as above.
-        cause: as above.
-        axis: as above.
-        value: as above.
-        limit: as above.
-        account: how its Sender stands: queue, what was sent, delay.
-        dropped_messages: as above.
-        dropped_bytes: as above.
-        sent_bytes: where no `account` has it.
-        rtt_us: as above.
-        unsent_bytes: as above.
-        delay_ms: where no `account` has it.
-        reason: as above.
-        detail: more; stored as JSON.
-        count: how many occurrences it stands for.
-    """
+    """Return a record of `flow_events` as a lane takes it: its columns in order, without `node` and `seq`."""
     queue: tuple[int | None, int | None, float | None] = (None, None, None)
     if account is not None:
         load = account.load
@@ -125,10 +101,6 @@ class _Refused:
     """Refusals of one address and limit.
 
     Attributes:
-        second: the running one.
-        count: of them in it.
-        untold: of them that have no record yet.
-        at: when the last of them was, seconds.
         host: from where it came; an address of IPv6 is one of many of its /64.
         figures: of the last of them: what was reached, and what is allowed.
         fresh: whether any came since the recorder looked last.
@@ -149,15 +121,8 @@ class _Refused:
 class Events:
     """The events of one server. `connection`, `banned` and `config_changed`: any thread.
 
-    Args:
-        recorder: where they go.
-        privacy: what of a peer they may show.
-
     Attributes:
-        recorder: as above.
-        privacy: as above.
         wall: turns times of connections into those of records.
-        lane: the queue of `flow_events`.
         open: what tells of the open connections, by number; changed on the thread of each, read by the sampler's.
     """
 
@@ -177,24 +142,13 @@ class Events:
         return conn_id_of(self._start_s, number)
 
     def connection(self, number: int, peer: tuple[str, int], at: float) -> ConnectionEvents:
-        """Return what tells of a new connection.
-
-        Args:
-            number: of the connection.
-            peer: address and port.
-            at: when it was opened.
-        """
+        """Return what tells of a new connection."""
         return ConnectionEvents(self, self.conn_id(number), peer, at)
 
     # -- of the server
 
     def server_started(self, at: float, detail: Mapping[str, Any]) -> None:
-        """Record that the server serves.
-
-        Args:
-            at: since when.
-            detail: limits, times, version; no secrets.
-        """
+        """Record that the server serves."""
         self._server(at, EventName.SERVER_STARTED, detail=json.dumps(detail))
 
     def server_stopped(self, at: float, connections: int) -> None:
@@ -202,14 +156,7 @@ class Events:
         self._server(at, EventName.SERVER_STOPPED, value=float(connections))
 
     def config_changed(self, at: float, reason: str, detail: Mapping[str, Any]) -> None:
-        """Record that limits or bans were changed.
-
-        Args:
-            at: when they came into force.
-            reason: by what: ``limits file``, ``bans file``, or the command ``limits``, ``ban``, ``unban`` or ``drain``.
-            detail: what is in force now; of limits all that `server_started` says of them. A network in it (``cidr``)
-                is stored as addresses are.
-        """
+        """Record that limits or bans were changed."""
         self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=json.dumps(self._shown(detail)))
 
     def _shown(self, detail: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,13 +176,6 @@ class Events:
         A flood must not fill the recorder's queue: of one address and reason, the first 20 of a second have a record
         each, and the others are summed up in the next one (`count`), or, if none follows, in one that has the
         time of the last of them (`tell_refused`).
-
-        Args:
-            at: when.
-            peer: address and port.
-            reason: name of the limit, or ``banned``.
-            value: what was reached.
-            limit: what is allowed.
         """
         key, second = (address_key(peer[0]), reason), int(at)
         with self._lock:
@@ -300,14 +240,7 @@ class Events:
         )
 
     def banned(self, at: float, number: int, peer: tuple[str, int], detail: Mapping[str, Any]) -> None:
-        """Record that an open connection is ended because its address was banned.
-
-        Args:
-            at: when.
-            number: of the connection.
-            peer: address and port.
-            detail: the ban: cidr, score, expires. The network is stored as addresses are.
-        """
+        """Record that an open connection is ended because its address was banned."""
         shown = self._shown(detail)
         who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
         reason = CloseReason.BANNED.value
@@ -317,16 +250,8 @@ class Events:
 class ConnectionEvents:
     """The events of one connection. Its thread.
 
-    Args:
-        events: of the server.
-        conn_id: its identity.
-        peer: address and port.
-        at: when it was opened, in seconds.
-
     Attributes:
-        conn_id: as above.
         who: address, port, role, application and stream as records show them.
-        role: what it is used for.
         ended_at: when its Sender ended, in seconds. None: it is not known yet.
         left_at: when it left READY lately, in seconds: the last few times.
         line: columns that the kernel knew of its line at the end, by name; set by the observer that sees it end.
@@ -404,23 +329,11 @@ class ConnectionEvents:
         self.put(at, EventName.HANDSHAKE_DONE, value=self._handshake_ms, reason=style)
 
     def command(self, at: float, name: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Record a command of the peer.
-
-        Args:
-            at: when it was read.
-            name: one of the protocol's, never a text of the peer's.
-            detail: more, already fit for a record.
-        """
+        """Record a command of the peer."""
         self.put(at, EventName.COMMAND, reason=name, detail=detail)
 
     def connected(self, at: float, agent: str, *, app_named: bool) -> None:
-        """Record the connect command.
-
-        Args:
-            at: when it was read.
-            agent: what the peer calls itself.
-            app_named: whether it named an application; see `Privacy.stream`.
-        """
+        """Record the connect command."""
         self._app_named = app_named
         self._agent = self._events.privacy.text(agent)
         self.command(at, "connect", {"agent": self._agent})
@@ -442,7 +355,6 @@ class ConnectionEvents:
         self.who = (self.who[0], self.who[1], role.value, app, stream)
 
     def publish_started(self, at: float, path: str, detail: Mapping[str, Any]) -> None:
-        """Record that it publishes `path`."""
         self.names(Role.PUBLISH, path)
         since_ms = (at - self._opened_at) * 1000
         if self._startup_ms is None:
@@ -557,16 +469,7 @@ class ConnectionEvents:
     def closed(
         self, at: float, reason: CloseReason, details: str, statistics: SenderStatistics, limit: str | None, agent: str
     ) -> None:
-        """Record the end of the connection; `whole` tells of it from now on as of one that has ended.
-
-        Args:
-            at: when it ended.
-            reason: why.
-            details: in words; of a protocol error they begin with its code.
-            statistics: of its Sender.
-            limit: name of the limit that ended it. None: none did.
-            agent: what the peer calls itself. "": it did not say.
-        """
+        """Record the end of the connection; `whole` tells of it from now on as of one that has ended."""
         self._agent = self._events.privacy.text(agent) or self._agent
         # What follows the code may quote the peer; it is short and ours.
         code = details.partition(":")[0][:64] if reason is CloseReason.PROTOCOL_ERROR else None
@@ -585,13 +488,7 @@ class ConnectionEvents:
         )
 
     def whole(self, at: float, statistics: SenderStatistics, more: Mapping[str, Any]) -> Row:
-        """Return what it was, or is by now, in one row of `flow_closes` or `flow_opens`. Any thread.
-
-        Args:
-            at: when it ended, or now.
-            statistics: of its Sender.
-            more: columns by name that others know of, those that samples saw among them.
-        """
+        """Return what it was, or is by now, in one row of `flow_closes` or `flow_opens`. Any thread."""
         us, who, left = self._events.wall.us, self.who, self._left_ready
         found = sender_columns(statistics)
         found |= NO_COURSE if self._course is None else self._course.columns(at)

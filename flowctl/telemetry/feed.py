@@ -36,11 +36,6 @@ class FeedSnapshot:
     """Running counters since the recorder began.
 
     Args:
-        events: records by name of the event.
-        limit_hits: by name of the limit.
-        refused: connections refused at accept, by reason.
-        closes: by close reason.
-        states: edges into each state.
         dropped: dropped messages by class, from the episodes of drops that have ended.
         lost: records that are known to be lost, as told by OVERFLOW events.
     """

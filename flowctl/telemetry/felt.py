@@ -30,7 +30,6 @@ _SUMS: Final = (
 
 
 def bucket_of(delay_ms: float) -> int:
-    """Return the number of the bucket of a delay, in ms."""
     return min(int(math.log2(max(delay_ms, 1.0)) * PER_OCTAVE), _BUCKETS - 1)
 
 
@@ -72,16 +71,7 @@ class Felt:
         target_ms: float,
         cached_bytes: int = 0,
     ) -> None:
-        """Add a sample.
-
-        Args:
-            condition: how the connection stands.
-            happened: what happened in the interval: see `flowctl.telemetry.sampling.sums`.
-            until: end of the interval, in seconds.
-            left_at: when READY was left lately, as far as that is known.
-            target_ms: target delay in force, ms; 0: none.
-            cached_bytes: of what it accepted, what was published before: a joiner's group of pictures is no burst.
-        """
+        """Add a sample."""
         ms, delay_ms, stalled_ms = condition.interval_ms, condition.viewer_delay_ms or 0.0, condition.stalled_ms
         bucket, accepted = bucket_of(delay_ms), sum(happened[_ACCEPTED_BYTES]) - cached_bytes
         self.ms += ms
@@ -116,12 +106,7 @@ class Felt:
             self.left_bytes += accepted
 
     def columns(self, sampled_ms: float, left_at: tuple[float, ...]) -> dict[str, Any]:
-        """Return the columns, by name.
-
-        Args:
-            sampled_ms: time that all its samples are about, in ms.
-            left_at: as of `take`.
-        """
+        """Return the columns, by name."""
         self._settle(left_at)
         found: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
         whole_ms = max(sampled_ms, self.ms)

@@ -60,18 +60,7 @@ class FlightSummary:
     """What a list of flights says of one.
 
     Args:
-        node: name of the server.
-        conn_id: the connection.
-        peer_ip: its peer, as recorded.
-        role: what it was used for.
-        stream: application and stream, as recorded.
-        began_at: when it began, ISO 8601 in UTC. "": BEGIN is not there.
-        duration_s: from its first to its last row.
-        rows: of it.
-        transitions: edges recorded.
-        dropped_messages: in its episodes of drops.
         close_reason: why the connection ended. "": it was open when the flight ended.
-        end: reason of END. "": the flight was cut off.
     """
 
     node: str
@@ -93,16 +82,7 @@ Damaged = dict[Path, DamagedFlightError]
 
 
 def flight_files(path: Path, damaged: Damaged | None = None) -> list[Path]:
-    """Return the record files of the table `flight` at `path`, without copies.
-
-    Args:
-        path: a file, the table's folder, or the folder of all records.
-        damaged: takes files that cannot be read or are of another table. None: the first one is an error.
-
-    Raises:
-        ConfigError: there is nothing, or pyarrow is not installed.
-        DamagedFlightError: a file cannot be read, or is of another table.
-    """
+    """Return the record files of the table `flight` at `path`, without copies."""
     if path.is_dir():
         root = path / FLIGHT.name if (path / FLIGHT.name).is_dir() else path
         found = sorted(
@@ -134,15 +114,7 @@ def flight_files(path: Path, damaged: Damaged | None = None) -> list[Path]:
 
 
 def _check_place(path: Path, inside: Path | None) -> None:
-    """See that a file may be opened: a pipe would be waited for, and a link may show what others put elsewhere.
-
-    Args:
-        path: of the file.
-        inside: the folder that was named, without links. None: the file itself was.
-
-    Raises:
-        DamagedFlightError: it is none, it leads out of the folder, or its footer is too long.
-    """
+    """See that a file may be opened: a pipe would be waited for, and a link may show what others put elsewhere."""
     if not path.is_file():
         raise DamagedFlightError(f"{path} is no regular file", hint="move it away")
     if inside is not None and path.is_symlink() and not path.resolve().is_relative_to(inside):
@@ -191,11 +163,7 @@ def _uid_of(path: Path) -> str:
 
 
 def _check_footer(path: Path, footer: Any) -> None:
-    """See that reading a file takes no more memory than one of ours would.
-
-    Raises:
-        DamagedFlightError: a column has another type, or a part is too large.
-    """
+    """See that reading a file takes no more memory than one of ours would."""
     from flowctl.telemetry.writer import arrow_schema
 
     wanted = arrow_schema(FLIGHT)
@@ -244,12 +212,7 @@ def _batches(
 
 
 def _batches_of(path: Path, columns: list[str], conn_ids: Collection[int] | None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file; `ts`, where it is asked for, is a time.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or a column has another type.
-    """
+    """Yield the rows of one file; `ts`, where it is asked for, is a time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -268,11 +231,7 @@ def _batches_of(path: Path, columns: list[str], conn_ids: Collection[int] | None
 
 
 def _check_texts(batch: pa.RecordBatch, names: list[str]) -> None:
-    """See that the texts of a batch are not more than memory should hold.
-
-    Raises:
-        ValueError: they are.
-    """
+    """See that the texts of a batch are not more than memory should hold."""
     import pyarrow.compute as pc
 
     total = 0
@@ -285,16 +244,7 @@ def _check_texts(batch: pa.RecordBatch, names: list[str]) -> None:
 
 
 def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one connection, all columns of the table in order; `ts` in microseconds since the epoch.
-
-    Args:
-        files: see `flight_files`.
-        conn_id: the connection.
-        node: of which server. None: any.
-
-    Raises:
-        DamagedFlightError: a file cannot be read, or a column has another type.
-    """
+    """Yield the rows of one connection, all columns of the table in order; `ts` in microseconds since the epoch."""
     found = (row for row in _rows(files, {conn_id}) if node is None or row[_NODE_AT] == node)
     return islice(found, _MOST_ROWS)
 
@@ -302,16 +252,7 @@ def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Ite
 def flights_rows(
     files: list[Path], wanted: Sequence[FlightSummary], damaged: Damaged | None = None
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
-    """Yield each of `wanted` with its rows, as `flight_rows` has them; files are read once for many flights.
-
-    Args:
-        files: see `flight_files`.
-        wanted: which flights.
-        damaged: as of `flight_files`; files that are in it are not read.
-
-    Raises:
-        DamagedFlightError: a file cannot be read, or a column has another type.
-    """
+    """Yield each of `wanted` with its rows, as `flight_rows` has them; files are read once for many flights."""
     start = 0
     while start < len(wanted):
         end, rows = start, 0
@@ -343,15 +284,7 @@ def _rows(files: list[Path], conn_ids: Collection[int], damaged: Damaged | None 
 
 
 def list_flights(files: list[Path], damaged: Damaged | None = None) -> list[FlightSummary]:
-    """Return what there is, oldest first.
-
-    Args:
-        files: see `flight_files`.
-        damaged: as of `flight_files`.
-
-    Raises:
-        DamagedFlightError: a file cannot be read.
-    """
+    """Return what there is, oldest first."""
     found: dict[tuple[str, int], FlightSummary] = {}
     for batch in _batches(files, _LIST_COLUMNS, damaged=damaged):
         for row in batch.to_pylist():
@@ -366,7 +299,6 @@ def list_flights(files: list[Path], damaged: Damaged | None = None) -> list[Flig
 
 
 def _add(summary: FlightSummary, row: dict[str, Any]) -> None:
-    """Take one row into a summary."""
     summary.rows += 1
     summary.duration_s = max(summary.duration_s, row["offset_us"] / 1e6)
     summary.peer_ip = row["peer_ip"] or summary.peer_ip
@@ -387,5 +319,4 @@ def _add(summary: FlightSummary, row: dict[str, Any]) -> None:
 
 
 def as_json(summary: FlightSummary) -> dict[str, Any]:
-    """Return a summary for ``--json``."""
     return {name: getattr(summary, name) for name in FlightSummary.__slots__}

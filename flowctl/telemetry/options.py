@@ -48,19 +48,13 @@ class EventsOptions:
         folder: where the tables' folders are made; empty: nothing is recorded.
         node: name of this server in records and file names: letters, digits, ``.``, ``_`` and ``-``, 64 at most; empty:
             the server that records puts its host name and port.
-        samples: whether each connection is sampled (`flow_samples`).
         interval_s: time between two samples of a connection, in seconds.
         rotate_s: a file is finished after so many seconds: what a crash can lose, and how late readers see a record.
         file_bytes: a file is finished when its rows take so much memory; on disk it is a fifth to a twentieth of that.
         max_bytes: what this node's files may take on the disk; then its oldest go. 0: there is no limit.
         queue_rows: rows of one table that may wait, in the queue and again for a disk that does not take them; what
             comes beyond that is lost, and counted. A row takes 0.5 to 1 kB.
-        addresses: see `Addresses`.
-        streams: see `Streams`.
         key: for the hashes, 16 bytes or more. None: random ones, with which no hash is the same after a restart.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     folder: str = ""

@@ -45,11 +45,7 @@ _MOST_KEY_BYTES: Final = 4096
 
 
 def read_key(path: Path) -> bytes:
-    """Return the key in a file: all of its bytes but white space at both ends.
-
-    Raises:
-        ConfigError: it cannot be read, others may use it, or it is not 16 to 4096 bytes long.
-    """
+    """Return the key in a file: all of its bytes but white space at both ends."""
     hint = f"head -c {_KEY_BYTES} /dev/urandom > {path}; chmod 600 {path}"
     try:
         check_private(path)
@@ -64,13 +60,7 @@ def read_key(path: Path) -> bytes:
 
 
 class Privacy:
-    """Lets names and addresses into records as the settings say. Any thread.
-
-    Args:
-        addresses: see `Addresses`.
-        streams: see `Streams`.
-        key: for the hashes. None: random bytes, so that hashes do not join over restarts of the process.
-    """
+    """Lets names and addresses into records as the settings say. Any thread."""
 
     __slots__ = ("_addresses", "_key", "_known", "_streams")
 
@@ -115,9 +105,6 @@ class Privacy:
         None: nothing, addresses are hashed, or it is one of tunnels, whose prefix may be an address of IPv4.
 
         A network of one address tells the address, so it is widened to what `address` shows of its members.
-
-        Args:
-            cidr: a valid network.
         """
         if self._addresses is Addresses.PLAIN:
             return cidr
@@ -133,11 +120,6 @@ class Privacy:
         """Return (application, stream) as they are stored, of a path such as ``live/name`` or ``live/name/720p``.
 
         The application is the first part, and all that follows is the stream. A path of one part names no application.
-
-        Args:
-            path: of the stream, without a query.
-            app_named: whether the application was named at connect. If not, the first part came with the name, may be
-                part of a key, and is stored only where names are public.
         """
         app, slash, name = path.partition("/")
         if not slash:

@@ -74,7 +74,6 @@ class RecorderStatistics:
         lost: records lost so far because a lane was full, by table.
         broken: records that a fault of ours has cost on their way from a lane to its file, by table.
         unfed_rows: events that are in the files and not in the counters of the feed, because of such a fault.
-        books: what was written and what was not, by table.
         last_error: the last reason why a file could not be written; "" for none.
         cpu_s: processor time that the recorder's thread has used, in seconds.
     """
@@ -101,12 +100,7 @@ class RecorderStatistics:
 
 
 class Lane:
-    """The bounded queue of one table. `put` and `put_block` may be called from any thread.
-
-    Args:
-        table: of its records.
-        limit_rows: most records that wait.
-    """
+    """The bounded queue of one table. `put` and `put_block` may be called from any thread."""
 
     __slots__ = ("_blocks", "_limit", "_lock", "_lost", "_queue", "table")
 
@@ -197,19 +191,11 @@ class WallClock:
 class Recorder:
     """Queues, feed and files of one server's records.
 
-    Args:
-        options: see there.
-        clock: monotonic seconds, the clock of the connections.
-        wall_ns: nanoseconds since the epoch.
-
     Attributes:
         options: the settings.
         feed: what live surfaces see of the events.
         start_us: when it was made, microseconds since the epoch: part of file names, and where `seq` begins.
         wall: turns times of the connections into times of records.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
     """
 
     def __init__(
@@ -260,11 +246,7 @@ class Recorder:
     # -- life
 
     def start(self) -> None:
-        """Make the folder, and begin to write; loads pyarrow, some 100 MB, so that it is not loaded later.
-
-        Raises:
-            ConfigError: the folder cannot be made or written to.
-        """
+        """Make the folder, and begin to write; loads pyarrow, some 100 MB, so that it is not loaded later."""
         self._files.prepare()
         for writer in self._writers.values():
             writer.warm_up()
@@ -272,14 +254,7 @@ class Recorder:
         self._thread.start()
 
     def stop(self, deadline_s: float = _STOP_S) -> bool:
-        """Write everything that waits, and end; idempotent.
-
-        Args:
-            deadline_s: how long to wait for the disk.
-
-        Returns:
-            Whether all is written. If not, the thread goes on until the process ends.
-        """
+        """Write everything that waits, and end; idempotent."""
         self._stop.set()
         thread = self._thread
         if thread is None:
@@ -413,12 +388,6 @@ class Recorder:
 
 
 def server_row(ts_us: int, event: EventName, **values: Any) -> Row:
-    """Return a record of `flow_events` that is about the server itself.
-
-    Args:
-        ts_us: when, microseconds since the epoch.
-        event: what it is about.
-        values: further columns by name.
-    """
+    """Return a record of `flow_events` that is about the server itself."""
     given = {"ts": ts_us, "conn_id": 0, "event": event.value, **values}
     return tuple(given.get(name) for name in _COLUMNS)

@@ -33,13 +33,8 @@ class Mark(NamedTuple):
     """A place in a log and the log's end at the same moment, without holding the log.
 
     Attributes:
-        log: which log.
         offset: wire bytes before the place.
-        sequence: messages before it.
-        place: totals before it.
         end_offset: wire bytes of the whole log.
-        end_sequence: messages of it.
-        end: totals of it.
         since: when the message at the place was published, in seconds; 0 where the log ends there.
     """
 
@@ -117,13 +112,7 @@ NOTHING: Final = sums(0, NO_FIGURES, NO_FIGURES, NO_FIGURES)
 
 
 class Crowd:
-    """Identities of connections, in an order that does not change: written once, and used by each round they share.
-
-    Args:
-        conn_ids: identities.
-        addresses: of their peers.
-        ports: of their peers.
-    """
+    """Identities of connections, in an order that does not change: written once, and used by each round they share."""
 
     __slots__ = ("_columns", "addresses", "conn_ids", "ports")
 
@@ -158,15 +147,7 @@ class Crowd:
 class Run:
     """Connections whose records differ in identity alone.
 
-    Args:
-        ts_us: when, microseconds since the epoch.
-        use: role, application and stream.
-        condition: how all of them stand.
-        happened: what happened to each in the interval: see `sums`.
-
     Attributes:
-        size: how many they are.
-        crowds: who they are, in order.
         kernel: (rtt_us, unsent_bytes) of those whose kernel was asked, by index.
     """
 
@@ -201,12 +182,8 @@ class SampleBlock:
     which is a loop of Arrow's that holds no interpreter. So columns cost by run and not by viewer, and blocks of
     several rounds (`absorb`) cost little more than one.
 
-    Args:
-        ts_us: when it was taken, microseconds since the epoch.
-
     Attributes:
         items: runs, and rows of those who stand for themselves.
-        rows: how many records it has.
     """
 
     __slots__ = ("items", "rows", "ts_us")
@@ -223,14 +200,7 @@ class SampleBlock:
             self.rows += run.size
 
     def add_row(self, who: tuple[Any, ...], condition: Condition, happened: Row, ts_us: int | None = None) -> None:
-        """Add one connection.
-
-        Args:
-            who: conn_id, address, port, role, application and stream.
-            condition: how it stands.
-            happened: see `sums`.
-            ts_us: when. None: as the block.
-        """
+        """Add one connection."""
         self.items.append((self.ts_us if ts_us is None else ts_us, *who, *condition, *happened))
         self.rows += 1
 

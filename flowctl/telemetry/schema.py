@@ -72,14 +72,7 @@ SPARK_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
-
-    Args:
-        name: as in the file.
-        kind: type.
-        meaning: what it says, with its unit.
-        nullable: whether it may be empty.
-    """
+    """One column."""
 
     name: str
     kind: Kind
@@ -89,13 +82,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table.
-
-    Args:
-        name: of the table and of its folder.
-        grain: what a row stands for.
-        columns: in the order of the file.
-    """
+    """One table."""
 
     name: str
     grain: str

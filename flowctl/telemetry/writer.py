@@ -81,11 +81,7 @@ class _Waiting:
     """Rows that wait for their file: columns, or a block that is made into columns when the file is.
 
     Attributes:
-        rows: how many.
-        seq: of the first of them.
         size_bytes: of them as columns; estimated while they are none.
-        block: while they are none.
-        batch: as columns.
     """
 
     __slots__ = ("batch", "block", "rows", "seq", "size_bytes")
@@ -126,10 +122,6 @@ class Books:
     """What became of the rows of one table.
 
     Args:
-        files: written and renamed.
-        written_rows: in them.
-        written_bytes: of them.
-        waiting_rows: in memory, for the next file.
         lost_rows: given up because the disk did not take them for too long.
         refused_rows: that do not fit the schema, which is a fault of ours.
         failures: attempts to write a file that failed.
@@ -145,11 +137,7 @@ class Books:
 
 
 def check_available() -> None:
-    """See to it that pyarrow is there, before a server starts that is to record.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """See to it that pyarrow is there, before a server starts that is to record."""
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(
             "records need pyarrow, which is not installed",
@@ -158,12 +146,6 @@ def check_available() -> None:
 
 
 def arrow_schema(table: Table, metadata: dict[str, str] | None = None) -> pa.Schema:
-    """Return the Arrow schema of a table's files.
-
-    Args:
-        table: which one.
-        metadata: of the file, without the prefix of the keys. None: none.
-    """
     import pyarrow as pa
 
     fields = [pa.field(item.name, arrow_type(item.kind), nullable=item.nullable) for item in table.columns]
@@ -171,7 +153,6 @@ def arrow_schema(table: Table, metadata: dict[str, str] | None = None) -> pa.Sch
 
 
 def arrow_type(kind: Kind) -> pa.DataType:
-    """Return the Arrow type of a kind of column."""
     import pyarrow as pa
 
     return pa.timestamp("us", tz="UTC") if kind is Kind.TIMESTAMP else pa.type_for_alias(ARROW_TYPES[kind])
@@ -179,10 +160,6 @@ def arrow_type(kind: Kind) -> pa.DataType:
 
 class RecordFiles:
     """The folder of one node's record files. The recorder's thread; `last_error` any.
-
-    Args:
-        options: folder, node and bounds.
-        start_us: when the process began to record, microseconds since the epoch.
 
     Attributes:
         last_error: the last reason why a file could not be written; "" while all is well.
@@ -210,11 +187,7 @@ class RecordFiles:
         return time.time_ns() // 1000
 
     def prepare(self) -> None:
-        """Make the folder, remove what a crashed process of this node left, and take stock.
-
-        Raises:
-            ConfigError: the folder cannot be made, or not be written to.
-        """
+        """Make the folder, remove what a crashed process of this node left, and take stock."""
         root = self._root
         hint = "name a folder of your own"
         try:
@@ -259,16 +232,7 @@ class RecordFiles:
         self._own_bytes += size
 
     def write(self, table: pa.Table, of: Table, hour_us: int) -> int:
-        """Write one file, whole or not at all; return its size in bytes.
-
-        Args:
-            table: the rows, with the schema of `of`.
-            of: which table.
-            hour_us: the hour that all rows are of, which says in which folder the file stands.
-
-        Raises:
-            OSError: it cannot be written; nothing is left of it.
-        """
+        """Write one file, whole or not at all; return its size in bytes."""
         from pyarrow import parquet
 
         options = self.options
@@ -374,12 +338,7 @@ def _give_back() -> None:
 
 
 class TableWriter:
-    """Gathers the rows of one table and makes files of them. The recorder's thread; `books` any.
-
-    Args:
-        table: which one.
-        files: where they go.
-    """
+    """Gathers the rows of one table and makes files of them. The recorder's thread; `books` any."""
 
     def __init__(self, table: Table, files: RecordFiles) -> None:
         self.table: Final = table

@@ -38,18 +38,13 @@ _PEER: Final = ("192.0.2.1", 40_000)
 class MemoryWire:
     """Both directions of a connection in memory; the server's socket, as far as a connection uses one.
 
-    Args:
-        peer: address and port of the other end.
-
     Attributes:
         up: octets on their way to the server.
         down: octets on their way to the client.
         room: octets that `down` takes before it says EAGAIN. None: any number.
         piece: octets that one read returns at most.
-        ended: the client has ended its stream.
         reset: the server has ended the connection with a reset.
         broken: the error of the next read or write. None: none.
-        closed: the server has closed it.
     """
 
     family: Final = socket.AF_UNIX

@@ -80,7 +80,6 @@ def _check_patience(policy: DropPolicy) -> None:
 def _decisions(
     policy: DropPolicy, states: list[SendState], classes: list[MessageClass]
 ) -> dict[tuple[SendState, MessageClass | None], Verdict | Thin]:
-    """Return all answers by state and class; class None: `thin`."""
     answers: dict[tuple[SendState, MessageClass | None], Verdict | Thin] = {}
     for state in states:
         answers[state, None] = policy.thin(state)

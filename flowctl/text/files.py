@@ -33,11 +33,7 @@ _HINT: Final = "check that the disk has room and the folder is writable"
 
 
 def check_target(path: Path, field: str) -> None:
-    """See to it that a file can be written there, before a run that may take hours.
-
-    Raises:
-        ConfigError: `path` is a folder, or its folder is none or not writable; names `field`.
-    """
+    """See to it that a file can be written there, before a run that may take hours."""
     try:
         _check_target(path, field)
     except OSError as error:  # what is in a folder that may not be looked into
@@ -62,11 +58,7 @@ def _check_target(path: Path, field: str) -> None:
 
 
 def check_folder(folder: Path, field: str) -> None:
-    """See to it that files can be written in a folder, or that it can be made.
-
-    Raises:
-        ConfigError: it is a file, or it or the nearest one above it that is there is not writable; names `field`.
-    """
+    """See to it that files can be written in a folder, or that it can be made."""
     try:
         there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
         writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
@@ -82,11 +74,7 @@ def _is_special(path: Path) -> bool:
 
 
 def planted(path: Path) -> bool:
-    """Return whether there is a link or a named pipe of another user than this one and root.
-
-    Raises:
-        OSError: it may not be looked at.
-    """
+    """Return whether there is a link or a named pipe of another user than this one and root."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -99,9 +87,6 @@ def check_way(folder: Path) -> None:
 
     Who owns a folder, or a link to one, can put anything in the place of what is written, and by links have files of
     this user overwritten. Linux refuses such links by itself (``fs.protected_symlinks``), folders it does not.
-
-    Raises:
-        PermissionError: something was.
     """
     ways = (folder.absolute(), Path(os.path.realpath(folder)))
     for at in dict.fromkeys(part for way in ways for part in (way, *way.parents)):
@@ -115,9 +100,6 @@ def _target(path: Path) -> Path:
     """Return where links lead, one by one, up to the first of another user; a device as it was named.
 
     The last step is never taken by name again, so that a link that comes in between is replaced like any other.
-
-    Raises:
-        OSError: it may not be looked at, or see `check_way`.
     """
     at = path
     for _ in range(_MOST_LINKS):
@@ -135,14 +117,6 @@ def held(path: Path, patience_s: float = math.inf) -> Iterator[None]:
     """Within this context nobody else who keeps to it changes a file that several write.
 
     What is locked is the folder that the file lies in, wherever a link leads: so all who write it have one lock.
-
-    Args:
-        path: the file; it need not be there.
-        patience_s: how long another writer is waited for, seconds.
-
-    Raises:
-        BusyError: another writer did not end in time.
-        FlowctlError: its folder is not there, or may not be read.
     """
     try:
         number = os.open(_target(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -168,13 +142,6 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Give a temporary path to write to; it becomes `path` at the end, and nothing is left of it after an error.
 
     A device or a pipe is given itself.
-
-    Args:
-        path: where the file is to be.
-        shared: whether another user's file stays theirs, with its rights, as far as this one may see to it.
-
-    Raises:
-        FlowctlError: the file cannot be made, or cannot take its name.
     """
     try:
         target = _target(path)
@@ -242,10 +209,6 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, shared: bool = False) -> None:
-    """Write a text file in UTF-8, whole or not at all; `shared`: see `replacing`.
-
-    Raises:
-        FlowctlError: it cannot be written.
-    """
+    """Write a text file in UTF-8, whole or not at all; `shared`: see `replacing`."""
     with replacing(path, shared=shared) as temporary:
         temporary.write_text(text, "utf-8")

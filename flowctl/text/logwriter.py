@@ -53,12 +53,7 @@ class LineLimiter:
         self._forgotten = 0
 
     def allows(self, key: str, now: float) -> bool:
-        """Return whether a line about `key` is to be written; count it if not.
-
-        Args:
-            key: whom the line is about.
-            now: time in seconds.
-        """
+        """Return whether a line about `key` is to be written; count it if not."""
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= MOST_ADDRESSES:
@@ -74,11 +69,7 @@ class LineLimiter:
         return True
 
     def kept_back(self, now: float | None) -> list[tuple[str, int]]:
-        """Return of whom lines were kept back, and how many, where that may be told; it is told once.
-
-        Args:
-            now: time in seconds; tells of those whose lines would be written again. None: of all.
-        """
+        """Return of whom lines were kept back, and how many, where that may be told; it is told once."""
         told = [("others", self._forgotten)] if self._forgotten else []
         self._forgotten = 0
         for key, bucket in self._buckets.items():
@@ -102,11 +93,6 @@ class LineWriter:
     """Writes lines to a descriptor on a thread of its own. `put` may be called on any thread, and in signal handlers.
 
     A child made by `os.fork` begins with an empty queue: what waited is the parent's, and so is its thread.
-
-    Args:
-        descriptor: to write to; stays open.
-        dropped_line: makes the line that tells how many were dropped.
-        idle: called on the thread about once a second; returns lines to be written.
     """
 
     __slots__ = (
@@ -154,11 +140,7 @@ class LineWriter:
             self._ready.notify_all()
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until all is written, or the deadline has passed; return whether all was.
-
-        Args:
-            deadline_s: how long to wait at most.
-        """
+        """Wait until all is written, or the deadline has passed; return whether all was."""
         end = time.monotonic() + deadline_s
         with self._ready:
             while self._queued_bytes:

@@ -21,18 +21,7 @@ _lost: Final[list[str]] = []
 
 
 def say(text: str, *, to_stderr: bool = False, end: str = "\n", stream: TextIO | None = None) -> None:
-    """Write `text` and a line break, at once.
-
-    Args:
-        text: of one or more lines; what a terminal would act on is written as an escape.
-        to_stderr: for what is no data: progress, warnings, errors. Failing there is noted, see `lost`.
-        end: written after it.
-        stream: written to in place of standard error, which may be sent to a log meanwhile. None: standard error.
-
-    Raises:
-        FlowctlError: standard output cannot be written to.
-        BrokenPipeError: who read standard output has gone.
-    """
+    """Write `text` and a line break, at once."""
     shown = printable(text, lines=True) + end
     if not to_stderr and stream is None:
         _write_out(shown)

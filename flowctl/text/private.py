@@ -16,16 +16,7 @@ _ROOT = 0
 
 
 def check_private(path: Path, name: str = "") -> None:
-    """See that nobody but the user of this process may use a file of secrets.
-
-    Args:
-        path: of the file.
-        name: of the setting that names it, for the error.
-
-    Raises:
-        ConfigError: others may, or it is a folder; the hint says how to mend it.
-        OSError: it cannot be looked at.
-    """
+    """See that nobody but the user of this process may use a file of secrets."""
     found = path.stat()
     what = f"{name}: {path}" if name else str(path)
     if stat.S_ISDIR(found.st_mode):  # with mode 600 nobody would reach what is in it

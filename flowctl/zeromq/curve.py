@@ -135,17 +135,7 @@ def _not_written(path: Path, error: OSError) -> ConfigError:
 
 
 def node_keys(keys: KeyPair | None, public: bytes, secret: bytes, *, known: str = "") -> KeyPair:
-    """Return the keys of a node, from a pair or from its halves; new ones where none are given.
-
-    Args:
-        keys: a pair. None: the halves count.
-        public: 32 octets. Empty, as is `secret`: not given.
-        secret: 32 octets.
-        known: who is known to others by its keys, and so must be given some, for the error. Empty: it need not.
-
-    Raises:
-        ConfigError: only one half is given, both pair and halves are, or they do not belong together.
-    """
+    """Return the keys of a node, from a pair or from its halves; new ones where none are given."""
     if keys is not None:
         if public or secret:
             raise ConfigError("keys are given twice, as a pair and by themselves")

@@ -11,14 +11,7 @@ MAX_PORT: Final = 65_535
 
 
 def check_port(endpoint: str) -> None:
-    """See that the port of a TCP endpoint is one: ZeroMQ takes the last 16 bits of any number, 99999 for 34463.
-
-    Args:
-        endpoint: as ZeroMQ writes it. Whatever else may be wrong with it, ZeroMQ tells.
-
-    Raises:
-        ConfigError: the port is out of range.
-    """
+    """See that the port of a TCP endpoint is one: ZeroMQ takes the last 16 bits of any number, 99999 for 34463."""
     scheme, _, rest = endpoint.partition("://")
     port = rest.rpartition(":")[2]
     if scheme == "tcp" and port.isdecimal() and (len(port) > len(str(MAX_PORT)) or int(port) > MAX_PORT):

@@ -54,13 +54,7 @@ def encode_key(key: bytes, encoding: KeyEncoding) -> str:
 
 
 def decode_key(text: str, encoding: KeyEncoding) -> bytes | None:
-    """Return the 32 octets that `text` stands for. None: it is no key in that encoding.
-
-    Args:
-        text: of exactly the letters that the encoding takes; of base64, the padding may be there too. Case does not
-            count in hex and base32z. Spare bits of the last letter do not count, as for the maintainers.
-        encoding: how it is written.
-    """
+    """Return the 32 octets that `text` stands for. None: it is no key in that encoding."""
     if encoding is KeyEncoding.BASE64 and text.endswith("="):
         text = text[:-1]
     if len(text) != LETTERS[encoding] or not text.isascii():
@@ -75,15 +69,7 @@ def decode_key(text: str, encoding: KeyEncoding) -> bytes | None:
 
 
 def parse_key(text: str, name: str) -> bytes:
-    """Return the 32 octets of a key in any of the encodings, told apart by their length.
-
-    Args:
-        text: hex, base32z, base64 or Z85.
-        name: of what it was given for, for the error.
-
-    Raises:
-        ConfigError: it is none. The text is not in the error: it may be a secret.
-    """
+    """Return the 32 octets of a key in any of the encodings, told apart by their length."""
     for encoding in KeyEncoding:
         key = decode_key(text, encoding)
         if key is not None:

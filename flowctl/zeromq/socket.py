@@ -40,15 +40,7 @@ _MORE_NO_WAIT: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 class ZmqSocket:
     """A ZeroMQ socket on a poll group; all methods on the group's thread only.
 
-    Args:
-        group: runs it.
-        socket: raw (`zmq.Context.socket`), bound and connected by the caller; from `start` to `close` it is ours.
-        received: called with the frames of each message, in order. Exceptions are reported and contained.
-        writable: called once after a `send` that was refused with `zmq.Again`, when something has changed since: a
-            peer connected, or its queue has room. The next send may be refused again.
-
     Attributes:
-        raw: the socket.
         frame: the last frame, while a message is handed on: it has what ZeroMQ knows of the peer
             (``frame.get("User-Id")``, ``"Peer-Address"``); else None.
         too_long_count: messages of more than `MOST_FRAMES` frames, thrown away.
@@ -96,16 +88,7 @@ class ZmqSocket:
         self._look_soon()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Hand a message to ZeroMQ; it is copied, and sent by a thread of ZeroMQ's.
-
-        Args:
-            frames: one or more. Of a ROUTER the first is the routing id.
-
-        Raises:
-            zmq.Again: the queue to the peer (`SNDHWM`) is full, or there is no peer yet (`IMMEDIATE`). Nothing of the
-                message was taken.
-            zmq.ZMQError: with `EHOSTUNREACH`, of a ROUTER with `ROUTER_MANDATORY`: no such peer. Nothing was taken.
-        """
+        """Hand a message to ZeroMQ; it is copied, and sent by a thread of ZeroMQ's."""
         send = self._raw_send
         last = len(frames) - 1
         try:
@@ -134,7 +117,6 @@ class ZmqSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
         return self._closed
 
     def _look_soon(self) -> None:
@@ -196,12 +178,6 @@ class ZmqSocket:
         """Read a message; of one that is too long the rest is thrown away as it comes.
 
         A frame that is not copied knows whether more follow: asking the socket after each costs more than all the rest.
-
-        Returns:
-            Its frames, and the last one as ZeroMQ has it.
-
-        Raises:
-            zmq.Again: there is none.
         """
         recv = self.raw.recv
         frames = [recv(_NO_WAIT)] if self._routed else []  # after a routing id there is more

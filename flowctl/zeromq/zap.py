@@ -54,7 +54,6 @@ class ZapRequest:
     """A connection that asks to be let in.
 
     Args:
-        listener: number of the listener that it came to.
         address: IP address of the newcomer, of ipc what the system tells. IPv4 in IPv6 is shown as IPv4.
         pubkey: its public key, which it has proven to hold, 32 octets; empty: the mechanism is NULL.
     """
@@ -69,17 +68,11 @@ Admit = Callable[[ZapRequest], Mapping[str, str] | Refusal]
 
 
 def zap_domain(listener: int) -> bytes:
-    """Return the domain of the listener with that number."""
     return b"i%de" % listener
 
 
 def answer(frames: Sequence[bytes], admit: Admit) -> list[bytes]:
-    """Return the reply to a request.
-
-    Args:
-        frames: of the request, of any number and content.
-        admit: asked if the request is one. What it raises is raised.
-    """
+    """Return the reply to a request."""
     request_id = frames[1] if len(frames) > 1 and len(frames[1]) <= MOST_REQUEST_ID_BYTES else b""
     request = parse_request(frames)
     if isinstance(request, str):
@@ -117,13 +110,7 @@ def plain_address(address: str) -> str:
 
 
 class ZapHandler:
-    """Answers the requests of one context; made and closed on the group's thread.
-
-    Args:
-        group: whose thread it runs on.
-        raw: what `bind_zap` has made.
-        admit: decides. What it raises is reported, and the connection denied.
-    """
+    """Answers the requests of one context; made and closed on the group's thread."""
 
     __slots__ = ("_admit", "_group", "_socket", "refused_count")
 
@@ -155,9 +142,6 @@ def bind_zap(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     """Return the socket to which a context brings its new connections; before its first listener is bound.
 
     They wait there for a `ZapHandler`. Without this socket they would be turned away.
-
-    Raises:
-        zmq.ZMQError: the context has one already.
     """
     raw = context.socket(zmq.ROUTER)
     try:

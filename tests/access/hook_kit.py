@@ -20,7 +20,6 @@ class HookServer:
 
     Attributes:
         bodies: of the requests, in the order in which they came.
-        paths: of them.
         answer: called with a body, returns octets; more than one if it is a list, None: nothing is ever answered.
         release: set at the end; an answer may wait for it.
     """

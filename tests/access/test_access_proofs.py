@@ -49,7 +49,6 @@ def written(path, *lines):
     ],
 )
 def test_key_is_good_for_what_its_line_says(tmp_path, line, kind, stream, expected):
-    """A line may say of which streams a key is, and whether it is to publish or to play."""
     keys = read_keys(written(tmp_path / "keys", "# ours", "", f"{hash_key(KEY)} {line}"))
     assert keys.allows([KEY], kind, stream) is expected
     assert not keys.allows([KEY + "x"], kind, stream)
@@ -256,7 +255,6 @@ def test_web_token_is_good_for_what_it_claims(key, changed, expected):
 
 
 def test_web_token_is_good_while_clocks_may_be_apart(key):
-    """Those who make tokens have a clock of their own."""
     token = jwt.encode(claims(exp=time.time() - 5), LONG, "HS256")
     assert web_fault(key, token, leeway=3600.0) is None
     assert web_fault(key, token, leeway=1.0) == "The token has expired."

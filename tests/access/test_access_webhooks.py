@@ -46,7 +46,6 @@ def request_of(kind="publish", text=f"rtmp://media.example/live/room?key={SECRET
 
 
 def ask(hooks, access, request=None):
-    """Return what the hooks say."""
     found, done = [], threading.Event()
 
     def take(_question, refusal):

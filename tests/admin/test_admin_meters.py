@@ -84,7 +84,6 @@ def test_streams_when_there_are_more_than_have_names_are_one_label():
 
 
 def test_connection_when_it_finds_its_role_later_is_counted_from_then_on():
-    """A handshake is a connection of no role, which has no sums that could go down when it finds one."""
     meters, _ = made()
     peer = Peer(1, role="")
     assert rows_of(meters, [peer])["", "none"]["sent_bytes"] == 0

@@ -35,7 +35,6 @@ def described():
 
 
 def test_description_when_read_has_each_operation_with_its_arguments(described):
-    """Each operation of the table is a path, and each of its arguments is described with its type."""
     paths = described.raw_schema["paths"]
     for operation in OPERATIONS:
         if operation.name == "metrics":

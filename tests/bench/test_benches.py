@@ -26,7 +26,6 @@ COMPUTING = ["amf", "bans", "chunk", "deferred", "profile", "scheduler", "sender
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
 def test_benchmark_when_listed_has_a_run_without_necessary_arguments(path):
-    """``run()`` exists, can be called without arguments, and says what it returns; ``QUICK`` are arguments of it."""
     body = tree_of(path).body
     run = next((item for item in body if isinstance(item, ast.FunctionDef) and item.name == "run"), None)
     assert run is not None, f"{path.name} has no run()"
@@ -41,7 +40,6 @@ def test_benchmark_when_listed_has_a_run_without_necessary_arguments(path):
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
 def test_benchmark_when_run_by_itself_is_a_program(path):
-    """A benchmark can be run by itself, with options of its own."""
     assert "__main__" in path.read_text("utf-8")
     assert any(item.name == "main" for item in functions_of(tree_of(path)))
 
@@ -214,7 +212,6 @@ def test_document_when_it_has_no_place_for_a_record_stays_as_it_is(tmp_path):
 
 
 def test_document_when_read_has_parts_for_benchmarks_only():
-    """Every measured part of the document belongs to a benchmark that writes it, and each of those has its part."""
     parts = documents.parts(documents.DOCUMENT.read_text("utf-8"))
     assert parts.keys() - {bench_run.MACHINE_PART} == set(bench_run.names()) - bench_run.ON_REQUEST
     assert documents.DOCUMENT.read_text("utf-8").count("<!-- measured:") == len(parts)

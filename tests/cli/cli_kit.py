@@ -42,9 +42,6 @@ class Served:
     """A server process that is ready.
 
     Attributes:
-        ready: what it said when it was.
-        process: the process.
-        status: exit status, when it was stopped.
         log: standard error, when it was stopped.
     """
 
@@ -62,7 +59,6 @@ class Served:
         return f"rtmp://127.0.0.1:{self.ready['port']}/{stream}"
 
     def wait_logged(self, text):
-        """Wait until the log has a line with `text`."""
         end = time.monotonic() + PATIENCE_S
         while not any(text in line for line in list(self._errors)):
             assert time.monotonic() < end, f"not logged: {text}"

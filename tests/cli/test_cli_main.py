@@ -19,7 +19,6 @@ COMMANDS = ("serve", "edge", "publish", "play", "load", "demo", "version")
 
 
 def test_help_when_no_command_is_named():
-    """The help names every command."""
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     assert [name for name in COMMANDS if name not in result.output] == []
@@ -55,7 +54,6 @@ def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_wi
 
 
 def test_version_when_asked_for_json():
-    """The version is one JSON object."""
     result = CliRunner().invoke(app, ["version", "--json"])
     assert result.exit_code == 0
     assert {"flowctl", "python", "loop", "system"} == set(json.loads(result.output))

@@ -216,8 +216,6 @@ def test_call_when_the_server_does_not_answer_in_time_says_so(tmp_path, here):
 
 
 def test_describe_when_the_server_is_another_node_shows_its_commands(tmp_path, here):
-    """What is no live server tells what it has by `rpc.describe`."""
-
     async def described(message):
         return json.dumps({"commands": [{"name": "echo.say", "access": "none", "summary": "Say it again."}]})
 

@@ -55,7 +55,6 @@ def test_replay_when_one_flight_is_named_prints_its_transitions(folder):
 
 
 def test_replay_when_several_are_there_lists_them(folder):
-    """A folder with several flights is a list; a file with one is replayed."""
     status, output, _ = run("replay", str(folder))
     assert status == 0
     assert len(output.splitlines()) == 3
@@ -210,7 +209,6 @@ def test_replay_when_another_target_delay_is_tried_keeps_what_its_audience_had(t
 
 
 def test_replay_when_asked_for_help_names_every_policy():
-    """What the help names is what may be given."""
     assert tuple(POLICIES) == _POLICIES
 
 

@@ -47,7 +47,6 @@ def test_publish_when_it_is_ended_says_what_it_did(number):
 @pytest.mark.realtime
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_record_when_it_is_ended_while_its_server_is_lost_ends_in_order(tmp_path, number):
-    """A recording that tries a server that has ended says so, and a signal ends it."""
     with served("live") as server:
         url = server.url().replace("rtmp://", "rtmps://")
     client = start("record", url, "--once", "--duration", "20s", "--out", str(tmp_path))

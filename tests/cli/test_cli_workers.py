@@ -88,7 +88,6 @@ def test_workers_when_one_is_killed_serve_on_and_it_is_started_again(own_folder)
 
 
 def test_workers_when_their_supervisor_is_killed_end():
-    """Workers do not outlive a supervisor that was killed."""
     with served("live", "--workers", "2", "--control", "off") as server:
         pids = server.ready["workers"]
         assert all(map(alive, pids))
@@ -97,7 +96,6 @@ def test_workers_when_their_supervisor_is_killed_end():
 
 
 def test_workers_when_they_cannot_begin_are_an_error_with_their_words():
-    """What a worker says before it serves is the error of the command."""
     status, _, errors = run("serve", "live", "--port", "0", "--workers", "2", "--hooks", "no_such_module:Hooks")
     assert status == 2
     assert "no_such_module" in errors
@@ -121,7 +119,6 @@ def test_workers_when_there_are_several_listeners_serve_each(tmp_path):
 
 
 def reached(address, context):
-    """Return a connection to an address, with TLS where there is a context for it."""
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), 20)
     return sock if context is None else context.wrap_socket(sock, server_hostname="localhost")
@@ -179,7 +176,6 @@ def test_workers_when_levels_change_who_has_a_name_say_that_it_waits(tmp_path):
 
 
 def asked(server, operation, **given):
-    """Return the answer of the server to an operation."""
     return call_operation(server.ready["control"][0], operation, given)
 
 

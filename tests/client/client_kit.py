@@ -43,7 +43,6 @@ def live_server(**options):
 
 @contextlib.contextmanager
 def client_group():
-    """A running poll group for clients."""
     group = PollGroup("test-clients")
     group.start()
     try:
@@ -53,12 +52,10 @@ def client_group():
 
 
 def address(server, stream="live/room"):
-    """Return the address of a stream on `server`."""
     return parse_address(f"rtmp://127.0.0.1:{server.address[1]}/{stream}")
 
 
 def start_player(group, player, profile):
-    """Start a player with the buffers that its profile wants."""
     return start_client(
         group,
         player,

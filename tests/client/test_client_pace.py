@@ -31,7 +31,6 @@ META = FlvTag(TAG_SCRIPT, 0, b"\x02\x00\x0aonMetaData\x03\x00\x00\x09")
     ],
 )
 def test_media_clock_when_frames_come(timestamps, covered_ms):
-    """Media time is what the timestamps cover, on a clock that wraps and may change."""
     clock = MediaClock()
     for timestamp in timestamps:
         clock.frame(timestamp)

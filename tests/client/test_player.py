@@ -203,7 +203,6 @@ def test_play_when_it_floods_pings():
 
 
 def test_play_when_pings_are_few():
-    """A few pings per second are no flood."""
     with client_group() as group, live_server() as server:
         publish(group, server, pace=2.0, duration_s=3.0)
         player = play(group, server, PlayProfile(pings_per_s=20))

@@ -180,7 +180,6 @@ def test_publish_when_a_login_is_wanted():
 
 
 def test_publish_when_the_password_is_wrong():
-    """A wrong password is refused for good."""
     config = ServerSessionConfig(credentials={"ann": "pw"})
     with sink_server(config=config) as (server, _):
         url = parse_address(f"rtmp://ann:no@127.0.0.1:{server.address[1]}/live/room")
@@ -218,7 +217,6 @@ def test_publish_when_the_file_is_broken(tmp_path):
 
 @pytest.mark.parametrize("pace", [-1.0, 1e9, float("nan")])
 def test_publisher_when_the_pace_is_out_of_range(pace):
-    """A pace out of range is refused."""
     with pytest.raises(ConfigError, match="pace"):
         RtmpPublisher(parse_address("rtmp://h/a/b"), [], pace=pace)
 
@@ -242,7 +240,6 @@ def test_file_when_it_is_no_flv(tmp_path, content):
 
 
 def test_file_when_it_is_missing(tmp_path):
-    """A missing file is named."""
     with pytest.raises(ConfigError, match=r"nowhere\.flv"):
         FlvFile(tmp_path / "nowhere.flv")
 

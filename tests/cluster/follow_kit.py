@@ -41,8 +41,6 @@ class Client:
 
     Attributes:
         media: (type, timestamp, payload) of what came.
-        events: what else happened.
-        over: whether the connection has ended.
     """
 
     def __init__(self, address, *, ask, name="live/room", path=""):
@@ -133,7 +131,6 @@ HEADERS = [(18, 0, METADATA), (TYPE_VIDEO, 0, AVC_HEADER), (TYPE_AUDIO, 0, AAC_H
 
 
 def pictures(first, last, *, key_every=10, step_ms=40):
-    """Return pictures and sound numbered `first` to `last` - 1, each with its number in it."""
     found = []
     for number in range(first, last):
         tag = b"%08d" % number

@@ -99,7 +99,6 @@ def test_name_when_its_owner_stays_away_is_free_and_the_stream_ends():
 
 
 def test_owner_when_its_publisher_has_fallen_silent_takes_its_place():
-    """Whether the publisher that its owner has already is silent is asked, and decides."""
     directory = Directory()
     verdict(directory, FIRST)
     asked = directory.claim(ROOM, SECOND, ANN, 0.0)
@@ -119,7 +118,6 @@ def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
 
 
 def test_worker_when_killed_while_a_name_is_kept_there_sends_nobody_there_any_more():
-    """A name that is kept has lost its place with the worker."""
     directory = Directory(grace_s=3.0)
     verdict(directory, FIRST)
     directory.view(ROOM, 3, 0.0)
@@ -141,7 +139,6 @@ def test_publishers_when_too_many_of_one_address_are_refused_over_all_workers():
 
 
 def test_names_kept_when_too_many_for_one_address_are_let_go():
-    """One address has no more names kept than it may publish."""
     directory = Directory(grace_s=3.0, per_address=1)
     for number, name in enumerate(("live/a", "live/b")):
         verdict(directory, Holder(1, number), name=name)

@@ -288,7 +288,6 @@ def cut_off_payload(encoder):
 
 
 def kill_followed(edge, *origins):
-    """Kill the origin that the edge follows."""
     source = next(iter(edge.edge._wanted.values())).following.source
     next(item for item in origins if str(item.where) == source).kill()
 

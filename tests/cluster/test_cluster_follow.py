@@ -189,7 +189,6 @@ def test_follow_when_the_name_is_published_here_gives_way(pair):
 
 
 def test_publisher_when_the_name_is_followed_here_is_refused(pair):
-    """Nobody takes the name of a followed stream by publishing it here."""
     source = publisher(pair.origin.address)
     source.put(*HEADERS, *pictures(0, 5))
     pair.follow.start()

@@ -112,7 +112,6 @@ def test_viewer_when_the_stream_is_in_another_worker_gets_it_byte_for_byte(worke
 
 
 def test_viewer_when_it_waits_gets_a_stream_that_starts_later_elsewhere(workers):
-    """Who waits in one worker for a stream gets it when it is published in the other."""
     viewer = player(workers.address(2))
     until(lambda: workers.servers[2].hub.is_viewed("live/room"))
     source = publisher(workers.address(1))
@@ -172,7 +171,6 @@ def test_second_publisher_when_replacing_ends_the_one_in_the_other_worker(tmp_pa
 
 
 def test_standby_when_in_another_worker_takes_over(tmp_path):
-    """A publisher on standby in one worker takes over from one in the other."""
     workers = Workers(tmp_path, second_publisher=SecondPublisher.STANDBY)
     try:
         first = publisher(workers.address(1))

@@ -213,7 +213,6 @@ def _end_of(peer):
 
 @pytest.mark.parametrize("reason", CloseReason)
 def test_close_when_abortive_resets_and_otherwise_ends_in_order(link, reason):
-    """Each reason knows whether the peer is reset."""
     session = Noting()
     connection, peer = link(session, tcp=True)
     connection.close(reason, "")
@@ -313,7 +312,6 @@ def test_timer_when_our_thread_was_late_comes_after_what_the_peer_has_sent(link,
 
 
 def test_calls_when_from_many_threads_run_on_the_connections_own_in_order(link):
-    """Each thread's calls keep their order, all run on one thread, and all before the end."""
     session = Noting()
     connection, _ = link(session)
     ran = []

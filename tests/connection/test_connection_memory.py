@@ -31,8 +31,6 @@ class Watched(Connection):
 
 
 class WatchedSender(Sender):
-    """A Sender that can be watched."""
-
     __slots__ = ("__weakref__",)
 
 

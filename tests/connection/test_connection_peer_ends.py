@@ -214,7 +214,6 @@ def test_linger_when_the_socket_cannot_be_watched_any_more_closes_at_once(link, 
 
 
 def test_stop_when_connections_linger_keeps_its_deadline(link, groups):
-    """The end of the group is the end of all that linger on it."""
     released, sessions = [], [Noting() for _ in range(3)]
     linked = [link(session, tcp=True, on_released=released.append) for session in sessions]
     wait_until(lambda: all(session.calls for session in sessions))

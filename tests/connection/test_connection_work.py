@@ -191,7 +191,6 @@ def test_session_when_one_piece_takes_too_long_gets_no_other_in_the_same_turn(th
 
 
 def test_connections_when_of_one_address_share_one_turn_of_the_loop(thread):
-    """Fifty connections of one address hold the thread no longer in one turn than the address may."""
     made = [thread.connect(0.002, limits=NO_WORK_LIMITS) for _ in range(50)]
     for _, _, wire in made:
         wire.up += b"x"

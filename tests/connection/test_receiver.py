@@ -62,7 +62,6 @@ def test_need_more_when_answered_offers_the_rest_with_what_comes_next(kit):
 
 
 def test_done_when_only_part_was_consumed_offers_the_rest_at_once(kit):
-    """DONE with a rest goes on with the rest in the same turn, until all is consumed."""
     kit.handler.answers = [InputResult(InputVerdict.DONE, 1), InputResult(InputVerdict.DONE, 2), DONE]
     kit.ready(b"abcdef")
     assert kit.handler.offers == [b"abcdef", b"bcdef", b"def"]

@@ -103,7 +103,6 @@ def test_pause_when_resumed_before_the_job_ran_changes_nothing_outside(kit):
 
 
 def test_control_when_granted_is_read_up_to_the_grant_per_interval(kit):
-    """While all holders grant control, that much per interval is read and handed on as control only."""
     kit.receiver.pause("sender", "soft limit", control_bytes=10)
     kit.feed.append(b"x" * 25)
     kit.settle()
@@ -243,7 +242,6 @@ def test_statistics_when_held_tell_reasons_and_times(kit):
 
 
 def test_statistics_when_the_stream_has_ended_stop_the_pause(kit):
-    """The end of the connection ends the pause that was on."""
     kit.receiver.pause("a", "x")
     kit.now += 2.0
     kit.receiver.close()

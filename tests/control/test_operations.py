@@ -456,7 +456,6 @@ def listens(server):
 
 
 def test_drain_when_nobody_is_there_ends_at_once(live):
-    """It does not wait for the end of its time where there is nobody to wait for."""
     server = live()
     ended = []
     server.on_stopped = lambda: ended.append(True)

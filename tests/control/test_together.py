@@ -64,7 +64,6 @@ def test_stats_when_of_two_workers_are_added():
 
 
 def test_stats_when_limits_of_workers_differ_say_so():
-    """Workers that do not have the same limits are not shown as if they had."""
     found = come_to("stats", stats(1, limits="a"), stats(2, limits="b"))
     assert found["server"]["limits_of_workers"] == ["a", "b"]
 
@@ -154,7 +153,6 @@ def test_unban_when_some_workers_have_it_no_more_is_lifted():
 
 
 def test_reload_when_one_worker_finds_a_fault_tells_it_once():
-    """A file is as the worst of what the workers say, and a fault that all have is one."""
     fault = {"file": "x", "state": "invalid", "changed": False, "fault": "line 1"}
     well = {"file": "x", "state": "valid", "changed": True}
     found = come_to(

@@ -167,7 +167,6 @@ def ended(number, host, reason, details=""):
 
 
 def test_watch_when_an_attacker_has_several_connections():
-    """Each connection of an attacker is watched by itself; who is none of ours is not."""
     viewers = QUICK.viewers(LOAD)
     hostile = viewers[-1]
     watch = Watch(viewers)

@@ -68,7 +68,6 @@ def test_judge_when_a_track_is_missing_counts_it_from_its_begin():
 
 
 def test_recovered_when_frames_were_late_after_an_event_is_when_the_last_of_them_came():
-    """Frames 150 to 160 came 400 ms late: 1 s and 0.4 s after an event at frame 135 the last late one came."""
     event_us = 135 * 40_000
     late = {f"n{number}": 450 for number in range(150, 161)}
     seen = sorted(came(range(COUNT), **late), key=lambda item: item.came_us)

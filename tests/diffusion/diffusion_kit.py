@@ -13,7 +13,6 @@ def ids(*numbers):
 
 
 def numbers(object_ids):
-    """Return the numbers of ids, in their order."""
     return [int.from_bytes(key, "big") for key in object_ids]
 
 
@@ -29,7 +28,6 @@ def peer(fifo=(), available=None, inflight=(), owt=(), ids_in_flight=0, since=0.
 
 
 def state_of(peers, policy=None):
-    """Return the state with these peers."""
     state = DecisionGlobalState(policy or Policy())
     for name, item in peers.items():
         state.register(name, item)

@@ -28,14 +28,10 @@ class Remote:
     """A peer: what it offers and how it behaves.
 
     Args:
-        name: of the peer.
         offers: ids and objects, in the order in which it announces them.
-        latency_s: between a request and its reply.
-        lies: its objects are invalid.
         stalls: it never replies to a request for objects.
         leaves_at: when it goes away, in seconds. None: never.
         busy_s: how long the node takes to carry out a decision for it.
-        more: what it offers besides, from 1 s on.
     """
 
     name: str
@@ -59,12 +55,9 @@ class Simulation:
     """The node.
 
     Attributes:
-        pool: what has arrived.
         requests: how often each object was asked for.
         freed: how often a copy of it was given up: it was overdue, or its peer went with it.
-        received: how often each was received.
         delivered: how many objects each peer has sent.
-        now: virtual seconds.
     """
 
     def __init__(self, remotes, policy, planner, seed):

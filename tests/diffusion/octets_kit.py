@@ -123,13 +123,7 @@ class RawPeer:
 
 
 class DelayedStream:
-    """A stream over a link that takes its time, in virtual time.
-
-    Args:
-        inner: one end of a pair.
-        delay_s: of each piece.
-        bytes_per_s: rate of what is written; 0: any.
-    """
+    """A stream over a link that takes its time, in virtual time."""
 
     def __init__(self, inner, delay_s=0.0, bytes_per_s=0.0):
         self._inner, self._delay_s, self._bytes_per_s = inner, delay_s, bytes_per_s

@@ -47,7 +47,6 @@ class Crowd:
     Attributes:
         copies: how often each object was received.
         most_copies: the most copies of one object that were under way at once.
-        ends: how each peer ended.
     """
 
     def __init__(self, seed, policy, planner):

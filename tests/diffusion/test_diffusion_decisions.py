@@ -63,7 +63,6 @@ def test_make_decisions_when_the_window_is_nearly_full_asks_for_what_is_left():
 
 
 def test_make_decisions_when_the_window_is_full_asks_for_nothing():
-    """With a full window and nothing to acknowledge there is nothing to send (OD-38)."""
     policy = Policy(max_num_objects_outstanding=4)
     made = decide({"A": peer([1, 2], available=[], inflight=[1, 2], ids_in_flight=2)}, policy=policy)["A"]
     assert (made.ids_to_req, made.ids_to_ack, made.is_empty) == (0, 0, True)
@@ -76,7 +75,6 @@ def test_make_decisions_when_the_window_has_shrunk_asks_for_nothing():
 
 
 def test_make_decisions_when_three_have_an_object_asks_as_many_as_wanted():
-    """As many peers are asked as copies are wanted (OD-39)."""
     made = decide({name: peer([1]) for name in "ABC"}, policy=Policy(target_object_redundancy=2))
     assert sorted(asked(made).values()) == [[1], [1]]
 
@@ -109,7 +107,6 @@ def test_make_decisions_when_the_total_is_reached_stops():
 
 
 def test_make_decisions_when_objects_are_in_flight_counts_them_for_their_peer():
-    """What is in flight from a peer counts to its limit (OD-44)."""
     policy = Policy(max_num_objects_inflight_per_peer=3)
     made = decide({"A": peer([1, 2, 3, 4, 8, 9], available=[1, 2, 3, 4], inflight=[8, 9])}, policy=policy)
     assert asked(made) == {"A": [1]}
@@ -181,7 +178,6 @@ def test_make_decisions_when_peers_have_unequal_work_asks_the_one_with_the_least
 
 
 def test_make_decisions_when_the_rarest_come_first_fetches_what_few_have():
-    """With `rarest_first` an object that one peer has is fetched before one that three have."""
     peers = {"A": peer([1, 2]), "B": peer([1]), "C": peer([1])}
     limits = {"max_num_objects_inflight_total": 1, "target_object_redundancy": 1}
     assert list(asked(decide(peers, policy=Policy(**limits, rarest_first=True))).values()) == [[2]]
@@ -324,7 +320,6 @@ def test_make_decisions_when_compared_with_a_plain_model_decides_the_same(contex
 
 @given(contexts())
 def test_make_decisions_when_carried_out_exceeds_no_limit(context):
-    """Each decision can be carried out as it stands: the state, which enforces the limits, takes it."""
     state = context.state
     for name, item in make_decisions(context).items():
         if item.objects_to_req_ids:

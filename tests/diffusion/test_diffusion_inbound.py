@@ -128,8 +128,6 @@ def test_reply_of_ids_when_wrong_ends_the_peer_and_leaves_nothing(says, fault):
 
 @pytest.mark.parametrize("again", ["41 61", "41 62"])
 def test_id_when_announced_again_while_it_is_open_or_in_flight_ends_the_peer(again):
-    """What is in the FIFO or in flight cannot be announced again (OD-26)."""
-
     async def run():
         node = Fetching(b"b")
         peer = node.peer()
@@ -502,8 +500,6 @@ def test_stream_when_it_ends_while_ids_are_open_is_broken_also_where_nothing_was
 
 
 def test_request_when_its_reply_is_wrong_ends_as_lost_for_the_gate():
-    """A scheduler must not take a wrong reply for a good one."""
-
     async def run():
         gate = OpenGate()
         node = Fetching(gate=gate)

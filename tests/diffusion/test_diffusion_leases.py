@@ -18,7 +18,6 @@ ONE_COPY = Policy(target_object_redundancy=1)
 
 
 def claim(peers, **options):
-    """Return what peers claim."""
     return decide(peers, planner=LeasePlanner().decide, **options)
 
 
@@ -83,7 +82,6 @@ def test_next_round_when_nothing_is_under_way_is_at_no_time():
 
 @pytest.mark.parametrize("settings", [{"most_claims": 0}, {"claim_delay_s": -0.1}, {"claim_delay_s": 11.0}])
 def test_lease_planner_when_a_value_is_out_of_range_names_it(settings):
-    """A setting out of range is refused with its name."""
     with pytest.raises(ConfigError, match=next(iter(settings))):
         LeasePlanner(**settings)
 

@@ -91,7 +91,6 @@ class Watching:
         return self._planner.decide(context)
 
     def next_round_at(self, context):
-        """Say when the next round is due."""
         return self._planner.next_round_at(context)
 
 
@@ -166,7 +165,6 @@ async def diffuse(crowd, policy, planner, rng, expected):
 
 
 async def until_there(pool, expected):
-    """Wait until all that is expected is in the pool."""
     grown = asyncio.Event()
     unwatch = pool.watch(grown.set)
     while not all(map(pool.has_object, expected)):

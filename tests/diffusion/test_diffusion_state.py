@@ -83,14 +83,12 @@ def test_on_receive_ids_when_an_id_is_open_is_a_fault(known):
 
 
 def test_on_receive_ids_when_an_id_comes_twice_in_one_reply_is_a_fault():
-    """One reply does not announce an id twice."""
     state = state_of({"A": peer(ids_in_flight=5)})
     with pytest.raises(errors.ObjectIdAlreadyKnownError):
         state.on_receive_ids("A", 5, announced(1) * 2)
 
 
 def test_on_receive_ids_when_another_peer_has_announced_the_same_is_right():
-    """Peers announce the same objects: each has a FIFO of its own."""
     state = state_of({"A": peer([1]), "B": peer(ids_in_flight=1)})
     state.on_receive_ids("B", 1, announced(1))
     assert numbers(state.peers["B"].available) == [1]
@@ -168,7 +166,6 @@ def test_on_request_objects_when_the_request_breaks_a_rule_changes_nothing(wante
 
 
 def test_on_receive_objects_when_they_are_those_asked_for_puts_them_on_the_way():
-    """Objects received are on the way to the pool, and are so until the pool is done with them (OD-32)."""
     state = state_of({"A": peer([1, 2], available=[], inflight=[1, 2])})
     state.on_receive_objects("A", ids(1, 2), [(ids(2)[0], b"b"), (ids(1)[0], b"a")])
     item = state.peers["A"]
@@ -316,7 +313,6 @@ def test_next_timeout_when_objects_are_in_flight_is_the_first_to_come():
     ],
 )
 def test_policy_when_a_value_is_out_of_range_names_it(settings, text):
-    """A limit out of range is refused with its name, its value and what is allowed."""
     with pytest.raises(ConfigError, match=text):
         Policy(**settings)
 

@@ -48,15 +48,7 @@ def wait_until(condition, what, timeout_s=PATIENCE_S):
 
 @contextlib.contextmanager
 def open_live_server(*, limits=None, wire=None, rtmp=None, make=LiveServer, **options):
-    """Run a live server; fail if one of its handlers raised.
-
-    Args:
-        limits: of the viewers. None: the server's defaults.
-        wire: fields of `WireLimits`.
-        rtmp: fields of `ServerSessionConfig`.
-        make: makes the server of its `LiveConfig`.
-        options: further fields of `LiveConfig`.
-    """
+    """Run a live server; fail if one of its handlers raised."""
     failures = []
     if limits is not None:
         options["limits"] = limits
@@ -89,12 +81,10 @@ def figures(server, name=NAME):
 
 
 def wait_for_viewers(server, count, name=NAME):
-    """Wait until `count` viewers follow the stream, or wait for it."""
     wait_until(lambda: (stream := figures(server, name)) and len(stream.viewers) == count, f"{count} viewers")
 
 
 def wait_for_keys(server, count, name=NAME):
-    """Wait until at least `count` key frames were published."""
     return wait_until(
         lambda: (stream := figures(server, name)) and stream.messages_in[MessageClass.KEY] >= count,
         f"{count} key frames published",
@@ -102,8 +92,6 @@ def wait_for_keys(server, count, name=NAME):
 
 
 def wait_for_states(server, number, *states, name=NAME):
-    """Wait until the viewer with this connection number has been in all of `states`."""
-
     def been():
         viewer = viewer_of(server, number, name)
         return viewer and all(viewer.sender.time_in_states_s[state] > 0 for state in states)
@@ -142,10 +130,7 @@ class Play:
     """A player of ours and everything it got.
 
     Attributes:
-        player: the client.
-        connection: its connection.
         messages: (type, timestamp, payload) of each audio and video message, in order.
-        classes: of each of them.
     """
 
     def __init__(self, group, url, profile, keep, **settings):
@@ -228,7 +213,6 @@ def wait_for_end(*clients):
 
 
 def keys_in(classes):
-    """Return where key frames are in a list of classes."""
     return [index for index, item in enumerate(classes) if item is MessageClass.KEY]
 
 

@@ -109,7 +109,6 @@ class Watched:
     """What PyAV made of a file or stream.
 
     Attributes:
-        packets: in order.
         pictures: digest of each decoded picture, by its time in ms. A decoder hides a missing reference frame and
             goes on without an error; the pixels tell.
         sounds: number of decoded audio frames.

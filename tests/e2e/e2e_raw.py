@@ -77,7 +77,6 @@ class RawPlayer:
         self.sock.sendall(self.session.send_message(encode_control(value)))
 
     def send_pause(self):
-        """Send the command that pauses the stream."""
         message = commands.command("pause", 0.0, None, True, 0.0, stream_id=self.session.stream_id)
         self.sock.sendall(self.session.send_message(message))
 

@@ -68,7 +68,6 @@ def squad_of(piece, *transports):
 
 
 def read(sock, size):
-    """Read exactly `size` bytes."""
     data = bytearray()
     while len(data) < size:
         more = sock.recv(min(65536, size - len(data)))

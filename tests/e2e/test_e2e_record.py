@@ -81,7 +81,6 @@ def test_record_when_told_to_end_finishes_its_files(tmp_path, live, clients, sam
 
 
 def test_record_when_killed_leaves_a_file_that_the_next_start_finishes(tmp_path, live, clients, sample):
-    """After kill -9 the file is readable as it is, and the next run gives it its name."""
     server = live()
     clients.publish(server, FlvFile(sample("plain")), loop=True)
     with recording(server, tmp_path, "--name", "first") as process:

@@ -44,13 +44,7 @@ BIG_KEYS = SyntheticSource(video_bit_rate=2_000_000, key_frame_bytes=120_000, ke
 
 
 def key_frames_after_gaps(received, sent, classes):
-    """Fail unless what a thinned viewer got is a stream that can be decoded; return the number of gaps.
-
-    Args:
-        received: (type, timestamp, payload) of what it got.
-        sent: the same of all that was published; no two are alike.
-        classes: of what was published.
-    """
+    """Fail unless what a thinned viewer got is a stream that can be decoded; return the number of gaps."""
     place = {message: index for index, message in enumerate(sent)}
     headers = {payload for (_, _, payload), item in zip(sent, classes, strict=True) if item is MessageClass.HEADER}
     at, gaps, since_picture = -1, 0, []

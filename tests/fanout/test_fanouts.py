@@ -39,7 +39,6 @@ def test_follow_when_refused_leaves_the_first_place_as_it_was(link, groups):
 
 
 def test_end_when_another_place_has_followed_is_harmless(link):
-    """A place that has ended takes nothing from the one after it."""
     session = Noting()
     connection, _ = link(session)
     wait_until(lambda: session.calls)

@@ -10,7 +10,6 @@ from flowctl.fanout.pacing import ROUND_BOUNDS_MS, ROUND_SHARE, Pacing, RoundMet
 
 
 def settled(cost_s, *, busy=0.0, ceiling_s=0.04, pacing=None, rounds=2000):
-    """Return a pacing after many rounds of one cost, each at its interval."""
     pacing = pacing or Pacing(ceiling_s)
     now = 0.0
     for _ in range(rounds):

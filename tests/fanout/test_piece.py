@@ -50,7 +50,6 @@ def test_file_when_asked_for_is_one_and_has_the_bytes(piece):
 
 @needs_files
 def test_file_when_closed_is_gone_and_not_made_again(piece):
-    """Closing twice is harmless; a piece that is closed has no file any more."""
     descriptor = piece.descriptor()
     piece.close()
     piece.close()

@@ -43,7 +43,6 @@ def with_cell(row, name, value):
 
 
 def test_flight_when_rows_come_as_mappings_or_sequences_in_any_order_is_the_same(rows):
-    """Rows of Parquet, Spark or a test make the same flight, whatever their order."""
     expected = read_flights(rows)
     mappings = [dict(zip(FLIGHT.names, row, strict=True)) for row in rows]
     assert read_flights(mappings) == expected
@@ -68,7 +67,6 @@ def test_flight_when_a_row_is_missing_says_which(rows):
 
 
 def test_flight_when_a_row_is_there_twice_says_which(rows):
-    """Files that were copied give a row twice."""
     with pytest.raises(DamagedFlightError, match=r"row 12 is there twice"):
         read_flights([*rows, rows[12]])
 
@@ -129,7 +127,6 @@ def test_flight_when_there_are_no_rows_or_rows_of_something_else_is_refused():
 
 
 def test_replay_when_any_output_was_changed_diverges(rows):
-    """A change of any cell of any output row is found, and its row is named."""
     flight = read_flights(rows)
     result = replay(flight)
     for row in flight.outputs:
@@ -272,7 +269,6 @@ def test_files_when_split_by_a_tool_are_no_copies(rows, tmp_path):
 
 
 def test_files_when_several_flights_are_there_wants_one_named(rows, tmp_path):
-    """Which flight is meant has to be said where there are several."""
     both = Rows()
     both.extend(rows)
     both.extend(with_cell(row, "conn_id", 8) for row in rows)

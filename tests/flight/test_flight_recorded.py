@@ -345,7 +345,6 @@ def test_flight_when_the_thread_was_strained_notes_it():
 
 
 def test_handler_when_it_calls_back_is_refused_and_not_noted():
-    """A frontend that calls its Sender from its handler is refused, and the flight has no such call."""
     stage = Stage(script="K")
     viewer = RecordedViewer(stage.group, limits=Limits.parse("100,0", "9000,0"))
     seen = []

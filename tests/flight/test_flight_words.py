@@ -46,7 +46,6 @@ def test_policy_when_made_a_table_decides_the_same(policy):
 
 
 def test_policy_when_a_table_holds_to_what_every_policy_must():
-    """The table of a policy is itself a policy as the test kit wants it."""
     check_drop_policy(TablePolicy.of(LivePolicy(), lambda *_: None))
     assert TablePolicy.of(None, lambda *_: None) == TablePolicy.of(KeepAll(), lambda *_: None)
 

@@ -340,7 +340,6 @@ def test_bucket_when_a_delay_is_counted_holds_it_to_an_eighth(ms):
 
 
 def test_quantile_when_half_of_the_time_was_quick_is_that_of_the_rest():
-    """Quantiles are weighted by time."""
     delay = [(bucket_of(10), 9.0), (bucket_of(1000), 1.0)]
     assert quantile_ms(delay, 0.5) == bucket_ms(bucket_of(10))
     assert quantile_ms(delay, 0.95) == bucket_ms(bucket_of(1000))

@@ -330,7 +330,6 @@ def test_thinning_when_refusals_begin_later_in_the_queue_tightens_those_too():
 
 
 def test_key_frame_when_it_is_refused_and_nobody_looked_is_stepped_over_like_others():
-    """A viewer that is refused key frames gets no headers for one."""
     follower = Follower("K")
     follower.cursor.refuse(BROKEN_MASK | 1 << KEY, DropReason.REFUSED, follower.now)
     follower.publish("IAKIA")
@@ -358,7 +357,6 @@ def test_wait_when_the_queue_is_thinned_meanwhile_keeps_its_beginning():
 
 
 def test_finish_while_waiting_for_a_key_frame_ends_the_wait():
-    """No key frame is for this viewer any more."""
     follower = Follower("KI", wait_for_key=True)
     follower.publish("I")
     assert follower.cursor.waiting_for_key

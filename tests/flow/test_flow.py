@@ -78,7 +78,6 @@ class Naive:
 
 
 def apply(core, cause, load, now, limits=None):
-    """Give `core` the input that belongs to `cause`."""
     if cause is Cause.LIMITS_SET:
         return core.limits_set(limits, load, now)
     if cause is Cause.DRAINED:
@@ -94,7 +93,6 @@ def apply(core, cause, load, now, limits=None):
 
 
 def check_edge(edge, core, naive, before, old_level, event, now):
-    """Check the answer of the core, and the core after it, against the naive one."""
     cause, load, _ = event
     new, old = naive.state, before.state
     assert core.state is new

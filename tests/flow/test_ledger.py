@@ -179,7 +179,6 @@ def test_unread_for_any_rhythm_gives_the_newest_in_order_and_none_twice(rhythm):
     ],
 )
 def test_describe_change_when_an_axis_decided_names_it_with_value_and_limit(cause, axis, value, limit, line):
-    """The line has cause, axis, value and limit, or the cause alone where the EAGAIN bit decided."""
     change = StateChange(1, SendState.READY, SendState.SOFT_LIMIT, cause, axis, value, limit, 0.0)
     assert describe_change(change) == line
 

@@ -54,7 +54,6 @@ def test_axis_when_marks_are_left_out_low_is_half_and_hard_twice(given_marks, ma
     ],
 )
 def test_axis_when_marks_break_the_order_names_field_value_and_rule(wrong, words):
-    """The error says which mark of which axis, its value, and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         AxisLimits(**wrong, name="messages")
     for word in [*words, "of messages"]:
@@ -64,7 +63,6 @@ def test_axis_when_marks_break_the_order_names_field_value_and_rule(wrong, words
 @given(st.integers(-3, 12), st.none() | st.integers(-3, 12), st.none() | st.integers(-3, 12))
 @settings(max_examples=300, deadline=None)
 def test_axis_for_any_marks_either_keeps_to_the_order_or_is_refused(soft, hard, low):
-    """Whatever is accepted has 0 <= low < soft <= hard for the marks that are on, and keeps what was given."""
     try:
         axis = AxisLimits(soft=soft, hard=hard, low=low)
     except ConfigError:
@@ -109,7 +107,6 @@ def test_parse_when_text_is_a_pair_or_a_triple_gives_the_axes(text, soft, hard, 
 
 
 def test_parse_when_age_is_missing_in_hard_and_low_follows_the_soft_age():
-    """An age that only the soft text has is doubled for hard and halved for low."""
     limits = Limits.parse("1000,10,4s", "5000,50", "100,1")
     assert limits.size.marks == (100, 1000, 5000)
     assert limits.messages.marks == (1, 10, 50)
@@ -117,7 +114,6 @@ def test_parse_when_age_is_missing_in_hard_and_low_follows_the_soft_age():
 
 
 def test_parse_when_nothing_is_limited_equals_no_limits():
-    """``0,0`` is no limit at all."""
     assert Limits.parse("0,0") == NO_LIMITS
     assert Limits.parse("0,0,0s") == NO_LIMITS
 

@@ -8,14 +8,12 @@ from flowctl.flow.meters import STALL_S, DelayMeter, DrainMeter, PictureMeter, T
 
 
 def feed(meter, began, seconds, rate, *, waited=True, total=0, every_s=0.1):
-    """Sample a peer that takes `rate` bytes a second; return the total."""
     for tick in range(round(seconds / every_s) + 1):
         meter.sample(began + tick * every_s, total + int(rate * tick * every_s), waited=waited)
     return total + int(rate * seconds)
 
 
 def test_rate_when_something_waits_is_what_is_taken():
-    """While there is always something to take, the rate is that of the link."""
     meter = DrainMeter()
     assert meter.rate is None
     feed(meter, 0.0, 10.0, 3000)
@@ -169,7 +167,6 @@ def test_delay_when_the_reports_stop_or_come_in_large_steps_is_by_what_the_kerne
 
 
 def test_share_when_the_viewer_wanted_no_pictures_is_of_those_since():
-    """Pictures that a viewer did not want are not lost to it."""
     meter = PictureMeter()
     meter.note(0.0, 100, 0, -5.0)
     meter.note(2.0, 0, 0, -5.0)

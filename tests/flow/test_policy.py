@@ -60,7 +60,6 @@ def test_live_policy_when_it_gets_worse_loses_pictures_before_sound(state, class
 
 @pytest.mark.parametrize("state", SendState)
 def test_keep_all_when_asked_drops_and_thins_nothing(state):
-    """KeepAll keeps every message in every state."""
     assert refused(KeepAll(), state) == set()
     assert KeepAll().thin(state) is Thin.NOTHING
 

@@ -59,7 +59,6 @@ def called_from(path: str, name: str) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_files_when_named_in_a_guide_exist(document):
-    """Each file and folder that the guides name is there, and so is each name they give to look for in one."""
     text = text_of(document)
     assert FILE.findall(text)
     assert [name for name in FILE.findall(text) if not (ROOT / name).exists()] == []

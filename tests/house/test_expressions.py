@@ -233,7 +233,6 @@ def is_word(character: str) -> bool:
 
 
 def fits(kind, value, character: str, flags: int) -> bool:
-    """Return whether one character fits one node."""
     c = constants
     if kind is c.ANY:
         return character != "\n" or bool(flags & re.DOTALL)

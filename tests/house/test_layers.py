@@ -117,7 +117,6 @@ MODULES = sorted(name for name in module_files() if name.startswith("flowctl."))
 
 
 def layer_of(module: str) -> str:
-    """Return the layer of a module of flowctl."""
     second = module.split(".")[1]
     found = [name for name, item in LAYERS.items() if second in item.modules]
     assert len(found) == 1, f"{module} is in {len(found)} layers: give it one in tests/house/test_layers.py"
@@ -129,7 +128,6 @@ def is_pure(module: str) -> bool:
 
 
 def arrows(module: str) -> list[Import]:
-    """Return all imports of `module`, those for types included."""
     return list(imports_of(module_files()[module]))
 
 
@@ -181,7 +179,6 @@ def test_table_when_read_from_below_has_arrows_down_only():
 
 
 def test_table_when_a_module_is_gone_names_it_no_longer():
-    """The table lists only modules that exist."""
     there = {module.split(".")[1] for module in MODULES}
     assert set() == {name for item in LAYERS.values() for name in item.modules} - there
 

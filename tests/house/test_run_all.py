@@ -167,7 +167,6 @@ def test_runs_when_they_pass_over_folders_miss_no_test():
 
 
 def test_run_when_python_is_told_to_keep_nothing_compiled_keeps_it_all_the_same(tmp_path, monkeypatch):
-    """Each process of the tests would compile what it imports."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "module.py").write_text("")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import module"

@@ -117,7 +117,6 @@ class Client:
         return whole
 
     def body_to_end(self):
-        """Return the rest of a body in chunks, and whether it has ended as it should."""
         self.rest = self.to_end()
         ended = self.rest.endswith(b"\r\n0\r\n\r\n")
         return self.body(), ended
@@ -172,7 +171,6 @@ class Web:
 
 
 def wait_for(condition):
-    """Wait until `condition()` is true, and return what it returns."""
     until = time.monotonic() + WAIT_S
     while not (found := condition()):
         assert time.monotonic() < until, "it did not happen"

@@ -29,7 +29,6 @@ def test_connections_when_idle_are_ended_and_hold_nothing_up(web):
 
 
 def test_request_when_it_comes_during_a_drain_is_the_last_of_its_connection(web):
-    """A connection in the middle of a request gets its answer, which says that it is the last one."""
     web = web()
     client = web.client()
     client.send("GET /nothing.txt HTTP/1.1\r\n")

@@ -142,7 +142,6 @@ def test_player_when_nobody_publishes_in_time_gets_404_and_may_ask_again(web):
 
 
 def test_player_when_players_may_not_wait_gets_404_at_once(web):
-    """A server that lets no player wait says so."""
     assert web(players_may_wait=False).get()[0] == 404
 
 
@@ -174,7 +173,6 @@ def test_websocket_when_it_plays_gets_each_tag_in_a_frame_and_a_close_at_the_end
 
 
 def test_websocket_when_it_pings_is_answered_and_when_it_closes_the_play_ends(web):
-    """Pong has what ping had; a close is answered by one."""
     web = web()
     web.publisher().group()
     player = Socket(web)

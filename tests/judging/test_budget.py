@@ -192,7 +192,6 @@ def test_budget_when_off_counts_and_never_acts():
 
 @pytest.mark.parametrize(("limit", "low"), [(-1, None), (10, 10), (10, -1)])
 def test_budget_when_its_marks_are_wrong_says_so(limit, low):
-    """A budget that is negative, or whose low mark is not below it, is refused."""
     with pytest.raises(ConfigError, match="memory budget"):
         MemoryBudget(limit, low_bytes=low)
 

@@ -22,7 +22,6 @@ def shares(at, ready, slow=0):
 
 
 def test_share_when_there_are_no_viewers_is_zero():
-    """Without viewers every share is zero; otherwise it is the part of them."""
     assert shares(0, 0).in_state(SendState.READY) == 0.0
     assert shares(0, 3, 1).in_state(SendState.SOFT_LIMIT) == 0.25
     assert shares(0, 3, 1).missing_share == 0.25

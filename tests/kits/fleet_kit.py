@@ -92,7 +92,6 @@ class FakeServer:
         return {}
 
     def write_file(self, bans: list[Ban]) -> None:
-        """Somebody else writes the ban file, and the server reads it."""
         self.bans = {(ban.cidr, ban.action): ban for ban in bans}
         self.note("bans file", {}, "", "")
 

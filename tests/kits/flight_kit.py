@@ -47,7 +47,6 @@ class Rows(list):
         return True
 
     def table(self) -> pa.Table:
-        """Return the rows as a table of the schema."""
         columns = list(zip(*self, strict=True))
         schema = arrow_schema()
         return pa.table([pa.array(cells, type_) for cells, type_ in zip(columns, schema.types, strict=True)], schema)
@@ -65,8 +64,6 @@ class Rows(list):
 
 
 class RecordedViewer(Viewer):
-    """A viewer whose Sender is recorded; `rows` has what was."""
-
     conn_id = 7
     most_rows = 2_000_000
     room = None
@@ -118,7 +115,6 @@ def check_flight(rows: Rows):
 
 
 def changed(flight, number, **values):
-    """Return `flight` with one row changed."""
     rows = list(flight.rows)
     rows[number] = rows[number]._replace(**values)
     return replace(flight, rows=tuple(rows))

@@ -26,7 +26,6 @@ FRAMES = (KEY, INTER, DISPOSABLE)
 
 
 def frame(origin: bytes, message_class: MessageClass, number: int, size: int = HEAD_BYTES) -> bytes:
-    """Return a message of `size` bytes (at least 11) that says what it is."""
     size = max(size, HEAD_BYTES)
     head = origin + bytes([message_class]) + number.to_bytes(4, "big") + size.to_bytes(5, "big")
     return head + bytes([number * 7 % 251]) * (size - HEAD_BYTES)
@@ -55,7 +54,6 @@ class Peer:
     Attributes:
         room: bytes that are taken before EAGAIN. None: no end.
         most: bytes that one call takes at most. None: no bound.
-        received: everything taken.
         failure: raised by the next write.
     """
 
@@ -209,12 +207,7 @@ CLASS_OF = dict(zip("CHKIDAX", MessageClass, strict=True))
 
 
 def check_accounts(viewer: Viewer, offered: Counter | None = None) -> None:
-    """Check accepted = sent + dropped + queued, with `sent` being what the peer really received.
-
-    Args:
-        viewer: whose.
-        offered: messages by class that it was offered, if the test knows; restart messages come on top as HEADER.
-    """
+    """Check accepted = sent + dropped + queued, with `sent` being what the peer really received."""
     statistics = viewer.sender.statistics()
     received, sizes = Counter(), Counter()
     for _, message_class, _, size in viewer.frames:

@@ -104,7 +104,6 @@ class Peer:
         return self
 
     def command(self, name, *values, stream_id=None, transaction_id=0) -> None:
-        """Send any command on the peer's message stream."""
         msid = self.session.stream_id if stream_id is None else stream_id
         self.send(self.session.send_message(commands.command(name, transaction_id, *values, stream_id=msid)))
 
@@ -200,14 +199,7 @@ class Peer:
 
 
 class World:
-    """A live server, its clients and the time.
-
-    Args:
-        settings: of the live server. None: the defaults.
-        limits: of every connection's Sender.
-        piece: octets that the server reads at a time, at most.
-        sender: of every connection's Sender.
-    """
+    """A live server, its clients and the time."""
 
     def __init__(self, settings=None, *, limits=NO_LIMITS, piece=None, sender=None) -> None:
         self.clock = ManualClock()

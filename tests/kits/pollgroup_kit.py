@@ -76,7 +76,6 @@ def group(make_group) -> PollGroup:
 
 
 def on_thread(group: PollGroup, function, *args):
-    """Call `function` on the group's thread and return what it returns, or raise what it raises."""
     done = threading.Event()
     outcome: list = []
 

@@ -24,14 +24,12 @@ def basic(fmt: int, csid: int) -> bytes:
 
 
 def header0(csid: int, timestamp: int, length: int, type_id: int, msid: int = 1) -> bytes:
-    """Return a type 0 header."""
     short = min(timestamp, 0xFFFFFF)
     fields = short.to_bytes(3, "big") + length.to_bytes(3, "big") + bytes([type_id]) + msid.to_bytes(4, "little")
     return basic(0, csid) + fields + (timestamp.to_bytes(4, "big") if short == 0xFFFFFF else b"")
 
 
 def header1(csid: int, delta: int, length: int, type_id: int) -> bytes:
-    """Return a type 1 header."""
     short = min(delta, 0xFFFFFF)
     fields = short.to_bytes(3, "big") + length.to_bytes(3, "big") + bytes([type_id])
     return basic(1, csid) + fields + (delta.to_bytes(4, "big") if short == 0xFFFFFF else b"")
@@ -44,12 +42,10 @@ def header2(csid: int, delta: int) -> bytes:
 
 
 def set_chunk_size(size: int, csid: int = 2) -> bytes:
-    """Return a Set Chunk Size message."""
     return header0(csid, 0, 4, 1, 0) + size.to_bytes(4, "big")
 
 
 def pieces(data: bytes, rng: random.Random, longest: int = 200) -> Iterator[bytes]:
-    """Cut `data` at random places into pieces of 1 to `longest` octets."""
     at = 0
     while at < len(data):
         count = rng.randint(1, longest)
@@ -58,14 +54,7 @@ def pieces(data: bytes, rng: random.Random, longest: int = 200) -> Iterator[byte
 
 
 class ChunkPeer:
-    """Sends messages as chunks, choosing at random among the header types that are allowed.
-
-    Args:
-        rng: what it chooses with.
-        extended: how a chunk stream repeats extended timestamps in type 3 chunks: "repeated", "absent" or "zero"; it
-            is drawn for each chunk stream when None.
-        repeat_header: whether it sometimes repeats the type 1 header inside a message.
-    """
+    """Sends messages as chunks, choosing at random among the header types that are allowed."""
 
     def __init__(self, rng: random.Random, extended: str | None = None, *, repeat_header: bool = False) -> None:
         self.rng = rng
@@ -95,7 +84,6 @@ class ChunkPeer:
             at = end
 
     def write(self, message: Message) -> bytes:
-        """Return `message` as chunks without interruption."""
         return b"".join(chunk for chunk, _ in self.chunks(message))
 
     def _open(self, message: Message) -> tuple[bytes, int | None]:
@@ -143,16 +131,7 @@ def random_messages(rng: random.Random, count: int, csids: list[int], longest: i
 
 
 def interleave(peer: ChunkPeer, messages: list[Message], sizes: list[int]) -> tuple[bytes, list[Message]]:
-    """Send `messages` with chunks of different chunk streams mixed, and Set Chunk Size in between.
-
-    Args:
-        peer: who sends.
-        messages: each chunk stream's messages are sent in this order.
-        sizes: chunk sizes to change to, at random moments, also inside messages.
-
-    Returns:
-        The octets, and all messages in the order in which their last octets were sent, Set Chunk Size included.
-    """
+    """Send `messages` with chunks of different chunk streams mixed, and Set Chunk Size in between."""
     waiting: dict[int, list[Message]] = {}
     for message in messages:
         waiting.setdefault(message.csid, []).append(message)

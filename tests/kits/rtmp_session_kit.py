@@ -47,13 +47,7 @@ SPLITS = (whole, single, randomly)
 
 
 class ScriptedClient:
-    """A raw client on a server session, with a manual clock.
-
-    Args:
-        config: of the session; None: the defaults.
-        split: how octets are handed over.
-        handshake: whether to do the handshake at once.
-    """
+    """A raw client on a server session, with a manual clock."""
 
     def __init__(self, config=None, *, split=whole, handshake=True):
         self.now = 0.0
@@ -133,12 +127,7 @@ class ScriptedClient:
 
 
 class ScriptedServer:
-    """A raw server under a client session.
-
-    Args:
-        config: of the session; None: the defaults.
-        split: how octets are handed over.
-    """
+    """A raw server under a client session."""
 
     def __init__(self, config=None, *, split=whole):
         self.now = 0.0
@@ -207,13 +196,7 @@ class ScriptedServer:
 
 
 class Pair:
-    """A server session and a client session that talk to each other; the server says yes to everything.
-
-    Args:
-        server: its settings; None: the defaults.
-        client: its settings; None: the defaults.
-        split: how octets are handed over in both directions.
-    """
+    """A server session and a client session that talk to each other; the server says yes to everything."""
 
     def __init__(self, server=None, client=None, *, split=whole):
         self.now = 0.0

@@ -64,9 +64,6 @@ class Kernel:
     It takes up to `SEGMENT_BYTES` beyond the mark, as a kernel that fills a segment does.
 
     Attributes:
-        received: all that was taken.
-        carried_bytes: what the link has carried of it.
-        able_bytes: what it could have carried.
         told_at: share of the mark below which it tells that it takes more.
     """
 

@@ -21,7 +21,6 @@ class Import:
 
     Args:
         module: dotted name; for ``from package import name`` the submodule if there is one, else the package.
-        line: where.
         typing_only: under ``if TYPE_CHECKING``: no arrow at run time.
         late: inside a function: no arrow at import time.
     """

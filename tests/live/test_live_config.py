@@ -23,7 +23,6 @@ from flowctl.server.program import ServeOptions
     ],
 )
 def test_field_when_out_of_range_is_named_with_its_value(field, value):
-    """An error names field, value and what is allowed."""
     with pytest.raises(ConfigError, match=f"{field} is {value}, it must be"):
         LiveConfig(**{field: value})
 
@@ -109,7 +108,6 @@ def test_target_delay_when_nothing_is_said_is_by_the_stream():
 
 
 def test_flights_when_nothing_is_recorded_are_refused():
-    """A share of nothing would be recorded in silence."""
     with pytest.raises(ConfigError, match="flights are asked for, but nothing is recorded"):
         LiveConfig(flights=FlightOptions(share=0.5))
 

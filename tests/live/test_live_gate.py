@@ -101,7 +101,6 @@ def test_levels_of_application_and_role_have_access_of_their_own():
 
 
 def test_settings_that_change_hold_for_the_next_who_asks():
-    """The gate asks what holds now."""
     now = [LiveConfig()]
     gate = Gate(lambda: now[0])
     assert asked(gate) is None

@@ -186,7 +186,6 @@ def test_refusal_has_the_code_that_rtmp_has_for_it(world, asked, ask, why, code)
 
 
 def test_connect_waits_for_the_answer_and_its_end_is_told(world, asked):
-    """Nothing is answered before; an end is told of whom was let in, with the request that was asked."""
     asked.decides = {"connect": True, "publish": False, "play": False}
     asked.hears = {"connect", "play"}
     peer = world.connect().play()
@@ -275,7 +274,6 @@ def answer_of(runner, kind="publish"):
 
 
 def hooks_that(decide):
-    """Return hooks whose `may_publish` and `may_play` are `decide`."""
     return type("Hooks", (LiveHooks,), {"may_publish": decide, "may_play": decide})()
 
 
@@ -350,7 +348,6 @@ def test_slow_plain_hooks_do_not_wait_for_each_other(run):
 
 
 def test_questions_of_one_address_wait_for_each_other_and_withdrawn_ones_are_not_asked(run):
-    """One address with hundreds of questions, withdrawn or not, does not make another wait behind them."""
     gate, asked, answered = threading.Semaphore(0), [], threading.Event()
 
     def decide(_self, request):

@@ -533,7 +533,6 @@ def test_settings_when_they_change_hold_for_who_publishes_and_who_waits():
 
 
 def test_play_when_the_stream_has_an_audience_of_its_own_has_its_target_delay_and_policy_meanwhile():
-    """Target delay and policy are those of the stream while it is played, and the usual ones after it."""
     world = World(config(audiences=parse_audiences("talk/*=800ms audio-first; cams/*=off")))
     world.publisher("talk/room")
     viewer, other = world.player("talk/room"), world.player("live/room")

@@ -478,7 +478,6 @@ def test_join_when_a_player_comes_and_goes_on_another_id_rewrites_the_gop_cache_
 
 
 def hevc(frame_type, nal_unit_type, composition_ms, *, track=None):
-    """Return a coded frame of HEVC in Enhanced RTMP: one NAL unit."""
     body = composition_ms.to_bytes(3, "big") + (3).to_bytes(4, "big") + bytes([nal_unit_type << 1, 1, 0])
     if track is None:
         return bytes([0x80 | frame_type << 4 | 1]) + b"hvc1" + body
@@ -502,7 +501,6 @@ CRA, IDR, TRAIL_R, RASL_N, RASL_R = 21, 19, 1, 8, 9
 
 @pytest.mark.parametrize("first", [0, 0xFFFFFFFF - 60])
 def test_pictures_when_shown_before_the_key_frame_of_an_open_group_are_leading(stream, first):
-    """Up to the first one that is shown after it, also where the clock wraps."""
     stream.take_over(Member(), 0.0)
     frames = [
         (0, hevc(1, IDR, 66)),

@@ -98,7 +98,6 @@ def test_crowd_when_it_has_run_has_a_row_for_each_peer(crowd):
 
 
 def test_crowd_when_it_has_run_has_samples_of_server_and_tester(crowd):
-    """Each second has figures of crowd, server and load tester."""
     samples = crowd.result.samples
     assert len(samples) >= SECONDS - 1
     last = samples[-1]

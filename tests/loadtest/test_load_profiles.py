@@ -88,7 +88,6 @@ def test_trace_when_the_file_is_there_is_read(tmp_path):
     ],
 )
 def test_parse_profile_when_the_text_is_wrong_says_what_is_allowed(text, what):
-    """Errors name the text and what is allowed."""
     with pytest.raises(ConfigError, match=what) as caught:
         parse_profile(text)
     assert text in str(caught.value) or text == "B27"

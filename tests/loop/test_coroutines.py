@@ -62,7 +62,6 @@ def test_coroutine_when_it_raises_anything_is_told_and_the_loop_goes_on(loop, er
 
 @pytest.mark.parametrize(("taken", "fails"), [(3, True), (5, False), (None, False)])
 def test_coroutine_of_received_when_it_leaves_something_has_failed(loop, taken, fails):
-    """A coroutine must take all that it was offered: what it leaves is offered to no one again."""
     told = Told()
     Coroutines(told).start(loop, answer(taken), "received", None, 5)
     turns(loop)

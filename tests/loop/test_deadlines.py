@@ -38,7 +38,6 @@ def deadlines(armed) -> Deadlines:
 
 
 def test_run_due_when_time_has_come_calls_in_order(deadlines):
-    """Owners are called in the order of their times, and those whose time has not come are not."""
     log = []
     owners = [Owner(str(n), lambda now, n=n: log.append(n)) for n in range(4)]
     for owner, when in zip(owners, (3.0, 1.0, 2.0, 9.0), strict=True):
@@ -85,7 +84,6 @@ def test_set_when_moved_later_touches_neither_heap_nor_timer(deadlines, armed):
 
 
 def test_set_when_moved_earlier_is_called_at_the_earlier_time_only(deadlines, armed):
-    """Moving a deadline to an earlier time arms the timer for it, and the old time calls nobody."""
     owner = Owner()
     deadlines.set(owner, 5.0)
     deadlines.set(owner, 2.0)

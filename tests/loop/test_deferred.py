@@ -91,7 +91,6 @@ def test_schedule_when_pending_is_idempotent_and_wakes_once(bench):
 
 
 def test_pending_when_callback_begins_is_false(bench):
-    """A job is pending from its scheduling until its callback begins."""
     registration = bench.registration()
     seen = []
     job = registration.job(lambda: seen.append(job.pending))
@@ -214,7 +213,6 @@ def test_wake_when_it_fails_is_reported_and_tried_again(bench):
 
 
 def test_schedule_when_job_is_of_another_registration_is_refused(bench):
-    """A job belongs to the registration that made it."""
     mine, other = bench.registration(), bench.registration()
     job = bench.logging_job(other, "x")
     with pytest.raises(LocalProtocolError):
@@ -268,7 +266,6 @@ def test_revoke_when_pending_prevents_the_run(bench):
 
 
 def test_revoke_when_taken_into_the_running_round_prevents_the_run(bench):
-    """A job of the running round that has not begun can still be revoked."""
     registration = bench.registration()
     victim = bench.logging_job(registration, "victim")
     killer = registration.job(lambda: bench.log.append(f"killer {registration.revoke(victim)}"))

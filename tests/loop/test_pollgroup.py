@@ -41,8 +41,6 @@ def test_start_when_called_twice_is_refused(group):
 
 
 def test_start_when_the_factory_fails_leaves_a_stopped_group():
-    """The factory's exception comes out of start, and the group counts as stopped."""
-
     def fail():
         raise OSError("no descriptors left")
 
@@ -65,7 +63,6 @@ def test_default_loop_factory_when_uvloop_is_missing_gives_asyncio(monkeypatch):
 
 
 def test_calls_when_not_started_are_refused(make_group):
-    """A group that was not started has no loop to call anything on."""
     group = make_group(start=False)
     pollable = FakePollable()
     for call in (
@@ -204,7 +201,6 @@ def test_thread_when_handlers_and_tasks_raise_what_ends_loops_goes_on(make_group
 
 
 def test_thread_when_a_handler_stops_the_loop_runs_on(make_group):
-    """The loop is the group's: only the group's own stop ends it."""
     group = make_group()
     on_thread(group, group.loop.stop)
     on_thread(group, lambda: None)
@@ -263,8 +259,6 @@ def test_on_running_loop_when_stopped_from_a_handler_ends_after_it(factory):
 
 
 def test_on_running_loop_when_stopped_from_another_thread_waits_for_it(factory):
-    """Another thread may stop such a group and waits until its thread has done so."""
-
     async def main() -> None:
         group = PollGroup.on_running_loop("here")
         assert await asyncio.get_running_loop().run_in_executor(None, group.stop, WAIT_S) is True
@@ -303,7 +297,6 @@ def test_add_pollable_when_it_is_here_already_is_refused(group):
 
 
 def test_add_pollable_when_its_registration_is_bound_elsewhere_leaves_no_trace(make_group):
-    """If the registration cannot be bound, the pollable is not counted and not attached."""
     first, second = make_group("first"), make_group("second")
     pollable = FakePollable()
     first.add_pollable(pollable, pollable.registration)
@@ -355,7 +348,6 @@ def test_remove_pollable_when_called_from_another_thread_is_done_on_the_thread(g
 
 
 def test_remove_pollable_when_not_attached_yet_skips_attached(group):
-    """A pollable removed before its turn to be attached is detached only."""
     pollable = FakePollable()
 
     def add_and_remove() -> None:
@@ -369,7 +361,6 @@ def test_remove_pollable_when_not_attached_yet_skips_attached(group):
 
 
 def test_weight_when_pollables_say_their_load_is_its_sum(group, errors):
-    """The group's weight is the sum of what its pollables say; who says nothing, or nonsense, weighs one."""
     pollables = [FakePollable(w) for w in (None, 2.5, float("nan"), -1.0)]
     failing = FakePollable()
     failing.load = lambda: 1 // 0

@@ -31,7 +31,6 @@ make_group = pollgroup_kit.make_group
 
 
 def test_call_soon_when_called_from_everywhere_keeps_each_callers_order(group):
-    """Calls run on the group's thread, in the order in which each caller made them."""
     log: list[int] = []
     done = threading.Event()
 
@@ -362,7 +361,6 @@ def test_watch_input_when_it_may_wait_is_heard_all_the_same(watcher, pair):
 
 
 def test_watch_input_when_readable_calls_until_unwatched(watcher, pair):
-    """Input is heard while it is watched, not after; unwatching tells whether it was watched."""
     on_thread(watcher, watcher.watch_input, pair.ours, pair.on_input)
     assert watcher.statistics().watched == 1
     pair.theirs.send(b"one")
@@ -634,7 +632,6 @@ def test_deadlines_when_due_are_called_on_the_thread_not_early(group):
 
 
 def test_deadlines_when_touched_on_another_thread_are_refused(group):
-    """A deadline set from outside the group's thread is refused."""
     with pytest.raises(LocalProtocolError):
         group.deadlines.set(Alarm(), 1.0)
 

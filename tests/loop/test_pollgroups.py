@@ -121,7 +121,6 @@ def test_place_when_one_weighs_more_puts_the_others_elsewhere(make_groups):
 
 
 def test_place_when_a_group_has_stopped_uses_the_others(make_groups):
-    """A stopped group gets nothing."""
     groups = make_groups(2)
     groups.groups[0].stop(WAIT_S)
     pollable = FakePollable()

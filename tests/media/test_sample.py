@@ -139,7 +139,6 @@ def test_same_recipe_is_not_made_again(samples):
 
 
 def test_other_recipe_replaces_the_file_of_a_given_name(tmp_path):
-    """With a file name, the file is replaced when its recipe is another one, and directories are made."""
     path = tmp_path / "deep" / "er" / "clip.flv"
     first = SampleRecipe(**SMALL, audio_bit_rate=0)
     assert ensure_sample(path, first) == path

@@ -113,7 +113,6 @@ def test_key_frames_have_the_size_asked_for():
 
 
 def test_frames_without_jitter_have_one_size():
-    """With no jitter all frames between key frames have the same size."""
     tags = list(SyntheticSource(size_jitter=0, audio=False).tags(2))[3:]
     assert len({len(tag.payload) for tag in tags}) == 1
 
@@ -129,7 +128,6 @@ def test_disposable_frames_are_where_they_were_asked_for(every, pattern):
 
 
 def test_key_interval_of_less_than_a_frame_makes_every_frame_a_key_frame():
-    """The interval is at least one frame."""
     source = SyntheticSource(key_interval_s=0, video_bit_rate=5_000_000)
     assert set(classes(source, 1)) == {MessageClass.KEY}
 
@@ -201,7 +199,6 @@ def test_stamp_never_looks_like_a_start_code(sequence, time_us):
 @given(st.binary(max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_read_stamp_takes_any_octets(payload):
-    """Octets without a slot have no stamp."""
     assert read_stamp(payload) is None
     assert not has_slot(payload)
 

@@ -324,13 +324,7 @@ def test_send_when_from_many_threads_loses_and_doubles_nothing(make, address):
 
 
 class BadLink(threading.Thread):
-    """Passes messages between DEALERs and a listener: loses one in five, doubles some, and mixes their order.
-
-    Args:
-        front: where clients connect.
-        back: the listener.
-        announces: what it says for the listener and for the client, as they do themselves. None: nothing.
-    """
+    """Passes messages between DEALERs and a listener: loses one in five, doubles some, and mixes their order."""
 
     def __init__(self, front: str, back: str, announces: tuple[int, int] | None) -> None:
         super().__init__(daemon=True)

@@ -71,7 +71,6 @@ def test_messages_when_the_listener_has_another_key_do_not_leave(loop_factory, t
 
 
 async def refused_once(messenger: Messenger) -> None:
-    """Wait until the messenger has refused a message."""
     async with asyncio.timeout(WAIT_S):
         while not messenger.statistics().refused:  # noqa: ASYNC110  (nothing tells of a refusal)
             await asyncio.sleep(0.002)

@@ -28,11 +28,7 @@ QUICK = DeliverySettings(window=2000, retry=Backoff(first_s=0.02, factor=1.5, mo
 
 
 class Told:
-    """What handlers were told, and a wait for more of it; handlers run on the messenger's thread, the test on another.
-
-    Attributes:
-        items: in order.
-    """
+    """What handlers were told, and a wait for more; handlers run on the messenger's thread, the test on another."""
 
     def __init__(self) -> None:
         self.items: list = []
@@ -50,7 +46,6 @@ class Told:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Messenger]]:
-    """Make messengers and start them; they are stopped at the end."""
     made: list[Messenger] = []
 
     def start(identity: str, *, port: int | None = None, **options: object) -> Messenger:
@@ -161,7 +156,6 @@ def test_outbox_when_its_sender_was_stopped_is_delivered_by_the_next_life(start,
 
 
 def test_messages_when_sent_again_to_the_next_life_of_a_receiver_are_known(start, tmp_path):
-    """Acknowledgements that were lost with a receiver's life do not have its next life apply messages again."""
     told, path = Told(), tmp_path / "two"
     opens = open_store(path, prepare=make_table)
 

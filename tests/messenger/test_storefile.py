@@ -70,7 +70,6 @@ def test_outbox_when_opened_again_has_what_was_not_removed(path, answers):
 
 
 def test_incarnations_when_two_files_are_made_differ(tmp_path):
-    """Each file has an incarnation of its own, by chance."""
     files = [StoreFile(tmp_path / name, MAX_BYTES) for name in "ab"]
     assert files[0].incarnation != files[1].incarnation
     for file in files:
@@ -116,7 +115,6 @@ def test_forget_when_a_peer_begins_anew_keeps_its_new_life_only(path):
 
 
 def test_effect_when_run_is_kept_with_its_mark_and_not_run_again(path, answers):
-    """Effect and mark are of one transaction; for a message that is marked the effect is not run."""
     file = StoreFile(path, MAX_BYTES)
     make_effects(file)
     same = [Mark(b"a", 1, 5, 5, answers.append, counting(5)) for _ in range(2)]
@@ -151,7 +149,6 @@ def test_effect_when_it_raises_leaves_nothing_and_others_alone(path, answers):
 
 @pytest.mark.parametrize("word", ["commit", " ROLLBACK", "Begin", "savepoint x", "release effect", "end"])
 def test_effect_when_it_would_end_the_transaction_is_refused(path, answers, word):
-    """An effect may not begin or end transactions: that would part it from its mark."""
     file = StoreFile(path, MAX_BYTES)
     write(file, Run(lambda transaction: transaction.execute(word), answers.append), add(0, answers))
     assert [LocalProtocolError, type(None)] == [type(item) for item in answers]

@@ -275,7 +275,6 @@ def test_leading_pictures_when_published_one_by_one_are_left_out():
 
 @pytest.mark.parametrize("ask", ["thin_to_key_frame", "skip_to_live"])
 def test_leading_pictures_when_the_viewer_is_thinned_to_their_key_frame_are_left_out(ask):
-    """Whatever took the pictures before the key frame."""
     follower = slow("IIIkidI")
     room = ROOMY._replace(messages=5)
     getattr(follower.cursor, ask)(room, follower.now)

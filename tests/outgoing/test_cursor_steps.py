@@ -156,7 +156,6 @@ def test_thin_when_everything_fits_leaves_all():
 
 
 def test_joining_when_refusals_begin_meanwhile_applies_them_at_its_end():
-    """While joining nothing is refused; what the state refuses then begins where joining ends."""
     reader = Reader()
     reader.published.script("KD")
     cursor = reader.cursor = LogCursor(

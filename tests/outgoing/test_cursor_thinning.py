@@ -134,7 +134,6 @@ def test_thin_when_the_awaited_key_frame_has_come_counts_it():
 
 
 def test_thin_when_repeated_at_the_same_key_frame_sends_no_headers_twice():
-    """Who stands at the key frame already has its headers."""
     follower = Follower()
     follower.publish("KIKI")
     for _ in range(3):

@@ -34,18 +34,15 @@ def at(seconds: float) -> dt.datetime:
 
 
 def row(table: str, address: str | None, at_s: float, **columns: Any) -> Row:
-    """Return a row of a table."""
     who = {"ts": at(at_s), "node": "node-1", "seq": next(_numbers), "conn_id": 1, "peer_ip": address}
     return table, who | columns
 
 
 def event(address: str | None, name: str, at_s: float = BEGIN_S, **columns: Any) -> Row:
-    """Return an event."""
     return row("flow_events", address, at_s, **{"event": name, "role": "unknown"} | columns)
 
 
 def hits(address: str, axis: str, count: int, at_s: float = BEGIN_S, step_s: float = 1.0, **columns: Any) -> list[Row]:
-    """Return `count` hits of a limit, `step_s` apart."""
     return [event(address, "limit_hit", at_s + number * step_s, axis=axis, **columns) for number in range(count)]
 
 

@@ -24,12 +24,6 @@ def flight_viewer(rows, extend_s: float) -> RecordedViewer:
 
 
 def write_flights(root: Path) -> dict[int, tuple[bool, int, int]]:
-    """Write flights of viewers, one per server.
-
-    Returns:
-        By connection: whether it was cut, and its edges, as recorded; and microseconds of stall, as what-if has them
-        that is handed all columns.
-    """
     folder = root / "flight" / "date=2023-11-14" / "hour=22"
     folder.mkdir(parents=True)
     found = {}

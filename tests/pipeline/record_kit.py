@@ -46,7 +46,6 @@ def sample(seconds: float, conn_id: int, **columns) -> dict:
 
 
 def folder(root: Path, table: Table = FLOW_EVENTS, date: str = "2026-03-01", hour: str = "12") -> Path:
-    """Return the folder of an hour, made if it is not there."""
     path = root / table.name / f"date={date}" / f"hour={hour}"
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -55,16 +54,7 @@ def folder(root: Path, table: Table = FLOW_EVENTS, date: str = "2026-03-01", hou
 def write(
     root: Path, rows: list[dict], name: str = "a", *, table: Table = FLOW_EVENTS, uid: str | None = None, **more
 ) -> Path:
-    """Write a file of records.
-
-    Args:
-        root: what --events would name.
-        rows: rows of the table; columns left out are null.
-        name: of the file, without its ending.
-        table: which table.
-        uid: of the file. None: one of its own.
-        more: date, hour; schema: instead of the table's; metadata: instead of the recorder's.
-    """
+    """Write a file of records."""
     metadata = more.pop("metadata", None)
     schema = more.pop("schema", None) or schema_of(table)
     if metadata is None:
@@ -80,7 +70,6 @@ def write(
 
 
 def write_samples(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
-    """Write a file of samples."""
     return write(root, rows, name, table=FLOW_SAMPLES, **more)
 
 
@@ -92,14 +81,7 @@ _NUMBERS = frozenset(
 
 
 def close(ended_s: float, conn_id: int, duration_s: float = 10.0, **columns) -> dict:
-    """Return the close of a viewer of node n1 that ended at second `ended_s` and was READY all the time.
-
-    Args:
-        ended_s: when, see `at`.
-        conn_id: of the connection.
-        duration_s: for how long it was open.
-        columns: that are otherwise.
-    """
+    """Return the close of a viewer of node n1 that ended at second `ended_s` and was READY all the time."""
     return opened(ended_s, conn_id, duration_s) | {"reason": "peer closed"} | columns
 
 
@@ -119,7 +101,6 @@ def write_closes(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
 
 
 def write_opens(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
-    """Write a file of connections that are open."""
     return write(root, rows, name, table=FLOW_OPENS, **more)
 
 

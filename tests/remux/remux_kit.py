@@ -17,11 +17,7 @@ from flowctl.testing import ManualClock
 
 
 class Disk:
-    """A disk of a given size, for files of recordings.
-
-    Attributes:
-        free_bytes: what it takes.
-    """
+    """A disk of a given size, for files of recordings."""
 
     def __init__(self, free_bytes=1 << 40):
         self.free_bytes = free_bytes
@@ -47,13 +43,7 @@ class DiskFile(PartFile):
 
 
 class Bench:
-    """A recorder that is fed by hand.
-
-    Attributes:
-        recorder: it.
-        finished: what it told of finished files.
-        clock: its clock.
-    """
+    """A recorder that is fed by hand."""
 
     def __init__(self, folder, make_form=FlvForm, *, disk=None, name="{app}-{stream}", app="live", **settings):
         self.folder = Path(folder)
@@ -82,7 +72,6 @@ class Bench:
         self.recorder.work([Began()])
 
     def end(self):
-        """It ends."""
         self.recorder.work([Ended("the stream ended")])
 
     @property

@@ -113,7 +113,6 @@ def test_hls_of_av1_when_decoded_has_every_frame(tmp_path):
 
 
 def test_hls_when_a_segment_is_fetched_alone_it_begins_with_a_key_frame(tmp_path, sample):
-    """A player can begin with any segment."""
     _, tags = sample("b_frames")
     writing = Writing(tmp_path)
     writing.feed(tags)

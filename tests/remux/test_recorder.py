@@ -31,7 +31,6 @@ def begins_decodable(path):
 
 
 def test_file_when_a_stream_is_recorded_holds_its_messages_as_they_came(tmp_path):
-    """A recording has every message of the stream, octet for octet, with times that begin at 0."""
     tags = source(3)
     bench = Bench(tmp_path)
     bench.begin()

@@ -153,8 +153,6 @@ def test_call_when_on_the_loop_of_the_caller_needs_no_thread(tmp_path, loop_fact
 
 
 def on_one_loop(loop_factory: LoopFactory, server: RpcNode, address: str, main) -> object:
-    """Run a server and a client on one loop, and `main` with the client and its connection."""
-
     async def whole() -> object:
         bound = server.listen_plain(address)
         async with server, RpcNode(on_error=lambda *_: None) as client:
@@ -206,8 +204,6 @@ def test_stream_when_its_taker_is_slow_stands_still_at_its_credit(tmp_path, loop
 
 
 def test_stream_when_it_ends_or_fails_says_so_after_its_items(tmp_path, loop_factory):
-    """The items that came before are there, then the end, or the failure."""
-
     async def two(message: Message) -> AsyncIterator[list[bytes]]:
         yield [b"a", b""]
         yield [b"b"]
@@ -370,7 +366,6 @@ def test_request_when_the_lookup_of_its_service_node_fails_oddly_fails_at_once(l
 
 
 def test_node_when_a_middleware_raises_at_the_start_can_be_stopped(node):
-    """It was not started."""
     made = serve(node())
     made.add_middleware(lambda handler: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -37,7 +37,6 @@ def test_get_when_the_job_returned_an_exception_returns_it():
 
 
 def test_batch_when_it_has_no_jobs_is_refused():
-    """A batch of no jobs is an error (OX-78)."""
     batch: Batch[int] = Batch()
     batch.completion(lambda _: None)
     with pytest.raises(LocalProtocolError, match="no jobs"):
@@ -53,7 +52,6 @@ def test_completion_when_set_twice_is_refused():
 
 
 def test_job_when_for_the_nodes_own_thread_is_refused():
-    """A job may not run on the node's own thread; a completion may (OX-78)."""
     batch: Batch[int] = Batch()
     with pytest.raises(ConfigError, match="the node's own"):
         batch.add_job(lambda: 1, NODE_THREAD)

@@ -32,8 +32,6 @@ async def _begun(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | N
 
 @pytest.fixture
 def run(loop_factory: LoopFactory):
-    """Run a coroutine on a fresh loop."""
-
     def run_it(coroutine: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(asyncio.wait_for(coroutine, 20))

@@ -63,7 +63,6 @@ def test_kind_when_of_a_handler_says_where_it_runs(handler, kind):
 
 @pytest.mark.parametrize("given", [Access(AuthLevel.BASIC), AuthLevel.BASIC, "basic"])
 def test_access_when_given_as_a_level_or_its_name_is_that_level(given):
-    """The names of the levels are those of the maintainers' binding."""
     assert access_of(given) == Access(AuthLevel.BASIC)
 
 

@@ -145,7 +145,6 @@ def test_outcome_when_its_taker_raises_costs_nobody_else(bench, errors):
 
 
 def test_batch_when_all_jobs_have_ended_calls_its_completion_once_with_the_results_in_order(bench):
-    """32 jobs, some of which raise: the completion gets 32 results in their order, on a worker."""
     bench.start()
     got = Future()
 
@@ -485,7 +484,6 @@ def test_job_when_it_ends_after_the_loop_has_gone_harms_nobody(loop_factory, err
 
 
 def test_worker_when_the_system_gives_no_thread_fails_its_job_or_leaves_it_to_others(bench, errors, monkeypatch):
-    """Without any thread a job fails at once; with one of them it waits for that."""
     lane = bench.dispatcher.slots.add_category("a")
     bench.start()
 

@@ -31,7 +31,6 @@ class Script:
         self.now = 0.0
 
     def arrive(self, letters, deadline=inf, size_bytes=0, sender=None):
-        """Have a job of each letter arrive; return the letters of the verdicts, s, w or d."""
         verdicts = ""
         for letter in letters:
             self.counts[letter] += 1
@@ -112,7 +111,6 @@ def test_queue_when_nothing_is_said_holds_two_hundred():
 
 
 def test_queue_when_one_category_is_full_takes_those_of_others():
-    """Each category has a queue of its own."""
     script = Script(1, C=(0, 1), D=(0, 1))
     assert script.arrive("CCCDD") == "swdwd"
 
@@ -186,7 +184,6 @@ def test_threads_when_out_of_range_are_refused(numbers):
 
 @pytest.mark.parametrize(("reserved", "max_queue"), [(-1, 0), (2000, 0), (0, -2), ("2", 0), (0, 1.5)])
 def test_category_when_its_numbers_are_out_of_range_is_refused(reserved, max_queue):
-    """Reserved threads are 0 or more, a queue is -1 or more."""
     with pytest.raises(ConfigError):
         Slots().add_category("a", reserved, max_queue)
 
@@ -415,7 +412,6 @@ def test_lane_when_made_says_whose_jobs_it_has():
 
 
 def lines_run(call):
-    """Return how many lines of Python `call` runs."""
     count = 0
 
     def trace(frame, event, argument):

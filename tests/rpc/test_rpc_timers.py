@@ -49,7 +49,6 @@ class Clock:
 
 
 def test_timer_when_its_job_ends_in_time_is_due_once_per_interval():
-    """A timer of 100 ms is due at 0.1, 0.2, 0.3 s and so on."""
     clock = Clock()
     clock.add(0.1)
     for _ in range(5):

@@ -19,7 +19,6 @@ class Item:
 
 
 def taken(turns: Turns[Item]) -> list[Item]:
-    """Take all, in turn."""
     found = []
     while (head := turns.head()) is not None:
         turns.remove(head)

@@ -39,7 +39,6 @@ def message(type_id: int, payload: bytes, timestamp: int = 0, msid: int = 0) -> 
 
 
 def refused(received: Message, limits: WireLimits | None = None) -> str:
-    """Return the code with which `received` is refused."""
     with pytest.raises(RemoteProtocolError) as caught:
         decode_message(received, limits or WireLimits())
     return caught.value.code
@@ -365,7 +364,6 @@ def test_aggregate_yields_only_audio_video_and_data():
 
 
 def test_aggregate_that_ends_inside_a_message_is_refused():
-    """At every octet except where a message ends."""
     body = part(8, 0, b"abc") + part(9, 5, b"defg")
     whole = {0, 14, 15, 16, 17, 18, 33, 34, 35, 36, 37}
     for at in range(len(body)):

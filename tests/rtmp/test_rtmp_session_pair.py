@@ -110,7 +110,6 @@ def test_media_of_a_shared_log_reaches_the_client_between_replies(split):
 
 
 def test_end_of_stream_octets_end_the_player(split):
-    """The octets for the shared log are read as the end of the stream."""
     pair = playing(split)
     for piece in split(commands.end_of_stream_bytes(1, chunk_size=65536)):
         pair.client_events += pair.client.receive(piece, 0.0)
@@ -243,7 +242,6 @@ SIZES = st.lists(st.integers(1, 64), max_size=12)
 @settings(max_examples=150, deadline=None)
 @given(STATES, st.binary(max_size=600), SIZES)
 def test_random_octets_raise_nothing_but_remote_errors(state, octets, sizes):
-    """In any state, any octets end in a result or a RemoteProtocolError."""
     assert isinstance(outcome(in_state(state), octets, sizes), str)
 
 

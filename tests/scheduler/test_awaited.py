@@ -17,7 +17,6 @@ LIMIT_S = 20.0
 
 
 def run(loop_factory, coroutine):
-    """Run a coroutine to its end on a loop of one kind."""
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(asyncio.wait_for(coroutine, LIMIT_S))
 
@@ -64,8 +63,6 @@ def test_request_when_answered_returns_the_response(loop_factory):
 
 
 def test_request_when_peers_are_preferred_or_excluded_goes_where_it_should(loop_factory):
-    """Preferred peers are tried first, excluded ones not at all."""
-
     async def ask():
         scheduler = MessageScheduler()
         peers = [Echo(number, scheduler, prompt=number != 3) for number in (1, 2, 3)]
@@ -234,8 +231,6 @@ def test_offers_when_all_were_passed_over_wait_for_what_is_new(loop_factory):
 
 
 def test_offers_when_the_channel_is_notified_keep_it_closed(loop_factory):
-    """A notification keeps the channel closed beyond the body of the loop."""
-
     async def ask():
         scheduler = MessageScheduler()
         peer = Echo(1, scheduler)

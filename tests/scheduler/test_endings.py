@@ -333,7 +333,6 @@ def test_peer_when_connected_again_begins_anew():
 
 
 def test_connect_when_the_peer_cannot_be_held_weakly_is_refused():
-    """Peers are held weakly, so what cannot be is the caller's mistake."""
     with pytest.raises(LocalProtocolError, match="cannot be held weakly"):
         MessageScheduler().connect(type("Slotted", (), {"__slots__": (), "peer_id": 1})())
 

@@ -146,7 +146,6 @@ def test_calls_when_their_time_comes_are_made_once_and_contained():
 
 
 def test_has_other_when_peers_are_ejected_or_tried_says_whether_one_is_left():
-    """Those tried and those left out do not count."""
     world = World(ejecting())
     assert not world.scheduler.has_other(())
     world.connect(1)

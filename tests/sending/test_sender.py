@@ -237,7 +237,6 @@ def test_hard_limit_when_final_closes_with_that_reason():
 
 
 def test_hard_limit_when_held_refuses_all_but_control_and_headers_until_low():
-    """A held HARD_LIMIT takes control and headers only, droppable or not, and is left at the low mark."""
     viewer = Talker(Peer(room=0), limits=by_messages(4, 4, 2, HardPolicy.HOLD), settings=TIMELESS)
     viewer.say("X" * 4)
     viewer.group.run()

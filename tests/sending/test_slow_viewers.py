@@ -186,7 +186,6 @@ def test_sound_when_the_line_carries_little_more_than_it_is_kept(share, gop_s):
 
 
 def test_viewer_that_stalls_at_the_soft_limit_is_thinned_before_it_is_at_the_hard_one():
-    """It had not stalled yet when it got there: what was not thinned then is thinned when it has."""
     scene = Scene(lambda now: 0.0 if 20 < now < 31 else 0.5, flush_s=0.04).run(stream(45, 2.0), 45)
     scene.check()
     assert not scene.viewer.host.closed

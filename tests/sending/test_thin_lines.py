@@ -30,7 +30,6 @@ def limits_of(hard_s):
 
 
 def joins(scene, messages, at, until):
-    """Publish `messages`, and have the viewer of `scene` join at `at`."""
     for when, item, size in messages:
         if when >= at:
             break

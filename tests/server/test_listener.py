@@ -137,7 +137,6 @@ def test_accept_when_the_process_has_no_descriptor_left_rests_at_each_listener_a
 
 
 def test_trusted_proxy_when_at_a_second_listener_is_asked_for_its_header_too(build):
-    """The address that a PROXY header names counts at every listener."""
     server = build(trusted_proxies=["127.0.0.1"])
     other = server.listen("127.0.0.1", 0, session_factory=Other)
     server.start()

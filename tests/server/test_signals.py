@@ -53,7 +53,6 @@ print("steps", step)
 
 
 def open_descriptors():
-    """Return how many descriptors this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 

@@ -22,14 +22,7 @@ SUMS = tuple(
 
 
 class RecordedWorld(World):
-    """A `World` whose sessions are recorded; nothing is written, the lanes are read.
-
-    Args:
-        folder: for the recorder.
-        settings: as of `World`.
-        record: settings of the records.
-        more: as of `World`.
-    """
+    """A `World` whose sessions are recorded; nothing is written, the lanes are read."""
 
     def __init__(self, folder, settings=None, *, record=None, **more) -> None:
         super().__init__(settings, **more)
@@ -58,7 +51,6 @@ class RecordedWorld(World):
         return self.closed
 
     def close_of(self, peer) -> dict:
-        """Return the close of a peer that has ended."""
         conn_id = self.events.conn_id(peer.connection.number)
         (found,) = [item for item in self.closes() if item["conn_id"] == conn_id]
         return found
@@ -69,7 +61,6 @@ class RecordedWorld(World):
         return queued(self.recorder, FLOW_OPENS)
 
     def sample(self) -> list[dict]:
-        """Sample once, and return the records of this round."""
         self.sampler.round()
         _, blocks = self.recorder.lane(FLOW_SAMPLES).drain()
         names = [name for name in FLOW_SAMPLES.names if name not in {"node", "seq"}]

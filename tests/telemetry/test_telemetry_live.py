@@ -746,7 +746,6 @@ def same_accounts(players):
 
 
 def same_story(samples, row):
-    """What a close says of its samples is what its rows of `flow_samples` say."""
     assert row["samples_count"] == len(samples)
     assert row["sampled_ms"] == pytest.approx(sum(item["interval_ms"] for item in samples), abs=5)
     trouble = [item for item in samples if item["state"] != "READY" or item["picture_share"] < 1]

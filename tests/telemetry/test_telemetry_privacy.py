@@ -101,7 +101,6 @@ def test_network_when_stored_tells_no_more_than_an_address(mode, cidr, stored):
 
 
 def test_stream_when_names_are_public_is_plain_unless_it_carries_a_query():
-    """With plain names a name that has a query or credentials in it is hashed all the same."""
     plain = privacy(streams=Streams.PLAIN)
     assert plain.stream("live/room") == ("live", "room")
     for name in CARRYING:
@@ -189,7 +188,6 @@ def test_key_file_when_unfit_is_refused_without_showing_it(tmp_path):
     ],
 )
 def test_options_when_out_of_range_name_the_setting(values, words):
-    """An error names the setting, its value and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         EventsOptions(**{"folder": "x", "node": "n1", **values})
     assert words in str(caught.value)

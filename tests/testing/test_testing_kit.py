@@ -132,7 +132,6 @@ def test_throttled_peer_for_any_steps_carries_its_rate_in_order(rate, steps):
 
 
 def test_group_when_run_calls_in_order_of_time_then_of_asking():
-    """Calls are made at their own time, those for the same time in the order in which they were asked for."""
     group, log = ManualGroup(), []
     start = group.now()
 
@@ -178,7 +177,6 @@ def test_group_when_calls_never_end_says_so():
 
 
 def test_host_when_flush_is_requested_often_flushes_once_a_run():
-    """Requests are idempotent until the flush has run."""
     transport = ScriptedTransport()
     host, sender = make_sender(transport, deferred=True)
     for number in range(5):
@@ -255,7 +253,6 @@ def test_host_when_its_sender_has_not_been_set_ignores_what_is_due():
 
 
 def test_host_when_foreign_pretends_to_be_another_thread_but_flushes_on_its_own():
-    """While `foreign` is set calls are those of another thread; the flush it asks for is the owning thread's."""
     seen = []
 
     class Watching(ScriptedTransport):

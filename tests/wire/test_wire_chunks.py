@@ -79,7 +79,6 @@ def plain(value: object) -> object:
 
 
 def values_of(command: messages.Command) -> list[object]:
-    """Return a command as the sequence of values that it was sent as."""
     return [command.name, command.transaction_id, plain(command.object), *map(plain, command.arguments)]
 
 

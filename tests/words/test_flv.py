@@ -33,7 +33,6 @@ def stream(tags=TAGS, *, audio=True, video=True) -> bytes:
 
 
 def read_in_pieces(data: bytes, sizes, **options) -> list[FlvTag]:
-    """Return the tags of `data` fed in pieces of the sizes given, then the rest."""
     reader, tags, at = FlvReader(**options), [], 0
     for size in sizes:
         tags += reader.feed(data[at : at + size])

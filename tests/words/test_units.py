@@ -116,7 +116,6 @@ def test_parser_when_there_is_no_number_names_field_text_and_an_example(kind, te
     ],
 )
 def test_parser_when_unit_is_unknown_names_it_and_those_there_are(kind, text):
-    """A unit of another kind is refused, by name, with the units that are known."""
     with pytest.raises(ConfigError, match="unknown unit") as caught:
         PARSERS[kind](text, "some_field")
     assert str(caught.value).startswith("some_field: ")
@@ -223,7 +222,6 @@ def test_format_bit_rate_when_near_a_unit_takes_the_one_that_reads_well(bits_per
 
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5%", 0.005), ("0.01", 0.01), ("100%", 1.0), ("0", 0.0)])
 def test_share_when_written_is_read(text, share):
-    """A share is written in per cent or as a part of one."""
     assert parse_share(text) == pytest.approx(share)
 
 

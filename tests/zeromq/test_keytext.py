@@ -35,7 +35,6 @@ def test_keys_when_in_z85_and_base64_are_those_of_others(key):
 
 
 def test_keys_when_in_base32z_are_those_of_the_maintainers():
-    """A key of the maintainers' test has the letters that they give for it, in either case."""
     key = bytes.fromhex("f16ba5591039f089b42a834175093094074d0d937a79e53e5ce730f946e14b88")
     text = "6fi4kseo88aeupbkopyzknjo1odw4dcuxjh6kx1hhhax1tzbjqry"
     assert text == encode_key(key, KeyEncoding.BASE32Z)

@@ -82,7 +82,6 @@ def test_request_when_malformed_is_refused_without_asking(frames):
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([*NULL, *CURVE]), max_size=9))
 def test_request_when_of_any_frames_has_a_reply_of_six(frames):
-    """No frames make it raise, and only what is a request is let in."""
     reply = answer(frames, let_in)
     assert len(reply) == 6
     if reply[2] == b"200":
@@ -249,7 +248,6 @@ def test_peers_when_the_hook_raises_are_denied_and_others_are_not(scene):
 
 
 def test_handler_when_a_second_one_is_made_for_a_context_is_an_error(scene):
-    """A context has one handler, and the first one goes on."""
     here = scene(let_in)
     with pytest.raises(zmq.ZMQError):
         bind_zap(here.context)

@@ -22,11 +22,7 @@ Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the re
 
 
 def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = None) -> SessionOptions:
-    """Return how to start Spark for a job on records of that size; of the values those of `options.SPARK` count.
-
-    Raises:
-        ConfigError: a setting has no ``=``, or a size is none.
-    """
+    """Return how to start Spark for a job on records of that size; of the values those of `options.SPARK` count."""
     import os
     import re
 
@@ -52,18 +48,7 @@ def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = Non
 def started(
     name: str, values: Mapping[str, Any], size_bytes: int | None = None, out: str = ""
 ) -> Iterator[tuple[Callable[[], SparkSession], Progress]]:
-    """Give what starts Spark, with progress on standard error; end in order with signals, and leave no process.
-
-    Args:
-        name: of the command.
-        values: see `options_of`.
-        size_bytes: of the records. None: not known.
-        out: folder of which a signal leaves what is whole, which is said then. Empty: nothing is said.
-
-    Raises:
-        ConfigError: Spark's settings are wrong, or what it needs is not there.
-        FlowctlError: Spark failed.
-    """
+    """Give what starts Spark, with progress on standard error; end in order with signals, and leave no process."""
     from flowctl.cli.errors import TerminatedError, terminable
     from flowctl.pipeline.spark.progress import Progress
     from flowctl.pipeline.spark.session import check_available, session, settings_of
@@ -117,11 +102,7 @@ def _silence() -> None:
 
 
 def check_apart(events: str, out: str) -> None:
-    """See to it that results do not get among the records, nor records among the results, which are replaced.
-
-    Raises:
-        ConfigError: one of the two folders is the other, or lies in it.
-    """
+    """See to it that results do not get among the records, nor records among the results, which are replaced."""
     from flowctl.errors import ConfigError
     from flowctl.pipeline.records.place import resolved
 

@@ -34,13 +34,7 @@ _SKIP: Final = {"skip": Setting("Leave this job out. Repeatable.", "JOB", many=T
 
 
 def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> None:
-    """Run a job, or all of them, and show the result. What is wrong is told before Java is started.
-
-    Raises:
-        ConfigError: an option is wrong, or there is nothing to read.
-        FlowctlError: the only job failed.
-        typer.Exit: one of several failed.
-    """
+    """Run a job, or all of them, and show the result. What is wrong is told before Java is started."""
     from flowctl.cli.errors import FAILED
     from flowctl.pipeline.spark.session import check_available
 

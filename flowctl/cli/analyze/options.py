@@ -24,11 +24,8 @@ class Setting(NamedTuple):
     """An option.
 
     Args:
-        help: of it.
-        metavar: name of its value; "": it is a flag.
         read: (value, name of the option) -> what the job takes; or a mapping, if that is more fields than one.
         name: of the option; "": as the field, without the unit.
-        many: whether it may be repeated.
     """
 
     help: str
@@ -65,11 +62,7 @@ def _named(path: str, option: str) -> dict[str, str]:
 
 
 def number(text: str, option: str) -> int:
-    """Return a whole number written like ``10M``, ``500k`` or ``1234``.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return a whole number written like ``10M``, ``500k`` or ``1234``."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kmg]?)", text.lower(), re.ASCII)
     if found is None:
         raise ConfigError(f"{option} is {text!r}, allowed is a number", hint="write it like 10M, 500k or 1234")
@@ -83,11 +76,7 @@ def _networks(values: list[str], option: str) -> Any:
 
 
 def moment(text: str, option: str) -> float:
-    """Return the seconds since the epoch of a time with its zone.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return the seconds since the epoch of a time with its zone."""
     from flowctl.server.bans import parse_utc
 
     try:
@@ -209,11 +198,7 @@ def shared(*groups: Group) -> Callable[[Command], Command]:
 
 
 def given(values: Mapping[str, Any], group: Group) -> dict[str, Any]:
-    """Return the fields of a job's options that somebody gave.
-
-    Raises:
-        ConfigError: a value is not allowed, or a file cannot be read.
-    """
+    """Return the fields of a job's options that somebody gave."""
     found: dict[str, Any] = {}
     for field, item in group.items():
         if values.get(field) is not None:

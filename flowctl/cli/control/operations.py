@@ -31,7 +31,6 @@ _SHARED: Final = {"server": (Server, None), "key": (Key, None), "timeout": (Time
 
 
 def add_operations(app: typer.Typer) -> None:
-    """Add a command for each operation."""
     for operation in OPERATIONS:
         app.command(operation.name, help=_help(operation))(_command(operation))
 
@@ -124,11 +123,7 @@ def _run(
 
 
 def timeout_of(text: str) -> float:
-    """Return how long to wait, in seconds.
-
-    Raises:
-        ConfigError: it is no duration, or no time at all.
-    """
+    """Return how long to wait, in seconds."""
     from flowctl.errors import ConfigError
     from flowctl.units import parse_duration
 
@@ -139,11 +134,6 @@ def timeout_of(text: str) -> float:
 
 
 def keys_of(key: Path | None) -> Any:
-    """Return the keys of a file. None: there is none.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
     if key is None:
         return None
     from flowctl.zeromq.curve import KeyPair

@@ -121,11 +121,7 @@ def describe(
 
 
 def _lines_of(operation: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is shown of an operation; each part on one line, for a server says what it likes.
-
-    Raises:
-        AttributeError, KeyError, TypeError: it is described in another way.
-    """
+    """Yield what is shown of an operation; each part on one line, for a server says what it likes."""
     from flowctl.printable import foreign
 
     name, permission, summary = (foreign(operation[key]) for key in ("name", "permission", "summary"))
@@ -164,11 +160,7 @@ def _described(address: str, keys: Any, timeout_s: float) -> dict[str, Any]:
 
 
 def _octets(part: str) -> str | bytes:
-    """Return a part as it is sent.
-
-    Raises:
-        ConfigError: it begins with 0x, and is no hex.
-    """
+    """Return a part as it is sent."""
     if not part.startswith("0x"):
         return part
     from flowctl.errors import ConfigError

@@ -128,7 +128,6 @@ def _word(name: str) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Return a value with its unit, which the name says."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -99,13 +99,7 @@ def _drawing(stack: Any) -> Callable[[str], None]:
 
 
 def screen(found: Mapping[str, Any], columns: int, rows: int) -> list[str]:
-    """Return the lines of one look (pure).
-
-    Args:
-        found: figures of the server, streams and connections.
-        columns: width of the terminal; a line has no more.
-        rows: height of it; there are no more lines.
-    """
+    """Return the lines of one look (pure)."""
     server, streams, connections = found["server"], found["streams"], found["connections"]
     closed = sum(server.get("closed", {}).values())
     lines = [

@@ -98,10 +98,8 @@ class CopyStatistics:
     """One stream of an edge at one moment.
 
     Attributes:
-        published: whether viewers have it.
         following: whether frames come by RTMP.
         last_segment: the newest one that was announced. Empty: none.
-        messages: sent on.
         fetched: segments that came by diffusion.
         adopted: segments that were followed and need not be fetched.
         repeated: messages that came more than once.
@@ -153,8 +151,6 @@ class _Heard:
 
     Attributes:
         name: by which it was announced first, and is known to others.
-        at: when, seconds.
-        here: it came.
     """
 
     name: SegmentId
@@ -164,13 +160,6 @@ class _Heard:
 
 class StreamCopy:
     """One stream. A `Sink` of the follow.
-
-    Args:
-        name: ``app/stream``.
-        pool: of the node.
-        sink: publishes.
-        clock: seconds.
-        follows: whether frames are followed.
 
     Attributes:
         flawed: what the followed source sends is not what origins have, whose hashes prove it.
@@ -223,7 +212,6 @@ class StreamCopy:
     # -- what origins have
 
     def announced(self, peer: PeerId, name: SegmentId) -> None:
-        """Take a segment that an origin has announced."""
         now = self._clock()
         teller = self._publications.tellers.setdefault(peer, Teller())
         key = self._key(name)

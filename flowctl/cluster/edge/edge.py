@@ -83,14 +83,9 @@ class EdgeConfig:
     """What an edge is told beside the settings of its server.
 
     Args:
-        origins: where segments come from, one or more.
         follow: whether frames come from one of them by RTMP; segments then only repair.
         streams: patterns of streams that are wanted without viewers, with ``*`` and ``?``.
         redundancy: of how many origins each segment is fetched, 1 to 8.
-        window: how much is kept.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     origins: tuple[OriginAddress, ...]
@@ -124,13 +119,8 @@ class EdgeStatistics:
     """An edge at one moment.
 
     Attributes:
-        origins: each of them.
-        streams: copies by name.
-        known_streams: those of them that an origin has announced.
-        kept_bytes: of the segments that are kept.
         received_bytes: of all objects that came, copies and what was refused included.
         followed: by stream, the origin whose frames are followed.
-        edges: that fetch from this one.
     """
 
     origins: list[UpstreamStatistics]
@@ -279,17 +269,8 @@ def _has_segments(stream: str) -> bool:
 class Edge:
     """What makes a live server an edge; a companion of it.
 
-    Args:
-        server: not started.
-        config: where streams come from.
-        offer: address where other edges can fetch from this one. Empty: nowhere.
-        rng: for chance. None: one of its own.
-
     Attributes:
         bound: nothing that operators could call.
-
-    Raises:
-        ConfigError: the address to offer on cannot be used.
     """
 
     def __init__(self, server: LiveServer, config: EdgeConfig, *, offer: str = "", rng: Random | None = None) -> None:

@@ -35,9 +35,6 @@ class PeerMeter:
     """What was asked of one origin, over all of its connections.
 
     Attributes:
-        requests: sent so far.
-        in_flight: that have no end yet.
-        requested_bytes: of the segments asked for.
         timeouts: requests that had no answer in time.
         latency_s: of answers, smoothed. None: there was none.
         asked_at: when the last request was sent, seconds.
@@ -59,7 +56,6 @@ class _Peer:
         self.meter: Final = meter
 
     def send(self, request_id: int | None, message: Any) -> bool:
-        """Send a request of diffusion."""
         del request_id
         message()
         return True
@@ -113,12 +109,7 @@ def _nobody(peer_id: str) -> None:
 class SchedulerGate:
     """A `RequestGate` with the one scheduler of a node; on the thread of its loop.
 
-    Args:
-        clock: monotonic seconds.
-        rng: for the policies.
-
     Attributes:
-        scheduler: of the node.
         opened: called when a peer that was not let through may be tried again.
     """
 

@@ -30,23 +30,11 @@ _AGAIN_S: Final = 0.1
 
 
 def late_after_s(best_s: float | None) -> float:
-    """Return after how many seconds a request is late.
-
-    Args:
-        best_s: what the best origin takes, in seconds. None: not known.
-    """
+    """Return after how many seconds a request is late."""
     return LATE_S if best_s is None else _LATE_LEAST_S + _LATE_FACTOR * best_s
 
 
 class EdgePlanner:
-    """Decides for an edge. A `Planner`.
-
-    Args:
-        ready: whether a segment that is wanted is to be fetched from a peer now.
-        busy: whether that may change with time alone.
-        best_s: what the best origin takes for a request, in seconds. None: not known.
-    """
-
     def __init__(
         self,
         ready: Callable[[PeerId, ObjectId], bool],

@@ -25,10 +25,7 @@ class Teller:
     """What one origin has announced.
 
     Attributes:
-        number: of the newest publication.
-        ended: it has ended there.
         at: when it was last announced, seconds.
-        numbers: of all publications.
     """
 
     number: int = NOWHERE
@@ -38,11 +35,7 @@ class Teller:
 
 
 class Publications:
-    """All of one name. Not locked: its owner has one thread.
-
-    Attributes:
-        tellers: origins that are connected.
-    """
+    """All of one name. Not locked: its owner has one thread."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}  # by timeline

@@ -46,10 +46,6 @@ class OriginAddress:
     """Where an origin, or an edge that is one for others, is.
 
     Args:
-        host: name or address.
-        port: of its segments.
-        rtmp_port: where its streams can be followed.
-        tls: whether both speak TLS.
         proof: what is brought for both, as players do: ``key=...``. Empty: nothing.
     """
 
@@ -61,11 +57,7 @@ class OriginAddress:
 
     @classmethod
     def parse(cls, text: str) -> OriginAddress:
-        """Return the address of ``[rtmps://]host[:port][/rtmp port][?key=KEY]``.
-
-        Raises:
-            ConfigError: it is none.
-        """
+        """Return the address of ``[rtmps://]host[:port][/rtmp port][?key=KEY]``."""
         text, _, proof = text.partition("?")
         tls = text.startswith(_RTMPS)
         place, slash, rtmp = text.removeprefix(_RTMPS).removeprefix("rtmp://").partition("/")
@@ -90,11 +82,7 @@ class OriginAddress:
         return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
 
     def url(self, stream: str) -> RtmpUrl:
-        """Return where a stream can be followed.
-
-        Raises:
-            RemoteProtocolError: no client can ask for it.
-        """
+        """Return where a stream can be followed."""
         found = url_of(stream, self.host, self.rtmp_port)
         scheme = "rtmps" if self.tls else found.scheme
         return replace(found, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
@@ -128,11 +116,6 @@ class UpstreamStatistics:
     """One origin at one moment; the rest is as of `PeerMeter`.
 
     Attributes:
-        origin: its address.
-        state: how far it has come.
-        why: why it is not fetched from. Empty: it is.
-        channels: requests it may have at a time.
-        connections: made so far.
         faults: times that it lied or broke a rule.
     """
 
@@ -172,17 +155,7 @@ def _reason(error: Exception) -> str:
 
 
 class Upstream:
-    """Fetches from one origin for as long as it runs.
-
-    Args:
-        address: of the origin.
-        connect: connects to it.
-        diffusion: of the node.
-        gate: of the node.
-        clock: monotonic seconds.
-        rng: for the backoff.
-        gone: told of the peer of each connection that is lost.
-    """
+    """Fetches from one origin for as long as it runs."""
 
     def __init__(
         self,

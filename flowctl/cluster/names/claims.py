@@ -26,9 +26,6 @@ class NameClaim:
     """A claim of one connection.
 
     Attributes:
-        name: of the stream.
-        number: of the connection.
-        claim: number of the claim.
         right: what was decided. None: nothing yet.
         revoked: another publisher has the name now.
         entered_as: by what right it is in the books of the hub. None: it is not.
@@ -54,12 +51,7 @@ class NameClaim:
 
 
 class NameClaims:
-    """The claims of one worker's publishers. Any thread.
-
-    Args:
-        hub: of the worker.
-        send: sends a message to the desk, in order.
-    """
+    """The claims of one worker's publishers. Any thread."""
 
     def __init__(self, hub: Hub, send: Callable[[Values], None]) -> None:
         self._hub: Final = hub
@@ -83,11 +75,7 @@ class NameClaims:
         return claim
 
     def right(self, name: str, number: int) -> Right:
-        """Return what was decided, and note that it is being carried out.
-
-        Raises:
-            BusyError: another one has been given the name meanwhile.
-        """
+        """Return what was decided, and note that it is being carried out."""
         with self._lock:
             claim = self._claims.get((name, number))
             if claim is None or claim.right is None or claim.revoked:
@@ -112,7 +100,6 @@ class NameClaims:
             self.give_back(claim, grace=grace)
 
     def give_back(self, claim: NameClaim, *, grace: bool) -> None:
-        """Give a name back, once."""
         with self._lock:
             if self._claims.get((claim.name, claim.number)) is not claim:
                 return

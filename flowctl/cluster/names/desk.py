@@ -38,16 +38,7 @@ def _rules(config: LiveConfig, name: str) -> Rules:
 
 
 class NamesDesk:
-    """The directory, and what workers ask of it. One thread.
-
-    Args:
-        config: of the server.
-        send: sends a message to a worker, if it is there; in order.
-        clock: monotonic seconds.
-
-    Attributes:
-        directory: the names.
-    """
+    """The directory, and what workers ask of it. One thread."""
 
     def __init__(
         self, config: LiveConfig, send: Callable[[int, Values], None], clock: Callable[[], float] = time.monotonic

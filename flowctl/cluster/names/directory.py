@@ -39,12 +39,7 @@ class Told(enum.Enum):
 
 
 class Holder(NamedTuple):
-    """A publisher.
-
-    Attributes:
-        worker: process that has it.
-        number: of its connection.
-    """
+    """A publisher."""
 
     worker: int
     number: int
@@ -54,9 +49,6 @@ class Notice(NamedTuple):
     """Something a worker is to be told.
 
     Attributes:
-        worker: the one that is told.
-        told: what.
-        name: of the stream.
         value: the worker that has the stream, or the number of the connection.
         keep: of WHERE without a worker: the name is kept for its owner, so the stream has not ended yet.
     """
@@ -72,11 +64,8 @@ class Decision(NamedTuple):
     """What becomes of a claim, and who is told.
 
     Attributes:
-        verdict: the decision.
         why: it was refused, in words for the client.
         limit: that it would have gone over. Empty: none.
-        notices: for workers, in order.
-        holder: of ASK, who has the name.
     """
 
     verdict: Verdict
@@ -93,11 +82,8 @@ class _Entry:
     Attributes:
         holder: who publishes. None: nobody.
         owner: of `holder`, or of the one for whom the name is kept.
-        kept_until: until when it is kept. None: it is not.
-        kept_for: address for which it is kept. Empty: it is not.
         shown: the worker that those who view it were told; 0: none.
         standby: who waits for a turn, and whose they are, in order.
-        viewed_by: workers with viewers.
     """
 
     holder: Holder | None = None
@@ -121,12 +107,6 @@ class Directory:
     """The names of one server.
 
     Not locked: its owner has one thread.
-
-    Args:
-        policy: see `SecondPublisher`.
-        grace_s: see `LiveConfig.return_grace_s`.
-        per_address: see `LiveConfig.publishers_per_address`.
-        rules: returns all three for a name, where they differ. None: they are the same for all.
     """
 
     def __init__(
@@ -159,15 +139,7 @@ class Directory:
     # -- publishers
 
     def claim(self, name: str, holder: Holder, owner: Owner, now: float, *, silent: bool | None = None) -> Decision:
-        """Decide who has `name`.
-
-        Args:
-            name: ``app/stream``.
-            holder: who asks.
-            owner: whose it is.
-            now: time in seconds.
-            silent: whether the present publisher has fallen silent. None: it was not asked (see `Verdict.ASK`).
-        """
+        """Decide who has `name`."""
         self.expire(now)
         entry = self._names.get(name)
         if entry is None and len(self._names) >= MOST_NAMES:
@@ -223,14 +195,7 @@ class Directory:
         return None
 
     def release(self, name: str, holder: Holder, now: float, *, grace: bool) -> list[Notice]:
-        """Take a publication out; who stands by has its turn, or the name is kept, or free.
-
-        Args:
-            name: of the stream.
-            holder: whose publication ends; harmless when it has ended already.
-            now: time in seconds.
-            grace: whether its connection broke, so that it may be back soon.
-        """
+        """Take a publication out; who stands by has its turn, or the name is kept, or free."""
         notices = self.expire(now)
         entry = self._names.get(name)
         if entry is None:

@@ -31,7 +31,6 @@ class _Wanted:
     """A stream with viewers.
 
     Attributes:
-        follow: of the stream. None: it is not followed.
         linger: ends it, unless viewers come back. None: it has viewers.
     """
 
@@ -40,16 +39,7 @@ class _Wanted:
 
 
 class Following:
-    """Follows streams for the viewers of one server.
-
-    Args:
-        hub: the streams.
-        group: a running group, on whose thread it lives.
-        find: called with a name and True once it has viewers, False once it is not wanted any more.
-        hold_s: see `Follow`.
-        linger_s: how long a stream is followed without viewers, in seconds.
-        observer: see `Inflow`. None: nobody is told.
-    """
+    """Follows streams for the viewers of one server."""
 
     def __init__(
         self,
@@ -76,13 +66,7 @@ class Following:
         self._post(self._look, name)
 
     def found(self, name: str, source: Source | None, *, keep: bool = False) -> None:
-        """Follow a stream from there from now on.
-
-        Args:
-            name: of the stream.
-            source: None: nobody publishes it, or this server does.
-            keep: without a source: whether it may be back soon, so that viewers wait.
-        """
+        """Follow a stream from there from now on."""
         self._post(self._follow, name, source, keep)
 
     def here(self, name: str) -> None:

@@ -59,11 +59,6 @@ def timeline_at(wall_s: float, timestamp: int, before: int | None) -> int:
     """Return the timeline of a publication: when its clock stood at 0, in units of `TIMELINE_S`.
 
     Origins of one encoder find the same one, or one next to it.
-
-    Args:
-        wall_s: seconds since 1970, now.
-        timestamp: of its first message, ms.
-        before: the timeline of the publication before it. None: there was none.
     """
     found = max(int(wall_s - timestamp / 1000) // TIMELINE_S, 0)
     return found if before is None else max(found, before + APART)
@@ -73,11 +68,7 @@ class Cut(NamedTuple):
     """A segment that is complete, and not written yet: that takes a while, and may be done elsewhere.
 
     Attributes:
-        stream: name, ``app/stream``.
-        position: where it begins.
         headers: what a decoder has to know first.
-        frames: its messages.
-        then: what comes behind it.
         next_ms: see `SegmentId`.
     """
 
@@ -94,12 +85,7 @@ class Cut(NamedTuple):
         return following(self.position, self.then, self.next_ms)
 
     def write(self) -> tuple[SegmentId, bytes]:
-        """Return its name and the object.
-
-        Raises:
-            LimitExceededError: it has too many headers, or is too large.
-            LocalProtocolError: the name of the stream is too long.
-        """
+        """Return its name and the object."""
         name, body = segment_of(self.stream, self.position, self.headers, self.frames, self.then, self.next_ms)
         return name, object_of(name, body)
 
@@ -107,14 +93,9 @@ class Cut(NamedTuple):
 class Cutter:
     """Cuts one publication. Not locked: its owner has one thread at a time.
 
-    Args:
-        stream: name, ``app/stream``.
-        timeline: of the publication.
-
     Attributes:
         timeline: of the publication now; it grows by `APART` where its clock jumps back.
         position: where the open segment begins. None: none is open.
-        frames: of the open segment.
         refused: messages that no segment can hold, since they are too large.
     """
 
@@ -153,14 +134,7 @@ class Cutter:
         return self._video
 
     def add(self, type_id: int, timestamp: int, payload: bytes, message_class: MessageClass) -> list[Cut]:
-        """Take a message; return the segments that it completes, none or one.
-
-        Args:
-            type_id: RTMP message type: audio, video or data.
-            timestamp: on the publisher's clock, 0..2^32-1.
-            payload: the body.
-            message_class: what the server makes of it; only KEY is a key frame at which viewers start.
-        """
+        """Take a message; return the segments that it completes, none or one."""
         frame = Frame(type_id, timestamp, payload)
         if message_class is MessageClass.HEADER:
             self._video = self._video or type_id == TYPE_VIDEO

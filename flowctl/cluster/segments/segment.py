@@ -64,8 +64,6 @@ class Frame(NamedTuple):
 
     Args:
         type_id: RTMP message type: audio, video or data.
-        timestamp: in ms, 0..2^32-1.
-        payload: the body.
     """
 
     type_id: int
@@ -119,13 +117,7 @@ class SegmentId:
     """What names a segment; ordered by time.
 
     Args:
-        position: where it begins.
-        then: what comes behind it.
         next_ms: start of the segment behind it, where that begins with a key frame; else 0.
-        count: messages in it.
-        size_bytes: octets of its body.
-        digest: SHA-256 of its body.
-        stream: name, ``app/stream``.
     """
 
     position: Position
@@ -142,11 +134,7 @@ class SegmentId:
         return following(self.position, self.then, self.next_ms)
 
     def encode(self) -> bytes:
-        """Return its octets; those of an earlier segment of a stream sort before those of a later one.
-
-        Raises:
-            LocalProtocolError: the name is too long.
-        """
+        """Return its octets; those of an earlier segment of a stream sort before those of a later one."""
         name = self.stream.encode()
         if not 0 < len(name) <= NAME_BYTES:
             raise LocalProtocolError(
@@ -159,11 +147,7 @@ class SegmentId:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return what `data` names.
-
-        Raises:
-            RemoteProtocolError: it is no id, or not written as `encode` writes it.
-        """
+        """Return what `data` names."""
         if len(data) <= _ID.size:
             raise _refuse(f"its id has {len(data)} bytes, there are more than {_ID.size}")
         version, timeline, start_ms, part, then, next_ms, count, size_bytes, digest, length = _ID.unpack_from(data)
@@ -196,7 +180,6 @@ class Segment:
     """A segment that was read, or is to be written.
 
     Args:
-        id: its name.
         headers: what a decoder has to know first, in the order in which they came.
         frames: its messages, one or more, with the times at which they were published.
     """
@@ -207,12 +190,7 @@ class Segment:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return the segment of an object.
-
-        Raises:
-            RemoteProtocolError: its body is not the one that its id names, or one of the two cannot be read; code
-                ``segment-hash`` or ``segment``.
-        """
+        """Return the segment of an object."""
         octets = id_of(data)
         name, body = SegmentId.decode(octets), data[_LENGTH.size + len(octets) :]
         if len(body) != name.size_bytes or hashlib.sha256(body).digest() != name.digest:
@@ -224,17 +202,12 @@ class Segment:
 
 
 def object_of(name: SegmentId, body: bytes | memoryview) -> bytes:
-    """Return the object of a segment."""
     octets = name.encode()
     return b"".join((_LENGTH.pack(len(octets)), octets, body))
 
 
 def id_of(data: bytes) -> bytes:
-    """Return the octets of the id of an object, as it says itself: `Segment.decode` looks whether it is true.
-
-    Raises:
-        RemoteProtocolError: it is no object.
-    """
+    """Return the octets of the id of an object, as it says itself: `Segment.decode` looks whether it is true."""
     size = int.from_bytes(data[: _LENGTH.size])
     if not 0 < size <= ID_BYTES or len(data) < _LENGTH.size + size:
         raise _refuse(f"an object of {len(data)} bytes has no id")
@@ -242,16 +215,7 @@ def id_of(data: bytes) -> bytes:
 
 
 def encode_body(headers: Iterable[Header], frames: Iterable[Frame], start: int) -> bytes:
-    """Return the octets of a segment's body.
-
-    Args:
-        headers: in the order in which they came.
-        frames: in the order in which they were published.
-        start: time from which theirs are counted, ms, 0..2^32-1.
-
-    Raises:
-        LimitExceededError: it is larger than a body may be, or has too many headers.
-    """
+    """Return the octets of a segment's body."""
     listed = tuple(headers)
     if len(listed) > HEADERS:
         raise LimitExceededError("segment_headers", len(listed), HEADERS)
@@ -271,15 +235,6 @@ def encode_body(headers: Iterable[Header], frames: Iterable[Frame], start: int) 
 
 
 def decode_body(body: bytes, start: int) -> tuple[tuple[Header, ...], tuple[Frame, ...]]:
-    """Return the headers and messages of a body.
-
-    Args:
-        body: its octets.
-        start: what is added to the times of the messages, ms.
-
-    Raises:
-        RemoteProtocolError: it is not written as `encode_body` writes it.
-    """
     if len(body) > BODY_BYTES:
         raise _refuse(f"it has {len(body)} bytes, allowed are {BODY_BYTES}")
     try:
@@ -325,11 +280,7 @@ def _slice(body: bytes, at: int, size: int) -> bytes:
 def segment_of(
     stream: str, position: Position, headers: Iterable[Header], frames: Iterable[Frame], then: Then, next_ms: int = 0
 ) -> tuple[SegmentId, bytes]:
-    """Return id and body of a segment; arguments as of `SegmentId` and `encode_body`.
-
-    Raises:
-        LimitExceededError: it is larger than a body may be, or has too many headers.
-    """
+    """Return id and body of a segment; arguments as of `SegmentId` and `encode_body`."""
     listed = tuple(frames)
     body = encode_body(headers, listed, position.start_ms & CLOCK)
     digest = hashlib.sha256(body).digest()

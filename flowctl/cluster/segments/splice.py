@@ -19,33 +19,19 @@ from flowctl.cluster.segments.segment import CLOCK, FRAME_BYTES, Frame, Header, 
 
 
 class Begins(NamedTuple):
-    """A publication begins: its clock is another one.
-
-    Attributes:
-        timeline: its number.
-    """
+    """A publication begins: its clock is another one."""
 
     timeline: int
 
 
 class Headers(NamedTuple):
-    """What a decoder has to know from here on; nothing has changed where it knows it already.
-
-    Attributes:
-        headers: types and payloads.
-    """
+    """What a decoder has to know from here on; nothing has changed where it knows it already."""
 
     headers: tuple[Header, ...]
 
 
 class Gap(NamedTuple):
-    """Messages are missing and will not come.
-
-    Attributes:
-        position: of the part in which the first one is.
-        message: its number there.
-        to: where it goes on.
-    """
+    """Messages are missing and will not come."""
 
     position: Position
     message: int
@@ -78,14 +64,9 @@ _WAITING: Final = 64
 class Splice:
     """Puts one stream together. Not locked: its owner has one thread at a time.
 
-    Args:
-        wait_s: how long a missing part is waited for once something behind it is there, seconds.
-        most_bytes: of messages that wait behind a missing one.
-
     Attributes:
         cursor: (position of the part, number of the message in it) that goes out next. None: nothing came yet.
         repeated_count: messages that came once more.
-        gap_count: gaps that were told.
         differing_count: segments that were not what had gone out of them before: a source changed the stream.
         held_bytes: octets of messages that wait.
     """
@@ -157,14 +138,7 @@ class Splice:
         return not self.past(position) and (part is None or not (part.whole or part.last))
 
     def add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> bool:
-        """Take a message as it comes; return False where the ones before it in its part are missing.
-
-        Args:
-            position: of its part.
-            index: its number there.
-            frame: the message.
-            headers: of the part.
-        """
+        """Take a message as it comes; return False where the ones before it in its part are missing."""
         if self.past(position):
             self.repeated_count += 1
             return True
@@ -181,13 +155,7 @@ class Splice:
         return True
 
     def end_part(self, position: Position, count: int, following: Position | None) -> None:
-        """Note that a part whose messages were added has ended.
-
-        Args:
-            position: of the part.
-            count: its messages.
-            following: what comes behind it. None: the publication has ended.
-        """
+        """Note that a part whose messages were added has ended."""
         part = self._parts.get(position)
         if part is not None and not part.whole and len(part.frames) == count:
             part.end(following)
@@ -277,12 +245,7 @@ class Splice:
     # -- out
 
     def take(self, now: float, *, hopeless: bool = False) -> list[Output]:
-        """Return what goes out now, in order.
-
-        Args:
-            now: time in seconds.
-            hopeless: what is missing of this publication will not come, so the next one begins at once.
-        """
+        """Return what goes out now, in order."""
         out: list[Output] = []
         while self._advance(out) or self._give_up(now, out, hopeless=hopeless):
             hopeless = hopeless and not out

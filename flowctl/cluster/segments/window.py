@@ -34,11 +34,6 @@ class WindowLimits:
 
     Args:
         stream_s: how long a segment of a stream is kept, in seconds: a node that was away for less loses nothing.
-        stream_bytes: of one stream.
-        total_bytes: of all streams.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     stream_s: float = 60.0
@@ -54,15 +49,7 @@ class WindowLimits:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A segment of the window; an entry of a pool.
-
-    Args:
-        ticket: its number, greater than those of all that came before it.
-        object_id: octets of its id.
-        id: its name.
-        data: the object.
-        at: when it came, seconds.
-    """
+    """A segment of the window; an entry of a pool."""
 
     ticket: int
     object_id: bytes
@@ -88,15 +75,7 @@ class Kept:
 class SegmentPool:
     """The window of a node; all methods belong to one thread, that of its loop.
 
-    Args:
-        limits: how much is kept.
-        clock: seconds.
-        wants: whether a segment that is not here is to be fetched, now or later. None: none is.
-        known_as: returns the name by which a segment that has come is kept. None: its own.
-        on_segment: told of each that has come from elsewhere and is true.
-
     Attributes:
-        size_bytes: of all objects.
         evicted_count: segments that went to make room, or were too old.
     """
 
@@ -130,7 +109,6 @@ class SegmentPool:
         return len(self._kept)
 
     def name_of(self, object_id: bytes) -> SegmentId | None:
-        """Return what an id says. None: it is none."""
         if object_id in self._names:
             return self._names[object_id]
         try:
@@ -143,11 +121,7 @@ class SegmentPool:
     # -- for diffusion
 
     def object_id(self, data: bytes) -> bytes:
-        """Return the id that an object says it has; `add_objects` looks whether that is true.
-
-        Raises:
-            ValueError: it is no object.
-        """
+        """Return the id that an object says it has; `add_objects` looks whether that is true."""
         try:
             return id_of(data)
         except RemoteProtocolError as error:
@@ -197,7 +171,6 @@ class SegmentPool:
         return found
 
     async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Return the objects of entries, in their order."""
         return [entry.read() for entry in entries]
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:

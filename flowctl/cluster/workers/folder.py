@@ -17,11 +17,7 @@ _MOST_BYTES: Final = 80
 
 
 def make_folder() -> Path:
-    """Return a new folder; those that killed supervisors have left go.
-
-    Raises:
-        ConfigError: it cannot be made, or others could use it.
-    """
+    """Return a new folder; those that killed supervisors have left go."""
     base = runtime_folder()
     try:
         base.mkdir(mode=0o700, exist_ok=True)

@@ -24,11 +24,6 @@ class InForce:
 
     Limits last until the limits file says something new, as they do in the workers; bans that are in the ban file are
     read from there.
-
-    Args:
-        limits_file: of the server. None: it has none.
-        kept: the bans; the one writer of the store, if there is one. None: in memory.
-        wall: seconds since the epoch.
     """
 
     def __init__(
@@ -43,13 +38,7 @@ class InForce:
         self._limits_digest = b""
 
     def note(self, name: str, asked: Mapping[str, Any], result: Mapping[str, Any]) -> Json:
-        """Note what an operation has put in force; return what is to be added to its answer.
-
-        Args:
-            name: of the operation.
-            asked: the values of its arguments, as the workers were given them.
-            result: what came of it.
-        """
+        """Note what an operation has put in force; return what is to be added to its answer."""
         of_all = asked.get("connection") is None and asked.get("stream") is None
         if name == "limits" and of_all and "was" in result:
             self._limits = {mark: result[mark] for mark in _MARKS} | {"connection": None, "origin": asked["origin"]}
@@ -107,12 +96,7 @@ class InForce:
         self._kept.close()
 
     def page(self, after: str = "", most: int = MOST_PAGE) -> list[Json]:
-        """Return bans for a worker, as lines of a ban file have them, in the order of networks and actions.
-
-        Args:
-            after: key of the last one that it has; see `key_of`.
-            most: at most so many; fewer are the last.
-        """
+        """Return bans for a worker, as lines of a ban file have them, in the order of networks and actions."""
         found = sorted((key_of(ban), ban) for ban in self._kept.bans)
         return [ban.as_dict() for key, ban in found if key > after][:most]
 

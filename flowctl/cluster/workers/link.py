@@ -49,15 +49,8 @@ class WorkerPart(Protocol):
 class Link:
     """The link of one worker.
 
-    Args:
-        order: of the worker.
-        server: of the worker, not started.
-        lost: called when the supervisor has gone. Any thread.
-
     Attributes:
-        node: speaks with the supervisor.
         conn: the supervisor, for `RpcNode.call` and `request`; once `start` has returned.
-        parts: what else takes part; before `start`.
         followed: returns how many streams of other workers are followed here.
     """
 
@@ -79,8 +72,6 @@ class Link:
     def start(self) -> None:
         """Reach the supervisor, and begin what takes part.
 
-        Raises:
-            RpcError: it does not answer.
         ClosedError: the server ends, and starts nothing any more.
         """
         for part in self.parts:

@@ -59,18 +59,7 @@ class Linked(Protocol):
 
 
 class Operating:
-    """Carries operations out on all workers.
-
-    Args:
-        node: of the links.
-        linked: returns the processes with a link; under `lock`.
-        expected: returns the numbers of the workers that there are to be. Any thread.
-        lock: of the set of processes: none gets its link while it is held.
-        in_force: what was set by command; under `lock`.
-        changes: of the whole server.
-        drains: called before the workers are told to drain.
-        clock: monotonic seconds.
-    """
+    """Carries operations out on all workers."""
 
     def __init__(
         self,
@@ -195,7 +184,6 @@ class Operating:
         return result
 
     def _any(self, name: str, asked: Mapping[str, Any]) -> list[Answer]:
-        """Ask one after the other until one answers."""
         answers: list[Answer] = []
         for item in self._now():
             answers += [reply for reply, _ in self._ask([item], name, asked)]

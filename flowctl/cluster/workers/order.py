@@ -38,16 +38,9 @@ class Order:
     Args:
         number: of the worker, 1 to `count`; its successor has the same.
         serial: of the process, 1 for the first: no two have the same.
-        count: of workers.
         folder: of the sockets between them and the supervisor, the user's alone.
-        listen_fds: its listening sockets, by what they are for.
         words_fd: where its last words go, should it end in disorder.
         counts_fd: memory of `flowctl.cluster.workers.counts.Counts`.
-        counts_key: secret of it.
-        program: the server.
-        options: of the server.
-        log_level: least level of its log lines.
-        log_json: whether they are JSON.
     """
 
     number: int
@@ -74,11 +67,7 @@ class Order:
         return self.serial * CONN_NUMBERS + 1
 
     def write(self) -> int:
-        """Return a descriptor from which the worker reads the order.
-
-        Raises:
-            ConfigError: a setting cannot be handed to another process.
-        """
+        """Return a descriptor from which the worker reads the order."""
         try:
             body = pickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -22,11 +22,7 @@ _LEAST_ASKED: Final = 4
 
 
 class Restarts:
-    """The starts of one worker's processes.
-
-    Args:
-        rng: for the waits.
-    """
+    """The starts of one worker's processes."""
 
     def __init__(self, rng: Random, backoff: Backoff = RESTARTS) -> None:
         self._rng: Final = rng
@@ -44,11 +40,7 @@ class Restarts:
 
 
 class Pulse:
-    """The questions to one process whether it is there, and its answers.
-
-    Args:
-        now: when it was started.
-    """
+    """The questions to one process whether it is there, and its answers."""
 
     def __init__(self, now: float) -> None:
         self._heard_at = now

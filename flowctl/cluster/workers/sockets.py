@@ -22,14 +22,6 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
 
     The first is bound as if it were to be alone, so that a port that another server has is refused, also one of the
     same user that would share it: each would get half of the other's connections. It becomes one of a group after that.
-
-    Args:
-        host: address to listen on.
-        port: port; 0 lets the system choose one.
-        count: of sockets, 1 or more.
-
-    Raises:
-        ConfigError: the address does not resolve, is in use, or may not be used.
     """
     found: list[socket.socket] = []
     where = shown(host, port)
@@ -62,9 +54,6 @@ def worker_sockets(options: LiveConfig, count: int) -> tuple[list[dict[str, list
     """Return what each of `count` workers listens on, by what it is for, and the port of RTMP.
 
     A socket that was handed to this process is the same for all workers: they take turns at its one queue.
-
-    Raises:
-        ConfigError: an address cannot be used.
     """
     found: list[dict[str, list[socket.socket]]] = [{} for _ in range(count)]
     port = options.port
@@ -88,7 +77,6 @@ def worker_sockets(options: LiveConfig, count: int) -> tuple[list[dict[str, list
 
 
 def close_all(sockets: list[socket.socket]) -> None:
-    """Close sockets; harmless where they are closed."""
     for sock in sockets:
         with contextlib.suppress(OSError):
             sock.close()

@@ -48,15 +48,6 @@ def _longest_grace_s(config: LiveConfig) -> float:
 
 
 class WorkerStreams:
-    """The streams of one worker as part of all.
-
-    Args:
-        server: of the worker, not started.
-        serial: of the process.
-        folder: of the sockets between workers.
-        send: sends a message to the desk; any thread, in order.
-    """
-
     def __init__(self, server: LiveServer, serial: int, folder: Path, send: Callable[[Values], None]) -> None:
         self._server: Final = server
         self._serial: Final = serial
@@ -121,14 +112,7 @@ def join_streams(server: LiveServer, link: Link, serial: int, folder: Path) -> W
 
 
 class SupervisorNames:
-    """The desk in the supervisor; a part of it.
-
-    Args:
-        config: of the server.
-
-    Attributes:
-        desk: the names; the node's thread.
-    """
+    """The desk in the supervisor; a part of it."""
 
     def __init__(self, config: LiveConfig) -> None:
         self.desk: Final = NamesDesk(config, self._send)

@@ -90,11 +90,7 @@ class Worker:
     """One process of a worker.
 
     Attributes:
-        number: of the worker.
-        serial: of the process.
         conn: its link. None: it has not said so yet.
-        ready: whether it serves.
-        pid: of the process.
     """
 
     def __init__(self, order: Order, process: subprocess.Popen[bytes], now: float) -> None:
@@ -135,22 +131,11 @@ def how_it_ended(code: int) -> str:
 class Supervisor:
     """The supervisor of one server's workers. Main thread, but where something else is said.
 
-    Args:
-        program: the server.
-        options: of the server; `LiveConfig.workers` says how many.
-        count: of workers, 2 or more.
-        wake: called when there is something for `look`. Any thread.
-        log_level: least level of the workers' log lines.
-        log_json: whether those are JSON.
-
     Attributes:
         address: that is served.
         limits: those of new connections, in words; once it has started.
         node: speaks with the workers.
         parts: what else takes part; before the start.
-
-    Raises:
-        ConfigError: this machine cannot do it, the address cannot be used, or a setting cannot be handed over.
     """
 
     def __init__(
@@ -227,17 +212,7 @@ class Supervisor:
     # -- life
 
     def start(self, wait: Callable[[float], bool]) -> bool:
-        """Start all workers, and return once all serve.
-
-        Args:
-            wait: waits for so many seconds at most, or until `wake`; True: it is time to end.
-
-        Returns:
-            Whether they serve; if not, it was time to end before.
-
-        Raises:
-            ConfigError: a worker could not be started, or has ended before all were ready; with its last words.
-        """
+        """Start all workers, and return once all serve."""
         for part in self.parts:
             part.add_commands(self.node)
         self.node.listen_plain(f"ipc://{self._folder / SOCKET}", AuthLevel.ADMIN)
@@ -349,7 +324,6 @@ class Supervisor:
 
     @property
     def listening(self) -> list[tuple[str, tuple[str, int]]]:
-        """What it listens for, and where."""
         return [(name, sock.getsockname()[:2]) for name, socks in self._sockets[0].items() for sock in socks]
 
     def reload_now(self) -> None:

@@ -31,19 +31,7 @@ _HEARD_S: Final = 3600.0
 
 
 class Agent:
-    """One member of a fleet. One thread.
-
-    Args:
-        name: of the member.
-        others: names of the other members.
-        store: its file.
-        call: calls operations of its server.
-        send: sends a letter to another member.
-        wall: seconds since the epoch.
-
-    Raises:
-        FlowctlError: the file is damaged.
-    """
+    """One member of a fleet. One thread."""
 
     def __init__(
         self,
@@ -81,11 +69,7 @@ class Agent:
         """Why the server cannot be reached. None: it can."""
 
     def received(self, sender: str, octets: bytes) -> None:
-        """Take a message of another member; when this returns, what it changed is stored.
-
-        Raises:
-            FlowctlError: it cannot be stored.
-        """
+        """Take a message of another member; when this returns, what it changed is stored."""
         self._note(self.replica.received(sender, octets, self._wall()))
         self._flush()
 
@@ -152,11 +136,7 @@ class Agent:
             self._send(letter)
 
     def status(self, pending: Callable[[str], int]) -> dict[str, Any]:
-        """Return how it stands, as JSON has it.
-
-        Args:
-            pending: returns how many messages wait for a member.
-        """
+        """Return how it stands, as JSON has it."""
         now_s, table = self._wall(), self.replica.table
         in_force = [key for key, _ in table.in_force(now_s)]
         limits = LIMITS in in_force

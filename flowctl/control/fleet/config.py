@@ -42,12 +42,9 @@ class FleetConfig:
     """What an agent is told at its start.
 
     Args:
-        name: of its member.
-        folder: for what it keeps; its own.
         server: the server that it keeps, as ``--server`` of ``flowctl stats``. None: the only one on this machine.
         listen: where it listens for the others. None: at its member's address.
         key_file: file with its key pair. None: nothing is encrypted.
-        members: all of them, itself included, by name.
     """
 
     name: str
@@ -59,7 +56,6 @@ class FleetConfig:
 
     @property
     def others(self) -> dict[str, MemberAddress]:
-        """The other members by name."""
         return {name: item for name, item in self.members.items() if name != self.name}
 
     @property
@@ -74,11 +70,7 @@ class FleetConfig:
 
 
 def read_config(path: Path) -> FleetConfig:
-    """Return what a file says.
-
-    Raises:
-        ConfigError: it cannot be read, or is not valid; names the file, the line, the value and what is allowed.
-    """
+    """Return what a file says."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -91,16 +83,7 @@ def read_config(path: Path) -> FleetConfig:
 
 
 def parse_config(text: str, where: str, base: Path) -> FleetConfig:
-    """Return what the text of a file says.
-
-    Args:
-        text: of the file.
-        where: its name, for errors.
-        base: folder that relative paths begin at.
-
-    Raises:
-        ConfigError: it is not valid; names the file, the line, the value and what is allowed.
-    """
+    """Return what the text of a file says."""
     return _Reader(TomlText(text, where, "docs/fleet.toml"), base).read()
 
 

@@ -40,12 +40,7 @@ _LISTINGS: Final = 4
 
 
 class RefusedError(FlowctlError):
-    """The server did not do what it was told.
-
-    Args:
-        message: why.
-        code: of the operations: ``NOT_POSSIBLE``, ``WRONG_ARGUMENT``...
-    """
+    """The server did not do what it was told."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -56,12 +51,7 @@ class Call(Protocol):
     """Calls an operation of the server."""
 
     def __call__(self, operation: str, arguments: Mapping[str, Any]) -> Awaitable[Mapping[str, Any]]:
-        """Return its result.
-
-        Raises:
-            RefusedError: the server did not do it.
-            FlowctlError: the server cannot be reached.
-        """
+        """Return its result."""
 
 
 @dataclass(slots=True)
@@ -69,11 +59,7 @@ class Applied:
     """What the server was told, and did, since the agent began.
 
     Attributes:
-        bans: bans, and networks that are limited.
-        lifts: of them.
-        limits: changes of its limits.
         local: changes found at it, which went to the others.
-        refused: orders that it did not carry out.
         fault: why, of the last of them; empty: none was refused.
     """
 
@@ -88,16 +74,7 @@ class Applied:
 class Keeper:
     """Keeps one server. One thread; one step at a time.
 
-    Args:
-        call: calls its operations.
-        mirror: what is known of it.
-        replica: the table.
-        changed: told of each change of the table that comes from the server; it stores and sends it.
-        keep: stores what has changed, at once.
-        wall: seconds since the epoch.
-
     Attributes:
-        applied: figures.
         waiting: keys of entries that the server may have to be told of.
     """
 
@@ -130,15 +107,7 @@ class Keeper:
         self.waiting.update(dict.fromkeys(keys))
 
     async def step(self, *, tell: bool = True) -> bool:
-        """Go through the server's changes, and tell it what it lacks; return whether there is more to do at once.
-
-        Args:
-            tell: whether the server is told; else its changes are gone through only.
-
-        Raises:
-            FlowctlError: the server cannot be reached; the next step goes on.
-            RemoteProtocolError: it does not answer as a server of this version does.
-        """
+        """Go through the server's changes, and tell it what it lacks; return whether there is more to do at once."""
         try:
             if await self._follow():
                 return True

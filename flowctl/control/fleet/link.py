@@ -21,12 +21,7 @@ _CONNECT_S: Final = 2.0
 
 
 class ServerLink:
-    """Calls operations of one server. The node's thread.
-
-    Args:
-        node: of RPC; it runs.
-        server: as ``--server`` of ``flowctl stats``. None: the only one on this machine.
-    """
+    """Calls operations of one server. The node's thread."""
 
     def __init__(self, node: RpcNode, server: str | None) -> None:
         self._node: Final = node

@@ -39,7 +39,6 @@ class Held(NamedTuple):
     score: float
 
     def same(self, other: Held | None) -> bool:
-        """Return whether `other` is the same ban."""
         if other is None or (self.reason, self.score) != (other.reason, other.score):
             return False
         return self.ends_s == other.ends_s
@@ -55,9 +54,6 @@ class Order(NamedTuple):
 
     Attributes:
         operation: its name, without ``flow.``.
-        arguments: of it.
-        key: of the entry that is the cause.
-        stamp: of the entry.
     """
 
     operation: str
@@ -69,16 +65,8 @@ class Order(NamedTuple):
 class Mirror:
     """What one server has, and what of it is the fleet's. One thread.
 
-    Args:
-        origin: name under which our own changes are made.
-        run: life of the server that was followed last; empty: none was.
-        version: of the last change of it that was gone through.
-        known: by key, what the fleet or a command put there.
-        limits_stamp: stamp of the limits that it was told last in this life. None: of none.
-
     Attributes:
         present: by key, all bans that the server has.
-        needs_list: whether `present` has to be listed anew.
         needs_limits: whether the limits have to be asked for: a command changed them.
         touched: keys whose `known` has changed since they were stored.
     """
@@ -112,11 +100,7 @@ class Mirror:
         return True
 
     def take(self, change: Mapping[str, Any], table: Table, now_s: float) -> list[tuple[str, str | None]]:
-        """Go through one change of the server; return what of it is one for the fleet, as key and value.
-
-        Raises:
-            ConfigError: it says what no server of this version says.
-        """
+        """Go through one change of the server; return what of it is one for the fleet, as key and value."""
         self.version = int(change["version"])
         what, ours = change["what"], change["origin"] == self._origin
         if what == "ban":
@@ -156,16 +140,6 @@ class Mirror:
         return found
 
     def listed(self, bans: Iterable[Mapping[str, Any]], changed: Container[str] = ()) -> None:
-        """Take the list of all bans of the server.
-
-        Args:
-            bans: as it lists them.
-            changed: networks whose bans changed while it listed. What it says of them may be from before or after, so
-                it counts for nothing: their changes say it, which are gone through next.
-
-        Raises:
-            ConfigError: it says what no server of this version says.
-        """
         before = {key: item for key, item in self.present.items() if cidr_of(key) in changed}
         self.present.clear()
         self.present.update(before)

@@ -54,10 +54,6 @@ _MOST_PASSING: Final = 8
 class AgentProcess:
     """An agent with its thread and sockets.
 
-    Args:
-        config: what it is told.
-        ended: called if it ends by itself, which is by a fault.
-
     Attributes:
         fault: why it ended by itself. None: it did not.
     """
@@ -78,11 +74,7 @@ class AgentProcess:
         self._unsent = 0
 
     def start(self) -> None:
-        """Start, and return when it listens.
-
-        Raises:
-            FlowctlError: a file, an address or a key cannot be used.
-        """
+        """Start, and return when it listens."""
         self._group.start()
         listening: Future[None] = Future()
         self._done = asyncio.run_coroutine_threadsafe(self._run(listening), self._group.loop)

@@ -51,8 +51,6 @@ class Letter(NamedTuple):
     """A message to another member.
 
     Attributes:
-        to: its name.
-        octets: the message.
         lasting: whether it is to be kept for a member that is away; others are of use only now.
     """
 
@@ -88,7 +86,6 @@ class Outcome(NamedTuple):
     """What came of a message, or of a change.
 
     Attributes:
-        changed: keys of the table that changed.
         letters: to be sent, after the changes were stored.
     """
 
@@ -99,15 +96,7 @@ class Outcome(NamedTuple):
 class Replica:
     """The table of one member, kept the same as those of the others. One thread.
 
-    Args:
-        name: of the member.
-        others: names of the other members.
-        table: what it held in its former life.
-        clock: its stamps.
-        heard: when it last heard of any other, seconds since the epoch, and its latest stamp then. None: never.
-
     Attributes:
-        members: by name.
         foreign_count: messages of senders that are no members.
         heard: see above; to be stored.
     """
@@ -124,16 +113,7 @@ class Replica:
         self._stale = False
 
     def change(self, key: str, value: str | None, now_s: float) -> Outcome:
-        """Enter a change that was made here.
-
-        Args:
-            key: of the entry.
-            value: of it. None: it is lifted.
-            now_s: seconds since the epoch.
-
-        Raises:
-            ConfigError: there can be no such entry.
-        """
+        """Enter a change that was made here."""
         entry = version(self.clock.next(now_s), value, ends_s(key, value), self.table.get(key), now_s)
         changed = self.table.merge([(key, entry)], now_s)
         return Outcome(changed, self._to_all(Changes([(key, entry)]), lasting=True))

@@ -32,12 +32,7 @@ class Stamp(NamedTuple):
 
 
 class Clock:
-    """Gives the stamps of one member. One thread.
-
-    Args:
-        node: the member's name.
-        last: the latest stamp that it gave or saw in a former life.
-    """
+    """Gives the stamps of one member. One thread."""
 
     def __init__(self, node: str, last: Stamp | None = None) -> None:
         self._node: Final = node

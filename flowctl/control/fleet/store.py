@@ -26,16 +26,7 @@ _TABLES: Final = ("entries", "known", "notes")
 
 
 class Store:
-    """The file of one agent. One thread.
-
-    Args:
-        folder: that it is in; made where there is none, for its owner alone.
-
-    Raises:
-        BusyError: another agent has it.
-        ConfigError: the folder cannot be made or written to.
-        FlowctlError: the file is damaged, or of another version.
-    """
+    """The file of one agent. One thread."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "table.sqlite"
@@ -66,33 +57,21 @@ class Store:
             raise FlowctlError(f"{path} is of version {found}, this is {VERSION}", hint="move it away, or upgrade")
 
     def entries(self) -> list[tuple[str, Entry]]:
-        """Return the entries of the table.
-
-        Raises:
-            FlowctlError: the file is damaged.
-        """
+        """Return the entries of the table."""
         try:
             return [entry_of([key, *found]) for key, found in self._all("entries")]
         except (TypeError, ConfigError, RemoteProtocolError) as error:
             raise self._damaged(error) from error
 
     def known(self) -> dict[str, Held]:
-        """Return what of the server is the fleet's.
-
-        Raises:
-            FlowctlError: the file is damaged.
-        """
+        """Return what of the server is the fleet's."""
         try:
             return {key: Held(inf if ends is None else ends, *rest) for key, (ends, *rest) in self._all("known")}
         except (TypeError, ValueError) as error:
             raise self._damaged(error) from error
 
     def notes(self) -> dict[str, Any]:
-        """Return the rest, by name.
-
-        Raises:
-            FlowctlError: the file is damaged.
-        """
+        """Return the rest, by name."""
         return dict(self._all("notes"))
 
     def _all(self, table: str) -> list[tuple[str, Any]]:
@@ -110,18 +89,7 @@ class Store:
         touched: Iterable[str],
         notes: Mapping[str, Any],
     ) -> None:
-        """Keep what has changed, all or nothing.
-
-        Args:
-            table: the table.
-            keys: of its entries that have changed or gone.
-            known: what of the server is the fleet's.
-            touched: keys of it that have changed or gone.
-            notes: the rest, by name: numbers, texts, lists of these, or None.
-
-        Raises:
-            FlowctlError: it cannot be written.
-        """
+        """Keep what has changed, all or nothing."""
         try:
             self._file.execute("BEGIN IMMEDIATE")
             try:

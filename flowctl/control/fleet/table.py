@@ -73,15 +73,7 @@ class Entry:
 
 
 def version(stamp: Stamp, value: str | None, ends_s: float, before: Entry | None, now_s: float) -> Entry:
-    """Return the next version of an entry, as the member that changes it writes it.
-
-    Args:
-        stamp: of the change.
-        value: see `Entry`. None: it is lifted.
-        ends_s: when it ends by itself; counts for nothing without a value.
-        before: the version that is replaced. None: there is none.
-        now_s: seconds since the epoch.
-    """
+    """Return the next version of an entry, as the member that changes it writes it."""
     ends_s = 0.0 if value is None else ends_s
     held_s = 0.0 if before is None else min(before.kept_until_s, now_s + MEMORY_S)
     return Entry(stamp, value, ends_s, max(ends_s, held_s))
@@ -89,10 +81,6 @@ def version(stamp: Stamp, value: str | None, ends_s: float, before: Entry | None
 
 class Table:
     """The entries that one member holds. One thread.
-
-    Args:
-        entries: by key.
-        most: most entries.
 
     Attributes:
         sums: one number per bucket; members whose sums are equal hold the same entries.
@@ -114,7 +102,6 @@ class Table:
         return iter(self._entries)
 
     def get(self, key: str) -> Entry | None:
-        """Return the entry of `key`. None: there is none."""
         return self._entries.get(key)
 
     def items(self) -> Iterable[tuple[str, Entry]]:
@@ -122,16 +109,10 @@ class Table:
         return self._entries.items()
 
     def in_force(self, now_s: float) -> Iterator[tuple[str, Entry]]:
-        """Yield the entries that are in force at `now_s`."""
         return ((key, entry) for key, entry in self._entries.items() if entry.counts(now_s))
 
     def merge(self, entries: Iterable[tuple[str, Entry]], now_s: float) -> list[str]:
-        """Take what is later than what is here; return the keys that changed.
-
-        Args:
-            entries: versions of entries, in any order, known ones too.
-            now_s: seconds since the epoch; what is not to be kept any more is passed over.
-        """
+        """Take what is later than what is here; return the keys that changed."""
         changed: dict[str, bool] = {}  # whether the key was here before
         for key, entry in entries:
             own = self._entries.get(key)
@@ -160,13 +141,7 @@ class Table:
         return gone
 
     def take_over(self, numbers: Iterable[int], stay: Container[str], than: Stamp) -> list[str]:
-        """Drop from some buckets the entries that another member does not have; return their keys.
-
-        Args:
-            numbers: of the buckets.
-            stay: keys that the other has.
-            than: what is later than this stays too.
-        """
+        """Drop from some buckets the entries that another member does not have; return their keys."""
         gone = [
             key
             for number in numbers
@@ -186,7 +161,6 @@ class Table:
         return [number for number, sum_ in enumerate(self.sums) if sum_ != sums[number]]
 
     def bucket(self, number: int) -> list[tuple[str, Entry]]:
-        """Return the entries of one bucket."""
         return [(key, self._entries[key]) for key in sorted(self._buckets[number])]
 
     def _put(self, key: str, entry: Entry) -> None:

@@ -24,7 +24,6 @@ server that made the ban. It bounds a full table to 100 MB."""
 
 
 def ban_key(cidr: str, action: BanAction) -> str:
-    """Return the key of a ban."""
     return f"{action.value} {cidr}"
 
 
@@ -45,11 +44,6 @@ def _short_line(ban: Ban) -> str:
 
 
 def ban_of(value: str) -> Ban:
-    """Return the ban that a value stands for.
-
-    Raises:
-        ConfigError: it is none.
-    """
     bans = BanList.parse(value, "the value").bans
     if len(bans) != 1:
         raise ConfigError(f"the value is {short(value)}, it must be one ban")
@@ -57,11 +51,7 @@ def ban_of(value: str) -> Ban:
 
 
 def limits_value(limits: Mapping[str, Any]) -> str:
-    """Return the value of limits, which are written as ``flow.limits`` takes them.
-
-    Raises:
-        ConfigError: they are too long.
-    """
+    """Return the value of limits, which are written as ``flow.limits`` takes them."""
     text = json.dumps(dict(limits), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     if len(text.encode()) > MOST_VALUE_BYTES:
         raise ConfigError(f"the limits have more than {MOST_VALUE_BYTES} bytes")
@@ -69,11 +59,6 @@ def limits_value(limits: Mapping[str, Any]) -> str:
 
 
 def limits_of(value: str) -> dict[str, Any]:
-    """Return the limits that a value stands for.
-
-    Raises:
-        ConfigError: it is no object of plain values.
-    """
     try:
         found = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -85,15 +70,7 @@ def limits_of(value: str) -> dict[str, Any]:
 
 
 def ends_s(key: str, value: str | None) -> float:
-    """Check that `value` may stand under `key`; return when it ends by itself, seconds since the epoch.
-
-    Args:
-        key: of the entry.
-        value: of it. None: it is lifted, and 0 is returned.
-
-    Raises:
-        ConfigError: it may not.
-    """
+    """Check that `value` may stand under `key`; return when it ends by itself, seconds since the epoch."""
     if value is None:
         action, _, cidr = key.partition(" ")
         actions = [item.value for item in BanAction]

@@ -52,8 +52,6 @@ class Compare:
     """What stands for a whole table.
 
     Args:
-        root: equal exactly where the tables are.
-        count: entries in it.
         stale: the sender was away for so long that its own table counts for little (`replica.py`).
     """
 
@@ -71,14 +69,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All that the sender has in some buckets.
-
-    Args:
-        numbers: of the buckets.
-        entries: in them.
-        answer: to a part; it is not answered itself.
-        stale: see `Compare`.
-    """
+    """All that the sender has in some buckets."""
 
     numbers: Sequence[int]
     entries: Entries
@@ -105,7 +96,6 @@ def encode(message: Message) -> bytes:
 
 
 def pages(entries: Iterable[tuple[str, Entry]]) -> list[Entries]:
-    """Return entries in pages, each of which is one message."""
     found: list[list[tuple[str, Entry]]] = []
     room = 0
     for item in entries:
@@ -131,11 +121,7 @@ def _written(entries: Entries) -> list[list[Any]]:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that octets stand for.
-
-    Raises:
-        RemoteProtocolError: they stand for none; its `code` says of what kind the fault is.
-    """
+    """Return the message that octets stand for."""
     if len(data) > MOST_MESSAGE_BYTES:
         raise RemoteProtocolError(f"a message of {len(data)} bytes, the limit is {MOST_MESSAGE_BYTES}", code="too-long")
     try:
@@ -157,12 +143,7 @@ def decode(data: bytes) -> Message:
 
 
 def entry_of(item: object) -> tuple[str, Entry]:
-    """Return the entry that a list of a message stands for.
-
-    Raises:
-        ConfigError: its value is not one that may stand in a table.
-        RemoteProtocolError: it stands for none.
-    """
+    """Return the entry that a list of a message stands for."""
     if not isinstance(item, list) or len(item) != 6:
         raise _fault("entry", item)
     key, ms, counter, node, kept_s, value = item

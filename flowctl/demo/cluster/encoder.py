@@ -27,10 +27,6 @@ FrameKey = tuple[int, int]
 class DueFrames:
     """A synthetic source whose frames say when they are due; every iteration gives the same octets. Thread-safe.
 
-    Args:
-        source: of the frames.
-        duration_s: of the stream.
-
     Attributes:
         checksums: of what was produced, by type and number.
     """
@@ -82,15 +78,7 @@ class DueFrames:
 
 
 class Encoder:
-    """Publishes one stream to several servers.
-
-    Args:
-        group: a running group.
-        urls: of the stream at each server.
-        bit_rate: of the stream, bits per second, sound included.
-        duration_s: of the stream.
-        key_interval_s: between key frames.
-    """
+    """Publishes one stream to several servers."""
 
     def __init__(
         self, group: PollGroup, urls: list[str], *, bit_rate: int, duration_s: float, key_interval_s: float = 1.0
@@ -103,14 +91,7 @@ class Encoder:
         ]
 
     def start(self, head_start_s: float = 0.0) -> None:
-        """Connect to all servers and begin; blocks until the connections are made.
-
-        Args:
-            head_start_s: by which the first server has everything before the others.
-
-        Raises:
-            BrokenError: one does not answer.
-        """
+        """Connect to all servers and begin; blocks until the connections are made."""
         for number, publisher in enumerate(self._publishers):
             start_client(self._group, publisher)
             if number == 0 and head_start_s:

@@ -31,16 +31,10 @@ class Judged:
     """One viewer.
 
     Args:
-        label: its name.
-        frames: that it got, each once.
         lost: frames published after its first one that it never got.
-        doubled: frames that came again.
         disordered: frames that came behind a later one of their track.
         changed: frames with other octets than were published.
         delay_p50_ms: from when a frame was due to when it came, median. None: too short a play.
-        delay_p99_ms: 99th percentile.
-        longest_pause_s: without a frame, from the event on. Without an event, at all.
-        recovered_s: after the event. None: there was none.
     """
 
     label: str
@@ -65,14 +59,7 @@ class Judged:
 
 
 def judge(label: str, seen: Sequence[Seen], published: Mapping[FrameKey, int], event_us: int | None = None) -> Judged:
-    """Return what became of a viewer's stream.
-
-    Args:
-        label: its name.
-        seen: what it got, as it came.
-        published: checksum of each frame, by type and number.
-        event_us: when something happened that it should not have noticed, microseconds since 1970. None: nothing did.
-    """
+    """Return what became of a viewer's stream."""
     counts = Counter((item.type_id, item.number) for item in seen)
     first: dict[int, int] = {}
     latest: dict[int, int] = {}

@@ -28,11 +28,6 @@ _STATS_S: Final = 5.0
 class Node:
     """One server process.
 
-    Args:
-        name: for reports, and of its log file.
-        arguments: of ``flowctl``; ``--port 0 --json`` are added.
-        folder: for its log.
-
     Attributes:
         ready: what the server said of itself when it was ready; of `wait_until_ready`.
     """
@@ -49,11 +44,7 @@ class Node:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait for what it says of itself.
-
-        Raises:
-            FlowctlError: it ended instead of getting ready, or took too long; the hint has the end of its log.
-        """
+        """Wait for what it says of itself."""
         begun = time.monotonic()
         timer = threading.Timer(_READY_S, self._process.kill)
         timer.start()
@@ -102,11 +93,7 @@ class Node:
         return int(str(self.ready["origin"]).rpartition(":")[2])
 
     def stats(self) -> dict[str, Any]:
-        """Return what the server says of itself.
-
-        Raises:
-            OperationError: it does not answer.
-        """
+        """Return what the server says of itself."""
         return call_operation(self.ready["control"][0], "stats", {}, timeout_s=_STATS_S)
 
     def kill(self) -> None:
@@ -138,11 +125,7 @@ def _environment() -> dict[str, str]:
 
 
 class Nodes:
-    """The processes of a cluster; a context that leaves none behind.
-
-    Args:
-        folder: for logs.
-    """
+    """The processes of a cluster; a context that leaves none behind."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -167,11 +150,7 @@ class Nodes:
         return node
 
     def start_all(self, wanted: Mapping[str, Sequence[str]]) -> dict[str, Node]:
-        """Start servers side by side; return them by name.
-
-        Args:
-            wanted: arguments by name.
-        """
+        """Start servers side by side; return them by name."""
         with ThreadPoolExecutor(len(wanted)) as pool:
             started = {name: pool.submit(self.start, name, *arguments) for name, arguments in wanted.items()}
         return {name: future.result() for name, future in started.items()}

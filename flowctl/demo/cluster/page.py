@@ -17,12 +17,7 @@ _PAINTS: Final = {ORIGIN_A: "var(--s6)", ORIGIN_B: "var(--s1)", SLOW: "var(--s4)
 
 
 def render(report: ClusterReport, delays: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Return the page.
-
-    Args:
-        report: what happened.
-        delays: (seconds since the first frame, largest delay in ms) by server, of its latest viewer.
-    """
+    """Return the page."""
     verdict = "".join(f'<li><b class="no">✕</b> {text(fault, 300)}</li>' for fault in report.faults)
     verdict = verdict or '<li><b class="yes">✓</b> every viewer has every frame, once, in order and unchanged</li>'
     kind = "good" if report.passed else "bad"

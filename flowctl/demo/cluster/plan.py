@@ -30,12 +30,7 @@ class ClusterPlan:
     """The whole demonstration.
 
     Args:
-        duration_s: of the stream, 12 to 300 s.
-        viewers: at each edge, 1 to 100.
         kill_share: of the stream, after which the origin is killed that the first edge follows then.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     duration_s: float = 24.0

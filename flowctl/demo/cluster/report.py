@@ -26,14 +26,7 @@ class Fetched:
     """What an edge had from an origin by some moment.
 
     Args:
-        at_s: since the first frame.
-        edge: its name.
-        origin: its name.
-        requests: for segments, sent so far.
-        size_bytes: of the segments asked for.
         faults: times that it sent what is no segment, or another one than it named.
-        connected: whether segments are fetched from it now.
-        followed: whether it is followed frame by frame now.
     """
 
     at_s: float
@@ -48,12 +41,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """One viewer, with the edge that it was at.
-
-    Args:
-        node: name of the server.
-        judged: what became of its stream.
-    """
+    """One viewer, with the edge that it was at."""
 
     node: str
     judged: Judged
@@ -64,14 +52,8 @@ class ClusterReport:
     """The whole demonstration.
 
     Args:
-        watched: all viewers.
         fetched: of each edge and origin, in the order of time.
-        per_segment: by edge: octets fetched over octets of the segments that it has.
-        killed: the origin that was.
-        killed_s: when, since the first frame.
-        duration_s: of the stream.
         lies_told: pieces that the line to the liar changed.
-        sent_all: origins to which the encoder has sent all.
     """
 
     watched: Sequence[Watched]

@@ -53,11 +53,7 @@ Say = Callable[[str], None]
 
 
 class _Cluster:
-    """The processes of one run, and what is seen of them.
-
-    Args:
-        stack: ends them.
-    """
+    """The processes of one run, and what is seen of them."""
 
     def __init__(self, stack: ExitStack) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowctl-cluster-")))
@@ -104,16 +100,7 @@ class _Cluster:
 
 
 def watch_cluster(plan: ClusterPlan, tell: Say) -> tuple[ClusterReport, dict[str, list[tuple[float, float]]]]:
-    """Run the demonstration; return its report, and the delay of a viewer at each server over time.
-
-    Args:
-        plan: how long, with how many viewers.
-        tell: says what happens.
-
-    Raises:
-        FlowctlError: it could not be carried out.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Run the demonstration; return its report, and the delay of a viewer at each server over time."""
     with ExitStack() as stack:
         group = PollGroup("demo-cluster")
         group.start()
@@ -200,21 +187,7 @@ def _report(
 
 
 def run_cluster(plan: ClusterPlan, *, as_json: bool = False, path: Path | None = None, tell: Say | None = None) -> bool:
-    """Run the demonstration, and write its report to standard output and as a page with pictures.
-
-    Args:
-        plan: how long, with how many viewers.
-        as_json: whether the report is one JSON object.
-        path: where the page goes. None: ``demo-cluster.html`` in the folder for such files (`cache_directory`).
-        tell: says what happens. None: standard error is told.
-
-    Returns:
-        Whether all went as it should.
-
-    Raises:
-        FlowctlError: it could not be carried out.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Run the demonstration, and write its report to standard output and as a page with pictures."""
     report, delays = watch_cluster(plan, tell or (lambda line: say(line, to_stderr=True)))
     path = cache_directory() / "demo-cluster.html" if path is None else path
     try:

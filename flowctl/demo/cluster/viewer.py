@@ -15,16 +15,7 @@ from flowctl.rtmp.wire import Message
 
 
 class Seen(NamedTuple):
-    """One frame that came.
-
-    Attributes:
-        type_id: RTMP message type.
-        number: of the frame in its track.
-        checksum: of its octets.
-        timestamp: as it came, ms.
-        due_us: when the encoder had it, microseconds since 1970.
-        came_us: when it came.
-    """
+    """One frame that came."""
 
     type_id: int
     number: int
@@ -35,12 +26,7 @@ class Seen(NamedTuple):
 
 
 class Viewer:
-    """Plays a stream and keeps what comes.
-
-    Args:
-        label: for reports.
-        url: of the stream.
-    """
+    """Plays a stream and keeps what comes."""
 
     def __init__(self, label: str, url: str) -> None:
         self.label: Final = label
@@ -48,11 +34,7 @@ class Viewer:
         self._player = RtmpPlayer(parse_address(url), PlayProfile(stay=True), on_message=self._take)
 
     def start(self, group: PollGroup) -> None:
-        """Connect; blocks until the connection is made.
-
-        Raises:
-            BrokenError: nobody answers.
-        """
+        """Connect; blocks until the connection is made."""
         start_client(group, self._player)
 
     def _take(self, message: Message, message_class: MessageClass) -> None:

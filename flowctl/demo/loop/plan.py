@@ -46,12 +46,7 @@ class LoopPlan:
 
     Args:
         duration_s: how long the crowd stays each time, 8 to 600 s.
-        healthy: number of viewers that keep up, 2 to 500.
         slow: number of honest viewers of each kind of bad link, 1 to 50.
-        abusers: number of abusers of each kind, 1 to 10.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     duration_s: float = 15.0

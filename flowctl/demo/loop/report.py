@@ -21,19 +21,7 @@ class Side:
     """One of the two runs. Delays are over all frames of such viewers, ms; None: no frame came.
 
     Args:
-        limits: of the server, in words.
-        slow: honest slow viewers that came.
-        slow_cut: of these, cut by the server while they played.
         honest_refused: honest viewers, slow ones or not, that were refused at accept as banned.
-        healthy: viewers that keep up.
-        healthy_cut: of these, cut by the server.
-        healthy_missing: frames that these did not get.
-        healthy_p50_ms: median of their delays.
-        healthy_p99_ms: 99th percentile.
-        slow_p50_ms: the same of the honest slow viewers.
-        slow_p99_ms: likewise.
-        abusers: addresses of abusers.
-        abusers_refused: of these, refused at accept as banned.
         refusals: connections refused at accept as banned.
     """
 
@@ -60,8 +48,6 @@ class Comparison:
     Args:
         before: the first run, with limits that are too tight and without bans.
         after: the second run, with what the analysis recommends.
-        same_process: whether one server process served both.
-        files: what was written, by name.
     """
 
     before: Side
@@ -139,15 +125,7 @@ def addresses(plan: LoopPlan) -> tuple[set[str], set[str]]:
 
 
 def side_of(plan: LoopPlan, result: RunResult, refused: set[str], refusals: int, limits: str) -> Side:
-    """Return what a run was like.
-
-    Args:
-        plan: of the demonstration.
-        result: of the load tester.
-        refused: addresses that the server refused as banned.
-        refusals: connections that it refused as banned.
-        limits: of the server, in words.
-    """
+    """Return what a run was like."""
     figures = RunFigures(result)
 
     def count(name: str, scope: str) -> int:

@@ -56,9 +56,6 @@ def analyze(events: Path, out: Path) -> None:
     """Run ``flowctl analyze all`` on the records; its progress goes to standard error, its summary to a file.
 
     Limits are chosen by the default objective, as for anybody: fewest honest viewers cut, then the rest.
-
-    Raises:
-        FlowctlError: it failed, or did not end in time.
     """
     command = [sys.executable, "-m", "flowctl", "analyze", "all", str(events), "--out", str(out)]
     command.append("--judge-private")  # the whole crowd is on this machine
@@ -75,14 +72,7 @@ def analyze(events: Path, out: Path) -> None:
 
 
 class _Loop:
-    """One demonstration.
-
-    Args:
-        plan: who takes part.
-        folder: for everything that is written; must be there and empty.
-        decide: makes limits and bans of records.
-        record: whether the server records.
-    """
+    """One demonstration."""
 
     def __init__(self, plan: LoopPlan, folder: Path, decide: Decide, *, record: bool) -> None:
         self._plan = plan
@@ -176,22 +166,7 @@ class _Progress:
 def run_loop(
     plan: LoopPlan, folder: Path, *, decide: Decide = analyze, record: bool = True, as_json: bool = False
 ) -> bool:
-    """Run the closed loop, and write what came of it to standard output.
-
-    Args:
-        plan: who takes part.
-        folder: for everything that is written; made if it is missing; what an earlier run left in it goes.
-        decide: makes limits and bans of records; ``flowctl analyze all`` unless another is given.
-        record: whether the server records; a `decide` that needs no records can do without.
-        as_json: whether the result is one JSON object.
-
-    Returns:
-        Whether the loop did what it is for.
-
-    Raises:
-        FlowctlError: it could not be carried out.
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Run the closed loop, and write what came of it to standard output."""
     _clear(folder)
     comparison = _Loop(plan, folder, decide, record=record).run()
     result: dict[str, Any] = comparison.as_dict()
@@ -205,11 +180,7 @@ _OURS: Final = ("events", "watched", "out", "before.html", "after.html", "server
 
 
 def _clear(folder: Path) -> None:
-    """Make the folder, or take out of it what an earlier run left, and nothing else.
-
-    Raises:
-        FlowctlError: it cannot be made, or something cannot be removed.
-    """
+    """Make the folder, or take out of it what an earlier run left, and nothing else."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _OURS:

@@ -31,18 +31,9 @@ _READY_BYTES: Final = 64 * 1024
 class LoopServer:
     """A live server on a free port of the loopback interface, for as long as the context lasts.
 
-    Args:
-        folder: for its log.
-        limits: limits file that it watches; must be there.
-        bans: ban file that it watches.
-        events: folder for its records. None: it records nothing.
-
     Attributes:
         url: of the server, ``rtmp://127.0.0.1:PORT/``.
         pid: of the process.
-
-    Raises:
-        FlowctlError: it did not start.
     """
 
     def __init__(self, folder: Path, limits: Path, bans: Path, events: Path | None) -> None:
@@ -104,11 +95,7 @@ class LoopServer:
             process.stdout.close()
 
     def check(self) -> None:
-        """Do nothing while the process that was started first still runs.
-
-        Raises:
-            FlowctlError: it has ended.
-        """
+        """Do nothing while the process that was started first still runs."""
         if self._process is None or self._process.poll() is not None:
             raise FlowctlError(f"the server has ended: {self._last_words()}", hint=f"its log is {self.log}")
 
@@ -126,20 +113,6 @@ class LoopServer:
         return found
 
     def wait_line(self, what: str, wanted: Callable[[dict[str, Any]], bool], after: int, timeout_s: float) -> Any:
-        """Wait for a line of the log.
-
-        Args:
-            what: what is waited for, for the error.
-            wanted: whether a line is the one.
-            after: number of lines that are too old.
-            timeout_s: how long to wait.
-
-        Returns:
-            The line.
-
-        Raises:
-            FlowctlError: it did not come in time, or the server has ended.
-        """
         end = time.monotonic() + timeout_s
         while True:
             line = next((line for line in self.lines()[after:] if wanted(line)), None)

@@ -47,14 +47,7 @@ _log = logging.getLogger("flowctl.diffusion")
 
 
 class StoredFile:
-    """An object in a file.
-
-    Attributes:
-        ticket: its number.
-        object_id: its id.
-        size_bytes: its size.
-        path: of the file.
-    """
+    """An object in a file."""
 
     __slots__ = ("__weakref__", "_identify", "object_id", "path", "size_bytes", "ticket")
 
@@ -73,11 +66,7 @@ class StoredFile:
         return ""
 
     def read(self) -> bytes:
-        """Return the object. Any thread.
-
-        Raises:
-            StoreError: it cannot be read, or is not what was written.
-        """
+        """Return the object. Any thread."""
         try:
             data = self.path.read_bytes()[_HEADER.size + len(self.object_id) :]
             sound = len(data) == self.size_bytes and self._identify(data) == self.object_id
@@ -97,19 +86,8 @@ class StoredFile:
 class FilePool:
     """Objects in the files of a folder. An `ObjectPool`, for one process at a time.
 
-    Args:
-        folder: made where it is missing; nothing else should be in it.
-        identify: returns the id of an object; raises ValueError for what is none. Called on several threads.
-        validate: returns what is wrong with an object, given its id; None: nothing.
-        max_bytes: most that is kept, headers and ids not counted; 1 or more. Larger objects are passed by.
-        max_objects: most objects, 1 or more. As many ids of evicted ones are remembered, by this process.
-
     Attributes:
         lost_count: objects that were not kept because the disk was full.
-
-    Raises:
-        ConfigError: a bound is below 1.
-        StoreError: the folder cannot be used, or another process uses it.
     """
 
     def __init__(
@@ -178,7 +156,6 @@ class FilePool:
         return self._shelf.size_bytes
 
     def object_id(self, data: bytes) -> bytes:
-        """Return the id of an object; see `ObjectPool`."""
         return self._identify(data)
 
     def has_object(self, object_id: bytes) -> bool:
@@ -186,30 +163,15 @@ class FilePool:
         return self._shelf.knows(object_id)
 
     async def get(self, object_id: bytes) -> bytes | None:
-        """Return the object; None: it is not here.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
         entry = self._shelf.get(object_id)
         return None if entry is None else (await self.read_objects([entry]))[0]
 
     async def add(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
-        """Add objects of this node's own; return what `validate` finds wrong, by id.
-
-        Raises:
-            ConfigError: an object is not bytes, or has another id; none was added.
-            StoreError: as of `add_objects`.
-        """
+        """Add objects of this node's own; return what `validate` finds wrong, by id."""
         check_own(objects, self._identify)
         return await self.add_objects(objects)
 
     async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
-        """Add objects; see `ObjectPool`.
-
-        Raises:
-            StoreError: the folder takes nothing, for another reason than being full.
-        """
         rejected: dict[bytes, str] = {}
         for object_id, data in objects.items():
             wrong = None if self._shelf.knows(object_id) else self._validate(object_id, data)
@@ -248,7 +210,6 @@ class FilePool:
         return self._shelf.after(ticket, limit)
 
     async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Return the objects of entries; see `ObjectPool`."""
         return await asyncio.to_thread(lambda: [entry.read() for entry in entries])
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:

@@ -24,7 +24,6 @@ class StoredObject:
 
     @property
     def size_bytes(self) -> int:
-        """Its size."""
         return len(self.data)
 
     @property
@@ -33,7 +32,6 @@ class StoredObject:
         return ""
 
     def read(self) -> bytes:
-        """Return the object."""
         return self.data
 
 
@@ -44,19 +42,6 @@ def accept_all(object_id: bytes, data: bytes) -> str | None:
 
 
 class MemoryPool:
-    """Objects in memory. An `ObjectPool`.
-
-    Args:
-        identify: returns the id of an object; raises ValueError for what is none.
-        validate: returns what is wrong with an object, given its id; None: nothing.
-        max_bytes: most that is kept, ids not counted; 1 or more. Larger objects are passed by.
-        max_objects: most objects, 1 or more. As many ids of evicted ones are remembered, so that they are not
-            fetched again.
-
-    Raises:
-        ConfigError: a bound is below 1.
-    """
-
     def __init__(
         self,
         *,
@@ -78,7 +63,6 @@ class MemoryPool:
         return self._shelf.size_bytes
 
     def object_id(self, data: bytes) -> bytes:
-        """Return the id of an object; see `ObjectPool`."""
         return self._identify(data)
 
     def has_object(self, object_id: bytes) -> bool:
@@ -86,16 +70,11 @@ class MemoryPool:
         return self._shelf.knows(object_id)
 
     def get(self, object_id: bytes) -> bytes | None:
-        """Return the object; None: it is not here."""
         entry = self._shelf.get(object_id)
         return None if entry is None else entry.data
 
     def add(self, objects: Mapping[bytes, bytes]) -> dict[bytes, str]:
-        """Add objects of this node's own, at once; return what `validate` finds wrong, by id.
-
-        Raises:
-            ConfigError: an object is not bytes, or has another id.
-        """
+        """Add objects of this node's own, at once; return what `validate` finds wrong, by id."""
         check_own(objects, self._identify)
         return self._add(objects)
 
@@ -125,7 +104,6 @@ class MemoryPool:
         return self._shelf.after(ticket, limit)
 
     async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Return the objects of entries."""
         return [entry.read() for entry in entries]
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:

@@ -48,42 +48,26 @@ class ObjectPool(Protocol):
     """Objects by id. All methods belong to one thread, that of the loop."""
 
     def object_id(self, data: bytes) -> bytes:
-        """Return the id of an object that has come.
-
-        Raises:
-            ValueError: it is no object at all.
-        """
+        """Return the id of an object that has come."""
 
     def has_object(self, object_id: bytes) -> bool:
         """Return whether the object need not be fetched: it is here, or it was and has been evicted. Called often."""
 
     async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
-        """Add objects, by id; those that are here already are passed by. Two calls never overlap.
-
-        Returns:
-            Why objects are invalid, by id: the peer that sent one is disconnected. Empty: all were taken.
-        """
+        """Add objects, by id; those that are here already are passed by. Two calls never overlap."""
 
     def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:
         """Return the first `limit` objects whose ticket is greater, in order; empty: there is none."""
 
     async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
-        """Return the objects of entries, in their order.
-
-        Raises:
-            StoreError: one cannot be read (any more).
-        """
+        """Return the objects of entries, in their order."""
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call `callback` soon after objects were added, until what is returned is called."""
 
 
 def check_own(objects: Mapping[bytes, bytes], identify: Callable[[bytes], bytes]) -> None:
-    """Look at objects of this node's own before a pool takes them: peers would disconnect a node that announced others.
-
-    Raises:
-        ConfigError: an object is not bytes, or has another id.
-    """
+    """Check objects of this node's own before a pool takes them: peers disconnect a node that announced others."""
     for object_id, data in objects.items():
         if not isinstance(data, bytes):
             raise ConfigError(f"an object is a {type(data).__name__}, it must be bytes")

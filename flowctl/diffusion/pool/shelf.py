@@ -12,17 +12,7 @@ E = TypeVar("E", bound=Entry)
 
 
 class Shelf(Generic[E]):
-    """Entries in the order of their tickets, bounded.
-
-    Args:
-        max_bytes: of all entries, 1 or more.
-        max_objects: entries, 1 or more; as many evicted ids are remembered.
-        on_evicted: called with each entry that was evicted. None: nobody.
-
-    Attributes:
-        size_bytes: of all entries.
-        evicted_count: entries evicted so far.
-    """
+    """Entries in the order of their tickets, bounded."""
 
     def __init__(self, max_bytes: int, max_objects: int, on_evicted: Callable[[E], object] | None = None) -> None:
         for name, value in (("max_bytes", max_bytes), ("max_objects", max_objects)):

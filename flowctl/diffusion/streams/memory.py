@@ -86,10 +86,6 @@ class MemoryStream:
 
 
 def memory_pair(capacity_bytes: int = CAPACITY_BYTES) -> tuple[MemoryStream, MemoryStream]:
-    """Return two ends that are connected; what is written to one is read from the other.
-
-    Args:
-        capacity_bytes: what may wait to be read in each direction, 1 or more.
-    """
+    """Return two ends that are connected; what is written to one is read from the other."""
     there, back = _Way(capacity_bytes), _Way(capacity_bytes)
     return MemoryStream(back, there), MemoryStream(there, back)

@@ -9,23 +9,10 @@ class Stream(Protocol):
     """Octets in order, both ways, to one peer. All methods belong to one thread, that of the loop."""
 
     async def read(self) -> bytes:
-        """Wait for octets and return what has come, at most some hundred kilobytes; empty: the peer has ended.
-
-        Raises:
-            BrokenError: the connection is lost.
-        """
+        """Wait for octets and return what has come, at most some hundred kilobytes; empty: the peer has ended."""
 
     async def write(self, data: bytes) -> None:
-        """Send octets, and wait while the peer is slower than we are.
-
-        Raises:
-            BrokenError: the connection is lost.
-            ClosedError: we have closed it.
-        """
+        """Send octets, and wait while the peer is slower than we are."""
 
     def close(self, details: str = "") -> None:
-        """End the stream: what was written goes out first, nothing more is read. A second call has no effect.
-
-        Args:
-            details: why, for logs.
-        """
+        """End the stream: what was written goes out first, nothing more is read. A second call has no effect."""

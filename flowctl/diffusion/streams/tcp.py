@@ -37,9 +37,6 @@ class StreamSession(Session):
     """A session that is a `Stream`: for `flowctl.Server`, or for a socket that is connected already.
 
     The loop of its poll group must be the one that diffusion runs on, and stay it: a server has one group for it.
-
-    Args:
-        on_open: called with the session, on its thread, once it can be used. None: nobody.
     """
 
     __slots__ = ("_on_open", "_over", "_peer_ended", "_reader", "_unread")
@@ -118,14 +115,7 @@ class StreamSession(Session):
 def open_stream(
     group: PollGroup, sock: socket.socket, *, limits: Limits = NO_LIMITS, settings: SenderSettings | None = None
 ) -> StreamSession:
-    """Return a stream over a connected socket, which is owned from now on. On the group's thread.
-
-    Args:
-        group: whose loop is the caller's.
-        sock: connected stream socket.
-        limits: of its Sender.
-        settings: of its Sender.
-    """
+    """Return a stream over a connected socket, which is owned from now on. On the group's thread."""
     if sock.family != socket.AF_UNIX:
         for option, value in _KEEP_ALIVE:
             sock.setsockopt(*option, value)
@@ -143,18 +133,7 @@ async def connect_stream(
     settings: SenderSettings | None = None,
     wrap: Callable[[socket.socket], socket.socket] | None = None,
 ) -> StreamSession:
-    """Connect to a server and return the stream. On the group's thread.
-
-    Args:
-        group: whose loop is the caller's.
-        address: host and port, or the path of a Unix socket. The addresses of a host are tried one after the other.
-        limits: of its Sender.
-        settings: of its Sender.
-        wrap: returns the socket that speaks TLS for one that is connected. None: it is plain.
-
-    Raises:
-        OSError: it cannot be reached.
-    """
+    """Connect to a server and return the stream. On the group's thread."""
     loop = asyncio.get_running_loop()
     places: list[tuple[socket.AddressFamily, Any]] = [(socket.AF_UNIX, address)]
     if not isinstance(address, str):

@@ -86,11 +86,7 @@ _ALLOWED: Final = {
 
 
 def encode(message: Message) -> bytes:
-    """Return the CBOR of `message`.
-
-    Raises:
-        LocalProtocolError: it has more items, a longer id or a larger count than the wire allows.
-    """
+    """Return the CBOR of `message`."""
     match message:
         case Init():
             return b"\x81\x00"
@@ -153,16 +149,7 @@ class Decoder:
         self._buffer += data
 
     def next(self, state: State, most_bytes: int | None = None) -> Message | None:
-        """Return the next message; None: it has not come in full.
-
-        Args:
-            state: of the conversation: what may come, and how large. The same until a message is returned.
-            most_bytes: what is expected at most, where that is less than `state` allows.
-
-        Raises:
-            RemoteProtocolError: what came is no message, or none that is allowed in `state`.
-            LimitExceededError: it is larger than `state` allows.
-        """
+        """Return the next message; None: it has not come in full."""
         if self._walk is None:
             if not self.buffered_bytes:
                 return None

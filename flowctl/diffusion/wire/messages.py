@@ -13,7 +13,6 @@ class Announced(NamedTuple):
     """What a server says about an object that it has: its id, and its size where it tells that.
 
     Attributes:
-        object_id: 1 to `MAX_ID_BYTES` bytes.
         size_bytes: of the object as it is sent. None: not told.
     """
 
@@ -60,7 +59,6 @@ class RequestIds:
     Attributes:
         blocking: whether the server waits until it has at least one; exactly where no id is left unacknowledged.
         ack_count: ids, oldest first, that the client needs no more; 0 to 65,535.
-        req_count: most ids to be told of; 0 to 65,535.
     """
 
     blocking: bool

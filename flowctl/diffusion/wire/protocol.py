@@ -124,18 +124,12 @@ _KINDS: Final = {
 
 
 def input_of(message: Message) -> Input:
-    """Return which input of the table `message` is."""
     if isinstance(message, RequestIds):
         return Input.REQUEST_IDS_BLOCKING if message.blocking else Input.REQUEST_IDS_NONBLOCKING
     return _KINDS[type(message)]
 
 
 def after(state: State, message: Message) -> State:
-    """Return the state after `message` in `state`.
-
-    Raises:
-        RemoteProtocolError: the state does not allow it.
-    """
     following = TABLE.get((state, input_of(message)))
     if following is None:
         raise RemoteProtocolError(

@@ -84,24 +84,6 @@ def evaluate(
     work: Work | None = None,
     together: bool = True,
 ) -> list[Outcome]:
-    """Run all `choices` over one recorded viewer.
-
-    Args:
-        viewer: what was recorded.
-        choices: what to try; 1 to 4096.
-        player_buffer_s: what the viewer's player has buffered, in seconds.
-        work: counts are added to this. None: nobody counts.
-        together: whether choices that are at the same place are served as one, and Senders are called only where a
-            limit can be crossed. Without, every Sender is shown every input by itself: the same outcomes, slowly; but
-            for a viewer that was given a cache and lags from the first moment, whose Sender judges whether it is still
-            joining when it looks.
-
-    Returns:
-        One outcome per choice, in their order.
-
-    Raises:
-        ConfigError: no choices, or too many.
-    """
     if not 1 <= len(choices) <= MOST_CHOICES:
         raise ConfigError(f"there are {len(choices)} choices to evaluate, it must be 1 to {MOST_CHOICES}")
     work = work if work is not None else Work()
@@ -129,19 +111,7 @@ def recorded_viewer(
     extend_s: float = EXTEND_S,
     repeat: int = 0,
 ) -> RecordedViewer:
-    """Return the viewer of what was recorded as it came: times of any kind, and as many events as there were.
-
-    Args:
-        events: see `RecordedViewer`; what is beyond `MOST_EVENTS` is left out.
-        given: see `RecordedViewer`.
-        restart_bytes: likewise. 0: not known.
-        ended_s: when the recording ended, seconds.
-        close_reason: why the connection ended then. None: it did not, or it is not known.
-        strained: see `RecordedViewer`.
-        extend_s: how much to add where the server closed it for being slow, seconds.
-        repeat: 0: as it was. 1, 2 and so on: as it may have been as well, each time the line a little later than the
-            stream, and in odd ones a stall that the close cut short goes on for good.
-    """
+    """Return the viewer of what was recorded as it came: times of any kind, and as many events as there were."""
     viewer = RecordedViewer(
         events=[(on_grid(at), what, size) for at, what, size in events[:MOST_EVENTS]],
         given=given,
@@ -171,12 +141,6 @@ def extended(
     the close cut short goes on for as long again as it had lasted, and only then does the window come; a window of
     which nothing was taken stays so. A dead link stays dead: one of which the kernel tells that it carried nothing for
     2.5 s, or for longer than it ever carried anything.
-
-    Args:
-        viewer: what was recorded.
-        seconds: how much to add; 0: nothing.
-        window_s: what is repeated, in seconds.
-        for_good: whether a stall that the close cut short is taken for the end of the link.
     """
     if seconds <= 0 or not viewer.events:
         return viewer

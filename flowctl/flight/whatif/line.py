@@ -33,16 +33,11 @@ _PLENTY: Final = 1 << 24
 class Line:
     """The line of one recorded viewer, event by event.
 
-    Args:
-        viewer: what was recorded.
-
     Attributes:
         known: whether the recording says what the kernel held.
         carried: what the line could have carried up to the present event, bytes.
         held: what the kernel of the recorded viewer holds before the write of this event.
-        after: the same after it.
         level: how much the kernel takes before it refuses; inf: no end was seen yet.
-        writes: whether it is a write.
         lagging: whether the recorded viewer has not drained since its last EAGAIN.
     """
 
@@ -112,7 +107,6 @@ def _acknowledged(events: Sequence[Event], before: Sequence[float]) -> list[floa
 
 
 def _carried(events: Sequence[Event], acknowledged: Sequence[float], held: Sequence[float]) -> list[float]:
-    """Return what the line could have carried up to each event."""
     total, found = 0.0, [0.0]
     busy: deque[tuple[float, float]] = deque()
     busy_s = busy_bytes = 0.0

@@ -98,7 +98,6 @@ class Seat:
         ahead: how much of it may be unsent, as the Sender has told. 0: as usual.
         wakes_at: what the line has to have carried before the kernel asks for more.
         due: when its tick is due; inf for never.
-        closed_at: when it ended. None: it has not.
     """
 
     __slots__ = (
@@ -237,7 +236,6 @@ class Seat:
         return True
 
     def handler_failed(self, where: str, error: BaseException) -> NoReturn:
-        """Fail: all handlers are ours."""
         raise AssertionError(f"{where} failed") from error
 
     def ledger_grew(self) -> None:
@@ -593,13 +591,7 @@ class Run:
 
 
 def _of_recorded(recorded: Outcome, whole: Outcome, assumed_s: float) -> Outcome:
-    """Return the figures of the recorded time, with what is known only of the whole: the close, and the memory needed.
-
-    Args:
-        recorded: as of the end of the recording.
-        whole: as of the end of what is assumed after it.
-        assumed_s: between the two.
-    """
+    """Return the figures of the recorded time, with what only the whole tells: the close, and the memory needed."""
     if recorded.closed is not None:
         return recorded
     lasted_s = min(max(whole.watched_s - recorded.watched_s, 0.0), assumed_s)

@@ -79,13 +79,9 @@ class Choice:
 
     Args:
         limits: soft, hard and low marks, target delay, and whether the hard limit closes or is held.
-        policy: name of the drop policy, a key of `POLICIES`.
         soft_too_long_s: close after so long at or above SOFT_LIMIT, in seconds. 0: never.
         stuck_s: close when the kernel has taken nothing for so long, in seconds. 0: never.
         return_after_s: go to the newest key frame after a stall of so long, in seconds. 0: never.
-
-    Raises:
-        ConfigError: an unknown policy, or a negative time.
     """
 
     limits: Limits
@@ -112,12 +108,7 @@ class Choice:
 
 
 def marks_text(limits: Limits, level: int) -> str:
-    """Return one level of marks as `Limits.parse` reads it: ``bytes, messages, age``; 0 for a mark that is off.
-
-    Args:
-        limits: the limits.
-        level: 0 low, 1 soft, 2 hard.
-    """
+    """Return one level of marks as `Limits.parse` reads it: ``bytes, messages, age``; 0 for a mark that is off."""
     size, messages, age = (
         (axis.low or 0, axis.soft, axis.hard or 0)[level] for axis in (limits.size, limits.messages, limits.age_ms)
     )
@@ -131,15 +122,11 @@ class RecordedViewer:
     Args:
         events: messages and writes in order; times do not fall and are rounded to `GRID_S` by `on_grid`.
         given: how many of the first messages were the GOP cache that joining gave; they do not count against limits.
-        ended_at: end of the recording in seconds; at or after the last event.
         close_reason: why the connection ended, in the words of `CloseReason`. None: it did not, or it is not known.
         restart_bytes: metadata and codec configuration in front of a key frame after a loss, 0 or more.
         kernel_bytes: size of the kernel's buffer. None: the largest write that was taken, 64 kB at least.
         assumed_from: time from which on the events are extrapolated. None: all of them were recorded.
         strained: (begin, end) of the times in which our own thread had no room, in seconds, in order.
-
-    Raises:
-        ConfigError: too many events, times that fall, or a size below 0.
     """
 
     events: Sequence[Event]
@@ -187,7 +174,6 @@ class Outcome(NamedTuple):
         dropped_messages: what was dropped, by class; without what was queued when the viewer was closed.
         dropped_by_reason: messages by the name of the reason, what was queued at the close included.
         sent_bytes: wire bytes that the kernel took.
-        edges: changes of state.
         recoveries: changes back to READY.
         time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
         stall_s: seconds with a delay above the player's buffer.
@@ -234,7 +220,6 @@ class Work:
         inputs: (core input x choice): one per published message and choice that was still open, and one per write that
             reached a choice (sent, would_block or drained). Ticks do not count.
         shown: of these, the ones at which a Sender was really called; the others were done for many at once.
-        viewers: viewers evaluated.
         refused_viewers: of these, the ones that the kernel ever refused anything.
     """
 

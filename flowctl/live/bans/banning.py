@@ -33,10 +33,8 @@ class Banned(NamedTuple):
 
     Attributes:
         ban: as it is in force: joined with what there was for the network.
-        in_file: whether the ban file has it.
         fault: why ban file or store do not; empty: one has it, or there is none.
         ended: connections that were ended when it came into force.
-        in_store: whether the store has it.
     """
 
     ban: Ban
@@ -48,12 +46,6 @@ class Banned(NamedTuple):
 
 class Banning:
     """The bans of a server, of all origins.
-
-    Args:
-        enforce: puts a list in force, and returns how many connections it ended.
-        file: returns the ban file. None: there is none.
-        kept: those that are in no ban file.
-        wall: seconds since the epoch.
 
     Attributes:
         elsewhere: whether another process keeps the bans of commands, so that they go to no file here.
@@ -97,12 +89,7 @@ class Banning:
             raise
 
     def ban(self, ban: Ban) -> Banned:
-        """Keep out, or limit, a network, joined with what is in force for it.
-
-        Raises:
-            LocalProtocolError: its time is over.
-            ConfigError: there are too many bans.
-        """
+        """Keep out, or limit, a network, joined with what is in force for it."""
         if not ban.lasts(self._wall()):
             raise LocalProtocolError(f"the ban of {ban.cidr} is over already, it ended {utc_text(ban.expires)}")
         joined = self._kept.joined(ban)
@@ -127,22 +114,14 @@ class Banning:
         return Banned(self._joined(ban), in_file=True, fault="", ended=ended)
 
     def punish(self, bans: Sequence[Ban]) -> int:
-        """Put bans of penalties in force, all at once; return how many connections that ended.
-
-        Raises:
-            ConfigError: there are too many bans; nothing has changed.
-        """
+        """Put bans of penalties in force, all at once; return how many connections that ended."""
         joined = [self._kept.joined(ban) for ban in bans]
         self._check_count(joined)
         self._kept.put(joined)
         return self._put_in_force()
 
     def _check_count(self, new: Sequence[Ban]) -> None:
-        """See that there is room for `new`.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """See that there is room for `new`."""
         BanList([*self._of_file.bans, *self._kept.bans, *new])
 
     def _joined(self, ban: Ban) -> Ban:
@@ -151,12 +130,7 @@ class Banning:
         return merge_bans(there, [ban], 0.0)[0]
 
     def lift(self, cidr: str) -> list[Ban]:
-        """Let a network in again: take it out of memory and out of the file; return what was in force for it.
-
-        Raises:
-            LocalProtocolError: it is not banned, or only as part of another network.
-            FlowctlError, OSError: the file names it and cannot be read or written; nothing has changed.
-        """
+        """Let a network in again: take it out of memory and out of the file; return what was in force for it."""
         found = self.here(cidr)
         if not found:
             raise self._not_banned(cidr)
@@ -192,14 +166,7 @@ class Banning:
         return self._enforce(BanList([*self._of_file.bans, *kept]) if kept else self._of_file)
 
     def _update(self, file: WatchedFile, change: Callable[[list[Ban]], list[Ban]]) -> None:
-        """Read the file, change its list, and write it.
-
-        Raises:
-            ConfigError: what is there is no ban list, so it is not written over; or the new list is too long.
-            BusyError: another writer has it.
-            FlowctlError: it cannot be written.
-            OSError: it cannot be read.
-        """
+        """Read the file, change its list, and write it."""
         with held(file.path, _LOCK_S):
             data = file.contents()
             if len(data) > MOST_BYTES:

@@ -66,12 +66,7 @@ class Store(Protocol):
 
 
 class ClockWatch:
-    """Sees when the time of day jumps (pure).
-
-    Args:
-        wall: seconds since the epoch.
-        steady: seconds of a clock that does not jump.
-    """
+    """Sees when the time of day jumps (pure)."""
 
     def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
         self._wall: Final = wall
@@ -87,11 +82,6 @@ class ClockWatch:
 
 class KeptBans:
     """The bans of commands and penalties. One thread at a time.
-
-    Args:
-        store: where they are kept. None: they last until the server ends.
-        wall: seconds since the epoch.
-        steady: seconds of a clock that does not jump.
 
     Attributes:
         fault: why the store does not have all of them; empty: it has.
@@ -116,7 +106,6 @@ class KeptBans:
 
     @property
     def stored(self) -> bool:
-        """Whether there is a store."""
         return self._store is not None
 
     @property
@@ -132,11 +121,7 @@ class KeptBans:
         return ban if there is None else merge_bans([there], [ban], 0.0)[0]
 
     def put(self, bans: Iterable[Ban]) -> None:
-        """Keep bans, each in place of one for the same network and action; `fault` says whether the store has them.
-
-        Raises:
-            ConfigError: there would be too many; nothing has changed.
-        """
+        """Keep bans, each in place of one for the same network and action; `fault` says whether the store has them."""
         self.look()
         new = {(ban.cidr, ban.action): ban for ban in bans}
         if len(self._bans.keys() | new.keys()) > MOST_BANS:
@@ -145,12 +130,7 @@ class KeptBans:
         self._write(new.values(), ())
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Keep these no longer.
-
-        Raises:
-            OSError, ConfigError: the store cannot be written to; they are kept.
-            LocalProtocolError: the store that has them is another server's now; they are kept.
-        """
+        """Keep these no longer."""
         self.look()
         gone = self._bans.keys() & set(keys)
         if not gone:
@@ -202,7 +182,6 @@ class KeptBans:
             store.close()
 
     def _move_ends(self, by_s: float) -> int:
-        """Move all ends, and return how many there are."""
         moved = 0
         for key, ban in self._bans.items():
             if ban.expires is not None:

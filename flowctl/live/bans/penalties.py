@@ -51,12 +51,7 @@ try longest ago: what it tries again counts once more."""
 
 
 class Spared:
-    """Who is never punished.
-
-    Args:
-        networks: that the settings spare.
-        others: trusted proxies, through which others come; edges of ours.
-    """
+    """Who is never punished."""
 
     def __init__(self, networks: Iterable[Network], *others: Container[str]) -> None:
         self._networks: Final = tuple(networks)
@@ -100,7 +95,6 @@ class _Tried:
         self._count = 0
 
     def is_new(self, address: str, request: LiveRequest, now: float) -> bool:
-        """Return whether the address has not tried that lately."""
         since, tried = self._tried.get(address, (now, set[int]()))
         if now - since >= self._period_s:
             self.forget(address)
@@ -122,16 +116,7 @@ class _Tried:
 
 
 class PenaltyWatch:
-    """An `Observer` of a server that charges its peers' buckets. Any thread.
-
-    Args:
-        penalties: the buckets.
-        connections: returns the open connections.
-        spared: who is never punished.
-        soon: runs a job on another thread, soon.
-        decide: takes verdicts; on that thread.
-        clock: of the connections, seconds.
-    """
+    """An `Observer` of a server that charges its peers' buckets. Any thread."""
 
     def __init__(
         self,
@@ -232,13 +217,7 @@ class PenaltyWatch:
                 self._count(connection, now)
 
     def _count(self, connection: Connection, now: float, *, last: bool = False) -> None:
-        """Charge the commands and control messages that came since the last look.
-
-        Args:
-            connection: whose.
-            now: time.
-            last: whether this is the count at its end; another thread's look at it then counts nothing once more.
-        """
+        """Charge the commands and control messages that came since the last look."""
         totals = getattr(connection.session, "asked_count", None)
         if totals is None:  # another protocol
             return
@@ -351,13 +330,6 @@ def verdict_of(line: Sequence[Any]) -> Verdict:
 
 
 def bans_of(verdicts: Iterable[Verdict], behaving: Sequence[int], now: datetime) -> list[Ban]:
-    """Return the bans that follow from verdicts.
-
-    Args:
-        verdicts: the verdicts.
-        behaving: of each, how many connections there behave.
-        now: with its zone.
-    """
     made = []
     for verdict, count in zip(verdicts, behaving, strict=True):
         found = sentence(verdict, count)

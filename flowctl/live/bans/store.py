@@ -49,15 +49,7 @@ _BUSY_S: Final = 2.0
 
 
 class BanStore:
-    """The file. One thread at a time.
-
-    Args:
-        path: of the file; made if it is not there.
-        wall: seconds since the epoch, for the name of a damaged file.
-
-    Raises:
-        ConfigError: it cannot be opened or made, another process has it, or it is of a later version.
-    """
+    """The file. One thread at a time."""
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
         self.path: Final = path
@@ -66,11 +58,7 @@ class BanStore:
         self._database = self._opened()
 
     def read(self) -> tuple[list[Ban], float]:
-        """Return all bans, those that have ended too, and when they were written last, in seconds since the epoch.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return all bans, those that have ended too, and when they were written last, in seconds since the epoch."""
         found, wrong = [], 0
         with self._mapped():
             rows = self._database.execute("SELECT cidr, expires, action, reason, score, evidence, source FROM bans")
@@ -88,16 +76,7 @@ class BanStore:
         return found, float(seen[0]) if seen else 0.0
 
     def write(self, put: Iterable[Ban], drop: Iterable[tuple[str, BanAction]], seen: float) -> None:
-        """Enter bans, and take others out, all of it or nothing.
-
-        Args:
-            put: each in place of one for the same network and action.
-            drop: networks and actions.
-            seen: now, in seconds since the epoch.
-
-        Raises:
-            OSError: it could not be written; nothing of it was.
-        """
+        """Enter bans, and take others out, all of it or nothing."""
         with self._mapped(), self._changing():
             self._database.executemany(
                 "DELETE FROM bans WHERE cidr = ? AND action = ?", [(cidr, action.value) for cidr, action in drop]
@@ -122,11 +101,7 @@ class BanStore:
             self._database.close()
 
     def mend(self) -> None:
-        """Put the file, which is damaged or another, aside, and begin a new one.
-
-        Raises:
-            ConfigError: that cannot be done.
-        """
+        """Put the file, which is damaged or another, aside, and begin a new one."""
         fault = "it was damaged" if self.whole() else "it was removed, replaced or written over"
         self._left = []
         self._put_aside(f"{fault} while the server ran")
@@ -135,11 +110,7 @@ class BanStore:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Make a transaction of what is done within.
-
-        Raises:
-            OSError: the file is another than it was.
-        """
+        """Make a transaction of what is done within."""
         if not self.whole():
             raise OSError(errno.EUCLEAN, "it was removed, replaced or written over", str(self.path))
         try:
@@ -171,12 +142,7 @@ class BanStore:
             raise self._unusable(error) from error
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, and make or check its tables.
-
-        Raises:
-            sqlite3.Error: it cannot be used.
-            ConfigError: it is not to be used.
-        """
+        """Open the file, and make or check its tables."""
         try:  # addresses of people: for the user of the server alone
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
@@ -247,11 +213,7 @@ class BanStore:
 
     @contextlib.contextmanager
     def _mapped(self) -> Iterator[None]:
-        """Raise the errors of SQLite as those of a file.
-
-        Raises:
-            OSError: there was one.
-        """
+        """Raise the errors of SQLite as those of a file."""
         try:
             yield
         except sqlite3.Error as error:

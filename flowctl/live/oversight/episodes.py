@@ -27,11 +27,6 @@ _log: Final = structlog.get_logger("flowctl.live")
 class Episode:
     """Log of one viewer's troubles.
 
-    Args:
-        fields: what every line names: peer, stream, connection.
-        why: explains the present state in one line.
-        dropped: messages dropped for this viewer so far, by class.
-
     Attributes:
         quiet_at: when the episode ends if nothing happens until then. None: there is none, or it goes on.
     """
@@ -68,13 +63,6 @@ class Episode:
         self.quiet_at: float | None = None
 
     def take(self, entry: LedgerEntry, *, closed: bool = False) -> None:
-        """Note an entry of the ledger.
-
-        Args:
-            entry: what was done.
-            closed: whether the viewer has been closed since. The line of its end says the rest, unless this would be
-                the first one.
-        """
         if closed and self._loud:
             return
         if entry.kind is LedgerKind.STATE and entry.change is not None:

@@ -73,13 +73,10 @@ class OversightStatistics:
 
     Args:
         budget: memory held for slow viewers, and who gave way.
-        held_by_stream: bytes of the streams' logs that are held, by stream.
         shares: states of the viewers, and the pictures they get, of each stream, at the last look.
         shadow: comparison with the candidate, by stream, viewers that have gone included; under "" that of streams
             that have gone.
-        looks: looks so far.
         longest_look_s: time the longest of them took, all of its slices together.
-        longest_slice_s: longest time that one of them kept its thread.
     """
 
     budget: BudgetStatistics
@@ -100,11 +97,6 @@ class _Seen(NamedTuple):
     """A viewer that lags. It names no place in the log, which it would hold until the look has ended.
 
     Attributes:
-        stream: what it views.
-        log: what it follows.
-        sender: the viewer.
-        state: its state.
-        picture_share: share of the pictures that it was sent of late.
         delay_ms: how far behind it was at its last sample.
         comparable: whether a shadow may begin: the kernel has enough to do, and it is not joining.
         behind_bytes: of the log, from its place on, overhead and the log's headers included.
@@ -132,13 +124,6 @@ class _Shadowed(NamedTuple):
 
 class Oversight:
     """The looks of one server.
-
-    Args:
-        config: of the server.
-        clock: monotonic seconds.
-        call_later: calls back on the first poll group: (delay in seconds, callback, arguments).
-        streams: returns all streams, with their numbers of viewers. Any thread.
-        age_from: what the age axis of the viewers' limits measures.
 
     Attributes:
         signals: who is told about the shares of viewers.

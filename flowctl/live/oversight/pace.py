@@ -42,12 +42,6 @@ class Pace:
 class Allowance:
     """Keeps what threads of observers use within a share of what the whole process uses (pure).
 
-    Args:
-        share: of the processor time of the process that the observers may use.
-        least: of a core that they may use in any case: nobody is short of that, and a server without viewers uses
-            next to nothing of which a share could be taken.
-        credit_s: processor time may be saved up for so many seconds, for work that comes in lumps.
-
     Attributes:
         debt_s: processor time that was used beyond what was allowed, in seconds; below 0: saved up.
     """
@@ -61,13 +55,7 @@ class Allowance:
         self.debt_s = 0.0
 
     def rest_s(self, used_s: float, process_s: float, wall_s: float) -> float:
-        """Enter what was used since the last call, and return how long to rest before there is more, in seconds.
-
-        Args:
-            used_s: processor time of the observers.
-            process_s: processor time of the whole process, the observers included.
-            wall_s: time that has passed.
-        """
+        """Enter what was used since the last call, and return how long to rest before there is more, in seconds."""
         allowed_s = max(self._share * process_s, self._least * wall_s)
         per_s = allowed_s / wall_s if wall_s > 0 else self._least
         self.debt_s = max(self.debt_s + used_s - allowed_s, -self._credit_s * per_s)

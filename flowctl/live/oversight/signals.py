@@ -67,11 +67,7 @@ class Subscription:
 
 
 class Signals:
-    """All subscriptions of a server.
-
-    Args:
-        report: told of the exceptions of callbacks: (where, error).
-    """
+    """All subscriptions of a server."""
 
     def __init__(self, report: Callable[[str, Exception], None]) -> None:
         self._report = report
@@ -81,16 +77,7 @@ class Signals:
     def subscribe(
         self, callback: SharesCallback, *, stream: str | None = None, settings: ShareSettings | None = None
     ) -> Subscription:
-        """Have `callback` called with a `ViewerShares` when the shares of viewers have changed. Any thread.
-
-        Args:
-            callback: called on the server's first poll group, which it must not block; its exceptions are reported.
-            stream: ``app/stream``. None: all streams, each on its own.
-            settings: when it is worth a call. None: at most once a second, at 5 percentage points.
-
-        Returns:
-            The subscription; `cancel` ends it.
-        """
+        """Have `callback` called with a `ViewerShares` when the shares of viewers have changed. Any thread."""
         subscription = Subscription(self, stream, callback, settings or ShareSettings())
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
@@ -108,11 +95,7 @@ class Signals:
             return bool(self._subscriptions)
 
     def tell(self, present: Mapping[str, ViewerShares]) -> None:
-        """Tell the subscribers what is worth telling. The first poll group's thread.
-
-        Args:
-            present: the shares of all streams, by name.
-        """
+        """Tell the subscribers what is worth telling. The first poll group's thread."""
         with self._lock:
             subscriptions = self._subscriptions
         for subscription in subscriptions:

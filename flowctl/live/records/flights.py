@@ -14,12 +14,7 @@ from flowctl.telemetry.schema import FLIGHT
 
 
 def make_flights(options: FlightOptions, events: Events) -> Flights:
-    """Return the flight recorder of a server, which writes beside `events`.
-
-    Args:
-        options: which connections are recorded.
-        events: of the server: names, addresses and times are as there.
-    """
+    """Return the flight recorder of a server, which writes beside `events`."""
 
     def identity(number: int, peer: tuple[str, int], now: float) -> Identity:
         return Identity(
@@ -34,11 +29,6 @@ def make_flights(options: FlightOptions, events: Events) -> Flights:
 
 
 def name_flight(sender: Sender, who: tuple[str | None, int | None, str | None, str | None, str | None]) -> None:
-    """Let the flight of a connection, if it is recorded, say whose stream it is about.
-
-    Args:
-        sender: of the connection.
-        who: address, port, role, application and stream, as records show them.
-    """
+    """Let the flight of a connection, if it is recorded, say whose stream it is about."""
     if isinstance(sender, RecordedSender):
         sender.describe(who[2], who[3], who[4])

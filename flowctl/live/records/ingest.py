@@ -27,10 +27,7 @@ class Ingest:
     """Figures of one publisher, over all that it has published on its connection.
 
     Attributes:
-        size_bytes: media received, bytes.
         pictures: messages of them that hold pictures; of several tracks, of all.
-        key_frames: of these, key frames.
-        audio: messages of sound.
     """
 
     __slots__ = (
@@ -49,14 +46,7 @@ class Ingest:
         self._jitter_ms = self._jitter_ms_s = self._jitter_s = 0.0
 
     def take(self, message_class: MessageClass, timestamp_ms: int, size_bytes: int, now: float) -> None:
-        """Count a message.
-
-        Args:
-            message_class: of it.
-            timestamp_ms: of it, 0..2^32-1.
-            size_bytes: of its body.
-            now: when it was read, in seconds.
-        """
+        """Count a message."""
         self.size_bytes += size_bytes
         if self._media_at is not None and now - self._media_at > GAP_S:
             self._gap(now - self._media_at)

@@ -111,11 +111,7 @@ class Observed(Protocol):
 
 
 class Meters:
-    """The sums of a server; an observer of its sessions.
-
-    Args:
-        hub: whose sessions.
-    """
+    """The sums of a server; an observer of its sessions."""
 
     def __init__(self, hub: Observed) -> None:
         self._hub: Final = hub
@@ -208,11 +204,9 @@ class Meters:
         """Leave it out."""
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        """Count it for the stream that it publishes."""
         self._whose_is(connection)
 
     def play_started(self, connection: Connection, stream: str, now: float) -> None:
-        """Count it for the stream that it plays."""
         self._whose_is(connection)
 
     def limit_hit(

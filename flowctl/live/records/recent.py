@@ -32,9 +32,6 @@ _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
 class RecentEvents:
     """The last events of a server; an observer of its sessions.
 
-    Args:
-        wall: seconds since the epoch.
-
     Attributes:
         run: differs from one start of a server to the next: numbers begin anew then.
     """
@@ -47,15 +44,7 @@ class RecentEvents:
         self._count = 0  # number of the last one; guarded by _lock
 
     def since(self, number: int | None, most: int) -> tuple[list[dict[str, Any]], int, int]:
-        """Return events, oldest first. Any thread.
-
-        Args:
-            number: of the event after which to begin. None: the last ones.
-            most: at most so many.
-
-        Returns:
-            The events, the number of the last of them, and how many before them are no longer there.
-        """
+        """Return events, oldest first. Any thread."""
         with self._lock:
             kept, count = list(self._kept), self._count
         oldest = count - len(kept)  # number of the last one that is gone

@@ -39,20 +39,11 @@ def usual_node(port: int) -> str:
 class Recording:
     """Everything that a live server records with.
 
-    Args:
-        options: of the records.
-        fanouts: returns those that have viewers. Any thread.
-        connections: returns the open connections.
-        clock: monotonic seconds, that of the connections.
-
     Attributes:
         recorder: queues and files; other records (flights) have a lane of it.
         events: what is said of connections and the server.
         sampler: samples the connections.
         sessions: observes the live sessions.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
     """
 
     def __init__(
@@ -72,14 +63,7 @@ class Recording:
             _log.info("hashes of names in the records will be others after a restart", set="events_key_file")
 
     def start(self, config: LiveConfig) -> None:
-        """Begin to record.
-
-        Args:
-            config: of the server, with the limits and times in force; for the first record.
-
-        Raises:
-            ConfigError: the folder cannot be written to.
-        """
+        """Begin to record."""
         self.recorder.start()
         self._began = True
         told = tuple(replace(item, streams=self._pattern(item.streams)) for item in config.all_audiences)
@@ -98,12 +82,7 @@ class Recording:
         return streams if whole else "/".join(filter(None, self.events.privacy.stream(streams)))
 
     def stop(self, connections: int, deadline_s: float) -> None:
-        """Record the end, and write everything; after the connections have ended.
-
-        Args:
-            connections: how many were accepted.
-            deadline_s: how long to wait for the disk.
-        """
+        """Record the end, and write everything; after the connections have ended."""
         if not self._began:
             return
         self._began = False

@@ -51,14 +51,9 @@ class Seen:
     """A squad, or one viewer, where it stood when it was sampled last.
 
     Attributes:
-        members: its members.
-        pulses: of each.
         odd: members that stand, or stood, for themselves, by index: they are looked at one by one.
         connections: of the others, all of which stood at `mark`.
-        mark: where that is.
         crowds: identities of the others by use: (role, application, stream).
-        round: the last round in which it was sampled.
-        at: when that was, in seconds.
     """
 
     __slots__ = ("at", "connections", "crowds", "mark", "members", "odd", "pulses", "round")
@@ -97,15 +92,11 @@ class Book:
 
     Attributes:
         accepted: totals in the records, less those at `seen.mark` where that is set.
-        sent: the same.
         dropped: the same; the mark has none.
-        sent_bytes: the same as `sent`, in wire bytes.
-        pulse: at the last sample.
         seen: where it stood then; its mark moves while the squad is unchanged. None: it followed no log as others do.
         round: the last round in which it was sampled by itself.
         at: when it was sampled last by itself, in seconds; with its squad, at `seen.at`.
         still: whether nothing was queued then and no log followed.
-        first: the first round in which it was sampled.
         felt: what its samples say, where they tell anything. None: it kept up.
         target_ms: target delay of its stream, in ms, when it was asked last; 0: none.
     """
@@ -146,13 +137,7 @@ class Book:
         return self.target_ms
 
     def columns(self, sampled_ms: float, count: int, left_at: tuple[float, ...]) -> dict[str, Any]:
-        """Return the columns of `flow_closes` that samples know, by name.
-
-        Args:
-            sampled_ms: time that its samples are about, in ms.
-            count: how many they are.
-            left_at: when READY was left lately.
-        """
+        """Return the columns of `flow_closes` that samples know, by name."""
         felt = NOTHING_FELT if self.felt is None else self.felt.columns(sampled_ms, left_at)
         return felt | {
             "samples_count": count,
@@ -202,16 +187,7 @@ def _shared(figures: Figures) -> Figures:
 
 
 class Round:
-    """One round of samples.
-
-    Args:
-        books: of the connections.
-        records: of the open connections, by number.
-        wall_us: turns the time of a connection into that of a record.
-        number: of the round.
-        now: when it began, in seconds; the time of its records.
-        told_from: state from which a connection has an event of its own, beside its sample.
-    """
+    """One round of samples."""
 
     def __init__(
         self,

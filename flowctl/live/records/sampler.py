@@ -68,14 +68,7 @@ _Ended = tuple[Connection, ConnectionEvents, SenderStatistics, float, dict[str, 
 class Sampler:
     """Samples the connections of a server.
 
-    Args:
-        fanouts: returns those that have viewers. Any thread.
-        connections: returns all open connections.
-        events: of the server; its recorder takes the samples.
-        clock: monotonic seconds.
-
     Attributes:
-        rounds: so far.
         cpu_s: processor time that they took, in seconds.
     """
 

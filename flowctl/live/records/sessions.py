@@ -18,19 +18,13 @@ from flowctl.telemetry.schema import Role
 
 
 class SessionRecords:
-    """Puts a record beside everything that live sessions tell: an `Observer` of the hub.
-
-    Args:
-        events: of the server.
-        sampler: is told of the end of each connection.
-    """
+    """Puts a record beside everything that live sessions tell: an `Observer` of the hub."""
 
     def __init__(self, events: Events, sampler: Sampler) -> None:
         self._events: Final = events
         self._sampler: Final = sampler
 
     def opened(self, connection: Connection) -> None:
-        """Record that the connection is there."""
         self._record(connection)
 
     def _record(self, connection: Connection) -> ConnectionEvents:
@@ -77,7 +71,6 @@ class SessionRecords:
                 pass
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        """Record that it publishes."""
         record = self._record(connection)
         if not record.served:
             self._sampler.began(connection, now)

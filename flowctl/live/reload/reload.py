@@ -51,19 +51,7 @@ def rest() -> None:
 
 
 class Reload:
-    """Watches the files of a server.
-
-    Args:
-        apply_limits: takes a new limits file; raises ConfigError where it does not go with the server's settings.
-        apply_bans: takes a new ban list.
-        config: takes the file of settings when it has changed: the file, what it said at the start, and who takes
-            another text of it, raising ConfigError where it changes nothing. None: there is none.
-        limits: limits file. None: there is none.
-        bans: ban file; need not be there yet. None: there is none.
-        also: called at each look, on the same thread.
-        poll_s: time between two looks, seconds, more than 0.
-        on_error: told of exceptions that are our own fault, with where they were raised.
-    """
+    """Watches the files of a server."""
 
     def __init__(
         self,
@@ -119,11 +107,7 @@ class Reload:
         return "" if file is None else file.digest
 
     def read_first(self) -> None:
-        """Read all files before the server starts. The starting thread.
-
-        Raises:
-            ConfigError: a file is not valid, or there is no limits file. A ban file may come later.
-        """
+        """Read all files before the server starts. The starting thread."""
         for name, file in self._files.items():
             if not file.read() and name == "limits":
                 raise ConfigError(f"{file.path}: there is no such file", hint="make one, or leave --limits out")
@@ -136,11 +120,7 @@ class Reload:
             self._start()
 
     def _start(self) -> None:
-        """Start the thread, unless it runs.
-
-        Raises:
-            ClosedError: it has been stopped.
-        """
+        """Start the thread, unless it runs."""
         with self._lock:
             if self._stopped:
                 raise ClosedError("the server is ending, nothing of it is changed any more")
@@ -167,11 +147,6 @@ class Reload:
         """Run `job` on the thread of the files, after what was asked for before, and return what it returns.
 
         Any thread but those of the poll groups, which others would wait for.
-
-        Raises:
-            BusyError: it has not been run within `timeout_s` seconds; it may be run yet.
-            ClosedError: the server is ending.
-            Exception: what `job` raised.
         """
         if self._in_thread():
             return job()

@@ -35,11 +35,7 @@ class FileStatus:
     """How it stands with a watched file.
 
     Args:
-        path: of the file.
-        applied: versions of it that were taken.
-        invalid: versions of it that were not.
         fault: what is wrong with the present version, and where; empty: nothing, or there is no file.
-        there: whether there is a file.
         hint: what can be done about the fault; empty: it says so itself, or there is none.
     """
 
@@ -60,13 +56,6 @@ class FileStatus:
 
 class WatchedFile:
     """A file, and who takes what it says. One thread at a time; `status` may be read by any.
-
-    Args:
-        path: of the file.
-        take: given its text and name whenever it says something new; raises ConfigError where it is not valid, and
-            has changed nothing then.
-        most_bytes: longest file that is read.
-        wall: seconds since the epoch.
 
     Attributes:
         status: how it stands; replaced as a whole.
@@ -90,12 +79,7 @@ class WatchedFile:
         self.status = FileStatus(path=str(path))
 
     def read(self) -> bool:
-        """Look at the file, and hand on what it says if that is new; return whether it was taken.
-
-        Raises:
-            ConfigError: the file has changed and is not valid, or it cannot be read; names file, line or key, and
-                value. Raised once per change, or per reason why it cannot be read: `status` goes on saying it.
-        """
+        """Look at the file, and hand on what it says if that is new; return whether it was taken."""
         try:
             data = self._changed()
         except OSError as error:
@@ -127,11 +111,7 @@ class WatchedFile:
         return self._blank is not None
 
     def contents(self) -> bytes:
-        """Return what it says now; of a file that is not there, nothing.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return what it says now; of a file that is not there, nothing."""
         try:
             return self._contents()
         except FileNotFoundError:

@@ -12,12 +12,7 @@ _USERS: Final = "one user:password per line; chmod 600"
 
 
 def read_credentials(path: Path) -> dict[str, str]:
-    """Return the passwords by user of a file with one ``user:password`` per line; ``#`` begins a comment line.
-
-    Raises:
-        ConfigError: the file cannot be read, others than its owner may use it, or a line has no user or no password. No
-            message shows a password.
-    """
+    """Return the passwords by user of a file with one ``user:password`` per line; ``#`` begins a comment line."""
     try:
         check_private(path)
         lines = path.read_text(encoding="utf-8").splitlines()

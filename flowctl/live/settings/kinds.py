@@ -38,12 +38,7 @@ from flowctl.units import parse_count, parse_duration, parse_share, parse_size, 
 
 
 class Kind(NamedTuple):
-    """How values of one kind are written.
-
-    Attributes:
-        word: for it, in tables.
-        write: returns the text of a value.
-    """
+    """How values of one kind are written."""
 
     word: str
     write: Callable[[Any], str] = str

@@ -62,12 +62,8 @@ class Level:
     Args:
         application: pattern of the application, the first part of a stream's name; empty: any.
         stream: pattern of ``app/stream``, with ``*`` and ``?``; empty: any. Not together with `application`.
-        role: None: both.
         values: by place in `flowctl.live.config.LiveConfig`: ``policy``, ``settings.stuck_s``; of the limits
             ``limits.soft``, ``limits.hard`` and ``limits.low`` are texts (``2MiB,2048,4s``).
-
-    Raises:
-        ConfigError: it is neither of an application, a stream nor a role, or of both an application and a stream.
     """
 
     application: str = ""
@@ -100,11 +96,7 @@ class Level:
 
 
 class Levels(Generic[_T]):
-    """The levels of one configuration, and what they make of its settings. Any thread.
-
-    Args:
-        levels: in the order in which they were written.
-    """
+    """The levels of one configuration, and what they make of its settings. Any thread."""
 
     def __init__(self, levels: Iterable[Level]) -> None:
         numbered = sorted(enumerate(levels), key=lambda item: (item[1].nearness, -item[0]))

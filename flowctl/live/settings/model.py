@@ -89,15 +89,7 @@ def _at(
     takes: Takes = Takes.RESTART,
     of: frozenset[Role] | None = None,
 ) -> Any:
-    """Return the field of a setting that has a place in `LiveConfig`, with the default that stands there.
-
-    Args:
-        path: of the place.
-        what: it does, in a line.
-        streams: whether it means nothing to a server without streams. None: as its place says.
-        takes: when a server that runs takes another value.
-        of: roles in a stream that it is of; with an application or stream it may differ. None: it is the server's.
-    """
+    """Return the field of a setting that has a place in `LiveConfig`, with the default that stands there."""
     streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
     extra: dict[str, Any] = {"path": path, "streams": streams, "takes": takes, "of": of}
     return Field(default=value_at(_DEFAULTS, path), description=what, json_schema_extra=extra)
@@ -373,7 +365,6 @@ class LiveSettings(BaseModel):
         return self
 
     def level(self, application: str, stream: str, role: Role | None) -> Level:
-        """Return what these settings are for an application, a stream or a role."""
         values: dict[str, Any] = {}
         for name in self.model_fields_set:
             path = place(name)
@@ -381,15 +372,7 @@ class LiveSettings(BaseModel):
         return Level(application=application, stream=stream, role=role, values=values)
 
     def options(self, program: ServerProgram, extra: Mapping[str, str]) -> ServeOptions:
-        """Return what these settings make of the usual ones: a `LiveConfig` for a program with streams.
-
-        Args:
-            program: the server.
-            extra: settings that only it has.
-
-        Raises:
-            ConfigError: settings do not go together, or a file that one names cannot be used.
-        """
+        """Return what these settings make of the usual ones: a `LiveConfig` for a program with streams."""
         tree: dict[str, Any] = {"port": program.default_port, "extra": dict(extra)}
         for name in self.model_fields_set:
             if (path := place(name)) is not None:
@@ -459,9 +442,7 @@ class Setting(NamedTuple):
 
     Attributes:
         name: of it; ``--name`` with hyphens, ``FLOWCTL_NAME``, a key of the file.
-        kind: how its value is written.
         default: written so; empty: there is none.
-        what: it does.
     """
 
     name: str
@@ -471,7 +452,6 @@ class Setting(NamedTuple):
 
     @property
     def option(self) -> str:
-        """Its option."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -486,7 +466,6 @@ def kind_of(name: str) -> Kind:
 
 
 def settings_of(program: ServerProgram | None = None) -> list[Setting]:
-    """Return the settings of a server. None: all but those that only one program has."""
     usual = {name: write_marks(_DEFAULTS.limits, name) for name in ("soft", "hard", "low")}
     found = []
     for name, field in LiveSettings.model_fields.items():

@@ -19,13 +19,9 @@ class RelayRule:
     """One line of them.
 
     Args:
-        streams: pattern of ``app/stream``, with ``*`` and ``?``.
         url: address at the other server, with ``{app}`` and ``{stream}`` for those of the stream. Not shown: it may
             hold keys.
         always: pulled without viewers, too.
-
-    Raises:
-        ConfigError: it is no rule; no message shows the address.
     """
 
     streams: str
@@ -53,11 +49,7 @@ class RelayRule:
         return fnmatchcase(stream, self.streams)
 
     def target(self, stream: str) -> RtmpUrl:
-        """Return where a stream is pushed to, or pulled from.
-
-        Raises:
-            RemoteProtocolError: with this name it is no address.
-        """
+        """Return where a stream is pushed to, or pulled from."""
         app, _, name = stream.rpartition("/")
         return parse_url(self.url.replace("{app}", app).replace("{stream}", name))
 
@@ -78,11 +70,7 @@ def place_of(url: RtmpUrl) -> str:
 
 
 def parse_relays(text: str, source: str) -> tuple[RelayRule, ...]:
-    """Return the rules of a text like ``live/*=rtmp://host/{app}/{stream}; live/cam=rtmp://other/x/cam always``.
-
-    Raises:
-        ConfigError: a part is none; no message shows an address.
-    """
+    """Return the rules of a text like ``live/*=rtmp://host/{app}/{stream}; live/cam=rtmp://other/x/cam always``."""
     rules = []
     for part in map(str.strip, filter(str.strip, text.split(";"))):
         streams, equals, rest = part.partition("=")

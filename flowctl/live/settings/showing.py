@@ -38,7 +38,6 @@ class Effective(NamedTuple):
     """A setting, and where it came from.
 
     Attributes:
-        name: of the setting.
         value: as it is written, secrets masked; empty: it has none.
         source: where it stands: ``--stuck``, ``FLOWCTL_STUCK``, ``flowctl.toml, line 3: stuck``; or ``default``, or
             what it follows.
@@ -57,18 +56,7 @@ def effective(
     role: Role | None = None,
     limits_file: LimitsFile | None = None,
 ) -> list[Effective]:
-    """Return every setting of a server, or those that can differ for a stream or role, in the order of the model.
-
-    Args:
-        program: the server.
-        given: see `flowctl.live.settings.sources.gather`.
-        stream: ``app/stream``, or an application alone. Empty: what holds for the server.
-        role: in that stream. None: what holds for both.
-        limits_file: what the limits file says, if there is one.
-
-    Raises:
-        ConfigError: the settings are not valid.
-    """
+    """Return every setting of a server, or those that can differ for a stream or role, in the order of the model."""
     options = settings_of_all(program, given)
     server = {name: item.source for name, item in given[SERVER].items()}
     if not isinstance(options, LiveConfig):

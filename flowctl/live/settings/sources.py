@@ -71,7 +71,6 @@ class Given(NamedTuple):
     """A setting that was given.
 
     Attributes:
-        value: as it was written.
         source: where, for errors: ``--stuck``, ``FLOWCTL_STUCK``, ``flowctl.toml, line 3: stuck``.
     """
 
@@ -106,20 +105,7 @@ def read_settings(
     file: Path | None = None,
     text: str | None = None,
 ) -> ServeOptions:
-    """Return what a server is to be built with.
-
-    Args:
-        program: the server.
-        options: values of options, by the name of the setting.
-        pairs: those of ``--set``: ``name=value``, or ``role.viewer.name=value`` for a level; as strong as options.
-        environment: variables, of which those that begin with ``FLOWCTL_`` count. None: there are none.
-        file: TOML file of settings. None: there is none.
-        text: its contents. None: they are read.
-
-    Raises:
-        ConfigError: a setting is unknown, given twice or has a wrong value; names where it stands, the value, and what
-            is allowed. Or settings do not go together, or a file cannot be read.
-    """
+    """Return what a server is to be built with."""
     if file is not None and text is None:
         text = read_file(file)
     pairs = tuple(pairs)
@@ -147,12 +133,7 @@ class FileSource:
     settings: LiveConfig
 
     def read(self, text: str) -> LiveConfig:
-        """Return the settings with other contents of the file, which come after these.
-
-        Raises:
-            ConfigError: they are not valid, or look as if the file were cut: a running server does not become open
-                because a disk was full, or somebody was writing still.
-        """
+        """Return the settings with other contents of the file, which come after these."""
         self._check_whole(text)
         found = read_settings(
             self.program,
@@ -263,11 +244,6 @@ def gather(
 
 
 def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
-    """Return what a server is to be built with, of all that was given.
-
-    Raises:
-        ConfigError: see `read_settings`.
-    """
     server = given[SERVER]
     if marks := server.keys() & {"soft", "hard", "low", "target_delay"} if "limits" in server else ():
         raise ConfigError(
@@ -298,11 +274,7 @@ def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
 
 
 def check_proofs(given: Settings) -> None:
-    """See that what is asked for can be checked.
-
-    Raises:
-        ConfigError: a proof is asked for that no level has anything to check with: nobody would be let in.
-    """
+    """See that what is asked for can be checked."""
     there = {name for values in given.values() for name in values}
     for values in given.values():
         for name in ("publish_auth", "play_auth"):
@@ -316,11 +288,7 @@ def check_proofs(given: Settings) -> None:
 
 
 def read_file(file: Path) -> str:
-    """Return the text of a file of settings.
-
-    Raises:
-        ConfigError: it cannot be read, or is no UTF-8.
-    """
+    """Return the text of a file of settings."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -376,11 +344,7 @@ _LEVELS_HINT: Final = (
 
 
 def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
-    """Return the level of a key of the file, and its name there; empty: it is a table around settings.
-
-    Raises:
-        ConfigError: there is no such role.
-    """
+    """Return the level of a key of the file, and its name there; empty: it is a table around settings."""
     kind, *rest = path
     if kind == "role":
         if rest and rest[0] not in _ROLES:
@@ -512,15 +476,7 @@ def _hint(name: str, program: ServerProgram) -> str:
 
 
 def validated(given: Mapping[str, Given], *, part: bool = False) -> LiveSettings:
-    """Return the settings of one level, each of which is valid by itself.
-
-    Args:
-        given: by name.
-        part: whether they are a level's, and stand for part of those in force.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """Return the settings of one level, each of which is valid by itself."""
     context: dict[str, Any] = {name: item.source for name, item in given.items()} | ({PART: True} if part else {})
     try:
         return LiveSettings.model_validate({name: item.value for name, item in given.items()}, context=context)

@@ -58,15 +58,8 @@ UNHARMED: Final = frozenset({Outcome.CONTAINED, Outcome.REFUSED})
 class Attack:
     """One form in action: its connections and what it noticed.
 
-    Args:
-        context: see there.
-        deadline: of the loop's clock.
-
     Attributes:
-        context: as given.
-        deadline: as given.
         peers: connections, in the order in which they were made; the first one is judged.
-        faults: what no sound server does.
         details: what happened, for the report, where the form can say more than its connection.
         undecided: the deadline came before a sound server would have acted.
     """
@@ -85,12 +78,7 @@ class Attack:
         return max(0.0, self.deadline - asyncio.get_running_loop().time())
 
     async def open(self, *, receive_buffer_bytes: int = 0) -> Peer:
-        """Connect, TCP only.
-
-        Raises:
-            UnreachableError: nobody answered.
-            PeerGoneError: reset at once.
-        """
+        """Connect, TCP only."""
         context = self.context
         peer = Peer(context.host, context.port, app=context.app, rng=context.rng)
         self.peers.append(peer)
@@ -126,12 +114,7 @@ class Attack:
         self.faults.append(text)
 
     async def watch(self, peer: Peer, seconds: float | None = None) -> bool:
-        """Read what the server sends until it ends the connection; return whether it did.
-
-        Args:
-            peer: the connection.
-            seconds: give up after this time, or at the deadline. None: the context's `watch_s`.
-        """
+        """Read what the server sends until it ends the connection; return whether it did."""
         seconds = self.context.watch_s if seconds is None else seconds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, self.left_s)):
@@ -152,13 +135,10 @@ class Form:
     """One way to carry out an attack.
 
     Args:
-        name: unique within the profile; "" where there is one form only.
         run: does it; may end early or be cancelled at the deadline. Where it returns, its first connection is watched
             for a few seconds, unless it has ended.
-        allowed: what a sound server may do.
         needs_s: a sound server with common settings acts within this time; an attack that is shorter and sees
             nothing cannot tell. 0: at once.
-        reads: whether the first connection is read while it is watched.
     """
 
     name: str
@@ -175,10 +155,6 @@ class HostileProfile:
     Args:
         id: public name, ``B01`` to ``B34``, ``W01`` to ``W08``, ``H01`` to ``H08``.
         name: readable name, like ``declared-length``; unique as well.
-        summary: what it does, in one line.
-        explanation: what is attacked and what a sound server does.
-        forms: the ways it is carried out; all at once.
-        over_http: whether it goes to an HTTP port, and not to one of RTMP.
     """
 
     id: str

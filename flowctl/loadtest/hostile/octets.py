@@ -23,16 +23,7 @@ VIDEO_CONFIG: Final = bytes.fromhex(
 def header(
     type_id: int, length: int, *, csid: int = 3, msid: int = 0, timestamp: int = 0, extended: int | None = None
 ) -> bytes:
-    """Return the type 0 header of a message that announces `length` octets, whatever follows.
-
-    Args:
-        type_id: message type.
-        length: octets announced, 0..2^24-1.
-        csid: chunk stream.
-        msid: message stream.
-        timestamp: 24 bit.
-        extended: 32-bit timestamp after a 24-bit field of 0xFFFFFF. None: none.
-    """
+    """Return the type 0 header of a message that announces `length` octets, whatever follows."""
     field = 0xFFFFFF if extended is not None else timestamp
     fields = field.to_bytes(3, "big") + length.to_bytes(3, "big") + bytes((type_id,)) + msid.to_bytes(4, "little")
     return basic_header(0, csid) + fields + (b"" if extended is None else extended.to_bytes(4, "big"))
@@ -45,7 +36,6 @@ def cut(type_id: int, body: bytes, *, csid: int = 3, msid: int = 0, chunk_size: 
 
 
 def set_chunk_size(body: bytes) -> bytes:
-    """Return a Set Chunk Size with any body."""
     return cut(TYPE_SET_CHUNK_SIZE, body, csid=2)
 
 
@@ -55,13 +45,7 @@ def u29(value: int) -> bytes:
 
 
 def picture(size: int, mark: bytes = b"", *, key: bool = False) -> bytes:
-    """Return the body of an H.264 frame: video header, length of the one NAL unit, its type, `mark`, filling.
-
-    Args:
-        size: octets in all; at least 10 and the length of `mark`.
-        mark: stands at `MARK_AT`.
-        key: whether it is a key frame.
-    """
+    """Return the body of an H.264 frame: video header, length of the one NAL unit, its type, `mark`, filling."""
     unit = (bytes((_IDR if key else _SLICE,)) + mark).ljust(size - len(KEY_FRAME) - 4, b"\x55")
     return (KEY_FRAME if key else INTER_FRAME) + len(unit).to_bytes(4, "big") + unit
 

@@ -64,24 +64,12 @@ class UnreachableError(Exception):
 class Peer:
     """One connection; not connected yet.
 
-    Args:
-        host: of the server.
-        port: of the server.
-        app: application to connect to.
-        rng: source of randomness.
-
     Attributes:
-        opened: whether TCP has connected.
-        connect_s: time that took.
         handshake_s: time of the handshake. None: it is not done.
         spoke: whether the server has sent anything at all.
         ended: how the server ended the connection: ``closed`` or ``reset``. None: it has not.
-        ended_at: when, on the loop's clock.
         refusal: the server's words when it said no. None: it has not.
         code: last error or final status code of the server.
-        last_words: that code with its description.
-        sent_bytes: handed to the kernel.
-        received_bytes: read.
         frames: audio and video messages read.
         results: answers read, whether awaited or not.
         controls: messages of types 1 to 6 read, by type.
@@ -120,26 +108,13 @@ class Peer:
 
     @property
     def sock(self) -> socket.socket:
-        """The socket, for options and half-closing.
-
-        Raises:
-            PeerGoneError: there is none (any more).
-        """
+        """The socket, for options and half-closing."""
         if self._sock is None:
             raise PeerGoneError("not connected")
         return self._sock
 
     async def open(self, *, source: str | None = None, receive_buffer_bytes: int = 0) -> None:
-        """Connect.
-
-        Args:
-            source: own address. None: the system's choice.
-            receive_buffer_bytes: SO_RCVBUF; 0 leaves it to the kernel.
-
-        Raises:
-            UnreachableError: nobody answered in time.
-            TesterFailedError: there is no socket or port for us.
-        """
+        """Connect."""
         began = self._loop.time()
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         try:
@@ -161,11 +136,7 @@ class Peer:
         self.connect_s = self._loop.time() - began
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send octets as they are; waits while the server does not take them.
-
-        Raises:
-            PeerGoneError: the server ended the connection.
-        """
+        """Send octets as they are; waits while the server does not take them."""
         try:
             await self._loop.sock_sendall(self.sock, data)
         except OSError as error:
@@ -174,11 +145,7 @@ class Peer:
         self.sent_bytes += len(data)
 
     async def read(self) -> bytes:
-        """Return what has come, at least one octet.
-
-        Raises:
-            PeerGoneError: the server ended the connection.
-        """
+        """Return what has come, at least one octet."""
         try:
             data = await self._loop.sock_recv(self.sock, _READ_BYTES)
         except OSError as error:
@@ -220,11 +187,7 @@ class Peer:
         return PeerGoneError(f"the server {'closed' if how == 'closed' else 'reset'} the connection")
 
     def look(self) -> None:
-        """Ask the kernel, without reading, whether the server has ended the connection.
-
-        Raises:
-            PeerGoneError: it has.
-        """
+        """Ask the kernel, without reading, whether the server has ended the connection."""
         if peer_gone(self.sock):
             raise self._gone("reset")
 
@@ -243,12 +206,7 @@ class Peer:
     # -- RTMP
 
     async def handshake(self) -> None:
-        """Do the simple handshake.
-
-        Raises:
-            PeerGoneError: the server ended the connection.
-            RemoteProtocolError: it does not speak RTMP.
-        """
+        """Do the simple handshake."""
         began = self._loop.time()
         shake = Handshake.client("simple", self._rng)
         await self.write(shake.start())
@@ -295,11 +253,9 @@ class Peer:
         return self._writer.write(message)
 
     async def send(self, message: Message) -> None:
-        """Send a whole message."""
         await self.write(self._writer.write(message))
 
     async def command(self, name: str, *values: Any, stream_id: int = 0, transaction_id: float | None = None) -> float:
-        """Send a command; return its transaction id."""
         if transaction_id is None:
             self._next_id += 1
             transaction_id = float(self._next_id)
@@ -307,12 +263,7 @@ class Peer:
         return transaction_id
 
     async def call(self, name: str, *values: Any, stream_id: int = 0) -> Command:
-        """Send a command and wait for its answer.
-
-        Raises:
-            RefusedError: the answer is ``_error``.
-            PeerGoneError: the server ended the connection.
-        """
+        """Send a command and wait for its answer."""
         return await self.answer(await self.command(name, *values, stream_id=stream_id), name)
 
     async def answer(self, transaction_id: float, what: str) -> Command:
@@ -332,13 +283,7 @@ class Peer:
         return RefusedError(f"{what} refused")
 
     async def connect(self, *, app: str | None = None, tc_url: str | None = None, **members: Any) -> None:
-        """Send connect and wait for consent; announces a chunk size of 64 KiB first.
-
-        Args:
-            app: None: that of the peer.
-            tc_url: None: the usual one.
-            members: further members of the command object.
-        """
+        """Send connect and wait for consent; announces a chunk size of 64 KiB first."""
         await self.write(self._writer.set_chunk_size(_CHUNK_SIZE))
         await self.call("connect", self.connect_object(app=app, tc_url=tc_url, **members))
 
@@ -363,23 +308,13 @@ class Peer:
         return int(commands.number(value, 1.0))
 
     async def check_alive(self) -> None:
-        """See that the server still answers on this connection.
-
-        Raises:
-            PeerGoneError: it has ended it.
-            UnreachableError: no answer came.
-        """
+        """See that the server still answers on this connection."""
         with contextlib.suppress(RefusedError):
             await self.call("_checkbw", None)
         self.refusal = None
 
     async def publish(self, name: str) -> None:
-        """Publish `name`; returns when the server agrees.
-
-        Raises:
-            RefusedError: the server does not want it.
-            PeerGoneError: the server ended the connection.
-        """
+        """Publish `name`; returns when the server agrees."""
         self.stream_id = await self.create_stream()
         await self.command("publish", None, name, "live", stream_id=self.stream_id)
         await self.wait_status("publish")
@@ -390,12 +325,7 @@ class Peer:
         await self.command("play", None, name, -2000.0, stream_id=self.stream_id)
 
     async def wait_status(self, what: str) -> str:
-        """Wait for the next ``onStatus``; return its code.
-
-        Raises:
-            RefusedError: it is an error.
-            PeerGoneError: the server ended the connection.
-        """
+        """Wait for the next ``onStatus``; return its code."""
         async with _answer_in_time(what):
             while True:
                 while self._inbox:
@@ -423,11 +353,7 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def _answer_in_time(what: str) -> AsyncIterator[None]:
-    """Limit the time of an answer: one that is late counts as one that never came.
-
-    Raises:
-        UnreachableError: the time has passed.
-    """
+    """Limit the time of an answer: one that is late counts as one that never came."""
     try:
         async with asyncio.timeout(_ANSWER_S):
             yield

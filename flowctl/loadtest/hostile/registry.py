@@ -39,11 +39,7 @@ _BY_NAME: Final = {key: profile for profile in HOSTILE_PROFILES for key in (prof
 
 
 def hostile_profile(name: str) -> HostileProfile:
-    """Return the profile with this id (``B04``, in any case) or this readable name.
-
-    Raises:
-        ConfigError: there is none, or it cannot be carried out.
-    """
+    """Return the profile with this id (``B04``, in any case) or this readable name."""
     profile = _BY_NAME.get(name) or _BY_NAME.get(name.upper())
     if profile is not None:
         return profile

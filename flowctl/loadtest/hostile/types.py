@@ -35,20 +35,12 @@ class AttackContext:
 
     Args:
         host: of the server; resolved and checked by the caller.
-        port: of the server.
-        app: application of the stream.
         stream: name of a stream that is live, for attacks by readers. Publishing attacks use names of their own.
         source: own address to bind to. None: the system's choice.
         number: of the peer in the run; makes names of streams unique.
-        duration_s: the attack is over by then, give or take a second.
-        rng: source of randomness.
-        forms: names of the forms to run. None: all.
         watch_s: how long a form whose octets are out is watched for what the server does; a sound one acts at once,
             or never.
         probe: whether there is a witness, and a newcomer who tries to get in at the end.
-
-    Attributes:
-        notes: what the attack reported, oldest first.
     """
 
     host: str
@@ -79,13 +71,9 @@ class FormResult:
     """What came of one form.
 
     Args:
-        form: its name.
-        outcome: what the server did.
         met: whether a sound server may do that. None: the attack was too short to tell, or the tester failed.
-        details: in words.
         code: error or final status code of the server.
         end: how the form's first connection ended, in the words of the load tester.
-        after_s: when it ended, since the form began. None: it did not.
     """
 
     form: str
@@ -102,22 +90,12 @@ class AttackResult:
     """What came of an attack: that of the form that went worst, and all of them.
 
     Args:
-        outcome: of that form.
         met: whether the server did what a sound one may do, in all forms, and let a newcomer in. None: too short to
             tell.
-        details: in words.
-        end: how it ended for the peer.
         code: error or final status code of the server.
-        cut: whether the server ended the connection.
         connect_s: time for TCP to connect. None: it never did.
         handshake_s: time of the RTMP handshake. None: it was not done.
-        sent_bytes: by all connections.
-        received_bytes: by all connections.
-        connections: how many were made.
         newcomer: whether a newcomer got in afterwards. None: not tried.
-        witness: whether the witness was left alone. None: there was none.
-        forms: each form's.
-        notes: whatever the attack reported.
     """
 
     outcome: Outcome

@@ -34,9 +34,6 @@ def path_of(url: RtmpUrl) -> str:
 class HttpSpeech:
     """Asks for a stream, and reads the head of the answer.
 
-    Args:
-        url: ``http://`` or ``ws://``.
-
     Attributes:
         head_bytes: octets of the head of the answer. None: it has not come whole.
         stream_id: 1 as soon as the stream is granted. None: it is not.
@@ -61,11 +58,7 @@ class HttpSpeech:
         return out
 
     def receive(self, octets: memoryview, now: float) -> list[ClientEvent | Message]:
-        """Read the head; what is behind it is not looked at.
-
-        Raises:
-            RemoteProtocolError: it is none.
-        """
+        """Read the head; what is behind it is not looked at."""
         del now
         if self.head_bytes is not None:
             return []
@@ -94,13 +87,8 @@ class HttpSpeech:
 class FlvSkimmer:
     """Reads what is behind the head of the answer; hand it everything with `skim`.
 
-    Args:
-        book: shared with other viewers.
-        websocket: whether it comes in WebSocket frames.
-
     Attributes:
         control: always empty: there is nothing that is no media.
-        replies: what is to be sent; the reader takes it.
     """
 
     __slots__ = ("_book", "_frames", "_reader", "control", "replies")
@@ -113,11 +101,7 @@ class FlvSkimmer:
         self.replies = b""
 
     def skim(self, octets: memoryview) -> list[Skimmed]:
-        """Return what `octets` complete.
-
-        Raises:
-            RemoteProtocolError: they are no FLV, or no WebSocket frames.
-        """
+        """Return what `octets` complete."""
         data: bytes | memoryview = octets
         if self._frames is not None:
             data = self._unframed(self._frames, bytes(octets))

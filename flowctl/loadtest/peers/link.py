@@ -47,7 +47,6 @@ class Target:
     """Where links connect to.
 
     Args:
-        family: of the address.
         address: resolved once, so that what was checked is what is used.
     """
 
@@ -56,18 +55,7 @@ class Target:
 
 
 class Link:
-    """One connection; derive from it and override `input`, `event` and `tuned`.
-
-    Args:
-        reactor: of this thread.
-        target: where to connect to.
-        url: what to ask for.
-        result: its row, filled in on the way.
-        asks: says what the session is for: `ClientSession.play` or `ClientSession.publish`.
-        config: of the protocol.
-        began: start of the run, seconds of `time.monotonic`.
-        on_end: told when it is over.
-    """
+    """One connection; derive from it and override `input`, `event` and `tuned`."""
 
     __slots__ = (
         "_asks",
@@ -141,12 +129,7 @@ class Link:
     # -- connecting
 
     def start(self, source: str, timeout_s: float) -> None:
-        """Begin to connect.
-
-        Args:
-            source: own address; "" leaves it to the kernel.
-            timeout_s: to be connected and have shaken hands by.
-        """
+        """Begin to connect."""
         now = time.monotonic()
         self._started = now
         self.result.started_s = max(now - self._began, 0.0)  # timers are good for half a millisecond
@@ -280,11 +263,7 @@ class Link:
         """Go on sending when much waits."""
 
     def receive(self, most: int, now: float) -> int:
-        """Read into `SCRATCH`; return how much, 0 when the link has ended.
-
-        Raises:
-            OSError: nothing there, or the connection is broken.
-        """
+        """Read into `SCRATCH`; return how much, 0 when the link has ended."""
         if self.sock is None:
             return 0
         count = self.sock.recv_into(SCRATCH, min(most, _PIECE_BYTES))
@@ -295,12 +274,6 @@ class Link:
         return count
 
     def read_session(self, now: float, most: int) -> memoryview:
-        """Read for the session and take its events; return what was read.
-
-        Raises:
-            RemoteProtocolError: the server broke the protocol.
-            OSError: as `receive`.
-        """
         count = self.receive(most, now)
         octets = SCRATCH[:count]
         session = self.session

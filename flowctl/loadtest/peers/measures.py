@@ -84,10 +84,6 @@ class StreamClock:
 class ViewerMeasure:
     """Counts what one connection receives.
 
-    Args:
-        clock: of its stream.
-        recent: delays of this second, of all viewers of its sort. None: it is not of the sort that is shown.
-
     Attributes:
         asked_us: when it asked to play, by the wall clock.
         freezes: times that no picture came for `FREEZE_S` or longer.

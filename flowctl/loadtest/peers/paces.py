@@ -34,13 +34,7 @@ class Pace(Protocol):
 
 
 class Sawtooth:
-    """Rises evenly from one rate to another, falls back at once, and so on.
-
-    Args:
-        low: bits per second at the beginning of a period.
-        high: bits per second at its end.
-        period_s: length of a period.
-    """
+    """Rises evenly from one rate to another, falls back at once, and so on."""
 
     __slots__ = ("_high", "_low", "_period_s", "look_s")
 
@@ -62,12 +56,7 @@ class Sawtooth:
 
 
 class Trace:
-    """Rates from a recording, each until the next one; from the end it begins again.
-
-    Args:
-        steps: (seconds, bits per second), seconds rising from 0.
-        length_s: after which it begins again, more than the last of the seconds.
-    """
+    """Rates from a recording, each until the next one; from the end it begins again."""
 
     __slots__ = ("_length_s", "_rates", "_sums", "_times", "look_s")
 
@@ -100,13 +89,7 @@ class Trace:
 
 
 class RhythmPace:
-    """Reads without limit for a while, then not at all for a while, and so on.
-
-    Args:
-        on_s: seconds of reading, more than 0.
-        off_s: seconds without.
-        now: when reading begins.
-    """
+    """Reads without limit for a while, then not at all for a while, and so on."""
 
     __slots__ = ("_began", "_on_s", "_period_s")
 
@@ -128,11 +111,7 @@ class RhythmPace:
 
 
 class StallPace:
-    """Reads without limit, and from some moment on never again.
-
-    Args:
-        stall_at: that moment.
-    """
+    """Reads without limit, and from some moment on never again."""
 
     __slots__ = ("_stall_at",)
 
@@ -155,9 +134,6 @@ def parse_trace(text: str) -> Trace:
     """Return the trace that CSV lines ``seconds,bit_rate`` describe; a first line that is no pair of numbers is a head.
 
     The last rate holds as long as the one before it, or one second where there is only one.
-
-    Raises:
-        ValueError: there are no steps, times do not rise from 0, or a rate is out of range; says which line.
     """
     steps: list[tuple[float, float]] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -34,16 +34,8 @@ _READ_MOST: Final = 64 * 1024
 class Publisher(Link):
     """One connection that publishes until it is told to leave, or the source ends.
 
-    Args:
-        source: tags in decoding order, to be iterated over again and again if `loop`.
-        loop: whether to begin again at its end.
-        on_start: told when the server has let it publish, with the wall-clock time in microseconds at which
-            timestamp 0 is due, on the 32-bit clock of the source.
-        settings: as for `Link`.
-
     Attributes:
         max_lag_s: how late a frame was sent at worst.
-        publishing: whether the server has let it publish.
     """
 
     __slots__ = (

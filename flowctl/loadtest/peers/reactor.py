@@ -39,9 +39,6 @@ class Handler(Protocol):
 class Reactor:
     """Serves sockets and timers on a running loop; not thread-safe.
 
-    Args:
-        loop: it is used from its own thread only.
-
     Attributes:
         max_lag_s: how late the latest tick was, since it was last asked for.
         lags: how many ticks came later than `LAG_S` so far.
@@ -82,12 +79,7 @@ class Reactor:
             self._epoll.unregister(fd)
 
     def call_at(self, when: float, call: Callable[[float], None]) -> None:
-        """Call once at `when`, with the time; it cannot be revoked, so `call` has to look whether it is still wanted.
-
-        Args:
-            when: seconds of `time.monotonic`.
-            call: what it raises is reported to the loop.
-        """
+        """Call once at `when`, with the time; it cannot be revoked, so `call` has to check whether it is wanted."""
         heapq.heappush(self._timers, (when, next(self._order), call))
         if when < self._wake_at:
             self._arm(when)

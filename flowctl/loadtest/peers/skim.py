@@ -54,11 +54,7 @@ class Frame(NamedTuple):
     """What one media message is.
 
     Args:
-        kind: `VIDEO`, `AUDIO` or `OTHER`.
-        key: whether it is a key frame.
-        number: of its stamp. None: it has none.
         sent_us: time of its stamp, microseconds since 1970; 0 where it has none.
-        data: whether it is a data message.
     """
 
     kind: int
@@ -111,10 +107,6 @@ class FrameBook:
 class Skimmer:
     """Reads one connection's chunk stream; hand it everything from the end of the handshake on with `skim`.
 
-    Args:
-        book: shared with other viewers.
-        limits: what the server is held to.
-
     Attributes:
         control: what came and is not media, whole; the reader empties the list.
     """
@@ -136,11 +128,7 @@ class Skimmer:
         return self._reader.unfinished_bytes
 
     def skim(self, data: bytes | bytearray | memoryview) -> list[Skimmed]:
-        """Read one piece; return (timestamp, frame) of each media message that it completed, in order.
-
-        Raises:
-            RemoteProtocolError: see `ChunkReader.feed`.
-        """
+        """Read one piece; return (timestamp, frame) of each media message that it completed, in order."""
         completed = self._reader.feed_around(data, self._pass_whole)
         if completed:
             self._take(completed)
@@ -148,11 +136,7 @@ class Skimmer:
         return media
 
     def _pass_whole(self, view: memoryview, at: int, completed: list[Message]) -> int:
-        """Take media messages that lie whole in the piece, one after the other, after what the reader `completed`.
-
-        Returns:
-            The position after the last one; `at` if there is none.
-        """
+        """Take media messages that lie whole in the piece, one after the other, after what the reader `completed`."""
         if completed:
             self._take(completed)
         lanes, media = self._lanes, self._media

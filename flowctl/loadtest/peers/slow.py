@@ -32,11 +32,7 @@ class Manner:
 
     Args:
         pace: makes the pace of a viewer, given the time of its first frame. None: reads all there is.
-        reads_never: nothing is read after play was asked for.
-        receive_buffer_bytes: SO_RCVBUF; 0 leaves it to the kernel.
-        window_bytes: TCP_WINDOW_CLAMP; 0 for none.
         ack_rate: bits per second that are acknowledged without being read; 0 for none.
-        half_close: closes the sending half after the first frame.
         vanish_after_s: when it is gone, from its first frame. None: it is not.
         stay_s: leaves after so long, from its first frame, and comes back. None: stays.
         join_at_s: joins at this moment of the run instead of its place in the ramp. None: the ramp.

@@ -54,16 +54,7 @@ _LOOK_S: Final = 0.25
 
 
 class Viewer(Link):
-    """One connection that plays.
-
-    Args:
-        manner: of its profile.
-        measure: what it counts with.
-        book: shared by the viewers of this process.
-        parsed: whether its messages are read.
-        stay_over: told when a stay is over and the viewer has left, to send it again. None: it stays.
-        settings: as for `Link`.
-    """
+    """One connection that plays."""
 
     __slots__ = (
         "_ack_due",

@@ -59,11 +59,7 @@ class Condition:
     """Something that must not be so.
 
     Args:
-        text: as it was given.
         scope: the peers it is about. None: those that the figure is about by itself.
-        figure: see `FIGURES`.
-        op: comparison.
-        bound: what is compared with, in the unit of the figure.
     """
 
     text: str
@@ -103,9 +99,7 @@ class ConditionResult:
     """What became of a condition.
 
     Args:
-        condition: which one.
         value: what was measured, in the unit of the figure. None: it was not measured.
-        failed: whether it makes the run fail.
         not_judged: why it has neither failed nor passed. "": it has.
     """
 
@@ -155,11 +149,6 @@ def why_not_measured(figure: Figure) -> str:
 
 
 def parse_condition(text: str) -> Condition:
-    """Return the condition that `text` stands for.
-
-    Raises:
-        ConfigError: it is none, there is no such figure, or the unit does not fit; names what there is.
-    """
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise ConfigError(
@@ -193,17 +182,7 @@ def parse_condition(text: str) -> Condition:
 def parse_conditions(
     texts: Iterable[str], crowd: Mapping[str, PeerKind], *, server_watched: bool = True
 ) -> list[Condition]:
-    """Return the conditions of a run.
-
-    Args:
-        texts: as given on the command line.
-        crowd: kind of each profile that takes part, publishers included.
-        server_watched: whether the server's process is known.
-
-    Raises:
-        ConfigError: one of them is none, or is about peers that do not take part, or about a process that is not
-            watched; there are more than 100.
-    """
+    """Return the conditions of a run."""
     conditions = [parse_condition(text) for text in texts]
     blind = next((item for item in conditions if not server_watched and item.figure.of_server), None)
     if blind is not None:

@@ -23,9 +23,6 @@ _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 class RunFigures:
     """Works out the figures of one run; looks at each peer once per scope.
 
-    Args:
-        result: the run; not to be changed afterwards.
-
     Attributes:
         kinds: of each profile; healthy ones first, publishers last.
     """
@@ -49,12 +46,6 @@ class RunFigures:
         return found
 
     def value(self, name: str, scope: str | None = None) -> float | None:
-        """Return a figure; None: it was not measured.
-
-        Args:
-            name: one of `FIGURES`.
-            scope: None: that of the figure, mostly ``viewers``.
-        """
         figure = FIGURES[name]
         if figure.of_run is not None:
             return figure.of_run(self)
@@ -102,12 +93,8 @@ class Figure:
     """One figure: its name, what it means, and how to get it; of a crowd or of the whole run.
 
     Args:
-        name: with its unit, where it has one.
         unit: ``ms``, ``s``, ``us``, ``kB``, ``kbit/s``, ``percent``, ``share`` or ``count``.
-        meaning: in a line.
         scope: the peers it is about where none are named.
-        of_crowd: works it out for some peers.
-        of_run: works it out for the run.
     """
 
     name: str

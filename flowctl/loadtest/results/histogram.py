@@ -38,10 +38,6 @@ def bounds_of(bucket: int) -> tuple[int, int]:
 class DelayHistogram:
     """Counts delays; not thread-safe.
 
-    Args:
-        buckets: bucket -> count, as `as_dict` gave it. None: empty.
-        max_us: the largest value so far.
-
     Attributes:
         buckets: bucket -> count. Hot paths add to it themselves.
         max_us: the largest value so far.
@@ -114,5 +110,4 @@ class DelayHistogram:
 
     @classmethod
     def from_list(cls, flat: list[int]) -> DelayHistogram:
-        """Return the histogram that `as_list` described."""
         return cls(dict(zip(flat[1::2], flat[2::2], strict=True)), flat[0] if flat else 0)

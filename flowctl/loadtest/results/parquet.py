@@ -32,11 +32,7 @@ _ROWS_PER_GROUP: Final = 20_000
 
 
 def check_available() -> None:
-    """See to it that pyarrow is there, before a run whose result is to be written.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """See to it that pyarrow is there, before a run whose result is to be written."""
     if importlib.util.find_spec("pyarrow") is None:
         raise ConfigError(
             "--parquet needs pyarrow, which is not installed", hint="in flowctl's source folder: pip install '.[load]'"
@@ -92,12 +88,7 @@ def schema_of(metadata: Mapping[str, str]) -> pa.Schema:
 
 
 def write_parquet(path: Path, result: RunResult) -> None:
-    """Write the peers of a run; whole or not at all.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-        FlowctlError: the file cannot be written.
-    """
+    """Write the peers of a run; whole or not at all."""
     check_available()
     import pyarrow as pa
     from pyarrow import parquet

@@ -35,13 +35,7 @@ _TIME: Final = "seconds of the run"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Profiles that share a line.
-
-    Args:
-        label: its name.
-        colour: in all plots.
-        profiles: which ones.
-    """
+    """Profiles that share a line."""
 
     label: str
     colour: int
@@ -142,15 +136,7 @@ _Sampled = Sequence[tuple[Sequence[float], float]]
 def _spread(
     name: str, title: str, labels: tuple[str, str], found: Sequence[tuple[Line, _Sampled]], *, counted: bool = False
 ) -> Figure:
-    """Return how times are spread for each line: what percentage is not above which.
-
-    Args:
-        name: see `Lines`.
-        title: see `Lines`.
-        labels: of x and y; see `Lines`.
-        found: the times of each line, in ms.
-        counted: whether the table says how many there are.
-    """
+    """Return how times are spread for each line: what percentage is not above which."""
     series, rows = [], []
     for line, samples in found:
         curve = zip(weighted_quantiles(samples, _CURVE), _CURVE, strict=True)

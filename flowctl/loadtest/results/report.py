@@ -51,12 +51,7 @@ _PROFILE_FIGURES: Final = (
 
 
 def render(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> str:
-    """Return the page.
-
-    Args:
-        result: the run.
-        verdicts: what became of its conditions.
-    """
+    """Return the page."""
     figures = RunFigures(result)
     body = [
         _header(result),

@@ -146,21 +146,13 @@ class Sample:
     """The run at one moment, about once a second.
 
     Args:
-        at_s: since the start of the run.
-        connected: peers connected now, by profile.
         playing: peers that have received a frame and are connected, by profile.
-        received_bytes_per_s: of all viewers, since the sample before.
-        frames_per_s: frames received by parsed viewers, since the sample before.
-        missing: frames missing so far, by profile.
         pictures: video frames received so far by parsed viewers, by profile.
         missing_pictures: video frames missing so far, by profile, those for which only sound came among them.
         cut: peers cut by the server so far, by profile.
         failed: peers that could not connect or were refused so far, by profile.
         delay_p50_ms: over the frames since the sample before, of parsed healthy viewers. None: there were none.
-        delay_p99_ms: the same.
         server_cpu_percent: of one core, user and system. None: no process id was given.
-        server_rss_bytes: resident memory.
-        server_fds: open descriptors.
         load_cpu_percent: of one core, of the load tester's own processes: near 100 times their number, the delays
             measured are the tester's own.
     """
@@ -195,17 +187,12 @@ class RunResult:
         url: the server and stream, without secrets.
         command: the command line that made it, without secrets. "" for a run from Python.
         began_at: wall-clock time of its start, ISO 8601 with time zone.
-        duration_s: how long it took.
         profiles: what was asked for: name -> number of peers.
-        peers: one row per connection.
-        samples: one per second.
         delays_ms: delays of all measured frames by profile, a sorted sample of at most 10,000 each, for plots and
             for percentiles over all frames.
         server_pid: process measured. None: none was given.
         server_cpu_s: processor time of the server in seconds. None: none was given.
         server_base_rss_bytes: its resident memory before the first peer came.
-        interrupted: whether the run was ended before its time.
-        interrupted_by: number of the signal that did. None: none.
         failure: what went wrong in mid run, like the end of the server; such a run may have been ended before its time,
             and what it did not see says nothing. "": nothing did.
         warnings: what casts doubt on the figures, like a load tester that had no processor time left.

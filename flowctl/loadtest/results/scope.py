@@ -38,15 +38,7 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 
 def weighted_quantiles(samples: Iterable[tuple[Sequence[float], float]], shares: Sequence[float]) -> list[float]:
-    """Return quantiles of several samples together.
-
-    Args:
-        samples: (values, weight of each of the values): a sample of 100 that stands for 1000 frames weighs 10.
-        shares: 0 to 1 each.
-
-    Returns:
-        For each share what `quantile` returns; nothing at all if there are no values.
-    """
+    """Return quantiles of several samples together."""
     pairs = sorted((value, weight) for values, weight in samples for value in values)
     if not pairs:
         return []
@@ -57,14 +49,6 @@ def weighted_quantiles(samples: Iterable[tuple[Sequence[float], float]], shares:
 
 
 def in_scope(scope: str, profile: str, kind: PeerKind, profiles: Iterable[str]) -> bool:
-    """Return whether peers of `profile` are meant by `scope`.
-
-    Args:
-        scope: see the docstring of the module; upper and lower case are the same.
-        profile: of the peers in question.
-        kind: of the peers in question.
-        profiles: all profiles of the run: one of that name comes before a kind of that name.
-    """
     wanted, name = scope.lower(), profile.lower()
     if any(wanted == other.lower() for other in profiles):
         return wanted == name
@@ -78,12 +62,7 @@ def in_scope(scope: str, profile: str, kind: PeerKind, profiles: Iterable[str]) 
 
 
 class Crowd:
-    """The peers that a figure is about.
-
-    Args:
-        result: the run.
-        peers: those of it.
-    """
+    """The peers that a figure is about."""
 
     def __init__(self, result: RunResult, peers: list[PeerResult]) -> None:
         self.result = result
@@ -107,11 +86,9 @@ class Crowd:
         return float(sum(getattr(peer, name) for peer in self.receivers)) if self.receivers else None
 
     def count(self, wanted: Callable[[PeerResult], bool]) -> float | None:
-        """Return how many peers are so; None: there are no peers."""
         return float(sum(map(wanted, self.peers))) if self.peers else None
 
     def share(self, wanted: Callable[[PeerResult], bool]) -> float | None:
-        """Return which share of the peers is so; None: there are no peers."""
         count = self.count(wanted)
         return None if count is None else count / len(self.peers)
 

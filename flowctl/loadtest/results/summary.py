@@ -67,7 +67,6 @@ _ENDS: Final = {
 
 
 def end_words(end: PeerEnd) -> str:
-    """Return how a connection ended, in words."""
     return _ENDS[end]
 
 
@@ -172,12 +171,7 @@ def what_failed(result: RunResult) -> str | None:
 
 
 def summarize(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> dict[str, Any]:
-    """Return the run as plain values: figures by profile, ends, server, verdicts; without the single peers.
-
-    Args:
-        result: the run.
-        verdicts: what became of its conditions.
-    """
+    """Return the run as plain values: figures by profile, ends, server, verdicts; without the single peers."""
     figures = RunFigures(result)
     problem = what_failed(result)
     return {

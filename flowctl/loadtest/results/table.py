@@ -46,14 +46,7 @@ class Display(Protocol):
 
 
 def choose_display(title: str, profiles: Mapping[str, int], total_s: float, *, table: bool) -> Display:
-    """Return the live table if that is wanted and standard error is a terminal, else lines.
-
-    Args:
-        title: what is loaded.
-        profiles: peers asked for, by profile.
-        total_s: how long the run will take.
-        table: whether a table is wanted at all.
-    """
+    """Return the live table if that is wanted and standard error is a terminal, else lines."""
     if table and sys.stderr.isatty():
         return TableDisplay(title, profiles, total_s)
     return LineDisplay(profiles, total_s)
@@ -94,13 +87,7 @@ def _left(sample: Sample, total_s: float) -> str:
 
 
 class TableDisplay:
-    """A table that is drawn anew with each sample.
-
-    Args:
-        title: what is loaded.
-        profiles: peers asked for, by profile.
-        total_s: how long the run will take.
-    """
+    """A table that is drawn anew with each sample."""
 
     def __init__(self, title: str, profiles: Mapping[str, int], total_s: float) -> None:
         self._title = foreign(title)
@@ -153,12 +140,7 @@ class TableDisplay:
 
 
 class LineDisplay:
-    """One line per sample.
-
-    Args:
-        profiles: peers asked for, by profile.
-        total_s: how long the run will take.
-    """
+    """One line per sample."""
 
     def __init__(self, profiles: Mapping[str, int], total_s: float) -> None:
         self._asked = sum(profiles.values())

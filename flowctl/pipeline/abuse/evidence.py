@@ -88,12 +88,7 @@ COLUMNS: Final = {
 
 
 def with_evidence(rows: DataFrame, weights: Weights) -> DataFrame:
-    """Add `address`, `kind` (of evidence; null: none) and `amount`; works on a stream and on a table alike.
-
-    Args:
-        rows: of `flow_closes` and `flow_events`: the columns of both, those of the other table null.
-        weights: for the marks that make a connection short, deaf, or settled.
-    """
+    """Add `address`, `kind` (of evidence; null: none) and `amount`; works on a stream and on a table alike."""
     amount = f.least(f.greatest(f.coalesce("count", f.lit(1)), f.lit(1)), f.lit(_MOST_AMOUNT))
     found = addresses.with_unit(rows, "peer_ip").withColumn("kind", _kind(weights))
     return found.withColumn("amount", f.when(f.col("kind").isNotNull(), amount).otherwise(0))

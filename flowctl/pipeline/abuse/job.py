@@ -40,7 +40,6 @@ class AbuseOptions:
     """How to judge.
 
     Args:
-        weights: of evidence.
         allow: networks that are neither banned nor limited: trusted proxies, monitors.
         private: whether loopback and private networks are judged as any other. False: they are allowed.
         most_bans: bans and limits that this job makes at most; bans first, and of these the highest scores.
@@ -93,16 +92,6 @@ def merge_lists(there: str, made: str, options: AbuseOptions, warn: Callable[[st
     """Return what the ban list holds after this job: others write to it as well, and none ends a ban of another.
 
     A list that is too long, also one that is there, is cut to what servers take: what is least is left out.
-
-    Args:
-        there: the list.
-        made: what the job wants to be in it.
-        options: how it judged.
-        warn: told how many were left out.
-
-    Raises:
-        ConfigError: it cannot be read, or more of it was made by hand than fits. It is never written over: somebody
-            may have made a typing error in it.
     """
     if options.replace_bans:
         return made

@@ -90,9 +90,7 @@ class Rules:
     """By what to judge.
 
     Args:
-        weights: of evidence.
         seen_us: end of the data, microseconds since the epoch.
-        now_us: up to when evidence and standing age.
         since_us: begin of the window: what is older tells who behaved, and is no evidence against anybody.
         spared: networks that are neither banned nor limited.
     """
@@ -148,13 +146,7 @@ def nodes(found: pd.DataFrame | DataFrame) -> pd.DataFrame:
 
 
 def scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return the scores of addresses and their subnets: `SCORE_COLUMNS`.
-
-    Args:
-        found: of part `evidence`, all rows of these subnets.
-        rules: by which to judge.
-        known: see `nodes`. None: `found` has it.
-    """
+    """Return the scores of addresses and their subnets: `SCORE_COLUMNS`."""
     each = address_scores(found, rules, nodes(found) if known is None else known)
     subnets = _subnet_scores(each, rules)
     covered = each["subnet"].isin(subnets["subnet"][subnets["verdict"] == "ban"])
@@ -208,13 +200,7 @@ def address_scores(found: pd.DataFrame, rules: Rules, known: pd.DataFrame) -> pd
 
 
 def _points(found: pd.DataFrame, shared: pd.Index[Any], rules: Rules) -> pd.DataFrame:
-    """Return by address: points, of these harm (kinds that can ban) and proof, never (how many never read), evidence.
-
-    Args:
-        found: of part `evidence`, with `last_us`.
-        shared: addresses where one kind counts as that of one offender.
-        rules: by which to judge.
-    """
+    """Return by address: points, of these harm (kinds that can ban) and proof, how many never read, evidence."""
     weights, harm = rules.weights, _kinds(found, rules.weights)
     # What cuts many of an address in one minute is their line: it counts once.
     at_once = found.groupby(["address", "kind", "minute"])["amount"].transform("sum").where(found["kind"] == DEAF, 1)
@@ -243,9 +229,6 @@ def _standing(found: pd.DataFrame, rules: Rules, servers: pd.DataFrame) -> pd.Da
     that is open counts up to the end of the data, and as one who is there now if it has played for `Weights.settled_s`.
     One whose server went away, so that nobody told its end, counts up to when it was last seen. Those who wait for a
     show are people too, from `_WAITING` at once on; that they waited is no standing.
-
-    Returns:
-        By address: people (there now), open (connections whose end is not known), standing_hours (aged).
     """
     weights, seen_us = rules.weights, min(rules.seen_us, rules.now_us)
     single = found[found["node"].notna()]
@@ -319,18 +302,7 @@ def _narrowest(units: Sequence[str]) -> str:
 def attackers(
     parts: Parts, who: Collection[str], seen_us: int, weights: Weights | None = None
 ) -> tuple[set[tuple[str, int]], set[str]]:
-    """Return whom the rules call attackers: what limits do to them is no reason for other limits.
-
-    Args:
-        parts: with part `evidence`.
-        who: addresses (as of `addresses.with_unit`) that are asked about, some thousands at most.
-        seen_us: end of the data, microseconds since the epoch.
-        weights: None: the defaults.
-
-    Returns:
-        Connections (node, conn_id) with evidence that bans and is more than being slow; and the addresses that would be
-        banned at the end of the data, wherever they are.
-    """
+    """Return whom the rules call attackers: what limits do to them is no reason for other limits."""
     rules = Rules(weights=weights or Weights(), seen_us=seen_us, now_us=seen_us, since_us=begin_us(parts))
     if parts.small:
         found = parts.pandas(EVIDENCE.name)

@@ -65,11 +65,8 @@ class WatchOptions:
     Args:
         judge: how to judge; its `now_s` and `truth` do not count, and `replace_bans` spares the bans of the watch.
         trigger_s: time between two looks for new files, 0.1 to 3600 s.
-        window_s: length of a window, 1 to 86,400 s.
         watermark_s: how much later than the newest record one may come, 0 to 86,400 s. One of a clock that is ahead of
             this machine's, by a day at most, goes as of now: it would make the records of all others late.
-        checkpoint: folder of Spark's checkpoint. None: ``OUT/_checkpoint``.
-        once: work off what is there, then end.
         most_files: files per trigger: 500 are a minute of 40 nodes that write two every 10 s.
     """
 
@@ -100,12 +97,7 @@ def points(weights: Weights) -> Column:
 
 
 def windowed(raw: DataFrame, options: WatchOptions) -> DataFrame:
-    """Return the points of addresses in windows: window, address, points, last_seen.
-
-    Args:
-        raw: a stream with the columns of `flow_closes` and `flow_events` in one.
-        options: how.
-    """
+    """Return the points of addresses in windows: window, address, points, last_seen."""
     # The time of the batch, not of now: a batch that is run again filters the same rows. What is older is not for
     # the judge to read, nor what is a day ahead, and its window may begin at no time that there is.
     now, weights, day = f.current_timestamp(), options.judge.weights, f.make_dt_interval(days=f.lit(1))
@@ -120,18 +112,7 @@ def windowed(raw: DataFrame, options: WatchOptions) -> DataFrame:
 def merge_into(
     place: Place, own: Sequence[Ban], judge: AbuseOptions, *, anew: bool = False, tell: Tell = lambda _: None
 ) -> None:
-    """Merge bans of the watch into the list of a folder; those that have expired go.
-
-    Args:
-        place: the folder; others write the list as well: `abuse`, `all`, and people.
-        own: bans.
-        judge: says which networks are allowed.
-        anew: whether those of others go, and all of a list that cannot be read.
-        tell: told what was left out of a list that is full.
-
-    Raises:
-        ConfigError: the list cannot be read.
-    """
+    """Merge bans of the watch into the list of a folder; those that have expired go."""
     made = render(replace(ban, source=SOURCE) for ban in own)
     judge = replace(judge, now_s=None, replace_bans=False)
     place.change_text(BANS_FILE, lambda there: merge_lists(_own(there) if anew else there, made, judge, tell))
@@ -165,7 +146,6 @@ class Watch:
         self._seen_batch = -1
 
     def start(self) -> StreamingQuery:
-        """Start the stream and return it."""
         spark, options = self._spark, self._options
         partitions = min(MOST_STATE_PARTITIONS, spark.sparkContext.defaultParallelism)
         spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
@@ -205,12 +185,7 @@ class Watch:
             raise
 
     def _bans(self, who: set[str], now_s: float) -> list[Ban]:
-        """Return what the job `abuse` says of some addresses, by all records of the last day.
-
-        Args:
-            who: addresses of the alarm.
-            now_s: when they were last seen, seconds since the epoch: bans begin then, not with the look at it.
-        """
+        """Return what the job `abuse` says of some addresses, by all records of the last day."""
         judge = replace(self._options.judge, now_s=now_s, truth=None, replace_bans=True)
         since = dt.datetime.fromtimestamp(now_s, dt.UTC) - LOOK_BACK
         where = Place(self._place.path(JUDGE_FOLDER))
@@ -224,11 +199,7 @@ class Watch:
         return list({(ban.cidr, ban.action): ban for ban in found if ban is not None}.values())
 
     def _judged(self, folder: str, judge: AbuseOptions, window: Window) -> AllResult | None:
-        """Run the job, again and again where it cannot work in its folder; None: the records are of no use to it.
-
-        Raises:
-            ConfigError: it cannot, and the watch ends; the batch comes again with the next one.
-        """
+        """Run the job, again and again where it cannot work in its folder; None: the records are of no use to it."""
         told = False
         while True:
             try:
@@ -278,20 +249,7 @@ def run(
     stop: threading.Event | None = None,
     tell: Tell = lambda _: None,
 ) -> JobNote:
-    """Watch the records below `events` until `stop` is set, or with `WatchOptions.once` until all files are read.
-
-    Args:
-        spark: session.
-        events: folder that servers write to, anywhere Spark can read.
-        out: folder of the results, on this machine, where the server watches ``bans.jsonl``.
-        options: how. None: all defaults.
-        stop: set to end in order, also where the same signal has ended Java. None: only an exception ends it.
-        tell: given a line about each batch, and what else there is to know.
-
-    Raises:
-        ConfigError: there are no records, or `out` cannot be used.
-        FlowctlError: the stream failed.
-    """
+    """Watch the records below `events` until `stop` is set, or with `WatchOptions.once` until all files are read."""
     from flowctl.pipeline.spark.session import SparkError, one_line
 
     options, stop = options or WatchOptions(), stop or threading.Event()

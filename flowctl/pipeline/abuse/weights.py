@@ -120,15 +120,7 @@ def _number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def parse_weights(text: str, where: str) -> Weights:
-    """Return the weights of a file; what it does not name keeps its default.
-
-    Args:
-        text: TOML: settings by name, and a table ``[points]``.
-        where: name of the file, for errors.
-
-    Raises:
-        ConfigError: it is no TOML, or a key or a value is wrong.
-    """
+    """Return the weights of a file; what it does not name keeps its default."""
     value = TomlText(text, where).table
     points = value.pop("points", {})
     if not isinstance(points, dict):

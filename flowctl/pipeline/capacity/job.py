@@ -84,15 +84,7 @@ def nodes_for(viewers: float, carries: float, headroom: float) -> int:
 
 
 def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, Any]:
-    """Return the answer, what it rests on, and how far that was from a real crowd.
-
-    Args:
-        points: crowds that were recorded.
-        options: with `bit_rate` and `slow_share`.
-
-    Raises:
-        ConfigError: the measurements tell nothing, or memory is asked for but was not measured.
-    """
+    """Return the answer, what it rests on, and how far that was from a real crowd."""
     source, used, weak = "records", points, ""
     if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
         source, used = "measurements", node.parse_measurements(options.measurements, options.measurements_name)

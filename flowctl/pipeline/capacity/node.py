@@ -152,12 +152,7 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> l
 
 
 def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> Line:
-    """Fit a line.
-
-    Args:
-        points: (viewers, bit rate, value), values above 0. From one size of crowd `idle` is 0.
-        byte: taken where bit rates are less than twice apart: closer ones tell noise, and no byte.
-    """
+    """Fit a line."""
     viewers, rates, values = np.asarray(points, float).T
     several, apart = viewers.max() > 1.1 * viewers.min(), rates.max() >= 2 * rates[viewers > 0].min()
     octets = viewers * rates / 8
@@ -167,11 +162,7 @@ def line_of(points: Sequence[tuple[float, float, float]], byte: float = 0.0) -> 
 
 
 def fit(points: Sequence[Measurement]) -> NodeModel:
-    """Fit the model to measurements, of which saturated ones are left out.
-
-    Raises:
-        ConfigError: there are none, or they do not tell what a viewer costs.
-    """
+    """Fit the model to measurements, of which saturated ones are left out."""
     points = [point for point in points if not point.saturated]
     if not points:
         raise ConfigError(
@@ -223,16 +214,7 @@ def held_out_error(points: Sequence[Measurement]) -> tuple[float, Measurement] |
 
 
 def parse_measurements(text: str, where: str) -> list[Measurement]:
-    """Return the points of a file of measurements.
-
-    Args:
-        text: one or several JSON values, one after the other: results of ``flowctl load --json --server-pid PID``, or
-            bench/results/capacity.json.
-        where: name of the file, for errors.
-
-    Raises:
-        ConfigError: it is none of these, or a value is wrong.
-    """
+    """Return the points of a file of measurements."""
     points, rest = list[Measurement](), text.lstrip()
     try:
         while rest:

@@ -38,11 +38,7 @@ MOST_NETWORKS: Final = 200
 
 
 def parse_networks(texts: Sequence[str], option: str) -> list[Network]:
-    """Return the networks that `texts` name, an address meaning itself alone; `option` is where they were given.
-
-    Raises:
-        ConfigError: one is no network, or there are too many.
-    """
+    """Return the networks that `texts` name, an address meaning itself alone; `option` is where they were given."""
     if len(texts) > MOST_NETWORKS:
         raise ConfigError(f"{option} was given {len(texts)} times, {MOST_NETWORKS} are allowed")
     return [parse_network(text, option, exact=True) for text in texts]

@@ -127,15 +127,7 @@ _OF_TABLES: Final = {name: _checks(name) for name in TABLES}
 
 
 def checks_of(table: str, hour: Hour | None, number: int, now_us: int) -> tuple[Check, ...]:
-    """Return all checks of a file; the first that fails names the reason.
-
-    Args:
-        table: that it holds.
-        hour: of its folder: format 3 has every row in it, older files go on until rotated, and may be a day off. None:
-            it lies in none.
-        number: format of its records.
-        now_us: time of the run, microseconds since the epoch.
-    """
+    """Return all checks of a file; the first that fails names the reason."""
     times = [column.name for column in TABLES[table].columns if column.kind is Kind.TIMESTAMP]
     found = [Check(name, "in the future", high=now_us + DAY_US) for name in times]
     if hour is not None:

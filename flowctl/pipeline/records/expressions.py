@@ -23,11 +23,6 @@ def summed(groups: GroupedData, sums: Iterable[str], *more: Column) -> DataFrame
 
     A sum that does not fit 64 bits is 2^63 - 1: who writes among the records may write counts that no check can call
     wrong and that no sum can hold. `try_sum` is null then, as it is of nulls; one more aggregate tells which it was.
-
-    Args:
-        groups: of rows.
-        sums: names of columns, 63 at most, and of those of the result.
-        more: other aggregates, with names.
     """
     # As text: handed over one by one, expressions of Python take longer than small data do.
     bits = {f"`{name}`": 1 << place for place, name in enumerate(sums)}

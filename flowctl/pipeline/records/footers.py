@@ -76,16 +76,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int, *, whole: bool = False) -> Facts:
-    """Return the facts of a file, never raising for what is wrong with it.
-
-    Args:
-        system: file system of `pyarrow.fs`.
-        path: of the file on it.
-        table: which one it should hold.
-        hour: of the folder that it lies in. None: it lies in none of an hour.
-        now_us: time of the run, microseconds since the epoch.
-        whole: every page is read, too, to see that none is damaged.
-    """
+    """Return the facts of a file, never raising for what is wrong with it."""
     size_bytes = None
     try:
         with system.open_input_file(path) as source:
@@ -247,11 +238,7 @@ def _bomb(footer: Any, names: Collection[str]) -> str | None:
 
 
 def check_footer(source: Any) -> None:
-    """See that the footer of an open file can be read, by what the last octets say of its length.
-
-    Raises:
-        ValueError: it is too long.
-    """
+    """See that the footer of an open file can be read, by what the last octets say of its length."""
     source.seek(max(source.size() - 8, 0))
     size_bytes = int.from_bytes(source.read(4), "little")
     source.seek(0)

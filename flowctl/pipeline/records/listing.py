@@ -53,23 +53,12 @@ class Listing:
         return sorted({file.hour for file in self.files})
 
     def of(self, hours: Iterable[Hour]) -> list[File]:
-        """Return the files of these hours."""
         wanted = set(hours)
         return [file for file in self.files if file.hour in wanted]
 
 
 def list_records(root: str, window: Window | None = None, settings: Mapping[str, str] | None = None) -> Listing:
-    """List the files of all tables.
-
-    Args:
-        root: folder that ``--events`` named, a path or an address.
-        window: only hours some of which lies in it. None: all.
-        settings: of Spark, which say where an S3 store is. None: as the environment says.
-
-    Raises:
-        RecordsError: `root` is not there, or has no table.
-        ConfigError: it cannot be read.
-    """
+    """List the files of all tables."""
     storage = Storage.of(root, settings)
     found, deep, outside = [], set(), set()
     for table in _tables(storage, root):
@@ -97,11 +86,7 @@ def _hour(path: str) -> Hour:
 
 
 def _tables(storage: Storage, root: str) -> list[str]:
-    """Return the tables that have a folder, in the order of the contract.
-
-    Raises:
-        RecordsError: there is none.
-    """
+    """Return the tables that have a folder, in the order of the contract."""
     if there := [name for name in TABLES if storage.is_folder(name)]:
         return there
     if not storage.is_folder(""):

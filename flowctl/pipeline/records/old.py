@@ -62,11 +62,7 @@ _SUMS: Final = (
 
 
 def events(old: DataFrame) -> DataFrame:
-    """Return those events that servers write today, in today's columns.
-
-    Args:
-        old: rows of `flow_events` of formats 1 and 2, with `date` and `hour`.
-    """
+    """Return those events that servers write today, in today's columns."""
     count = f.get_json_object(_of(_is(EventName.CONN_REFUSED), "detail"), "$.count").try_cast("bigint")
     count = f.coalesce("count", _within(count, MOST_COUNT))
     frame = old.filter(f.col("event").isin(*sorted(RECORDED))).withColumn("count", count)
@@ -74,13 +70,7 @@ def events(old: DataFrame) -> DataFrame:
 
 
 def connections(old: DataFrame, samples: DataFrame | None, *, ended: bool) -> DataFrame:
-    """Return one row per connection, the columns of `flow_closes`, `date` and `hour`.
-
-    Args:
-        old: rows of `flow_events` of formats 1 and 2, with `date` and `hour`.
-        samples: rows of `flow_samples` of these formats, and `step`. None: there are none.
-        ended: whether those that ended are wanted, or those that did not.
-    """
+    """Return one row per connection, the columns of `flow_closes`, `date` and `hour`."""
     told = old.filter(f.col("conn_id") != 0)
     frame = _event_sums(told).filter(f.col("close").isNotNull() if ended else f.col("close").isNull())
     columns = _of_events()
@@ -127,7 +117,6 @@ def _delays(prefix: str) -> list[Column]:
 
 
 def _event_sums(told: DataFrame) -> DataFrame:
-    """Sum up the events of each connection."""
     edge, close = _is(EventName.STATE_CHANGED), _is(EventName.CONN_CLOSED)
     ranks = f.array(*map(f.lit, _STATES))
     old, new = (f.array_position(ranks, _of(edge, name)) - 1 for name in ("state_from", "state_to"))
@@ -227,7 +216,6 @@ def _of_reason(reason: str, names: Iterable[str]) -> Column:
 
 
 def _sample_sums(samples: DataFrame) -> DataFrame:
-    """Sum up the samples of each connection."""
     whole = f.coalesce("picture_share", f.lit(1.0)) < 1
     trouble = (f.col("state") != "READY") | whole | (f.coalesce("step", f.lit("FULL")) != "FULL")
     still = f.col("stalled_ms") >= STALL_MS

@@ -91,11 +91,7 @@ class Storage:
 
     @staticmethod
     def of(address: str, settings: Mapping[str, str] | None = None) -> Storage:
-        """Return the folder of an address, a path or like ``s3a://bucket/folder``; `settings`: see `s3_options`.
-
-        Raises:
-            ConfigError: it is of an unknown kind.
-        """
+        """Return the folder of an address, a path or like ``s3a://bucket/folder``; `settings`: see `s3_options`."""
         if (local := local_path(address)) is not None:
             return Storage(fs.LocalFileSystem(), str(local.absolute()), "")
         url = urlparse(address)
@@ -127,11 +123,6 @@ class Storage:
         return self.address(path) if self.prefix else f"file://{path}"
 
     def is_folder(self, name: str) -> bool:
-        """Return whether there is a folder of that name.
-
-        Raises:
-            ConfigError: the place cannot be read.
-        """
         return bool(self._info(self.path(name)).type == fs.FileType.Directory)
 
     def exists(self, name: str) -> bool:
@@ -143,9 +134,6 @@ class Storage:
 
         Links of folders below it are not followed: one that leads back to its own folder would never end. What is no
         file is there too, on this machine, and `strange`.
-
-        Raises:
-            ConfigError: it cannot be read.
         """
         folder = self.path(name)
         for info in self._info(fs.FileSelector(folder, recursive=True)) if self.prefix else self._local(folder):
@@ -196,11 +184,7 @@ def _raise(error: OSError) -> None:
 
 
 class Place:
-    """A folder for results, a path or an address; made if it is missing. `settings` are of Spark, see `s3_options`.
-
-    Raises:
-        ConfigError: it is a file, or cannot be made or written; not where it is only read (`make` is false).
-    """
+    """A folder for results, a path or an address; made if it is missing. `settings` are of Spark, see `s3_options`."""
 
     _ours: frozenset[str] = frozenset()  # folders in it that are marked
 
@@ -268,11 +252,6 @@ class Place:
             self.storage.system.delete_file(path)
 
     def read_text(self, name: str) -> str | None:
-        """Return a text file; None: there is none.
-
-        Raises:
-            ConfigError: it is too long to be one of ours, or cannot be read.
-        """
         info = self._info(name)
         if info.type != fs.FileType.File:
             return None
@@ -290,11 +269,6 @@ class Place:
         """Change a text file that others write too, of "" where there is none: they wait, and it stays theirs.
 
         On a store nothing is locked.
-
-        Raises:
-            BusyError: others do not end writing it.
-            ConfigError: it is too long to be one of ours.
-            FlowctlError: it cannot be written.
         """
         with contextlib.nullcontext() if self.storage.prefix else held(Path(self.storage.path(name)), _PATIENCE_S):
             there = self.read_text(name)
@@ -303,11 +277,7 @@ class Place:
                 self.write_text(name, text, shared=True)
 
     def write_text(self, name: str, text: str, *, shared: bool = False) -> None:
-        """Write a text file, whole or not at all; `shared`: whether one of another user stays theirs.
-
-        Raises:
-            FlowctlError: it cannot be written.
-        """
+        """Write a text file, whole or not at all; `shared`: whether one of another user stays theirs."""
         path = self.storage.path(name)
         if not self.storage.prefix:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -321,23 +291,14 @@ class Place:
             raise FlowctlError(f"cannot write {self.path(name)}: {error}") from error
 
     def check_ours(self, names: Iterable[str]) -> None:
-        """See to it that folders of these names may be replaced: they are ours, empty or not there.
-
-        Raises:
-            ConfigError: one was made by somebody else.
-        """
+        """See to it that folders of these names may be replaced: they are ours, empty or not there."""
         for name in names:
             if self.storage.is_folder(name) and self.names(name) and not self.exists(f"{name}/{_MARK}"):
                 told = f"{self.path(name)} would be replaced by results, and is not a folder of results"
                 raise ConfigError(told, hint="move it away, or name another folder with --out")
 
     def adopt(self, staging: Place, name: str) -> None:
-        """Give an output that was made in `staging` its name here, in place of an earlier one.
-
-        Raises:
-            ConfigError: a folder that somebody else made has that name.
-            FlowctlError: it cannot be moved.
-        """
+        """Give an output that was made in `staging` its name here, in place of an earlier one."""
         folder = name.partition("/")[0]
         if folder not in self._ours:
             self.check_ours([folder])
@@ -365,9 +326,6 @@ class Place:
         """Delete what killed runs have left in the making; only on this machine, where the runner holds a lock.
 
         Links of other users go as well: results would be put wherever they lead.
-
-        Raises:
-            ConfigError: one cannot be deleted.
         """
         for path in () if self.storage.prefix else Path(self.storage.base).iterdir():
             if re.fullmatch(f"{_STAGING}[0-9a-f]{{8}}", path.name) or planted(path):

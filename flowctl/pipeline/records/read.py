@@ -86,7 +86,6 @@ class Read:
 
     @property
     def spark(self) -> SparkSession:
-        """The session."""
         return self.session()
 
     def has(self, name: str) -> bool:
@@ -131,11 +130,6 @@ class Read:
         return {file: facts for file, facts in look(self, files, whole=True) if facts.problem == DAMAGED}
 
     def enter(self, judged: Iterable[tuple[File, Facts]]) -> None:
-        """Enter files and their facts, by path.
-
-        Raises:
-            RecordsError: records are there twice.
-        """
         bad: dict[str, list[tuple[Any, ...]]] = {}
         for file, facts in judged:
             self._entered.add(file.path)
@@ -221,12 +215,7 @@ class Read:
         return files.repartition(tasks).mapInArrow(made, ddl)
 
     def _check_distinct(self, table: str, goods: Sequence[_Good]) -> None:
-        """See to it that no record is there twice in files that are no copies of each other.
-
-        Raises:
-            RecordsError: one is; names it and its files. Which of two rows is right nobody can tell, and jobs that add
-                up would count both.
-        """
+        """See to it that no record is there twice in files that are no copies of each other."""
         if not meeting([good.facts for good in goods]):
             return
         twice = self._scan(table, goods).groupBy("node", "seq").count().filter(f.col("count") > 1)
@@ -249,12 +238,7 @@ class Read:
 def judged(
     looked: Iterable[tuple[File, Facts]], used: Callable[[File, Facts], bool] = lambda *_: False
 ) -> list[tuple[File, Facts]]:
-    """Return files and their facts, by path, with those put aside whose hour nothing tells, and copies.
-
-    Args:
-        looked: files and facts.
-        used: (file, its facts) -> whether other hours have used its records.
-    """
+    """Return files and their facts, by path, with those put aside whose hour nothing tells, and copies."""
     seen: set[str] = set()
     found = []
     for file, facts in looked:
@@ -269,11 +253,7 @@ def judged(
 
 
 def check_any(listing: Listing, judged: Sequence[tuple[File, Facts]]) -> None:
-    """See to it that a file of these can be used.
-
-    Raises:
-        RecordsError: there are files, and none can.
-    """
+    """See to it that a file of these can be used."""
     if not judged or any(facts.problem is None for _, facts in judged):
         return
     counts = Counter(str(facts.problem) for _, facts in judged)
@@ -310,9 +290,6 @@ def meeting(files: Sequence[Facts]) -> bool:
     (`node`, `seq`) names a record of a table. A recorder's files follow each other, so the ranges of `seq` of a node's
     files do not meet; where they do, somebody rewrote files and left the old ones, or two servers have the same name.
     Files that no recorder wrote mix nodes, meet everywhere and hold nothing twice: alone they are no reason to look.
-
-    Args:
-        files: of one table.
     """
     if len(files) < 2 or not any(facts.recorded for facts in files):
         return False

@@ -74,7 +74,6 @@ def holds(content: Content, other: Content) -> bool:
 
 
 def apart(content: Content, other: Content) -> bool:
-    """Return whether no record of `other` can be in `content`."""
     pairs = chain.from_iterable(
         ((one, span) for one in content.get(source, ()) for span in spans) for source, spans in other.items()
     )

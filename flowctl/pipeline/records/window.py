@@ -38,13 +38,11 @@ class Window:
         return Window(first and first - min(dt.timedelta(days=1), first - least), self.until)
 
     def meets(self, hour: Hour) -> bool:
-        """Return whether some of that hour lies in the window."""
         later = self.since is None or end_of(hour) > self.since
         return later and (self.until is None or begin_of(hour) < self.until)
 
 
 def begin_of(hour: Hour) -> dt.datetime:
-    """Return when an hour begins."""
     return dt.datetime.fromisoformat(f"{hour[0]}T{hour[1]}:00:00+00:00")
 
 
@@ -63,11 +61,7 @@ def hour_of(moment: dt.datetime) -> Hour:
 def parse_window(
     now: dt.datetime, *, since: str | None = None, begin: str | None = None, end: str | None = None
 ) -> Window:
-    """Return the window that ``--since``, ``--from`` and ``--to`` name, to the letter: see `Window.whole`.
-
-    Raises:
-        ConfigError: one cannot be read, two say the same, or the window is empty.
-    """
+    """Return the window that ``--since``, ``--from`` and ``--to`` name, to the letter: see `Window.whole`."""
     if since is not None and begin is not None:
         raise ConfigError("--since and --from both say when the window begins", hint="give one of them")
     first = _moment("--from", begin) if since is None else _utc(now) - _duration(since)

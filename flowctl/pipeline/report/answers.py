@@ -66,9 +66,6 @@ class Advice(NamedTuple):
     Args:
         about: what is asked: limits, bans, capacity, calls, network, publisher, node.
         kind: "act", "fine" (nothing to do) or "unknown".
-        do: what to do, one sentence.
-        why: what it would change, or what was seen.
-        sure: what that rests on.
     """
 
     about: str

@@ -30,12 +30,9 @@ class Known(NamedTuple):
 
     Args:
         kind: "share" of a total, "quantile" over viewers, or "ratio" of sums.
-        words: what it is called.
-        better: whether more of it is better (1), worse (-1) or neither (0).
         least: change that matters, in its unit: a smaller one is none, however sure.
         of: of a share: the total; of a quantile: the column of the sessions; of a ratio: the column of the sessions
             that each viewer weighs by.
-        at: of a quantile: which.
         step: share of it by which it is measured in steps: a change of one step may be none.
         tile: whether it is one of the few figures that one looks for first.
     """
@@ -69,14 +66,7 @@ MEASURES: Final[Mapping[str, Known]] = {
 
 
 def measured(name: str, one: Row) -> str:
-    """Return a figure over viewers as people read it.
-
-    Args:
-        name: in `MEASURES`.
-        one: `n` viewers of whom it is known, its `value`, `low` and `high`, between which it lies but for chance
-            (`SURE`) with viewers taken as independent (None: there is no such bound, or it is a share), and of a share
-            the `part` of the `n` (None: it is none).
-    """
+    """Return a figure over viewers as people read it."""
     return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
 
 
@@ -92,9 +82,6 @@ class Found:
     """All that a report shows.
 
     Args:
-        events: folder that was analyzed.
-        made_at: when, UTC.
-        window: what was asked for, in words; "": all there is.
         jobs: name -> what became of it, as in ``summary.json``.
         totals: connections, span_s and drawn_share of all sessions, and of how many viewers the address is `listed` in
             bans; viewers, plays, troubled, play_s and sent_bytes of the row of all of `experience`. None: no sessions.
@@ -119,16 +106,13 @@ class Found:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, table: str) -> Sequence[Row]:
-        """Return the first rows of a table."""
         return self.tables.get(table, Cut()).rows
 
     def summary(self, job: str) -> Row:
-        """Return the summary of a job; {}: it has none."""
         found = self.jobs.get(job, {}).get("summary")
         return found if isinstance(found, Mapping) else {}
 
     def why_not(self, job: str) -> str:
-        """Return why there are no figures of a job."""
         note = self.jobs.get(job, {})
         if note.get("state") == "failed":
             return f"Not known: the job {job} failed: {str(note.get('message'))[:400]}"
@@ -140,7 +124,6 @@ class Found:
 
 
 def json_of(text: str | None) -> dict[str, Any]:
-    """Return a JSON object; {}: the text is none."""
     try:
         value = json.loads(text or "")
     except (ValueError, RecursionError):

@@ -356,13 +356,7 @@ def _measure(name: str, whole: Row, viewers: pd.DataFrame, stayed: pd.DataFrame)
 
 
 def ranks(n: int, at: float, off: float = 0.0) -> tuple[int, int]:
-    """Return between which ranks of `n` values, from 1 on, a quantile lies but for chance (`SURE`); 0, n + 1: beyond.
-
-    Args:
-        n: values, drawn independently.
-        at: which quantile.
-        off: by how much the rank of what is taken for it may be off in addition, as a share.
-    """
+    """Return between which ranks of `n` values, from 1, a quantile lies but for chance (`SURE`); 0, n + 1: beyond."""
     chance = math.erfc(SURE / math.sqrt(2)) / 2
     ratios = (n - np.arange(n)) / np.arange(1, n + 1) * (at / (1 - at))
     at_most = np.exp(np.cumsum(np.log(np.concatenate([[1.0], ratios]))) + n * math.log1p(-at)).cumsum()

@@ -76,11 +76,8 @@ class Section(NamedTuple):
     """A part of the page.
 
     Args:
-        title: its heading.
         job: whose results it shows; where there are none it says why.
         pictures: drawn of it: bars of a table, or a function.
-        tables: names, see `TABLES`.
-        first: makes HTML that stands before both.
     """
 
     title: str

@@ -72,15 +72,7 @@ def _ask(home: Path) -> int | None:
 
 
 def find_java(environment: Mapping[str, str] | None = None, places: tuple[str, ...] = PLACES) -> Java:
-    """Return a Java that is new enough.
-
-    Args:
-        environment: of the process. None: `os.environ`.
-        places: patterns of folders, for tests.
-
-    Raises:
-        ConfigError: there is none; the message names what was found instead, the hint says how to get one.
-    """
+    """Return a Java that is new enough."""
     old: dict[Path, str] = {}
     for home in _homes(os.environ if environment is None else environment, places):
         if home.resolve() in old or not os.access(home / "bin" / "java", os.F_OK):

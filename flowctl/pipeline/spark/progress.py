@@ -24,11 +24,7 @@ LINE_EVERY_S: Final = 10.0
 
 
 class Progress:
-    """Watches from a thread of its own and shows what runs; a context manager, for before a session begins on.
-
-    Args:
-        title: what is being done.
-    """
+    """Watches from a thread of its own and shows what runs; a context manager, for before a session begins on."""
 
     def __init__(self, title: str) -> None:
         self._title = title  # replaced whole, read by the thread, as is the tracker

@@ -77,11 +77,7 @@ class SparkError(FlowctlError):
 
 
 def check_available() -> None:
-    """See to it that PySpark and what goes with it are installed.
-
-    Raises:
-        ConfigError: a package of the extra ``pipeline`` is missing.
-    """
+    """See to it that PySpark and what goes with it are installed."""
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"the pipeline needs what is not installed: {', '.join(missing)}", hint=EXTRA_HINT)
@@ -111,11 +107,7 @@ def fit(spark: SparkSession, size_bytes: int) -> None:
 
 
 def settings_of(options: SessionOptions, log4j: Path | None = None, java: Java | None = None) -> dict[str, str]:
-    """Return every setting of Spark that follows from `options`, the log's own settings and the Java that is to run.
-
-    Raises:
-        ConfigError: `master` is none.
-    """
+    """Return every setting of Spark that follows from `options`, the log's own settings and the Java that is to run."""
     master = options.master or options.conf.get("spark.master", "local[*]")
     if not _MASTER.fullmatch(master):
         raise ConfigError(
@@ -189,12 +181,7 @@ _own: dict[str, Any] = {}
 
 
 def open_session(options: SessionOptions | None = None) -> SparkSession:
-    """Start Spark, or return the session that runs in this process already.
-
-    Raises:
-        ConfigError: PySpark or Java is missing, or a setting is wrong.
-        SparkError: it did not start.
-    """
+    """Start Spark, or return the session that runs in this process already."""
     options = options or SessionOptions()
     check_available()
     # It says at each use that it was not tested with pandas 3; what is used of both here is.
@@ -272,12 +259,7 @@ def _is_ours(number: str) -> bool:
 
 @contextlib.contextmanager
 def session(options: SessionOptions | None = None) -> Iterator[SparkSession]:
-    """Start Spark, map the errors of what is done with it, and stop it, also after Ctrl-C.
-
-    Raises:
-        ConfigError: see `open_session`.
-        SparkError: Spark failed in between.
-    """
+    """Start Spark, map the errors of what is done with it, and stop it, also after Ctrl-C."""
     spark = open_session(options)
     try:
         with mapped_errors():
@@ -289,13 +271,7 @@ def session(options: SessionOptions | None = None) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Within this context errors of Spark and of the way to Java become a `SparkError` in one line.
-
-    Raises:
-        SparkError: the cause in one line, with where the log is.
-        BaseException: a signal. What Spark tidies up on its way meets a Java that the same signal has ended, and that
-            error would stand for it.
-    """
+    """Within this context errors of Spark and of the way to Java become a `SparkError` in one line."""
     from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 

@@ -35,11 +35,7 @@ def may_install() -> bool:
 
 
 def install() -> Java:
-    """Install Debian's Java, without a time limit: a package manager that is killed leaves half of a package.
-
-    Raises:
-        ConfigError: it could not be done.
-    """
+    """Install Debian's Java, without a time limit: a package manager that is killed leaves half of a package."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(  # noqa: S603 - fixed words

@@ -48,13 +48,7 @@ def tables(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, 
 
 
 def truth(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, DataFrame]:
-    """Return what was planted, by name.
-
-    Returns:
-        ``addresses``: address (of IPv6 its /64), kind, abuser (whether there is one), honest (whether there is anybody
-        who is none), one row per address with an abuser or somebody who looks bad; ``connections``: node, conn_id,
-        world, kind, blame of those in trouble; ``streams``: stream, problem; ``nodes``: node, what, at.
-    """
+    """Return what was planted, by name."""
     frame, col = connections(spark, options, cast), f.col
     told = frame.select(col("peer_ip").alias("written"), "abuser", f.when(~col("plain"), col("name")).alias("name"))
     # Of several kinds at an address the abuser's.
@@ -92,19 +86,7 @@ _SETTINGS: Final = {
 
 
 def run(spark: SparkSession | Callable[[], SparkSession], out: str, options: SynthOptions | None = None) -> JobNote:
-    """Make the data below `out`, as a recorder would have written it, and what was planted beside it: all, or nothing.
-
-    Args:
-        spark: session; or what starts it, called once `out` is known to be of use, if it is on this machine.
-        out: folder; see `SynthOptions.replace`.
-        options: what to make. None: all defaults.
-
-    Returns:
-        `summary` has the numbers of rows by table, clients, and the worlds.
-
-    Raises:
-        ConfigError: `out` cannot be written, holds tables that are not to be replaced, or another run is at work in it.
-    """
+    """Make the data below `out`, as a recorder writes it, and what was planted beside it: all, or nothing."""
     options = options or SynthOptions()
     cast = plan(options)
     settings = {}
@@ -124,7 +106,6 @@ def run(spark: SparkSession | Callable[[], SparkSession], out: str, options: Syn
 
 
 def _make(spark: SparkSession, place: Place, staging: Place, options: SynthOptions, cast: Cast) -> JobNote:
-    """Make everything in `staging`, then give it its place."""
     summary: dict[str, Any] = {"clients": cast.clients, "worlds": [crowd.world.name for crowd in cast.crowds]}
     outputs = {}
     for name, value in _SETTINGS.items():
@@ -154,9 +135,6 @@ def _check(place: Place, *, replace: bool) -> None:
 
     Records of a server cannot be made again, and the folder for them is named on the same command line. A recorder
     names its files by its node, Spark by the number of a task.
-
-    Raises:
-        ConfigError: there are tables, and `replace` is not set or they were not made here.
     """
     there = [name for name in TABLES if place.exists(name)]
     marked = place.exists(MARKER) or place.exists(TRUTH_FOLDER)

@@ -46,18 +46,7 @@ LIMITS: Final = {"messages": None, "bytes": "4194304 8388608", "age": "2s 8s"}
 
 
 def clocks(frame: DataFrame, at: str, name: str) -> DataFrame:
-    """Add how a connection stands at a time of it.
-
-    Args:
-        frame: see `connections`.
-        at: column with the time since it was opened, us.
-        name: begin of the columns' names.
-
-    Returns:
-        The same with ``<name>_episodes`` (over; one that is cut never is), ``_rest`` (into the next), ``_over``,
-        ``_soft``, ``_hard`` (time in these states), ``_whole`` and ``_lost`` (media published for it, and the part that
-        was dropped).
-    """
+    """Add how a connection stands at a time of it."""
     col, zero = f.col, f.lit(0)
     since = f.greatest(zero, col(at) - col("lead_us"))
     done = f.when(col("slice_us") > 0, f.floor(since / col("slice_us"))).otherwise(0)

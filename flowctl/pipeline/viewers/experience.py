@@ -163,7 +163,6 @@ def merged(rows: DataFrame, *more: Column) -> DataFrame:
 
 
 def sketch(name: str) -> Column:
-    """Return the sketch of a column of floats."""
     return f.kll_sketch_agg_float(name, f.lit(SKETCH_K))
 
 
@@ -194,12 +193,7 @@ def figures() -> dict[str, Column]:
 
 
 def peaks(sessions: DataFrame, since_s: float) -> DataFrame:
-    """Count how many watched at once, of all, each stream and each node: by, key, peak_viewers and peak_at.
-
-    Args:
-        sessions: with `seen_at`, of which their times are, and `until`, when the viewer was last there.
-        since_s: second from which on it matters; who came earlier counts from then on.
-    """
+    """Count how many watched at once, of all, each stream and each node: by, key, peak_viewers and peak_at."""
     began = f.greatest(f.floor(f.unix_micros("seen_at") / 1e6 - f.col("play_s")), f.lit(int(since_s)))
     moments = {1: began, -1: f.floor(f.unix_micros("until") / 1e6) + 1}
     steps = f.array(*(f.struct(at.alias("second"), f.lit(step).alias("step")) for step, at in moments.items()))

@@ -93,13 +93,7 @@ def sampled(samples: DataFrame) -> DataFrame:
 
 
 def spread(sessions: DataFrame, sampled: Callable[[Column], Column], *more: str) -> DataFrame:
-    """Make the same rows of sessions: comings and goings of all, and the minutes of those without samples.
-
-    Args:
-        sessions: see `flowctl.pipeline.viewers.sessions.OPEN_COLUMNS`.
-        sampled: number of a minute since the epoch -> whether samples of its hour are there; without, it has none.
-        more: columns to keep.
-    """
+    """Make the same rows of sessions: comings and goings of all, and the minutes of those without samples."""
     until, number, ours = f.unix_micros("seen_at"), f.col("number"), f.col("alone")
     watched = sessions.filter(viewing() & f.col("play_s").isNotNull()).select(
         *KEYS[:3], *more, "picture_share", "delay_p50_ms", "sent_bytes", "dropped_messages",

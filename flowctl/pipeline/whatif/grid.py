@@ -42,14 +42,7 @@ _AGES: Final = (0.5, 1.0, 2.0)
 
 
 def scaled(limits: Limits, *, load: float = 1.0, age: float = 1.0, hard_times: float | None = None) -> Limits:
-    """Return `limits` with the marks of bytes and messages `load` times, those of age `age` times as large.
-
-    Args:
-        limits: marks; those that are off stay off.
-        load: factor, above 0.
-        age: factor, above 0.
-        hard_times: the hard marks are so many times the soft ones. None: they keep their distance.
-    """
+    """Return `limits` with the marks of bytes and messages `load` times, those of age `age` times as large."""
 
     def axis(old: AxisLimits, factor: float) -> AxisLimits:
         soft = round(old.soft * factor)
@@ -88,16 +81,7 @@ def default_grid(present: Choice) -> list[Choice]:
 
 
 def parse_grid(text: str, where: str, present: Choice) -> list[Choice]:
-    """Return the choices that a grid file asks for, with the one in force first.
-
-    Args:
-        text: contents of the file.
-        where: its name, for errors.
-        present: the choice in force.
-
-    Raises:
-        ConfigError: no TOML, an unknown key, a value that is not allowed, or more than 4096 choices.
-    """
+    """Return the choices that a grid file asks for, with the one in force first."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -167,10 +151,6 @@ def in_force(detail: str | None) -> Choice | None:
     """Return the choice that the detail of a BEGIN row or of an event of a server tells; None: it tells none.
 
     Records from before there was a target delay say nothing of it; it is by the stream then, as is usual.
-
-    Args:
-        detail: JSON text with `limits`, `settings` and `policy` as a table, or with `marks`, the times by name and
-            `policy` by name.
     """
     try:
         values = json.loads(detail or "{}")

@@ -104,15 +104,10 @@ class WhatifOptions:
 
     Args:
         grid: text of a grid file, see `flowctl.pipeline.whatif.grid`. None: about fifty choices around the present.
-        grid_name: name of that file, for errors.
         objective: see `flowctl.pipeline.whatif.recommend`.
-        source: ``flights``, ``samples``, or ``auto``: flights where there are any.
         cut_s: how much trouble of a viewer's hour is tried, seconds; what comes later is not used.
         extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
         most: how many viewers are tried at most; of more, a random sample. 0: all of them.
-
-    Raises:
-        ConfigError: a value is out of range, or the objective is not understood.
     """
 
     grid: str | None = None
@@ -147,13 +142,8 @@ class Sample:
     """The viewers of the window.
 
     Args:
-        heads: their stretches without events.
         starts: when, and what, servers said of their limits up to the end of the window: at their start, at changes.
-        recorded: how many viewers there were.
-        share: of them, how many are in the sample.
-        attackers: how many of the sample were left out as such.
         tried: those that are tried, as of `flowctl.pipeline.whatif.strata.drawn`.
-        strata: of the viewers.
     """
 
     heads: pd.DataFrame
@@ -283,13 +273,7 @@ def _by_viewer(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def choice_rows(choices: Sequence[Choice], sums: Sums, sampled_share: float) -> list[dict[str, Any]]:
-    """Return the rows of ``whatif_choices``, without a recommendation.
-
-    Args:
-        choices: of the grid; the first is in force.
-        sums: of `tried`; those of `ALL_CHOICES` count for each.
-        sampled_share: of all viewers, how many were tried.
-    """
+    """Return the rows of ``whatif_choices``, without a recommendation."""
     totals: dict[int, dict[str, int]] = {}
     for (key, measure), value in sums.items():
         totals.setdefault(key, {})[measure] = value
@@ -357,9 +341,6 @@ def answer(parts: Parts, options: WhatifOptions) -> Answer:
     """Try the grid on the sample; write ``whatif_choices`` and ``limits.toml``.
 
     With no viewer in the sample there is nothing to write, and an earlier ``limits.toml`` stays: a server may read it.
-
-    Raises:
-        ConfigError: the grid is wrong.
     """
     sample = sample_of(parts, options)
     present, audiences = _in_force(sample), _audiences(sample.starts)
@@ -521,16 +502,7 @@ def audience_words(audiences: str) -> str:
 def limits_text(
     choice: Choice, pick: Pick, present: Mapping[str, Any], objective: str, who: str, audiences: str = ""
 ) -> str:
-    """Return the limits file of the recommended choice, with the reason and what it costs as comments.
-
-    Args:
-        choice: that is recommended.
-        pick: its row, and why.
-        present: row of the choice in force.
-        objective: that was asked for.
-        who: whom the figures are of, in words.
-        audiences: those of the servers that were recorded. "": there were none.
-    """
+    """Return the limits file of the recommended choice, with the reason and what it costs as comments."""
     file = LimitsFile(
         limits=choice.limits,
         objective=objective,

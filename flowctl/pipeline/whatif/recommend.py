@@ -84,11 +84,7 @@ class Pick(NamedTuple):
 
 
 def parse_objective(text: str) -> list[Part]:
-    """Return the parts of an objective; none for ``balanced``.
-
-    Raises:
-        ConfigError: an unknown word, or a bound that is none.
-    """
+    """Return the parts of an objective; none for ``balanced``."""
     if text.strip() == "balanced":
         return []
     parts = []
@@ -123,15 +119,7 @@ def mark_front(rows: Sequence[Row]) -> list[bool]:
 
 
 def recommend(rows: Sequence[Row], objective: str) -> Pick:
-    """Return the choice that an objective asks for.
-
-    Args:
-        rows: of ``whatif_choices`` that may be recommended, with `choice_id`, `in_force` and the columns of `MEASURES`.
-        objective: see the module.
-
-    Raises:
-        ConfigError: there are no rows, or the objective is not understood.
-    """
+    """Return the choice that an objective asks for."""
     parts = parse_objective(objective)
     if not rows:
         raise ConfigError("there is no choice to recommend: none has the policy in force")
@@ -178,13 +166,7 @@ def _sparing(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def without_gain(pick: Pick, present: Row, most_cut: int) -> Pick | None:
-    """Return the advice to change nothing, where what was picked may bring nothing; None: it brings something.
-
-    Args:
-        pick: of `recommend`.
-        present: the row of the choice in force.
-        most_cut: how many honest viewers the picked choice cuts in the middle of its repeats.
-    """
+    """Return the advice to change nothing, where what was picked may bring nothing; None: it brings something."""
     now = int(present["honest_disconnected"])
     if pick.row is present or pick.row["honest_disconnected"] >= now or most_cut < now:
         return None

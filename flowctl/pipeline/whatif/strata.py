@@ -37,13 +37,7 @@ class Stratum(NamedTuple):
 
 
 def drawn(heads: pd.DataFrame, extend_s: float, most_s: float) -> tuple[pd.DataFrame, dict[int, Stratum]]:
-    """Return the viewers to be tried (`VIEWER`, `stratum`, `cost_s`), and the strata by number.
-
-    Args:
-        heads: stretches of viewers without events.
-        extend_s: what is added to one that ended in a cut, seconds.
-        most_s: seconds that may be tried, about. A stratum that needs less than its part leaves it to the next.
-    """
+    """Return the viewers to be tried (`VIEWER`, `stratum`, `cost_s`), and the strata by number."""
     slow = heads["close_reason"].isin(SLOW_ENDS) & (heads["ended_us"] > 0)
     cost = heads.assign(slow=slow, cost_s=heads["ended_us"] / 1e6 + slow * extend_s)
     viewers = cost.groupby(VIEWER, as_index=False).agg(cost_s=("cost_s", "sum"), slow=("slow", "max"))
@@ -81,12 +75,6 @@ def errors(choice: int, sums: Mapping[int, Sums], strata: Mapping[int, Stratum],
 
     The first is for the viewers that were recorded, the second for others like them: of these the recorded ones are a
     sample, even where all were tried.
-
-    Args:
-        choice: its number.
-        sums: of those who were tried, by stratum.
-        strata: by number.
-        recorded: how many viewers there were.
     """
     cut, moved = [], []
     for number, stratum in strata.items():
@@ -99,13 +87,7 @@ def errors(choice: int, sums: Mapping[int, Sums], strata: Mapping[int, Stratum],
 
 
 def _error(parts: Sequence[tuple[Stratum, int, int]], more: tuple[float, float], of: float) -> float:
-    """Return the standard error of a mean over viewers.
-
-    Args:
-        parts: strata, each with how many of those tried are 1 and -1; the others are 0.
-        more: added to these counts of a stratum that was not tried wholly, and 2 to all of it.
-        of: viewers of whom the strata are a random sample.
-    """
+    """Return the standard error of a mean over viewers."""
     total = sum(stratum.size for stratum, _, _ in parts)
     mean = square = within = 0.0
     for (size, tried), above, below in parts:

@@ -116,14 +116,7 @@ _SAMPLE_COLUMNS: Final = (
 
 
 def stretches(records: Records, *, source: str, trouble_s: float, most: int) -> DataFrame:
-    """Return the rows of the part, with `date` and `hour`.
-
-    Args:
-        records: of one or more hours.
-        source: ``flights``, ``samples``, or ``auto``: flights in each hour that has any.
-        trouble_s: how much trouble of a viewer's hour is kept, seconds; what comes later is not used.
-        most: viewers of an hour at most. 0: all.
-    """
+    """Return the rows of the part, with `date` and `hour`."""
     flown: set[Hour] = set(records.hours("flight")) if source == "auto" else set()
     frames = []
     if source == "flights" or (source == "auto" and records.has("flight")):
@@ -166,14 +159,7 @@ def _of_flights(flight: DataFrame, trouble_s: float, most: int) -> DataFrame:
 
 
 def _of_samples(records: Records, flown: Collection[Hour], trouble_s: float, most: int) -> DataFrame:
-    """Return the stretches of viewers by their samples; which ones, and who was calm, rows of whole connections say.
-
-    Args:
-        records: as of `stretches`.
-        flown: hours that are left out.
-        trouble_s: as there.
-        most: as there.
-    """
+    """Return the stretches of viewers by their samples; which ones, and who was calm, rows of whole connections say."""
 
     def table(name: str) -> DataFrame:
         found = records.table(name)
@@ -252,14 +238,7 @@ def _applied(rows: DataFrame, source: str, trouble_s: float) -> DataFrame:
 
 
 def of_viewer(table: pa.Table, source: str, trouble_s: float) -> pa.Table:
-    """Return the stretches of a viewer, for `applyInArrow`; a row with a `reason` where there is no viewer.
-
-    Args:
-        table: its rows of ``flight`` or ``flow_samples``, with `date`, `hour`, `picked`, `address`; of samples with the
-            `close_reason` of the connection.
-        source: ``flight`` or ``samples``.
-        trouble_s: how much trouble is kept, seconds.
-    """
+    """Return the stretches of a viewer, for `applyInArrow`; a row with a `reason` where there is no viewer."""
     import pyarrow as pa
 
     rows = sorted(table.to_pylist(), key=lambda row: row["seq"])
@@ -279,11 +258,7 @@ def of_viewer(table: pa.Table, source: str, trouble_s: float) -> pa.Table:
 
 
 def of_flight(rows: Sequence[Mapping[str, Any] | Sequence[Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
-    """Yield the stretches of a flight, `at` in seconds since its first event.
-
-    Raises:
-        FlowctlError: the rows make no flight.
-    """
+    """Yield the stretches of a flight, `at` in seconds since its first event."""
     from flowctl.flight.reading import read_flights
     from flowctl.flight.viewing import in_force, stream_and_link
 
@@ -338,14 +313,7 @@ def of_events(found: StreamAndLink, trouble_s: float) -> Iterator[dict[str, Any]
 def cuts(
     times: Sequence[float], bad: Sequence[bool], whole: Sequence[bool], trouble_s: float
 ) -> Iterator[tuple[bool, int, int]]:
-    """Yield (whether there is trouble, first, behind the last) of each part, until there was trouble for long enough.
-
-    Args:
-        times: of events or samples, in order.
-        bad: whether the viewer was behind then.
-        whole: whether all had been taken behind it: only there a part may end, but for the last one.
-        trouble_s: so much around trouble, in seconds; nothing behind that.
-    """
+    """Yield (is there trouble, first, behind the last) of each part, until there was trouble for long enough."""
     ends = [number + 1 for number, taken in enumerate(whole) if taken]
     ended_at = [times[end - 1] for end in ends]
     begin = number = 0

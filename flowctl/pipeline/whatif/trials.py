@@ -36,17 +36,6 @@ Sums = dict[tuple[int, str], int]
 def tally(
     viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float, repeat: int = 0
 ) -> Sums:
-    """Return what each choice does for all of `viewers`.
-
-    Args:
-        viewers: of each its rows of `flowctl.pipeline.whatif.stretches`, in order of time.
-        choices: of the grid; the first is in force.
-        extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
-        repeat: of the trial, see `recorded_viewer`. Only of 0 what was in force is set to what was recorded.
-
-    Returns:
-        Sums; stretches that make no viewer are counted in ``damaged`` of `ALL_CHOICES`, their viewer with it.
-    """
     sums: Sums = Counter()
     for rows in viewers:
         try:
@@ -59,11 +48,7 @@ def tally(
 
 
 def viewer_of(row: Mapping[str, Any], extend_s: float, repeat: int = 0) -> RecordedViewer | None:
-    """Return a stretch as the engine takes it; None: it was calm.
-
-    Raises:
-        FlowctlError: its events make none.
-    """
+    """Return a stretch as the engine takes it; None: it was calm."""
     if not row["at_us"]:
         return None
     events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
@@ -118,10 +103,6 @@ def _calibrate(recorded: Any, totals: Sequence[Counter[str]]) -> None:
     """Have the choice in force do what was recorded, and the others so much more or less than that as when tried.
 
     Where the trial is wrong about the cut itself, it says nothing of this viewer: what was recorded counts for all.
-
-    Args:
-        recorded: see `flowctl.pipeline.whatif.stretches`; empty: not known.
-        totals: of one viewer by choice, the first in force.
     """
     if not recorded:
         return

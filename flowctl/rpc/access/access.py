@@ -48,7 +48,6 @@ class Identity:
 
     Args:
         pubkey: x25519 key that it has proven to hold, 32 octets; empty: none.
-        auth: what it may call.
         address: IP address, or empty where there is none (ipc, inproc).
     """
 

@@ -67,12 +67,7 @@ def rate_key(address: str) -> str:
 
 
 class AddressRates:
-    """One `Bucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked.
-
-    Args:
-        rate_per_s: in the long run.
-        burst: at once.
-    """
+    """One `Bucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked."""
 
     __slots__ = ("_buckets", "_burst", "_rate_per_s")
 
@@ -98,12 +93,7 @@ class AddressRates:
 
 
 class Admission:
-    """Decides on new connections; for the node's thread.
-
-    Args:
-        service_nodes: asked whether a key is that of an active one.
-        clock: monotonic seconds.
-    """
+    """Decides on new connections; for the node's thread."""
 
     __slots__ = ("_clock", "_doors", "_numbers", "_rates", "_service_nodes", "too_many_count")
 
@@ -117,11 +107,7 @@ class Admission:
         self.too_many_count = 0
 
     def open(self, listener: int, *, curve: bool, allow: AuthLevel | Allow) -> None:
-        """Let connections of a listener have the level `allow`, or be decided on by it; before it is bound.
-
-        Raises:
-            ConfigError: `allow` is neither a level nor can be called: it would deny everybody, without a word.
-        """
+        """Let connections of a listener have the level `allow`, or be decided on by it; before it is bound."""
         if not isinstance(allow, AuthLevel) and not callable(allow):
             raise ConfigError(
                 f"allow is {short(repr(allow))}, it must be an AuthLevel, or a function that returns one",
@@ -134,11 +120,7 @@ class Admission:
         self._doors.pop(listener, None)
 
     def decide(self, request: ZapRequest) -> Mapping[str, str] | Refusal:
-        """Decide on a connection; for `flowctl.zeromq.zap.ZapHandler`.
-
-        Raises:
-            LocalProtocolError: `allow` returned something else than it may; the connection is denied.
-        """
+        """Decide on a connection; for `flowctl.zeromq.zap.ZapHandler`."""
         door = self._doors.get(request.listener)
         if door is None or door.curve != bool(request.pubkey):
             return Refusal.DENIED
@@ -151,11 +133,7 @@ class Admission:
         return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(next(self._numbers))}
 
     def decide_inproc(self, listener: int) -> AuthLevel | None:
-        """Return the level of a peer within the process, whom ZeroMQ asks nobody about. None: it is not let in.
-
-        Raises:
-            LocalProtocolError: see `decide`.
-        """
+        """Return the level of a peer within the process, whom ZeroMQ asks nobody about. None: it is not let in."""
         door = self._doors.get(listener)
         return None if door is None else _checked(door.allow("", b"", False))
 

@@ -56,12 +56,7 @@ class Cost:
     """What a hash costs (RFC 7914): time and memory grow with `log_n` and `r`, time alone with `p`.
 
     Args:
-        log_n: binary logarithm of N, 1 to 20.
         r: block size, 1 to 32; memory is ``128 * r * 2 ** log_n`` octets, 256 MiB at most.
-        p: how often, 1 to 16.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     log_n: int = 14
@@ -77,7 +72,6 @@ class Cost:
             raise ConfigError(f"scrypt would use {128 * self.r << self.log_n} bytes, the limit is {_MOST_MEMORY_BYTES}")
 
     def hash(self, password: bytes, salt: bytes) -> bytes:
-        """Return the hash of a password."""
         memory = 2 * _MOST_MEMORY_BYTES
         return hashlib.scrypt(
             password, salt=salt, n=1 << self.log_n, r=self.r, p=self.p, maxmem=memory, dklen=HASH_BYTES
@@ -101,11 +95,7 @@ class PasswordHash:
 
     @classmethod
     def of(cls, password: str, cost: Cost = DEFAULT_COST) -> Self:
-        """Return the hash of a password, with a salt of its own; takes as long as a login.
-
-        Raises:
-            ConfigError: it is empty, longer than `MOST_PASSWORD_BYTES`, or has a zero octet.
-        """
+        """Return the hash of a password, with a salt of its own; takes as long as a login."""
         octets = password.encode("utf-8", "surrogatepass")
         if not 1 <= len(octets) <= MOST_PASSWORD_BYTES:
             raise ConfigError(f"the password has {len(octets)} bytes, it must have 1 to {MOST_PASSWORD_BYTES}")
@@ -116,11 +106,6 @@ class PasswordHash:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the hash that `text` stands for.
-
-        Raises:
-            ConfigError: it is none. The text is not in the error.
-        """
         found = _STORED.fullmatch(text)
         if found is None:
             raise ConfigError(
@@ -153,12 +138,6 @@ class Logins:
         return len(self._users)
 
     def add(self, user: str, password: PasswordHash, level: AuthLevel) -> None:
-        """Add a user.
-
-        Raises:
-            ConfigError: the name is empty, too long or taken; the level gives nothing; or the hash has another cost
-                than those before, which would tell who exists by the time that it takes.
-        """
         name = user.encode("utf-8", "surrogatepass")
         if not 1 <= len(name) <= MOST_USER_BYTES:
             raise ConfigError(f"user {short(user)} has {len(name)} bytes, it must have 1 to {MOST_USER_BYTES}")
@@ -226,12 +205,7 @@ class LoginTries:
 
 
 class LoginDesk:
-    """Takes logins on a poll group's thread and has them checked on one of its own.
-
-    Args:
-        group: whose thread asks, and is told.
-        logins: the users.
-    """
+    """Takes logins on a poll group's thread and has them checked on one of its own."""
 
     __slots__ = ("_group", "_logins", "_thread", "_tries")
 
@@ -249,18 +223,7 @@ class LoginDesk:
         password: bytes,
         done: Callable[[AuthLevel | None], object],
     ) -> bool:
-        """Begin to check a login.
-
-        Args:
-            connection: tells the connection that it came by from all others.
-            address: of its peer.
-            user: as it came.
-            password: as it came.
-            done: called on the group's thread with what the login gives; None: user or password is wrong.
-
-        Returns:
-            Whether it is checked. False: there were too many tries, or too many wait; `done` is not called.
-        """
+        """Begin to check a login."""
         if not self._tries.begin(connection, address, self._group.now()):
             return False
         if self._thread is None:

@@ -20,14 +20,6 @@ def refusal_code(
     """Return the code with which a known command is refused; None: it may run.
 
     The order is that of OxenMQ: access level, the state of this node, the state of the caller, and then the tag.
-
-    Args:
-        access: what the category asks.
-        auth: access level of the connection.
-        remote_sn: whether the caller is an active service node, at this moment.
-        local_sn: whether this node is a service node.
-        is_request: whether the command is a request command.
-        tag: of the request; None: there was none.
     """
     if auth < access.auth:
         return FORBIDDEN
@@ -51,10 +43,5 @@ def is_assigned(route: bytes) -> bool:
 
 
 def is_claimed(route: bytes, pubkey: bytes) -> bool:
-    """Return whether a routing id claims a key other than the one that its connection has proven.
-
-    Args:
-        route: the routing id.
-        pubkey: that its connection has proven to hold; empty: none, and then a routing id means nothing.
-    """
+    """Return whether a routing id claims a key other than the one that its connection has proven."""
     return bool(pubkey) and len(route) == KEY_BYTES + 1 and route[:1] == _KEY_ROUTE and route[1:] != pubkey

@@ -12,15 +12,7 @@ from flowctl.zeromq.keytext import KEY_BYTES
 
 
 def checked_keys(pubkeys: Iterable[bytes], what: str) -> frozenset[bytes]:
-    """Return the public keys as a set.
-
-    Args:
-        pubkeys: 32 octets each.
-        what: that they were given for, for the error.
-
-    Raises:
-        ConfigError: one is none; then none of them counts.
-    """
+    """Return the public keys as a set."""
     found = frozenset(pubkeys)
     for key in found:
         check_type(f"{what}: a public key", key, bytes)
@@ -33,9 +25,6 @@ class ServiceNodes:
     """The set of active service nodes. Asked with each message, so a node that leaves it loses its rights at once.
 
     Any thread. The set is replaced as a whole, so asking needs no lock.
-
-    Attributes:
-        active: their keys.
     """
 
     __slots__ = ("_lock", "active")

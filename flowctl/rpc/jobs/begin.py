@@ -19,12 +19,6 @@ def begin(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None])
     """Run a coroutine up to where it first waits; on the thread of the loop.
 
     It has a copy of the context, as a task has. Where a task runs already, it steps aside meanwhile.
-
-    Returns:
-        The task that it has become. None: it has ended.
-
-    Raises:
-        BaseException: what it raised before it waited.
     """
     stand_in = _Begun()
     task = cast("asyncio.Task[None]", stand_in)

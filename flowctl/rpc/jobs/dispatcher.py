@@ -65,12 +65,7 @@ class JobStatistics:
 
 
 class Dispatcher:
-    """Jobs of one node. Methods on the node's thread, unless they say that any thread may call them.
-
-    Args:
-        name: of the node, for names of threads.
-        general: general threads, 1 or more; see `Slots`.
-    """
+    """Jobs of one node. Methods on the node's thread, unless they say that any thread may call them."""
 
     __slots__ = (
         "_arriving",
@@ -109,16 +104,7 @@ class Dispatcher:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def add_tagged_thread(self, name: str, start: Callable[[], object] | None = None) -> TaggedThread:
-        """Return a thread that runs its jobs one at a time, in order; before the start.
-
-        Args:
-            name: not empty, and of no other tagged thread.
-            start: called on the thread before any job.
-
-        Raises:
-            LocalProtocolError: the node has started.
-            ConfigError: the name is taken, or empty, or there are too many.
-        """
+        """Return a thread that runs its jobs one at a time, in order; before the start."""
         if self._group is not None:
             raise LocalProtocolError("tagged threads are added before the node starts")
         if not name or name in self._tagged:
@@ -140,12 +126,7 @@ class Dispatcher:
             group.call_soon(self._begin, timer)
 
     def close(self, closed: Callable[[], object]) -> None:
-        """Start nothing any more; what waits is told `NotStartedError`, what runs goes on.
-
-        Args:
-            closed: called on the node's thread once nothing runs and all threads were told to end; perhaps within
-                this call. It is not called where a job never ends.
-        """
+        """Start nothing any more; what waits is told `NotStartedError`, what runs goes on."""
         if self._closed is not None:
             raise InternalError("a dispatcher is closed once")
         self._closed = closed
@@ -163,11 +144,7 @@ class Dispatcher:
         self._turn_ended()
 
     def join(self, deadline_s: float) -> bool:
-        """Wait for the threads to end, other than the caller's, after `closed` was called; any thread.
-
-        Returns:
-            True if all have.
-        """
+        """Wait for the threads to end, other than the caller's, after `closed` was called; any thread."""
         return self._workers is None or self._workers.join(deadline_s)
 
     def in_worker(self) -> bool:
@@ -219,10 +196,6 @@ class Dispatcher:
         """Queue a task as if it were a command of the category of `lane`; any thread.
 
         It is dropped, which is reported, where a command would be. What it raises is reported.
-
-        Raises:
-            BusyError: too many jobs are submitted already.
-            ClosedError: the node was stopped.
         """
         self._admit(1)
         self._arrive(iter((Job(lane, call, name=name, own=True),)))
@@ -230,26 +203,13 @@ class Dispatcher:
     # --- jobs of the program, any thread -------------------------------------------------------------------------
 
     def job(self, call: Callable[[], object], thread: TaggedThread | None = None) -> None:
-        """Run one job; what it raises is reported; any thread.
-
-        Raises:
-            BusyError: too many are submitted already.
-            ClosedError: the node was stopped.
-            ConfigError: the thread is the node's own, or another node's.
-        """
+        """Run one job; what it raises is reported; any thread."""
         batch: Batch[object] = Batch()
         batch.add_job(call, thread)
         self.batch(batch)
 
     def batch(self, batch: Batch[Any]) -> None:
-        """Run the jobs of a batch and, once all have ended, its completion; any thread.
-
-        Raises:
-            LocalProtocolError: it has no jobs, or was submitted before.
-            BusyError: too many jobs are submitted already.
-            ClosedError: the node was stopped.
-            ConfigError: a thread is another node's.
-        """
+        """Run the jobs of a batch and, once all have ended, its completion; any thread."""
         for thread in batch.threads():
             self._check_thread(thread)
         count = len(batch)
@@ -269,19 +229,7 @@ class Dispatcher:
         squelch: bool = True,
         thread: TaggedThread | NodeThread | None = None,
     ) -> TimerID:
-        """Run a job again and again; what it raises is reported, and the timer goes on; any thread, also before start.
-
-        Args:
-            call: the job.
-            interval_s: seconds from one time to the next, a millisecond or more.
-            squelch: pass over a time while the last job waits or runs.
-            thread: a tagged thread, or the node's own, for what is done in a moment. None: a worker, as a batch job.
-
-        Raises:
-            ConfigError: the interval is out of range, or the thread another node's.
-            BusyError: there are too many timers.
-            ClosedError: the node was stopped.
-        """
+        """Run a job again and again; what it raises is reported, the timer goes on. Any thread, also before start."""
         self._check_thread(thread)
         if self._closed is not None:
             raise ClosedError("the node was stopped")
@@ -295,11 +243,7 @@ class Dispatcher:
         return timer_id
 
     def cancel_timer(self, timer_id: TimerID) -> bool:
-        """End a timer: no job of it begins any more; any thread, at any time.
-
-        Returns:
-            True if it was there. False, and no effect, if it was cancelled before.
-        """
+        """End a timer: no job of it begins any more; any thread, at any time."""
         timer = self._timers.pop(timer_id, None)
         if timer is None:
             return False

@@ -124,14 +124,8 @@ class Lane:
     """Jobs that share a reservation and a queue. Made by `Slots`, which alone changes it.
 
     Attributes:
-        name: of the category or thread.
-        kind: whose jobs they are.
         reserved: jobs that may run whatever others do.
         max_queue: how many may wait; -1: no limit.
-        running: jobs that run.
-        waiting: jobs that wait.
-        started_count: jobs that were started.
-        dropped_count: jobs for which there was no room.
         late_count: jobs not started because their deadline passed while they waited.
     """
 
@@ -178,19 +172,11 @@ class LaneStatistics:
 class Slots:
     """The slots of a node and what waits for them; not locked, its owner has one thread.
 
-    Args:
-        general: threads for anything, 1 or more.
-        batch: threads reserved for batch jobs; -1: half of the general ones, rounded up.
-        reply: threads reserved for callbacks of replies; -1: an eighth of the general ones, rounded up.
-
     Attributes:
         active: jobs that run on workers (those of tagged threads are not among them).
         most_active: the highest that `active` ever was.
         batch: lane of batch jobs.
         reply: lane of callbacks of replies.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     __slots__ = (
@@ -238,16 +224,7 @@ class Slots:
         self.reply.reserved = reply if reply >= 0 else -(-general // 8)
 
     def add_category(self, name: str, reserved: int = 0, max_queue: int = DEFAULT_MAX_QUEUE) -> Lane:
-        """Return the lane of a new category; at any time.
-
-        Args:
-            name: unique; the caller has looked.
-            reserved: threads reserved for it, 0 or more.
-            max_queue: how many commands may wait; 0: none, -1: no limit.
-
-        Raises:
-            ConfigError: a number is out of range.
-        """
+        """Return the lane of a new category; at any time."""
         _in_range("reserved_threads", reserved, 0)
         _in_range("max_queue", max_queue, -1, inf)
         lane = self._lanes[name] = Lane(name, LaneKind.COMMANDS, reserved, max_queue)
@@ -271,11 +248,7 @@ class Slots:
     # --- events --------------------------------------------------------------------------------------------------
 
     def arrived(self, job: Job, now: float) -> Verdict:
-        """Take a new job; O(1).
-
-        Returns:
-            `Verdict.START`: it counts as running, and `ended` must be called for it. Else see there.
-        """
+        """Take a new job; O(1)."""
         lane = job.lane
         if not self._closed:
             if lane.running < lane.reserved or (self.active < self._general and lane.kind is not LaneKind.TAGGED):
@@ -288,12 +261,7 @@ class Slots:
         return Verdict.DROP
 
     def ended(self, lane: Lane, now: float) -> list[Job]:
-        """Take back the slot of a job of `lane` that has ended, however it did; O(1) per job that starts.
-
-        Returns:
-            The jobs to start now, in order, each counted as running: none, one, or two (where one gets the general
-            slot, and the lane's own next has a reserved one).
-        """
+        """Take back the slot of a job of `lane` that has ended, however it did; O(1) per job that starts."""
         if not lane.running:
             raise InternalError(f"more jobs of {lane.name!r} ended than ran")
         lane.running -= 1

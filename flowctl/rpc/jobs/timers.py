@@ -35,17 +35,8 @@ class TimerDeadlines(Protocol):
 class Timer:
     """One timer. All methods on the node's thread, but for `run` and `cancel`.
 
-    Args:
-        job: what is to be done each time.
-        interval_s: seconds between two times, `SHORTEST_S` to `LONGEST_S`.
-        squelch: pass over a time while the last job waits or runs.
-        submit: called when it is due: has `run` called somewhere, and then `ended`. False: there was no room.
-
     Attributes:
         passed_over_count: times at which it was not submitted: squelched, no room, or the machine was late.
-
-    Raises:
-        ConfigError: the interval is out of range.
     """
 
     __slots__ = (
@@ -75,7 +66,6 @@ class Timer:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
         return self._job is None
 
     def begin(self, deadlines: TimerDeadlines, now: float) -> None:

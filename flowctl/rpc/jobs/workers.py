@@ -34,13 +34,7 @@ OUTCOMES_PER_TURN: Final = 256
 
 
 class Workers:
-    """The threads of a node. All methods on the node's thread, but for `join`, `in_worker` and `unfinished`.
-
-    Args:
-        name: of the node, for names of threads.
-        ended: called on the node's thread with each job that has ended, and with its value or what it raised.
-        turn_ended: called on the node's thread after some of them.
-    """
+    """The threads of a node. All methods on the node's thread, but for `join`, `in_worker` and `unfinished`."""
 
     __slots__ = ("_ended", "_group", "_inbox", "_mailbox", "_name", "_posted", "_tagged", "_threads", "_turn_ended")
 
@@ -65,12 +59,6 @@ class Workers:
         return len(self._threads) + len(self._tagged)
 
     def run(self, job: Job, active: int) -> None:
-        """Run `job` on a worker.
-
-        Args:
-            job: to run.
-            active: how many jobs run on workers now, this one included.
-        """
         self._inbox.put(job)
         if len(self._threads) < active:
             self._start_one()

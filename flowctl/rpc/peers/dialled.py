@@ -32,18 +32,6 @@ class Dialled:
     ZeroMQ connects it again when its connection is lost, but not when the other end has broken the protocol, as with a
     message over the limit: then we do. It says HI each time, so that the listener knows its route before anything else
     is sent.
-
-    Args:
-        group: whose thread it runs on.
-        raw: the socket, connected.
-        conn: names it.
-        address: to which it is connected.
-        identity: of the listener, and what it may call.
-        ready: called when it has answered.
-        failed: called with why, if it was closed before.
-        received: called with the peer, the frames of each message, and 0.
-        lost: called with the peer each time its connection has ended.
-        due: see `Peer`.
     """
 
     __slots__ = (

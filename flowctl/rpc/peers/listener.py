@@ -51,17 +51,6 @@ def identity_of(frame: zmq.Frame) -> Identity:
 class Listener:
     """A bound ROUTER; all methods on the node's thread.
 
-    Args:
-        group: whose thread it runs on.
-        raw: the socket, bound.
-        number: of the socket in its node, in the ids of its connections.
-        admit_inproc: for one that is bound within the process, where nobody is admitted (see above): returns what a
-            peer may call that was not heard of before; None: nothing of it is heard. Not given: each connection is
-            admitted.
-        received: called with the peer, the frames of each message and the index of the first after the routing id.
-        gone: called with a peer whose connection has ended, or was taken over.
-        due: see `Peer`.
-
     Attributes:
         is_inproc: whether it is bound within the process, where no end of a connection is told: BYE says it.
         refused_count: messages without frames, and of peers who are not let in, for whom there is no room, or who have

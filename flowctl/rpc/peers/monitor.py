@@ -23,12 +23,6 @@ class Monitor:
 
     ZeroMQ writes an event before anything that follows from it: before the number of a descriptor is free for another
     connection, the end of the one that had it can be read here.
-
-    Args:
-        group: whose thread it runs on.
-        raw: whose connections they are.
-        happened: called with the event and its value: of the end of a connection, the number of its descriptor.
-        events: which ones (`zmq.Event`).
     """
 
     __slots__ = ("_happened", "_socket", "_watched")

@@ -67,15 +67,7 @@ class ConnectionID:
 
 
 class Call:
-    """A request of ours that waits for its outcome.
-
-    Args:
-        tag: by which it is answered.
-        command: as it was sent.
-        settle: called once, with whether there is a reply, and with the parts of the reply or the code and text of the
-            failure.
-        item: of a stream: called with the parts of each item; False: it was not allowed to come.
-    """
+    """A request of ours that waits for its outcome."""
 
     __slots__ = ("command", "item", "peer", "settle", "tag")
 
@@ -172,14 +164,7 @@ class Cancellable(Protocol):
 
 
 class Peer:
-    """The other end of one connection; all methods on the node's thread only.
-
-    Args:
-        conn: names it.
-        socket: by which it is reached.
-        identity: what it has proven.
-        due: called when requests to it have passed their deadlines.
-    """
+    """The other end of one connection; all methods on the node's thread only."""
 
     __slots__ = (
         "_due",
@@ -224,12 +209,7 @@ class Peer:
         self.turn: Final = asyncio.Lock()
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send a message.
-
-        Raises:
-            zmq.Again: too much waits for this peer already, in messages (`SNDHWM`) or in octets.
-            zmq.ZMQError: see `ZmqSocket.send`.
-        """
+        """Send a message."""
         self._unread_bytes += sum(map(len, frames))
         if self._unread_bytes > LOOK_BYTES:
             self._look()
@@ -241,9 +221,6 @@ class Peer:
 
         What waits for it at ZeroMQ is not told. But while the system takes more for its connection, nothing waits long:
         what counts is what was sent since that was last so.
-
-        Raises:
-            zmq.Again: it has not read for a long time.
         """
         if self.descriptor >= 0 and not takes_more(self.descriptor):
             if self._unread_bytes > MOST_UNREAD_BYTES:

@@ -23,15 +23,9 @@ class Reach:
     """By which connections a service node may be reached.
 
     Args:
-        optional: only over one that is there; it is not even looked up.
-        incoming: only over one that it opened.
-        outgoing: only over one that we opened, or open for it.
         hint: address to dial instead of looking it up; of no effect where there is a connection.
         keep_alive_s: how long one that we open is kept when nothing goes over it; one that is there is kept for at
             least as long, never shorter.
-
-    Raises:
-        ConfigError: only incoming and only outgoing; or the time is not more than 0.
     """
 
     optional: bool = False
@@ -71,13 +65,7 @@ class _Kept(Generic[P]):
 
 
 class Connections(Generic[P]):
-    """Connections that we opened to service nodes, one to each (pure); for one thread.
-
-    Args:
-        incoming: returns a connection that the node with a key has opened; None: there is none.
-        lookup: returns the address of the node with a key; empty: it is not known.
-        dial: opens a connection to the node with a key at an address; None: it cannot be opened.
-    """
+    """Connections that we opened to service nodes, one to each (pure); for one thread."""
 
     __slots__ = ("_dial", "_incoming", "_kept", "_lookup")
 

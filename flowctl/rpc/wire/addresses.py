@@ -53,14 +53,9 @@ class Address:
     """Where a peer is, and which key it has; equal are those that say the same, however they are written.
 
     Args:
-        transport: what carries the messages.
         host: of tcp; an IPv6 address is in brackets. Otherwise empty.
-        port: of tcp, 1 to 65535. Otherwise 0.
         socket: path of ipc, name of inproc. Otherwise empty.
         pubkey: public key of the peer, 32 octets. Empty: the connection is not encrypted.
-
-    Raises:
-        ConfigError: a part is missing, too long, or does not belong to the transport.
     """
 
     transport: Transport
@@ -85,11 +80,6 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the address that `text` names.
-
-        Raises:
-            ConfigError: it names none; says what is wrong and what is allowed.
-        """
         if len(text) > MOST_CHARS:
             raise ConfigError(f"an address has {len(text)} characters, the limit is {MOST_CHARS}", hint=_HINT)
         scheme, found, rest = text.partition("://")
@@ -163,11 +153,6 @@ class Address:
         return replace(self, pubkey=pubkey)
 
     def full_address(self, encoding: KeyEncoding = KeyEncoding.BASE32Z) -> str:
-        """Return the address with the key, as `parse` takes it.
-
-        Args:
-            encoding: of the key; not Z85, which has slashes and brackets and is no part of addresses.
-        """
         if encoding not in _CURVE_ENCODINGS:
             raise ConfigError(f"an address has its key in hex, base32z or base64, not in {encoding.value}")
         if not self.pubkey:
@@ -183,11 +168,7 @@ class Address:
 
     @property
     def qr_address(self) -> str:
-        """The address in the letters of a QR code; of a host it keeps no case.
-
-        Raises:
-            ConfigError: it is not tcp, or its host has a letter that QR codes have not.
-        """
+        """The address in the letters of a QR code; of a host it keeps no case."""
         if self.transport is not Transport.TCP:
             raise ConfigError(f"an address of {self.transport.value} has no form for QR codes, only one of tcp has")
         host = self.host.upper()

@@ -32,13 +32,7 @@ _WHOLE: Final = Struct(">HIBII")
 
 
 def make_tag(number: int, left_s: float, credit: int = 0) -> bytes:
-    """Return the tag of a request.
-
-    Args:
-        number: of the request, 0 to `NUMBERS` - 1.
-        left_s: time until its deadline, in seconds, 0 or more; infinite: none.
-        credit: items of a stream that may come at first, 1 to `MOST_CREDIT`. 0: it is no stream.
-    """
+    """Return the tag of a request."""
     left_ms = int(left_s * 1000) if left_s * 1000 < LONGEST_MS else LONGEST_MS
     body = _BODY.pack(number >> 32, number & 0xFFFFFFFF, credit, left_ms)
     return body + crc32(body).to_bytes(4, "big")

@@ -94,22 +94,7 @@ _pack_date = struct.Struct(">Bdh").pack
 
 
 def decode(data: bytes | bytearray | memoryview, limits: AmfLimits = DEFAULT_LIMITS) -> list[AmfValue]:
-    """Decode the whole of `data`, a sequence of AMF0 values such as the payload of a command message.
-
-    Args:
-        data: the octets; empty data is an empty sequence.
-        limits: what the whole sequence may cost.
-
-    Returns:
-        The values in order; see `flowctl.rtmp.amf.values` for the types. Values of one message that refer to one object
-        hold the same Python object.
-
-    Raises:
-        RemoteProtocolError: with code ``amf-truncated``, ``amf-unknown-marker``, ``amf-reserved-marker`` (movie clip
-            and record set, which the specification reserves), ``amf-unexpected-object-end``, ``amf-bad-reference``,
-            ``amf-cyclic-reference``, or, within AVM+, ``amf-bad-traits`` or ``amf-externalizable``.
-        LimitExceededError: ``amf_depth``, ``amf_nodes``, ``amf_string_bytes`` or ``amf_repeated_bytes``.
-    """
+    """Decode the whole of `data`, a sequence of AMF0 values such as the payload of a command message."""
     return read_all(_Reader(as_bytes(data), Meter(limits)), "AMF0")
 
 
@@ -119,19 +104,6 @@ def decode_one(
     """Decode the one value that begins at `offset`.
 
     To decode a sequence use `decode`: here the reference tables begin anew, and data other than bytes is copied whole.
-
-    Args:
-        data: the octets.
-        offset: where the value's marker is, 0 or more.
-        limits: what the value may cost.
-
-    Returns:
-        The value, and the offset of the octet after it.
-
-    Raises:
-        RemoteProtocolError: as `decode`; no octet at `offset` is ``amf-truncated``.
-        LimitExceededError: as `decode`.
-        LocalProtocolError: `offset` is negative.
     """
     return read_one(_Reader(as_bytes(data), Meter(limits)), offset, "AMF0")
 
@@ -142,11 +114,6 @@ def encode(*values: AmfValue) -> bytes:
     `int` becomes a number, `tuple` a strict array, `str` of more than 65535 octets a long string. What only AMF3 has
     (`bytes`, `Amf3Object`, vectors and so on) is written as an AVM+ value, so everything that either decoder returns
     can be encoded. Subclasses are written as the class they derive from. References are never written.
-
-    Raises:
-        LocalProtocolError: a value has no AMF0 form, a name is no `str` or longer than 65535 octets, a text has a lone
-            surrogate, a number does not fit, or the structure is deeper than 128 levels (a value that contains
-            itself is), or has more than 2^20 values.
     """
     return write_all(_Writer(), values, "AMF0")
 
@@ -155,17 +122,6 @@ def walk(data: bytes, limits: AmfLimits) -> bool:
     """Check a sequence of AMF0 values: nothing is cut off, nothing is nested too deep, and they are not too many.
 
     Linear in the octets, in constant memory but for `AmfLimits.depth`. Strings may have any length that fits.
-
-    Args:
-        data: the octets.
-        limits: `depth` and `nodes` count.
-
-    Returns:
-        False: a reference, AMF3 or an unknown marker is among them, of which only decoding tells what it is.
-
-    Raises:
-        RemoteProtocolError: code ``amf-truncated``.
-        LimitExceededError: ``amf_depth`` or ``amf_nodes``.
     """
     meter = Meter(limits)
     end, pos, room = len(data), 0, meter.room
@@ -215,8 +171,6 @@ class _Reader:
     """The octets of one message and its reference tables.
 
     Attributes:
-        data: the octets.
-        end: how many there are.
         meter: the account of the message, shared with the AMF3 reader.
         table: objects and arrays by reference index, AMF0 2.9.
         amf3: reads AVM+ values; made at the first one, then kept, because they share its tables.
@@ -514,8 +468,6 @@ class _Writer:
     """The encoded parts of one message.
 
     Attributes:
-        parts: what was written.
-        meter: the account of the message.
         amf3: writes AVM+ values; kept for the message, because readers keep their AMF3 tables for it.
     """
 

@@ -110,13 +110,7 @@ _pack_date = struct.Struct(">BBd").pack
 
 
 def decode(data: bytes | bytearray | memoryview, limits: AmfLimits = DEFAULT_LIMITS) -> list[AmfValue]:
-    """Decode the whole of `data`, a sequence of AMF3 values that share their reference tables; as `amf0.decode`.
-
-    Raises:
-        RemoteProtocolError: with code ``amf-truncated``, ``amf-unknown-marker``, ``amf-bad-reference``,
-            ``amf-cyclic-reference``, ``amf-bad-traits`` or ``amf-externalizable``.
-        LimitExceededError: ``amf_depth``, ``amf_nodes``, ``amf_string_bytes`` or ``amf_repeated_bytes``.
-    """
+    """Decode the whole of `data`, a sequence of AMF3 values that share their reference tables; as `amf0.decode`."""
     return read_all(Amf3Reader(as_bytes(data), Meter(limits)), "AMF3")
 
 
@@ -128,12 +122,7 @@ def decode_one(
 
 
 def decode_u29(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, int]:
-    """Decode the U29 at `offset`; return its value, 0..2^29-1, and the offset after it (AMF3 1.3.1).
-
-    Raises:
-        RemoteProtocolError: the data ends within it (``amf-truncated``).
-        LocalProtocolError: `offset` is negative.
-    """
+    """Decode the U29 at `offset`; return its value, 0..2^29-1, and the offset after it (AMF3 1.3.1)."""
     check_offset(offset)
     try:
         return read_u29(data, offset)
@@ -147,22 +136,12 @@ def encode(*values: AmfValue) -> bytes:
     `int` becomes an integer where 29 bits hold it and a double elsewhere, `list` and `tuple` a dense array, `dict` an
     anonymous dynamic object. Of what only AMF0 has, `EcmaArray` becomes an associative array, `TypedObject` an object
     with sealed members, `AvmPlus` its content, `UNSUPPORTED` undefined; the zone of a `Date` is not written.
-
-    Raises:
-        LocalProtocolError: a value has no AMF3 form, a name is no `str` or is empty, an object lacks a sealed member,
-            names one twice, or has an undeclared one without being dynamic, a text has a lone surrogate, a number does
-            not fit, or the structure is deeper than 128 levels (a value that contains itself is), or has more than 2^20
-            values.
     """
     return write_all(Amf3Writer([], WriteMeter()), values, "AMF3")
 
 
 def encode_u29(value: int) -> bytes:
-    """Return `value` (0..2^29-1) in 1 to 4 octets: 7 bits in each of the first three, 8 in the fourth (AMF3 1.3.1).
-
-    Raises:
-        LocalProtocolError: `value` is outside.
-    """
+    """Return `value` (0..2^29-1) in 1 to 4 octets: 7 bits in each of the first three, 8 in the fourth (AMF3 1.3.1)."""
     if 0 <= value < 0x80:
         return bytes((value,))
     if 0 <= value < 0x4000:
@@ -197,13 +176,7 @@ def read_u29(data: bytes | bytearray | memoryview, pos: int) -> tuple[int, int]:
 class Amf3Reader:
     """The octets of one message and its three reference tables.
 
-    Args:
-        data: the octets.
-        meter: the account of the message.
-
     Attributes:
-        data: the octets.
-        end: how many there are.
         meter: the account of the message; the AMF0 decoder shares its own.
         objects: everything complex by index, in the order of first octets.
         traits: class descriptions by index.
@@ -512,12 +485,7 @@ _NO_NAME: Final = b"\x01"
 
 
 class Amf3Writer:
-    """The encoded parts of one message and its reference tables.
-
-    Args:
-        parts: where to append what is written; the AMF0 writer passes its own.
-        meter: the account of the message, likewise.
-    """
+    """The encoded parts of one message and its reference tables."""
 
     __slots__ = ("_strings", "_traits", "meter", "parts")
 
@@ -667,7 +635,6 @@ def _write_typed_object(writer: Amf3Writer, value: TypedObject, depth: int) -> N
 def _write_numbers(
     writer: Amf3Writer, value: IntVector | UintVector | DoubleVector, depth: int, marker: int, code: str
 ) -> None:
-    """Write a vector of numbers; `code` is the struct code of one."""
     writer.meter.enter(len(value.values), depth + 1)
     writer.parts.append(_MARK[marker] + encode_u29(len(value.values) << 1 | 1) + bytes((value.fixed,)))
     writer.parts.append(struct.pack(f">{len(value.values)}{code}", *value.values))

@@ -62,7 +62,6 @@ def read_all(reader: Reader, what: str) -> list[AmfValue]:
 
 
 def read_one(reader: Reader, offset: int, what: str) -> tuple[AmfValue, int]:
-    """Return the value at `offset`, and the offset of the octet after it."""
     check_offset(offset)
     reader.meter.take(1)
     try:
@@ -82,12 +81,7 @@ def write_all(writer: Writer, values: Sequence[AmfValue], what: str) -> bytes:
 
 
 def by_marker(entries: Mapping[int, EntryT], other: EntryT) -> tuple[EntryT, ...]:
-    """Return `entries` as a table of all markers, so that a lookup cannot fail: an IndexError means the end of data.
-
-    Args:
-        entries: by marker.
-        other: stands for markers that are not in `entries`.
-    """
+    """Return `entries` as a table of all markers, so that a lookup cannot fail: an IndexError means the end of data."""
     return tuple(entries.get(marker, other) for marker in range(_MARKERS))
 
 
@@ -97,11 +91,7 @@ def constant(value: AmfValue) -> Callable[[object, int, int], tuple[AmfValue, in
 
 
 def inherited(entries: Mapping[type, EntryT], value: AmfValue, what: str) -> EntryT:
-    """Return the entry of the nearest base class of `value`'s type; an IntEnum, say, is written as a number.
-
-    Raises:
-        LocalProtocolError: there is none.
-    """
+    """Return the entry of the nearest base class of `value`'s type; an IntEnum, say, is written as a number."""
     for base in type(value).__mro__:
         if base in entries:
             return entries[base]

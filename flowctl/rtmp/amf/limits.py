@@ -97,9 +97,6 @@ class Meter:
 
     The decoders' inner loops read and write `room` themselves, because a call per value would double their cost.
 
-    Args:
-        limits: what the message may cost.
-
     Attributes:
         room: nodes that may still follow; below 0 is over the limit.
         string_max: `AmfLimits.string_bytes`.
@@ -118,48 +115,26 @@ class Meter:
         self._deepest = 0  # deepest level reached within the container that is being read
 
     def begin(self, pos: int, depth: int) -> Mark:
-        """Open the account of a container.
-
-        Args:
-            pos: where its content begins, in octets.
-            depth: its level; 1 for a container that is in no other.
-
-        Raises:
-            LimitExceededError: it is too deep (``amf_depth``).
-        """
+        """Open the account of a container."""
         self.check_depth(depth)
         mark = (self.room, pos + self._repeated, self._deepest, depth)
         self._deepest = depth
         return mark
 
     def finish(self, mark: Mark, value: AmfValue, pos: int) -> Shared:
-        """Close the account of a container; return what a reference to it will cost.
-
-        Args:
-            mark: what `begin` returned for it.
-            value: the container, complete.
-            pos: where its content ends, in octets.
-        """
+        """Close the account of a container; return what a reference to it will cost."""
         room, start, deepest, depth = mark
         shared = (value, room - self.room, pos + self._repeated - start, self._deepest - depth + 1)
         self._deepest = max(deepest, self._deepest)
         return shared
 
     def check_depth(self, depth: int) -> None:
-        """Refuse a level that is too deep.
-
-        Raises:
-            LimitExceededError: it is (``amf_depth``).
-        """
+        """Refuse a level that is too deep."""
         if depth > self._depth_max:
             raise LimitExceededError("amf_depth", depth, self._depth_max)
 
     def take(self, count: int) -> None:
-        """Pay for `count` values before they are read.
-
-        Raises:
-            LimitExceededError: that is more than there is room for (``amf_nodes``).
-        """
+        """Pay for `count` values before they are read."""
         self.room -= count
         if self.room < 0:
             raise self.over()
@@ -170,28 +145,13 @@ class Meter:
         return LimitExceededError("amf_nodes", self._nodes_max - left, self._nodes_max)
 
     def repeat(self, octets: int) -> None:
-        """Pay for `octets` that a reference repeats.
-
-        Raises:
-            LimitExceededError: references have repeated too much by now (``amf_repeated_bytes``).
-        """
+        """Pay for `octets` that a reference repeats."""
         self._repeated += octets
         if self._repeated > self._repeated_max:
             raise LimitExceededError("amf_repeated_bytes", self._repeated, self._repeated_max)
 
     def resolve(self, table: Table, index: int, depth: int) -> AmfValue:
-        """Return what a reference refers to and pay for it as if it had been written out.
-
-        Args:
-            table: the reference table of the message.
-            index: the entry, from 0.
-            depth: the level of the container that holds the reference; 0 for none.
-
-        Raises:
-            RemoteProtocolError: nothing has that index (``amf-bad-reference``), or it is a container around the
-                reference itself (``amf-cyclic-reference``).
-            LimitExceededError: what it refers to is too much here.
-        """
+        """Return what a reference refers to and pay for it as if it had been written out."""
         if index >= len(table):
             raise RemoteProtocolError(
                 f"AMF reference to object {index}, there are {len(table)} so far", code="amf-bad-reference"
@@ -210,25 +170,12 @@ class Meter:
         return value
 
     def check_length(self, length: int, maximum: int) -> None:
-        """Refuse a string of `length` octets that is longer than `maximum`.
-
-        Raises:
-            LimitExceededError: it is (``amf_string_bytes``).
-        """
+        """Refuse a string of `length` octets that is longer than `maximum`."""
         if length > maximum:
             raise LimitExceededError("amf_string_bytes", length, maximum)
 
     def repair(self, raw: bytes, maximum: int) -> str:
-        """Return the text of malformed UTF-8 with U+FFFD for what is malformed.
-
-        Args:
-            raw: the octets.
-            maximum: the most octets of UTF-8 that the result may have. Replacing triples the size of an octet, and
-                the result has to be as sendable as any other text.
-
-        Raises:
-            LimitExceededError: the result is longer than that (``amf_string_bytes``).
-        """
+        """Return the text of malformed UTF-8 with U+FFFD for what is malformed."""
         text = raw.decode("utf-8", "replace")
         self.check_length(len(text.encode()), maximum)
         return text
@@ -247,11 +194,7 @@ class WriteMeter:
         self.room = MAX_ENCODED_NODES
 
     def enter(self, count: int, depth: int) -> None:
-        """Begin a container of `count` values at level `depth`.
-
-        Raises:
-            LocalProtocolError: it is deeper than `MAX_DEPTH`, or makes more than `MAX_ENCODED_NODES`.
-        """
+        """Begin a container of `count` values at level `depth`."""
         self.room -= count
         if depth > MAX_DEPTH or self.room < 0:
             raise LocalProtocolError(

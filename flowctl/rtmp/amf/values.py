@@ -51,10 +51,6 @@ UNSUPPORTED: Final = Undefined.UNSUPPORTED
 class EcmaArray(dict[str, AmfValue]):
     """An AMF0 ECMA (associative) array, marker 0x08 (AMF0 2.10). It is a `dict`, so readers need not tell it apart.
 
-    Args:
-        properties: the members, in wire order.
-        count: the count announced on the wire, 0..2^32-1; None where the array was made here.
-
     The count is a hint that senders get wrong: Flash and FMLE announce 0, others one too many (ossrs/srs #852). It is
     kept to be looked at; it is not used to decode, and encoding writes the true number of members.
     It takes no part in comparison.
@@ -90,7 +86,6 @@ class Xml:
     """An XML document as text, never parsed: AMF0 marker 0x0F (2.17), AMF3 markers 0x07 (3.9) and 0x0B (3.13).
 
     Attributes:
-        text: the document.
         e4x: False for the legacy XMLDocument class, True for the E4X XML class. AMF0 knows only the former.
     """
 
@@ -127,7 +122,6 @@ class Amf3Array:
     """An AMF3 array, marker 0x09 (3.11), which has a dense and an associative part at once.
 
     Attributes:
-        dense: the members 0, 1, 2 and so on.
         assoc: the members with names, in wire order. The empty name cannot be sent: on the wire it ends the part.
     """
 
@@ -154,12 +148,7 @@ class Amf3Object:
 
 @dataclass(slots=True)
 class IntVector:
-    """An AMF3 vector of 32-bit signed integers, marker 0x0D (3.15).
-
-    Attributes:
-        values: the members, each -2^31..2^31-1.
-        fixed: whether the vector's length is fixed.
-    """
+    """An AMF3 vector of 32-bit signed integers, marker 0x0D (3.15)."""
 
     values: list[int] = field(default_factory=list)
     fixed: bool = False
@@ -167,12 +156,7 @@ class IntVector:
 
 @dataclass(slots=True)
 class UintVector:
-    """An AMF3 vector of 32-bit unsigned integers, marker 0x0E (3.15).
-
-    Attributes:
-        values: the members, each 0..2^32-1.
-        fixed: whether the vector's length is fixed.
-    """
+    """An AMF3 vector of 32-bit unsigned integers, marker 0x0E (3.15)."""
 
     values: list[int] = field(default_factory=list)
     fixed: bool = False
@@ -180,12 +164,7 @@ class UintVector:
 
 @dataclass(slots=True)
 class DoubleVector:
-    """An AMF3 vector of doubles, marker 0x0F (3.15).
-
-    Attributes:
-        values: the members.
-        fixed: whether the vector's length is fixed.
-    """
+    """An AMF3 vector of doubles, marker 0x0F (3.15)."""
 
     values: list[float] = field(default_factory=list)
     fixed: bool = False
@@ -196,9 +175,7 @@ class ObjectVector:
     """An AMF3 vector of objects, marker 0x10 (3.15).
 
     Attributes:
-        values: the members, any values.
         type_name: the class all members share; empty or "*" where there is none.
-        fixed: whether the vector's length is fixed.
     """
 
     values: list[AmfValue] = field(default_factory=list)
@@ -228,12 +205,6 @@ def simplify(value: AmfValue) -> AmfValue:
     `AvmPlus` gives its content, `TypedObject`, `EcmaArray` and `Amf3Object` a plain `dict`, `Amf3Array` a `list` (a
     `dict` when it has an associative part, with the dense members under "0", "1" and so on, as ActionScript indexes
     them), vectors a `list`, `Dictionary` a `list` of [key, value]. Everything else, `UNDEFINED` included, is unchanged.
-
-    Args:
-        value: what a decoder of this package returned; its depth is bounded by that decoder, so this may recurse.
-
-    Returns:
-        New containers; `value` is not changed. AMF0 can encode all of it (`bytes` as an AMF3 value within).
     """
     if type(value) in _PLAIN:  # nearly all members of a command
         return value

@@ -75,19 +75,6 @@ class ChunkReader:
     four zero octets (decided per chunk stream at the first occasion, then remembered); 24-bit fields of 0xFFFFFF
     with a small extended timestamp; deltas that are negative modulo 2^32; control messages on any chunk stream;
     messages without payload.
-
-    Args:
-        limits: what the peer is held to.
-        type3_after_type0: what a type 3 chunk that opens a message right after a type 0 chunk adds to the timestamp:
-            ``"delta"``, the type 0 timestamp itself (section 5.3.1.2.4), or ``"zero"`` for peers that mean "same
-            time".
-        extended_delta: whether the extended timestamp of a type 1 or 2 header is a ``"delta"`` (section 5.3.1.3) or
-            an ``"absolute"`` timestamp, as senders that follow the draft of 2009 write it.
-        head_bytes: for callers that only want to know what an audio, video or data message is: while one is in
-            progress no more than this is kept of it, and no more of its payload has a meaning. 0: keep everything.
-
-    Raises:
-        ConfigError: one of the two options has another value.
     """
 
     __slots__ = (
@@ -152,18 +139,7 @@ class ChunkReader:
         return None if self._more_streams is None else self._more_streams.get(csid)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Message]:
-        """Read one piece of input and return the messages that it completed, in the order of their last octets.
-
-        Args:
-            data: the next octets, any number; copied, so the caller may reuse its buffer after the call.
-
-        Raises:
-            LimitExceededError: the peer went over a limit, named by `limit`.
-            RemoteProtocolError: the octets are no chunk stream: ``"chunk-no-header"`` (type 3 on a fresh chunk
-                stream), ``"chunk-message-changed"`` (another message begins inside one), ``"set-chunk-size"`` and
-                ``"abort"`` (body too short or zero).
-            LocalProtocolError: it has raised one of these before.
-        """
+        """Read one piece of input and return the messages that it completed, in the order of their last octets."""
         self._check_sound()
         completed: list[Message] = []
         self.bytes_received += len(data)
@@ -177,20 +153,7 @@ class ChunkReader:
     def feed_around(
         self, data: bytes | bytearray | memoryview, pass_over: Callable[[memoryview, int, list[Message]], int]
     ) -> list[Message]:
-        """Read one piece as `feed` does, except for the messages that the caller passes over.
-
-        Args:
-            data: as for `feed`.
-            pass_over: called where a chunk header begins, with the octets, the position of the header in them and
-                the messages completed so far, which it may take out. It returns the position to go on at: the same,
-                or one after whole messages, what their headers said being entered in their `ChunkStream`.
-
-        Returns:
-            The completed messages that `pass_over` has left.
-
-        Raises:
-            RemoteProtocolError, LimitExceededError, LocalProtocolError: as `feed`.
-        """
+        """Read one piece as `feed` does, except for the messages that the caller passes over."""
         self._check_sound()
         completed: list[Message] = []
         self.bytes_received += len(data)
@@ -392,11 +355,7 @@ class ChunkReader:
     # ------------------------------------------------------------------ payload
 
     def _read_payload(self, data: memoryview, at: int, end: int, completed: list[Message]) -> int:
-        """Take payload of the current chunk, and of the chunks after it that continue the same message.
-
-        Returns:
-            The position after what was taken: a header, or `end`.
-        """
+        """Take payload of the current chunk, and of the chunks after it that continue the same message."""
         stream = self._current
         left = self._chunk_left
         available = end - at
@@ -416,16 +375,7 @@ class ChunkReader:
         return after
 
     def _read_run(self, stream: ChunkStream, data: memoryview, completed: list[Message]) -> int:
-        """Take the rest of this chunk and as many type 3 chunks as follow it without interruption.
-
-        Args:
-            stream: the current chunk stream; its message does not end in this chunk.
-            data: from the payload position to the end of the input; longer than the rest of the chunk.
-            completed: where a completed message goes.
-
-        Returns:
-            How many octets of `data` were taken.
-        """
+        """Take the rest of this chunk and as many type 3 chunks as follow it without interruption."""
         left = self._chunk_left
         size = self.chunk_size
         header = len(stream.type3)
@@ -463,11 +413,7 @@ class ChunkReader:
         return take
 
     def _keep(self, stream: ChunkStream, data: memoryview, payload: int) -> None:
-        """Append `data`, of which `payload` octets are payload, to the message in progress.
-
-        Raises:
-            LimitExceededError: more would be held in unfinished messages than is allowed; nothing was appended.
-        """
+        """Append `data`, of which `payload` octets are payload, to the message in progress."""
         if self._head_bytes and stream.type_id in _HEADED and self.chunk_size >= self._head_bytes:
             # The head lies in the first chunk, so none of the headers in `data` is in it. No limit is looked at: all
             # that is held is a head for each chunk stream.

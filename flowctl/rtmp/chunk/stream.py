@@ -20,10 +20,6 @@ class ChunkStream:
     """The reading state of one chunk stream.
 
     Written by `flowctl.rtmp.chunk.reader.ChunkReader`, and by callers of its `feed_around` for what they pass over.
-
-    Args:
-        csid: its number.
-        basic: the basic header that opened it.
     """
 
     __slots__ = (
@@ -69,12 +65,7 @@ class ChunkStream:
         """Payload octets received of the message in progress; replaced, not extended, while it is `NO_BODY`."""
 
     def set_type0_clock(self, timestamp: int, *, counts_as_delta: bool) -> None:
-        """Take the timestamp of a type 0 header that opens a message.
-
-        Args:
-            timestamp: ms, absolute.
-            counts_as_delta: whether a type 3 chunk that opens the next message adds it (section 5.3.1.2.4) or zero.
-        """
+        """Take the timestamp of a type 0 header that opens a message."""
         self.timestamp = timestamp
         self.delta = timestamp if counts_as_delta else 0
 
@@ -94,12 +85,6 @@ class ChunkStream:
         out, gortmplib fills in zeros; senders that keep the absolute timestamp of the message may repeat that. Octets
         that equal none of these are payload. The first octet that differs decides, so a peer that leaves the field
         out and then waits for our answer is not left hanging.
-
-        Args:
-            seen: up to four octets that follow the basic header.
-
-        Returns:
-            Whether they are one; None: too few to tell.
         """
         for value in (self.extended_value, self.timestamp, 0):
             if value.to_bytes(4, "big").startswith(seen):
@@ -111,17 +96,6 @@ class ChunkStream:
 
         Some senders repeat the type 1 header in every chunk. Its delta is not added again; it only counts for a type 3
         chunk that opens the next message.
-
-        Args:
-            fmt: chunk type, 0 to 2.
-            field: the timestamp or delta.
-            length: payload octets; for type 2 those of the last header.
-            type_id: message type, likewise.
-            msid: message stream id; for types 1 and 2 that of the last header.
-
-        Raises:
-            RemoteProtocolError: it describes another message (``chunk-message-changed``). A length that changes here
-                is the heap overflow of CVE-2016-10191 in receivers that allocate once.
         """
         same = length == self.length and type_id == self.type_id and msid == self.msid
         if not same or (fmt == 0 and field != self.timestamp):

@@ -38,21 +38,6 @@ def serialise(
 
     The payload is copied once. An extended timestamp is repeated in every type 3 chunk, as section 5.3.1.3 asks:
     FFmpeg and GStreamer lose the stream after 4 h 40 min without it.
-
-    Args:
-        type_id: message type, 0..255.
-        msid: message stream id, 0..2^32-1.
-        timestamp: ms, taken modulo 2^32.
-        payload: message body, up to 2^24-1 octets.
-        csid: chunk stream, 2..65599.
-        chunk_size: octets of payload in a chunk, 1 or more; what the last Set Chunk Size to this peer said.
-
-    Returns:
-        ``basic(1..3) timestamp(3) length(3) type(1) msid(4, little-endian) [extended(4)] payload...``, after every
-        `chunk_size` octets of payload interrupted by ``basic(1..3) [extended(4)]``.
-
-    Raises:
-        LocalProtocolError: an argument is out of range.
     """
     timestamp &= CLOCK_MASK
     length = len(payload)
@@ -70,12 +55,7 @@ def serialise(
 
 
 def deserialise(wire: bytes, chunk_size: int) -> tuple[int, int, bytes]:
-    """Return type id, timestamp and body of one message that `serialise` has made, on a chunk stream below 64.
-
-    Args:
-        wire: the whole message.
-        chunk_size: as it was made with.
-    """
+    """Return type id, timestamp and body of one message that `serialise` has made, on a chunk stream below 64."""
     timestamp, length = int.from_bytes(wire[1:4], "big"), int.from_bytes(wire[4:7], "big")
     at, between = 12, 1  # behind the header; octets between two chunks
     if timestamp == EXTENDED:
@@ -115,15 +95,6 @@ class ChunkWriter:
     timestamp is behind the last one or 4 h 40 min ahead of it; type 1 if length or type change; type 2 if only the
     delta changes; else type 3. Extended timestamps therefore occur in type 0 headers only, and in the type 3 chunks
     that continue these: extended deltas are read as absolute timestamps by some receivers.
-
-    Args:
-        chunk_size: octets of payload in a chunk, 1..2^31-1; 128 is what every peer assumes at first.
-        full_headers: True gives every message a type 0 header, so that it may stand anywhere between other whole
-            messages: where media of a shared log goes out on the same connection, a header that leaves something out
-            would refer to whatever stands before it.
-
-    Raises:
-        LocalProtocolError: `chunk_size` is out of range.
     """
 
     __slots__ = ("_chunk_size", "_sent")
@@ -139,11 +110,7 @@ class ChunkWriter:
         return self._chunk_size
 
     def write(self, message: Message) -> bytes:
-        """Return `message` as chunks, and remember it for the headers after it.
-
-        Raises:
-            LocalProtocolError: a field of the message is out of range.
-        """
+        """Return `message` as chunks, and remember it for the headers after it."""
         if self._sent is None:
             return serialise(
                 message.type_id, message.msid, message.timestamp, message.payload, message.csid, self._chunk_size
@@ -178,15 +145,7 @@ class ChunkWriter:
         return octets
 
     def set_chunk_size(self, size: int) -> bytes:
-        """Return a Set Chunk Size message and use `size` for every message after it.
-
-        Args:
-            size: octets, 1..2^31-1 (section 5.4.1). Send it before any response longer than 128 octets: OBS is known
-                to lose the stream otherwise.
-
-        Raises:
-            LocalProtocolError: `size` is out of range.
-        """
+        """Return a Set Chunk Size message and use `size` for every message after it."""
         _check_chunk_size(size)
         octets = self.write(Message(CONTROL_CSID, 0, TYPE_SET_CHUNK_SIZE, 0, size.to_bytes(4, "big")))
         self._chunk_size = size

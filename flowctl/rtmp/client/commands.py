@@ -26,15 +26,6 @@ SET_DATA_FRAME: Final = amf0.encode("@setDataFrame")
 def connect_object(
     config: ClientSessionConfig, url: RtmpUrl, *, parameters: str, app: str | None, playing: bool
 ) -> dict[str, Any]:
-    """Return the command object of connect.
-
-    Args:
-        config: names, codecs and capabilities.
-        url: the address.
-        parameters: what Adobe authentication appends to ``app`` and ``tcUrl``; "" for none.
-        app: overrides the application of `url` (YouTube wants a fixed one). None: that of `url`.
-        playing: whether a player connects; FFmpeg tells its decoders only then.
-    """
     name = ("" if url.app == DEFAULT_APP else url.app) if app is None else app
     values: dict[str, Any] = {
         "app": name + parameters,

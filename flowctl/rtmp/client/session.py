@@ -124,7 +124,6 @@ class _Purpose(NamedTuple):
     """What the connection is for.
 
     Args:
-        command: what to send.
         name: stream name with its query. None: that of the address.
         last: the argument behind the name: the kind of a publish, the start of a play in ms.
     """
@@ -135,13 +134,7 @@ class _Purpose(NamedTuple):
 
 
 class ClientSession:
-    """One RTMP connection, client side; not thread-safe, sans-I/O.
-
-    Args:
-        config: settings.
-        now: seconds on any steady clock; when the connection was made.
-        rng: source of the handshake's random octets, for tests. None: the system's.
-    """
+    """One RTMP connection, client side; not thread-safe, sans-I/O."""
 
     __slots__ = (
         "_app",  # str | None: overrides the application of _url
@@ -174,17 +167,7 @@ class ClientSession:
     # -------------------------------------------------------------------------------------------- intents
 
     def connect(self, url: RtmpUrl | str, *, parameters: str = "", app: str | None = None) -> None:
-        """Start the handshake, and connect when it is done.
-
-        Args:
-            url: the address; its user and password are used when the server asks for Adobe authentication.
-            parameters: `Rejected.retry_parameters` of the session before this one; "" for a first try.
-            app: overrides the application of `url`, for servers that want a fixed one. None: that of `url`.
-
-        Raises:
-            LocalProtocolError: it was called before.
-            RemoteProtocolError: code ``bad-url`` or ``bad-name``; `url` is no address.
-        """
+        """Start the handshake, and connect when it is done."""
         self._url = parse_url(url) if isinstance(url, str) else url
         self._move(ClientInput.CONNECT)
         self._parameters = parameters
@@ -193,49 +176,22 @@ class ClientSession:
             self._endpoint.queue(self._endpoint.handshake.start())
 
     def publish(self, name: str | None = None, kind: PublishKind = "live") -> None:
-        """Publish as soon as the server lets us.
-
-        Args:
-            name: stream name with its query. None: that of the address.
-            kind: what the server is to do with the stream.
-
-        Raises:
-            LocalProtocolError: the session is for something already, or the server refused us.
-        """
+        """Publish as soon as the server lets us."""
         self._ask(_Purpose("publish", name, kind))
 
     def play(self, name: str | None = None, *, start_ms: int = -2000) -> None:
-        """Play as soon as the server lets us.
-
-        Args:
-            name: stream name with its query. None: that of the address.
-            start_ms: where to start; -2000 is live or recorded, -1000 live only.
-
-        Raises:
-            LocalProtocolError: the session is for something already, or the server refused us.
-        """
+        """Play as soon as the server lets us."""
         self._ask(_Purpose("play", name, float(start_ms)))
 
     def close_stream(self) -> None:
-        """Stop publishing or playing; the connection stays and may be asked for another stream.
-
-        Raises:
-            LocalProtocolError: there is nothing to stop.
-        """
+        """Stop publishing or playing; the connection stays and may be asked for another stream."""
         self._move(ClientInput.CLOSE)
         if self._publishes and self._config.release_stream:
             self._call("FCUnpublish", None, self._stream_name())
         self._forget_stream()
 
     def reconnect_url(self, request: ReconnectRequested) -> RtmpUrl:
-        """Return where a `ReconnectRequested` sends us: its address with our stream name, query and credentials.
-
-        Args:
-            request: the event; a relative ``tcUrl`` counts from the present one, as in RFC 3986 section 5.2.
-
-        Raises:
-            RemoteProtocolError: code ``bad-url`` or ``bad-name``; the server's address is none.
-        """
+        """Return where a `ReconnectRequested` sends us: its address with our stream name, query and credentials."""
         text = request.tc_url
         if text is None:
             return self._url
@@ -359,20 +315,7 @@ class ClientSession:
     # --------------------------------------------------------------------------------------- octets and time
 
     def receive(self, data: bytes | memoryview, now: float) -> list[ClientEvent]:
-        """Take octets from the server.
-
-        Args:
-            data: any number of octets; not kept.
-            now: seconds on the clock of the constructor.
-
-        Returns:
-            What happened, in the order of the wire.
-
-        Raises:
-            RemoteProtocolError: the server broke the protocol; the session has ended.
-            LimitExceededError: the server went over a limit; the session has ended.
-            LocalProtocolError: the session had ended before, or `connect` was not called.
-        """
+        """Take octets from the server."""
         self._check_open()
         endpoint = self._endpoint
         events: list[ClientEvent] = []
@@ -392,14 +335,7 @@ class ClientSession:
         return events
 
     def tick(self, now: float) -> list[ClientEvent]:
-        """Look at the clock: limits of time and pings.
-
-        Returns:
-            Nothing at present; a list like that of the server's session.
-
-        Raises:
-            LimitExceededError: ``handshake_time_s``, ``reply_time_s`` or ``ping_silence_s``; the session has ended.
-        """
+        """Look at the clock: limits of time and pings."""
         self._check_open()
         try:
             self._endpoint.tick(self._phase_limit(), now)
@@ -435,12 +371,7 @@ class ClientSession:
     # ------------------------------------------------------------------------------------------------ state
 
     def _move(self, event: ClientInput) -> None:
-        """Change the state; the only place that does.
-
-        Raises:
-            LocalProtocolError: our caller may not do this now.
-            RemoteProtocolError: code ``unexpected-reply``; the server may not say this now.
-        """
+        """Change the state; the only place that does."""
         following = next_client_state(self._state, event)
         if following is not self._state:
             self._state = following
@@ -514,12 +445,7 @@ class ClientSession:
     # ------------------------------------------------------------------------------------ the server's messages
 
     def _handle(self, message: Message, events: list[ClientEvent], now: float) -> None:
-        """Treat one message that is no audio and no video.
-
-        Raises:
-            RemoteProtocolError: it breaks the protocol.
-            LimitExceededError: there are too many of its kind, or its values are too many or too deep.
-        """
+        """Treat one message that is no audio and no video."""
         type_id = message.type_id
         if type_id in CONTROL_TYPES:
             event = self._endpoint.control(message, now)

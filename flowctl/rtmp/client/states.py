@@ -64,12 +64,7 @@ _CALLER_INPUTS: Final = frozenset({_I.CONNECT, _I.ASK, _I.CLOSE})
 
 
 def next_client_state(state: ClientState, event: ClientInput) -> ClientState:
-    """Return the state that follows.
-
-    Raises:
-        LocalProtocolError: our caller may not do this now.
-        RemoteProtocolError: code ``unexpected-reply``; the server may not say this now.
-    """
+    """Return the state that follows."""
     following = CLIENT_TABLE.get((state, event))
     if following is not None:
         return following

@@ -35,13 +35,7 @@ SERVER_KEY: Final = b"Genuine Adobe Flash Media Server 001"
 
 
 class Digest(NamedTuple):
-    """A digest found in C1 or S1.
-
-    Attributes:
-        schema: 0 or 1.
-        offset: its position in the packet, 12..1499.
-        value: its 32 octets.
-    """
+    """A digest found in C1 or S1."""
 
     schema: int
     offset: int
@@ -49,12 +43,7 @@ class Digest(NamedTuple):
 
 
 def find_digest(packet: bytes, key: bytes) -> Digest | None:
-    """Return the digest that `packet` carries, None when there is none that is right.
-
-    Args:
-        packet: C1 or S1, 1536 octets.
-        key: `CLIENT_KEY` for C1, `SERVER_KEY` for S1.
-    """
+    """Return the digest that `packet` carries, None when there is none that is right."""
     for schema in SCHEMAS:
         offset = _offset(packet, schema)
         value = packet[offset : offset + DIGEST_BYTES]
@@ -64,26 +53,13 @@ def find_digest(packet: bytes, key: bytes) -> Digest | None:
 
 
 def with_digest(packet: bytes, schema: int, key: bytes) -> tuple[bytes, bytes]:
-    """Return `packet` with a digest written into it, and the digest.
-
-    Args:
-        packet: C1 or S1, 1536 octets.
-        schema: 0 or 1.
-        key: `CLIENT_KEY` for C1, `SERVER_KEY` for S1.
-    """
     offset = _offset(packet, schema)
     value = _sign(packet, offset, key)
     return packet[:offset] + value + packet[offset + DIGEST_BYTES :], value
 
 
 def answer(digest: bytes, key: bytes, noise: bytes) -> bytes:
-    """Return S2 or C2 for the other side's `digest`.
-
-    Args:
-        digest: 32 octets, from C1 or S1.
-        key: name of the side that answers: `SERVER_KEY` for S2, `CLIENT_KEY` for C2.
-        noise: 1504 random octets, which come first in the packet.
-    """
+    """Return S2 or C2 for the other side's `digest`."""
     return noise + _answer_digest(digest, key, noise)
 
 

@@ -132,12 +132,6 @@ _CLIENT: Final = _Role(
 class Handshake:
     """One end of a handshake; made by `Handshake.server` or `Handshake.client`.
 
-    Args:
-        role: which end.
-        style: ``"simple"`` or ``"digest"``. None: as the other side does it.
-        rng: source of the noise; None: the system's. Give one to repeat a recorded run.
-        epoch_ms: our clock, ms, taken modulo 2^32; what C1 or S1 says.
-
     Attributes:
         done: whether all of the other side's packets have arrived.
         leftover: octets received after them; for the chunk reader.
@@ -177,40 +171,19 @@ class Handshake:
         """Return our end when we have connected to a server; `start` it.
 
         Codes of the `RemoteProtocolError` that `receive` may raise: ``"handshake-version"``, ``"tls-on-plain-port"``.
-
-        Args:
-            style: ``"simple"``, or ``"digest"`` for servers that send H.264 only to clients that sign. A server that
-                answers a digest without one is answered as a simple one.
-            rng: as for the class.
-            epoch_ms: as for the class.
-
-        Raises:
-            ConfigError: `style` has another value.
         """
         if style not in ("simple", "digest"):
             raise ConfigError(f"style is {style!r}, allowed is 'simple' or 'digest'")
         return cls(_CLIENT, style, rng, epoch_ms)
 
     def start(self) -> bytes:
-        """Return C0 and C1, which go first.
-
-        Raises:
-            LocalProtocolError: it was called before, or for a server.
-        """
+        """Return C0 and C1, which go first."""
         if self._sent or not self._role.goes_first:
             raise LocalProtocolError("the handshake was started already")
         return self._first_packet(_CLIENT_SCHEMA)
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take what was received and return what to send now; b"": nothing.
-
-        Args:
-            data: the next octets, any number, copied.
-
-        Raises:
-            RemoteProtocolError: the other side does not speak this protocol; `server` and `client` say which codes.
-            LocalProtocolError: the handshake is done already, has failed, or a client's was not started.
-        """
+        """Take what was received and return what to send now; b"": nothing."""
         if self.done or self.failed:
             state = "is done: what follows is for the chunk reader" if self.done else "has failed"
             raise LocalProtocolError(f"the handshake {state}")

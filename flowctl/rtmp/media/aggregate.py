@@ -28,14 +28,6 @@ def split_aggregate(message: Message, limits: WireLimits = _DEFAULT_LIMITS) -> l
 
     Byte layout, repeated: type (1), length (3), timestamp low 24 bits (3) and high 8 bits (1), stream id (3, unused),
     payload, back pointer (4, unused, and missing after the last one in what some servers send): an FLV tag.
-
-    Args:
-        message: a message of type 22.
-        limits: `WireLimits.aggregate_messages` bounds how many it may hold.
-
-    Raises:
-        RemoteProtocolError: it ends inside a message (``"aggregate-truncated"``).
-        LimitExceededError: it holds too many.
     """
     body = message.payload
     found: list[Message] = []

@@ -45,10 +45,6 @@ _Classify: TypeAlias = Callable[[str, int, int, Body, int, int], FrameFacts]
 def inspect_enhanced_video(body: Body, size: int) -> MediaInfo:
     """Return what a video body with the extended header bit is.
 
-    Args:
-        body: the message body, first octet 0x80 or above.
-        size: ``len(body)``, at least 1.
-
     Shape: 1 | frame type (3 bits) | packet type (4), ModEx prefixes, FourCC (4 octets), data.
     """
     frame_type, packet_type, position, nanoseconds = body[0] >> 4 & 7, body[0] & 15, 1, 0
@@ -69,10 +65,6 @@ def inspect_enhanced_video(body: Body, size: int) -> MediaInfo:
 
 def inspect_enhanced_audio(body: Body, size: int) -> MediaInfo:
     """Return what an audio body with sound format 9 is.
-
-    Args:
-        body: the message body, first octet 0x90 to 0x9F.
-        size: ``len(body)``, at least 1.
 
     Shape: 9 (4 bits) | packet type (4), ModEx prefixes, FourCC (4 octets), data.
     """

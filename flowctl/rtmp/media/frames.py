@@ -63,16 +63,7 @@ def codec_name(fourcc: int) -> str:
 
 
 def frame_class(codec: str, frame_type: int, body: Body, start: int, end: int) -> MessageClass:
-    """Return the class of the video frame in ``body[start:end]``, at least one octet, by its type and its NAL units.
-
-    Args:
-        codec: FourCC as text.
-        frame_type: FLV frame type: 1 key, 2 inter, 3 disposable inter, 4 generated key; every other is reserved, and 0
-            is what a publisher sends that does not mark its frames.
-        body: the message body.
-        start: first octet of the frame.
-        end: octet behind the frame.
-    """
+    """Return the class of the video frame in ``body[start:end]``, at least one octet, by its type and its NAL units."""
     if frame_type == 3:
         # "Disposable inter frame": the specification means H.263 only, but it is the publisher's own word.
         return _DISPOSABLE
@@ -109,16 +100,7 @@ def classify_config(codec: str, start: int, end: int, packet: Packet = "sequence
 
 
 def classify_video(codec: str, packet_type: int, frame_type: int, body: Body, start: int, end: int) -> FrameFacts:
-    """Return the verdict on the Enhanced RTMP video data in ``body[start:end]``.
-
-    Args:
-        codec: FourCC as text.
-        packet_type: VideoPacketType, 0 to 15 without Multitrack and ModEx.
-        frame_type: VideoFrameType, 0 to 7.
-        body: the message body.
-        start: first octet behind the FourCC, track id and size.
-        end: octet behind this track's data.
-    """
+    """Return the verdict on the Enhanced RTMP video data in ``body[start:end]``."""
     if packet_type in (1, 3):
         composition_ms: int | None = None
         if codec in _WITH_COMPOSITION:

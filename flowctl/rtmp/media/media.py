@@ -76,13 +76,6 @@ _DATA_OTHER: Final = MediaInfo("data", MessageClass.DATA, "", "data")
 def inspect(type_id: int, payload: Body) -> MediaInfo:
     """Return what a media message is. Looks at a bounded number of octets, copies none, raises on none of them.
 
-    Args:
-        type_id: RTMP message type or FLV tag type: 8 audio, 9 video; every other is taken as data.
-        payload: the whole body, contiguous octets, 0 or more.
-
-    Returns:
-        The classification; equal bodies may share one object.
-
     Source: Adobe FLV 10.1 annex E.4.2 to E.4.4; Enhanced RTMP v2, "Enhanced Audio" and "Enhanced Video".
     """
     if type_id == _TYPE_VIDEO:
@@ -97,10 +90,6 @@ def refers_back(info: MediaInfo, payload: Body) -> bool:
 
     Such pictures are shown before the key frame, so it has a composition time. Of a message with several tracks or a
     ModEx prefix this says no.
-
-    Args:
-        info: what `inspect` said of the message.
-        payload: its body.
     """
     if not info.composition_ms or info.multitrack or len(payload) < 2:
         return False

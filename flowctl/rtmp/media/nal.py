@@ -83,19 +83,7 @@ HEVC_VERDICTS: Final = bytes(_hevc_verdict(header) for header in range(256))
 
 
 def survey(body: bytes | memoryview, position: int, end: int, verdicts: bytes) -> MessageClass | None:
-    """Return what the NAL units from `position` to `end` of `body` are to a drop policy.
-
-    Args:
-        body: a whole message body. Never modified, no octet copied.
-        position: offset of the first length field, 0 up to `end`.
-        end: offset behind the last NAL unit, at most ``len(body)``.
-        verdicts: `AVC_VERDICTS` or `HEVC_VERDICTS`.
-
-    Returns:
-        KEY: the first deciding slice is one at which decoding can start. DISPOSABLE: the lengths add up exactly, there
-        is at least one slice, and no slice is referred to. None: the lengths add up and there is nothing to show or
-        to keep, not a slice and not a parameter set. INTER: everything else, every doubt included.
-    """
+    """Return what the NAL units from `position` to `end` of `body` are to a drop policy."""
     seen = _IGNORED
     for _ in range(MAX_NAL_HEADERS):
         left = end - position - 4
@@ -118,11 +106,6 @@ def is_open(codec: str, body: bytes | memoryview, position: int) -> bool:
     """Return whether the key frame that begins at `position` is no IDR picture: a recovery point, or CRA with HEVC.
 
     Pictures that follow it and are shown before it may then refer to ones before it.
-
-    Args:
-        codec: FourCC as text; of others than H.264 and HEVC nothing is known.
-        body: a whole message body.
-        position: offset of the first length field.
     """
     if codec not in ("avc1", "hvc1"):
         return False

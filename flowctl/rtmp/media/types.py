@@ -30,16 +30,13 @@ class MediaInfo(NamedTuple):
 
     Attributes:
         kind: ``audio``, ``video`` or ``data``.
-        message_class: what it is to the drop policy.
         codec: FourCC as text (``avc1``, ``hvc1``, ``av01``, ``vp09``, ``mp4a``, ``.mp3``, ``Opus``, ``fLaC``,
             ``ac-3`` and so on); classic codecs without a FourCC in Enhanced RTMP have the name FFmpeg gives them. An
             unknown FourCC is given as it is when printable, else in hexadecimal; empty when the body does not say.
-        packet: the packet type, see `Packet`.
         track: id of the first (usually the only) track; 0, the default track, without multitrack.
         composition_ms: presentation minus decoding time in milliseconds, -2^23 to 2^23-1, negative with some B-frame
             encoders; None when the packet does not carry one.
         tracks: ids of all tracks in the message, in their order. Several only with Enhanced RTMP v2 multitrack.
-        codecs: codec of each of `tracks`.
         multitrack: whether the message uses the multitrack form, even for one track.
         nano_offset_ns: what ModEx adds to the timestamp, 0 to 999,999 nanoseconds.
     """

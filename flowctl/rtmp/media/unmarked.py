@@ -21,12 +21,6 @@ _OBU_FRAME: Final = 6
 def is_key_frame(codec: str, body: bytes | memoryview, start: int, end: int) -> bool:
     """Return whether the frame in ``body[start:end]``, at least one octet, is a key frame.
 
-    Args:
-        codec: ``vp08``, ``vp09`` or ``av01``; False for every other.
-        body: the message body.
-        start: first octet of the frame.
-        end: octet behind it.
-
     Source: RFC 6386 9.1 (VP8); VP9 bitstream specification 6.2; AV1 bitstream specification 5.3, 5.9.2.
     """
     if codec == "av01":

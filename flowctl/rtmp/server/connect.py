@@ -28,11 +28,7 @@ _PAGE_CHARS: Final = 2048
 
 
 def read_connect(command: Command, config: ServerSessionConfig, now: float) -> ConnectRequested | LoginResult:
-    """Return what a connect asks for, or, where there are credentials and it does not prove to know them, the refusal.
-
-    Raises:
-        RemoteProtocolError: code ``bad-connect`` (no command object), ``bad-url`` or ``bad-name``.
-    """
+    """Return what a connect asks for, or the refusal where there are credentials that it does not prove to know."""
     # The object has been seen as an ECMA array, and behind a null in its place.
     values = commands.first_properties([command.object, *command.arguments])
     if not values:

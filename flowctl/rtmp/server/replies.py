@@ -35,13 +35,7 @@ def stream_event(event: int, stream_id: int) -> Message:
 
 @lru_cache(64)
 def connect_result(transaction_id: float, object_encoding: int, caps_ex: int | None) -> Message:
-    """Return the answer to a connect that is accepted.
-
-    Args:
-        transaction_id: of the connect.
-        object_encoding: 0 or 3, as the client asked.
-        caps_ex: our capabilities, for a client that knows Enhanced RTMP. None: it has not said so.
-    """
+    """Return the answer to a connect that is accepted."""
     server = {"fmsVer": _FMS_VERSION, "capabilities": 31.0, "mode": 1.0}
     more: dict[str, Any] = {"objectEncoding": float(object_encoding)}
     if caps_ex is not None:
@@ -66,7 +60,6 @@ class Courtesy(NamedTuple):
     """How a command is answered that changes nothing here.
 
     Args:
-        result: value of the ``_result``, for a command that awaits one.
         notify: a call of Flash Media Server that goes with it. None: there is none.
     """
 

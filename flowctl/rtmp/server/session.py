@@ -118,14 +118,7 @@ _NO_ADDRESS: Final = RtmpUrl()
 
 
 class _Call(NamedTuple):
-    """A command and where it came from.
-
-    Args:
-        command: the command.
-        stream_id: message stream it came on.
-        now: seconds.
-        events: where its events go.
-    """
+    """A command and where it came from."""
 
     command: Command
     stream_id: int
@@ -143,7 +136,6 @@ class _Rule(NamedTuple):
     """What is done about a command.
 
     Args:
-        obey: the method.
         argued: whether more of it is read than its name and transaction id.
     """
 
@@ -152,13 +144,7 @@ class _Rule(NamedTuple):
 
 
 class ServerSession:
-    """One RTMP connection, server side; not thread-safe, sans-I/O.
-
-    Args:
-        config: settings, shared by all connections.
-        now: seconds on any steady clock; when the connection was accepted.
-        rng: source of the handshake's random octets, for tests. None: the system's.
-    """
+    """One RTMP connection, server side; not thread-safe, sans-I/O."""
 
     __slots__ = (
         "_config",
@@ -258,22 +244,7 @@ class ServerSession:
         return self._endpoint.data_to_send()
 
     def receive(self, data: bytes | memoryview, now: float, *, control_only: bool = False) -> list[ServerEvent]:
-        """Take octets from the peer.
-
-        Args:
-            data: any number of octets; not kept.
-            now: seconds on the clock of the constructor.
-            control_only: True while our output to this peer is overloaded: only protocol control, closeStream and
-                deleteStream are obeyed, pings are not answered (a pong cannot be dropped), the rest is held.
-
-        Returns:
-            What happened, in the order of the wire.
-
-        Raises:
-            RemoteProtocolError: the peer broke the protocol; the session has ended.
-            LimitExceededError: the peer went over a limit; the session has ended.
-            LocalProtocolError: the session had ended before.
-        """
+        """Take octets from the peer."""
         self._check_open()
         endpoint = self._endpoint
         events: list[ServerEvent] = []
@@ -311,18 +282,7 @@ class ServerSession:
         self._endpoint.ping_waits(now)
 
     def tick(self, now: float) -> list[ServerEvent]:
-        """Look at the clock: limits of time, pings, and held messages that nobody resumed.
-
-        Args:
-            now: seconds.
-
-        Returns:
-            Held messages, if there were any to deliver.
-
-        Raises:
-            LimitExceededError: ``handshake_time_s``, ``first_command_s``, ``first_media_s`` or ``ping_silence_s``;
-                the session has ended.
-        """
+        """Look at the clock: limits of time, pings, and held messages that nobody resumed."""
         if self.input_paused:
             self._endpoint.excuse(now)  # what we do not read cannot be late
         events = self.resume(now)
@@ -509,12 +469,7 @@ class ServerSession:
             raise LocalProtocolError(f"the session has ended: {self._error}")
 
     def _move_connection(self, event: ConnectionInput) -> None:
-        """Change the state of the connection; the only place that does.
-
-        Raises:
-            RemoteProtocolError: code ``unexpected-command``; the peer may not do this now.
-            LocalProtocolError: our caller may not do this now.
-        """
+        """Change the state of the connection; the only place that does."""
         following = next_connection_state(self._state, event)
         if following is not self._state:
             self._state = following
@@ -531,11 +486,7 @@ class ServerSession:
         self._deciding = self._state is ConnectionState.DECIDING or self._streams.deciding
 
     def _find_stream(self, stream_id: int) -> MessageStream:
-        """Return a stream for a call of our caller.
-
-        Raises:
-            LocalProtocolError: there is no such stream, or the session has ended.
-        """
+        """Return a stream for a call of our caller."""
         self._check_open()
         stream = self._streams.find(stream_id)
         if stream is None:
@@ -610,28 +561,14 @@ class ServerSession:
         self._send(replies.connect_result(self._connect_id, self._object_encoding, caps_ex))
 
     def reject_connect(self, description: str, code: str = commands.CONNECT_REJECTED) -> None:
-        """Turn the client away; close the connection once the reply has been flushed.
-
-        Args:
-            description: words for the user, for example why.
-            code: status code.
-        """
+        """Turn the client away; close the connection once the reply has been flushed."""
         self._move_connection(ConnectionInput.REJECT)
         self._send_rejection(code, replies.words(description))
 
     def request_reconnect(
         self, tc_url: str | None = None, description: str = "The server is going down.", *, force: bool = False
     ) -> bool:
-        """Ask the client to connect again at its next key frame (Enhanced RTMP v2, "Reconnect Request").
-
-        Args:
-            tc_url: where to. None: the same address.
-            description: words for the user.
-            force: True asks also a client that did not announce that it understands.
-
-        Returns:
-            Whether it was asked.
-        """
+        """Ask the client to connect again at its next key frame (Enhanced RTMP v2, "Reconnect Request")."""
         self._check_open()
         if not force and not self.client_caps_ex & commands.CAPS_RECONNECT:
             return False
@@ -643,11 +580,7 @@ class ServerSession:
     # ----------------------------------------------------------------------- what our caller answers: publish
 
     def accept_publish(self, stream_id: int) -> None:
-        """Let the client publish: Stream Begin and ``NetStream.Publish.Start``. Its media becomes events from now on.
-
-        Args:
-            stream_id: of the `PublishRequested`.
-        """
+        """Let the client publish: Stream Begin and ``NetStream.Publish.Start``. Its media becomes events from now."""
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.ACCEPT_PUBLISH)
         self._stream_event(EVENT_STREAM_BEGIN, stream)
@@ -656,13 +589,7 @@ class ServerSession:
     def reject_publish(
         self, stream_id: int, code: str = commands.PUBLISH_BAD_NAME, description: str = "The stream is taken."
     ) -> None:
-        """Refuse a publish, or take the stream away from a client that is publishing.
-
-        Args:
-            stream_id: of the `PublishRequested`.
-            code: status code, for example ``NetStream.Publish.BadName`` or ``NetStream.Publish.Unauthorized``.
-            description: words for the user.
-        """
+        """Refuse a publish, or take the stream away from a client that is publishing."""
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.REJECT_PUBLISH)
         self._drop_held(stream_id)
@@ -675,9 +602,6 @@ class ServerSession:
 
         There is no ``NetStream.Data.Start``: FFmpeg shows an extra data stream for it. A player that waits gets
         ``NetStream.Play.PublishNotify`` instead, having got the others when it began to wait.
-
-        Args:
-            stream_id: of the `PlayRequested`.
         """
         stream = self._find_stream(stream_id)
         if stream.state is StreamState.WAITING:
@@ -687,11 +611,7 @@ class ServerSession:
         self._start_play(stream)
 
     def play_waiting(self, stream_id: int) -> None:
-        """Let the client wait for a publisher; it is told that playing has started, as nginx-rtmp and SRS do it.
-
-        Args:
-            stream_id: of the `PlayRequested`.
-        """
+        """Let the client wait for a publisher; it is told that playing has started, as nginx-rtmp and SRS do it."""
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.WAIT_PLAY)
         self._start_play(stream)
@@ -707,35 +627,19 @@ class ServerSession:
     def reject_play(
         self, stream_id: int, code: str = commands.PLAY_NOT_FOUND, description: str = "There is no such stream."
     ) -> None:
-        """Refuse a play, or end one that waits or plays.
-
-        Args:
-            stream_id: of the `PlayRequested`.
-            code: status code, for example ``NetStream.Play.StreamNotFound`` or ``NetStream.Play.Failed``.
-            description: words for the user.
-        """
+        """Refuse a play, or end one that waits or plays."""
         stream = self._find_stream(stream_id)
         self._move_stream(stream, StreamInput.REJECT_PLAY)
         self._status(stream, code, description, "error")
 
     def publish_notify(self, stream_id: int, *, send: bool = True) -> None:
-        """Tell a player that the stream is published (again): Stream Begin and ``NetStream.Play.PublishNotify``.
-
-        Args:
-            stream_id: message stream id.
-            send: False changes the state only: the player gets `commands.start_of_stream_bytes` from a shared log.
-        """
+        """Tell a player that the stream is published (again): Stream Begin and ``NetStream.Play.PublishNotify``."""
         self._move_stream(self._find_stream(stream_id), StreamInput.PUBLISH_NOTIFY)
         if send:
             self.repeat_notify(stream_id)
 
     def unpublish_notify(self, stream_id: int, *, send: bool = True) -> None:
-        """Tell a player that the publisher left: Stream EOF and ``NetStream.Play.UnpublishNotify``; it waits then.
-
-        Args:
-            stream_id: message stream id.
-            send: False changes the state only: the player gets `commands.end_of_stream_bytes` from a shared log.
-        """
+        """Tell a player that the publisher left: Stream EOF and ``NetStream.Play.UnpublishNotify``; it waits then."""
         self._move_stream(self._find_stream(stream_id), StreamInput.UNPUBLISH_NOTIFY)
         if send:
             self.repeat_notify(stream_id)
@@ -758,24 +662,12 @@ class ServerSession:
         self._stream_event(EVENT_STREAM_DRY, self._find_stream(stream_id))
 
     def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
-        """Tell the client which limit it went over; the state does not change, so close or reject afterwards.
-
-        Args:
-            stream_id: message stream id.
-            limit: name of the setting.
-            value: what was reached.
-            maximum: what is allowed.
-        """
+        """Tell the client which limit it went over; the state does not change, so close or reject afterwards."""
         stream = self._find_stream(stream_id)
         self._status(stream, _failure_code(stream), commands.limit_description(limit, value, maximum), "error")
 
     def send_data(self, stream_id: int, *values: Any) -> None:
-        """Send a data message (AMF0) to a client that publishes and has asked for it.
-
-        Args:
-            stream_id: message stream id.
-            values: its name and what follows, see `flowctl.rtmp.amf.amf0`.
-        """
+        """Send a data message (AMF0) to a client that publishes and has asked for it."""
         stream = self._find_stream(stream_id)
         self._send(Message(commands.STREAM_CSID, 0, TYPE_DATA_AMF0, stream.stream_id, amf0.encode(*values)))
 
@@ -787,12 +679,7 @@ class ServerSession:
     # ------------------------------------------------------------------------------------ the peer's commands
 
     def _command_message(self, message: Message, events: list[ServerEvent], now: float) -> _Call:
-        """Obey one command; return it.
-
-        Raises:
-            RemoteProtocolError: code ``unexpected-command`` and others; ends the session.
-            LimitExceededError: ``commands_per_second`` or ``message_streams``; ends the session.
-        """
+        """Obey one command; return it."""
         self._endpoint.count_command(now)
         name = commands.command_name(message)
         if name and not self._rule(name).argued:  # of any length, and nothing of the rest is read

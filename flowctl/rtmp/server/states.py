@@ -116,12 +116,7 @@ _PEER_INPUTS: Final = frozenset(
 
 
 def next_connection_state(state: ConnectionState, event: ConnectionInput) -> ConnectionState:
-    """Return the state that follows.
-
-    Raises:
-        RemoteProtocolError: code ``unexpected-command``; the peer may not do this now.
-        LocalProtocolError: our caller may not do this now.
-    """
+    """Return the state that follows."""
     following = CONNECTION_TABLE.get((state, event))
     if following is None:
         raise _refusal(event, f"connection is {state.value}")
@@ -129,12 +124,7 @@ def next_connection_state(state: ConnectionState, event: ConnectionInput) -> Con
 
 
 def next_stream_state(state: StreamState, event: StreamInput, stream_id: int) -> StreamState:
-    """Return the state that follows.
-
-    Raises:
-        RemoteProtocolError: code ``unexpected-command``; the peer may not do this now.
-        LocalProtocolError: our caller may not do this now.
-    """
+    """Return the state that follows."""
     following = STREAM_TABLE.get((state, event))
     if following is None:
         raise _refusal(event, f"message stream {stream_id} is {state.value}")

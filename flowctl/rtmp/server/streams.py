@@ -22,12 +22,6 @@ _ACTIVE: Final = frozenset({StreamState.PUBLISHING, StreamState.PLAYING, StreamS
 
 
 class MessageStream:
-    """One message stream.
-
-    Args:
-        stream_id: message stream id.
-    """
-
     __slots__ = (
         "path",  # str: what was requested last, see `RtmpUrl.path`; "" before any request
         "paused",  # bool: the player paused it
@@ -67,15 +61,10 @@ class MessageStreams:
         return iter(self._streams)
 
     def find(self, stream_id: int) -> MessageStream | None:
-        """Return a stream. None: there is none of that id."""
         return next((stream for stream in self._streams if stream.stream_id == stream_id), None)
 
     def open(self, stream_id: int, maximum: int) -> MessageStream:
-        """Return a stream, made on the spot if there was none.
-
-        Raises:
-            LimitExceededError: ``message_streams``: there are `maximum` already.
-        """
+        """Return a stream, made on the spot if there was none."""
         stream = self.find(stream_id)
         if stream is None:
             if len(self._streams) >= maximum:
@@ -90,12 +79,7 @@ class MessageStreams:
         return next(number for number in range(1, len(taken) + 2) if number not in taken)
 
     def move(self, stream: MessageStream, event: StreamInput) -> bool:
-        """Change the state of a stream; the only place that does. Return whether it is another one now.
-
-        Raises:
-            RemoteProtocolError: code ``unexpected-command``; the peer may not do this now.
-            LocalProtocolError: our caller may not do this now.
-        """
+        """Change the state of a stream; the only place that does. Return whether it is another one now."""
         before = stream.state
         stream.state = next_stream_state(before, event, stream.stream_id)
         if stream.state is before:
@@ -126,12 +110,7 @@ class MessageStreams:
         return any(stream.state in _ACTIVE for stream in self._streams)
 
     def publishing_as(self, name: str, app: str) -> list[MessageStream]:
-        """Return the streams that are published as `name`, as encoders state it when they stop.
-
-        Args:
-            name: without query; more than the last segment, or less than the path.
-            app: application of the connection.
-        """
+        """Return the streams that are published as `name`, as encoders state it when they stop."""
         found = [stream for stream in self._streams if stream.stream_id in self.publishing]
         if len(found) > 1:  # with one there is no doubt, whatever name the encoder gives
             found = [stream for stream in found if f"/{stream.path}".endswith(f"/{name}")]

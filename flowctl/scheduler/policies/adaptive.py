@@ -37,12 +37,7 @@ class AdaptiveSettings:
     """Bounds of an adaptive count of channels.
 
     Args:
-        floor: fewest channels, 1 or more.
-        ceiling: most, `floor` or more.
         tolerance: latency, as a multiple of the baseline, up to which a peer counts as unhindered; more than 1.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     floor: int = 1
@@ -62,12 +57,7 @@ class AdaptiveSettings:
 class ChannelCount:
     """The count of one peer's channels, and why it is what it is.
 
-    Args:
-        settings: its bounds.
-        count: channels to begin with; moved to within the bounds.
-
     Attributes:
-        count: channels that the peer should have now.
         reason: why it changed last: ``"start"``, ``"room"``, ``"latency"``, ``"failure"``, ``"probe"``.
     """
 
@@ -95,12 +85,6 @@ class ChannelCount:
         return self._baseline_s
 
     def answered(self, latency_s: float, in_flight: int) -> bool:
-        """Count an answer, and return whether the count changed.
-
-        Args:
-            latency_s: time from sending to answer.
-            in_flight: messages in flight just before it came, itself included.
-        """
         if self._skip:
             self._skip -= 1
             return False
@@ -113,11 +97,7 @@ class ChannelCount:
         return self._round_ended(mean_s, in_flight - 1)
 
     def failed(self, in_flight: int) -> bool:
-        """Count a message that got no answer of use, and return whether the count changed.
-
-        Args:
-            in_flight: messages in flight just before its failure, itself included.
-        """
+        """Count a message that got no answer of use, and return whether the count changed."""
         if self._skip:
             self._skip -= 1
             return False
@@ -163,11 +143,7 @@ class ChannelCount:
 
 
 class AdaptiveChannels:
-    """`ChannelLimits` by latency and failures: a `ChannelCount` for each peer.
-
-    Args:
-        settings: bounds. None: the defaults.
-    """
+    """`ChannelLimits` by latency and failures: a `ChannelCount` for each peer."""
 
     def __init__(self, settings: AdaptiveSettings | None = None) -> None:
         self._settings = settings or AdaptiveSettings()

@@ -13,14 +13,6 @@ class RetryBudget:
     """A bucket of tokens: each first try puts a share of one in, each further try takes one out.
 
     Not locked: it belongs to the callbacks of one scheduler, which run one at a time, or has a lock of its owner's.
-
-    Args:
-        share: tokens that a first try puts in, 0 to 1: the extra work allowed in the long run. Finagle's is 0.2.
-        least_per_s: tokens that come by themselves, so that little traffic may retry too, 0 or more. Finagle's is 10.
-        most: tokens that can be saved up, 1 or more; the bucket begins full.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     __slots__ = ("_at", "_least_per_s", "_most", "_share", "_tokens", "refused_count", "taken_count")
@@ -48,11 +40,7 @@ class RetryBudget:
         self._tokens = min(self._most, self._tokens + self._share)
 
     def take(self, now: float) -> bool:
-        """Take one token for a further try, and return whether there was one.
-
-        Args:
-            now: seconds on the caller's clock; a time before that of an earlier call counts as that.
-        """
+        """Take one token for a further try, and return whether there was one."""
         if self._at is None:
             self._at = now
         elif now > self._at:

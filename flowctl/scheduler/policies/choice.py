@@ -21,11 +21,7 @@ _TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED
 
 
 class TwoChoices:
-    """A `Choice` by least expected latency: peak EWMA times the messages in flight, the better of two.
-
-    Args:
-        rng: the dice.
-    """
+    """A `Choice` by least expected latency: peak EWMA times the messages in flight, the better of two."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -38,11 +38,7 @@ class EjectionSettings:
         window_s: in which the success rate is looked at, more than 0. Envoy's is 10.
         least_outcomes: in a window before its success rate says anything, 1 or more. gRPC's is 50, for more traffic.
         least_success: success rate of a window below which a peer is ejected, 0 to 1; 0: never for that.
-        away: how long, by the number of times.
         most_share: of the peers that may be ejected at a time, 0 to 1. Envoy's is 0.1, and less forgiving.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     consecutive: int = 5
@@ -94,16 +90,7 @@ class _Record:
 
 
 class OutlierEjection:
-    """An `Ejection` by failures in a row and by success rate.
-
-    Args:
-        rng: the dice that keep peers from returning all at once.
-        settings: when, how long, how many. None: the defaults.
-
-    Attributes:
-        peers_count: peers that are connected.
-        ejected_count: those of them that are left out now.
-    """
+    """An `Ejection` by failures in a row and by success rate."""
 
     def __init__(self, rng: Random, settings: EjectionSettings | None = None) -> None:
         self._settings = settings or EjectionSettings()

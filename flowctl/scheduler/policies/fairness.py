@@ -18,13 +18,6 @@ class WeightedFair:
     next. A class that was idle starts at the clock of those that were not: it cannot save up turns. Within a class the
     first that came is next; priorities count for nothing. No sender waits for ever: the clocks of the others pass its
     own. Source: Goyal, Vin, Cheng, Start-time Fair Queueing, 1996, section 2.
-
-    Args:
-        class_of: returns the class of a sender.
-        weights: of classes, more than 0 each; a class that is not named has weight 1.
-
-    Raises:
-        ConfigError: a weight is out of range.
     """
 
     def __init__(self, class_of: Callable[[Any], Hashable], weights: Mapping[Any, float] | None = None) -> None:

@@ -27,12 +27,6 @@ class PeakEwma:
         self._at = 0.0
 
     def observe(self, latency_s: float, now: float) -> None:
-        """Take in a latency.
-
-        Args:
-            latency_s: in seconds, 0 or more.
-            now: seconds on the caller's clock, never before those of an earlier call.
-        """
         if latency_s >= self.average_s:
             self.average_s = latency_s
         else:

@@ -18,12 +18,7 @@ _REUSED: Final = 32
 
 
 class LatencyQuantile:
-    """Latencies in buckets whose widths grow with them.
-
-    Args:
-        quantile: which, more than 0 and less than 1.
-        least_count: latencies that must be known before it says anything, 1 or more.
-    """
+    """Latencies in buckets whose widths grow with them."""
 
     __slots__ = ("_counts", "_found", "_least_count", "_quantile", "_since", "_total")
 

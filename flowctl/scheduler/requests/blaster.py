@@ -25,11 +25,6 @@ class Blaster:
     """Sends messages to the peers of one offer, round robin from a random order.
 
     For the time of one `Sender.on_offer`. It looks at all open channels of the offer, not only the fresh ones: O(n).
-
-    Args:
-        offer: where channels and their number come from.
-        others: whether a peer is connected that is not in a collection: `MessageScheduler.has_other`.
-        rng: shuffles.
     """
 
     def __init__(self, offer: Offer, others: Callable[[Collection[PeerId]], bool], rng: Random) -> None:
@@ -51,18 +46,7 @@ class Blaster:
         *,
         response_type: ResponseType = None,
     ) -> BlastResult:
-        """Send a message to the next peer that is not on the blacklist, and put that one on it.
-
-        Args:
-            blacklist: peers that had this message, or must not have it; its owner keeps it from offer to offer.
-            message: see `Offer.send`, as the rest.
-            receiver: told of the outcome.
-            timeout: in seconds.
-            response_type: of the answer.
-
-        Raises:
-            ConfigError: `timeout` is not in its range.
-        """
+        """Send a message to the next peer that is not on the blacklist, and put that one on it."""
         for _ in range(len(self._turns)):
             if self._offer.size <= 0:
                 break

@@ -16,19 +16,10 @@ class Hedging:
 
     Used in callbacks of one scheduler, which run one at a time; it has no lock.
 
-    Args:
-        quantile: of the latencies of answers, after which a request is sent to another peer too; 0 to 1, exclusive.
-        at_once: peers that are asked at the beginning, 1 or more.
-        most: peers that may be working on a request at a time, `at_once` or more.
-        budget: pays for each further try. None: one with its defaults.
-
     Attributes:
         first_count: requests begun.
         further_count: further tries sent, hedges and repetitions.
         duplicate_count: requests that a peer was still working on when another had answered: work for nothing.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     def __init__(

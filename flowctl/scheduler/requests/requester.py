@@ -36,24 +36,9 @@ no sender is told, and the others, which were tried, may stay open, so that no o
 class Requester(Generic[T]):
     """Asks until it has an answer of use.
 
-    Args:
-        scheduler: whose peers are asked.
-        message: what is sent. A function is called for each try and returns it, so that what is asked for can shrink.
-        accept: returns what a response is worth, or None for one of no use, after which another peer is asked. None:
-            each response is the answer.
-        timeout_s: for all tries together, more than 0.
-        priority: in the queue.
-        response_type: see `Offer.send`.
-        hedging: when another peer is asked beside the first. None: never.
-        budget: pays for each further try; without a token the requester fails. None: that of `hedging`, or, without,
-            as many tries as there is time for.
-
     Attributes:
         future: the answer. Fails with `ExhaustedError` when time or budget are used up, with `ClosedError` when the
             scheduler is stopped, and with what `accept` or `message` raise. Its cancellation takes everything back.
-
-    Raises:
-        ConfigError: `timeout_s` is out of range, or `response_type` is no type.
     """
 
     def __init__(
@@ -90,11 +75,7 @@ class Requester(Generic[T]):
         self._look: int | None = None  # the timer after which it looks again
 
     def start(self) -> Future[T]:
-        """Begin to ask, and return the future.
-
-        Raises:
-            LocalProtocolError: it was started before.
-        """
+        """Begin to ask, and return the future."""
         if self._timers:
             raise LocalProtocolError("this requester was started before", hint="make another: it is one question")
         self.future.add_done_callback(self._take_back)

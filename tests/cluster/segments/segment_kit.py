@@ -16,7 +16,6 @@ HEADERS = (METADATA, VIDEO_HEADER, AUDIO_HEADER)
 
 
 def key(timestamp: int, body: bytes = b"") -> Frame:
-    """A key frame."""
     return Frame(9, timestamp & 0xFFFFFFFF, b"\x17\x01\x00\x00\x00\x00\x00\x00\x02\x65" + (body or b"%d" % timestamp))
 
 

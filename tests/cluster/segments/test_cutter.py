@@ -90,7 +90,6 @@ def test_message_when_no_segment_can_hold_it_is_counted():
 
 
 def test_key_frames_when_close_together_begin_a_segment_every_half_second():
-    """A stream of key frames only is not an object for each of them."""
     found = cut([key(at) for at in range(0, 2000, 40)])
     assert [item.id.position.start_ms for item in found] == [0, 520, 1000, 1520]
 

@@ -47,7 +47,6 @@ def test_body_when_written_and_read_is_what_it_was(headers, frames, start):
 @settings(deadline=None)
 @given(HEADERS, FRAMES, st.integers(0, 0xFFFFFFFF))
 def test_body_when_the_stream_is_moved_in_time_has_the_same_octets(headers, frames, shift):
-    """The same messages at another time have the same body, so the same hash."""
     moved = [frame._replace(timestamp=frame.timestamp + shift & 0xFFFFFFFF) for frame in frames]
     assert encode_body(headers, moved, shift) == encode_body(headers, frames, 0)
 
@@ -168,7 +167,6 @@ def test_segment_when_the_body_is_another_one_is_a_lie():
 
 
 def test_segment_when_the_id_counts_wrong_is_refused():
-    """The count in the id is the one in the body."""
     name, body = made()
     with pytest.raises(RemoteProtocolError):
         Segment.decode(object_of(dataclasses.replace(name, count=3), body))

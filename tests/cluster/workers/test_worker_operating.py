@@ -104,7 +104,6 @@ def test_change_when_a_worker_comes_meanwhile_reaches_it_too(crew):
 
 
 def test_change_when_it_is_done_is_one_and_is_there_for_later_workers(crew):
-    """What all workers have done is one change with its origin, and a later worker is given what is in force."""
     crew.call("limits", soft="1MiB,100,2s", origin="night shift")
     crew.call("ban", network="192.0.2.1", duration="1h", reason="rude")
     crew.call("ban", network="192.0.2.2")

@@ -49,5 +49,4 @@ def test_words_when_it_was_killed_are_none(spoken):
 
 
 def test_end_of_a_process_when_told_names_the_signal():
-    """A status, the name of a signal, or its number where it has no name."""
     assert [how_it_ended(code) for code in (0, -9, -11, -63)] == ["exit status 0", "SIGKILL", "SIGSEGV", "signal 63"]

@@ -227,7 +227,6 @@ def test_bans_of_a_file_when_the_fleet_lifts_the_same_network_stay(fleet):
 
 
 def test_ban_of_the_fleet_when_a_file_is_written_over_is_made_again(fleet):
-    """A ban file that is replaced does not undo a ban of the fleet."""
     fleet.servers["a"].do_ban(ONE)
     fleet.run()
     fleet.servers["b"].write_file([Ban(cidr=TWO, expires=None)])

@@ -306,7 +306,6 @@ def test_entries_when_wrong_are_refused(at, wrong):
     ids=repr,
 )
 def test_messages_when_a_field_is_wrong_are_refused(value):
-    """Each field of a message is checked."""
     with pytest.raises(RemoteProtocolError):
         decode(json.dumps({"fleet": 1, **value}).encode())
 
@@ -319,7 +318,6 @@ def test_messages_when_a_field_is_wrong_are_refused(value):
     )
 )
 def test_messages_when_random_raise_nothing_else(octets):
-    """What is no message raises one kind of error."""
     with contextlib.suppress(RemoteProtocolError):
         assert isinstance(decode(octets), Changes)
 

@@ -82,7 +82,6 @@ def test_sums_when_compared_are_equal_exactly_where_the_entries_are(one, two):
 
 @given(CHANGES)
 def test_sums_when_all_entries_have_gone_are_those_of_an_empty_table(changes):
-    """An entry that goes takes its part of the sums with it."""
     item = table(changes)
     item.merge([(key, version(Stamp(9, 0, "a"), None, 0, item.get(key), NOW)) for key in list(item)], NOW)
     item.forget(inf)
@@ -126,7 +125,6 @@ def test_ban_when_it_ends_by_itself_takes_no_room_any_more():
 
 
 def test_memory_when_a_ban_without_end_is_lifted_is_bounded():
-    """A ban without end that is lifted is remembered for thirty days."""
     assert version(B, None, inf, ban(A, inf), NOW).kept_until_s == NOW + MEMORY_S
     again = ban(C, inf, version(B, None, inf, ban(A, inf), NOW))
     assert again.kept_until_s == inf
@@ -153,7 +151,6 @@ def test_stamps_when_the_clock_is_put_back_go_on():
 @settings(max_examples=50)
 @given(st.lists(st.one_of(st.floats(0, 9e9), STAMPS), max_size=20))
 def test_stamps_when_given_are_later_than_all_before(events):
-    """Each stamp is later than every stamp given or seen before."""
     clock, seen = Clock("m"), [Stamp(-1, 0, "")]
     for event in events:
         if isinstance(event, Stamp):

@@ -268,7 +268,6 @@ def test_files_when_the_process_is_killed_while_it_writes_are_whole_objects(tmp_
 
 
 def test_files_when_fetched_from_another_node_are_served_on():
-    """A node with files fetches from one in memory, and serves a third from its files."""
     made = {sha256_of(data): data for number in range(30) for data in [b"%d" % number * 1000]}
 
     async def run(folder):

@@ -60,7 +60,6 @@ def test_message_when_encoded_has_exactly_these_octets_and_is_read_back(state, m
 
 
 def test_reply_of_ids_when_empty_is_for_requests_that_do_not_block():
-    """An empty list is no answer to a blocking request, and one to a request that does not block (OD-07)."""
     with pytest.raises(RemoteProtocolError, match="empty reply to a blocking request"):
         decode(bytes.fromhex("82029FFF"), State.IDS_BLOCKING)
     assert ReplyIds(()) == decode(bytes.fromhex("82029FFF"), State.IDS_NONBLOCKING)

@@ -32,11 +32,7 @@ COLOURS = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgrou
 
 @contextlib.contextmanager
 def open_dashboard(**options):
-    """Run a live server as ``flowctl serve live`` puts it together; return it, and where its dashboard is.
-
-    Args:
-        options: see `e2e_kit.open_live_server`.
-    """
+    """Run a live server as ``flowctl serve live`` puts it together; return it, and where its dashboard is."""
     options.setdefault("admin", "127.0.0.1:0")
     with open_live_server(make=SERVER.build, **options) as server:
         (admin,) = [item for item in server.companions if isinstance(item, AdminListener)]
@@ -44,11 +40,7 @@ def open_dashboard(**options):
 
 
 class Browser:
-    """Chromium, driven.
-
-    Args:
-        folder: of its profile: a fresh one.
-    """
+    """Chromium, driven."""
 
     def __init__(self, folder):
         options = Options()
@@ -84,7 +76,6 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def run(self, script, *arguments):
-        """Run a script in the page, and return what it returns."""
         return self.driver.execute_script(script, *arguments)
 
     def find(self, css):

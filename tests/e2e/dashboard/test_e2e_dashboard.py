@@ -79,7 +79,6 @@ def name_of(client):
 
 
 def state_of(browser, client):
-    """Return the state that the list has for a client; "": it is not listed."""
     return browser.run(
         "const row = [...document.querySelectorAll('#viewers tbody')].find((item) => "
         "item.querySelector('button').textContent === arguments[0]); "

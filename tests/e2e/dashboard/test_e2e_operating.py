@@ -43,7 +43,6 @@ class Walk:
         self.environment = os.environ | {"FLOWCTL_SERVER": str(self.port), "NO_COLOR": "1", "COLUMNS": "200"}
 
     def mine(self, text):
-        """Return text of the page with what is this walk's own."""
         for theirs, ours in ((1935, self.port), (8080, self.http), (8936, self.admin)):
             text = re.sub(rf"\b{theirs}\b", str(ours), text)
         text = text.replace("0.0.0.0:", "127.0.0.1:").replace('"0.0.0.0"', '"127.0.0.1"').replace("203.0.113.7", ABUSER)

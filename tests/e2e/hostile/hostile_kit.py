@@ -127,15 +127,11 @@ class Bout:
     """One attack: the verdict, and the differences that it made.
 
     Attributes:
-        verdict: the attacker's.
         closed: connections that ended meanwhile, by reason.
         limits: limits that were hit meanwhile, by name.
         refused: connections refused meanwhile, by limit.
-        rss_growth_bytes: of the server, at its highest.
-        took_s: how long the attack took.
         cpu_s: processor time of the server meanwhile, the crowd's share included.
         crowd: what the healthy viewers have got, and their delays in this time.
-        log: what the server wrote.
     """
 
     def __init__(self, arena, profile_id, *, duration_s, forms, watch_s):

@@ -37,11 +37,7 @@ Silence takes longer to be noticed than a kernel that takes nothing (`stuck_s` b
 
 
 def build(failures: list[str]) -> LiveServer:
-    """Return the server, not started.
-
-    Args:
-        failures: takes every exception of a handler.
-    """
+    """Return the server, not started."""
     return LiveServer(
         LiveConfig(
             rtmp=ServerSessionConfig(limits=WireLimits(**TIMES)),

@@ -208,7 +208,6 @@ def test_push_when_servers_name_each_other_ends_after_some_relays(clients):
 
 @contextlib.contextmanager
 def relaying_at(port, push):
-    """As `relaying`, on a port."""
     config = LiveConfig(port=port, relay_push=parse_relays(push, "relay_push"))
     server = LiveServer(config)
     relays = Relays(server)
@@ -232,7 +231,6 @@ def test_pull_when_somebody_views_is_followed_while_he_does(live, clients):
 
 
 def test_pull_when_always_needs_no_viewers(live, clients):
-    """A stream that is pulled always is there before its first viewer."""
     origin = live()
     clients.publish(origin, source())
     with relaying(pull=f"edge/cam=rtmp://127.0.0.1:{origin.address[1]}/{NAME} always") as (server, _):

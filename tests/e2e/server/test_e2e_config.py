@@ -213,7 +213,6 @@ def test_limits_when_a_command_does_not_go_with_a_level_are_refused(configured):
 
 
 def test_config_when_levels_change_is_recorded_without_names_of_streams(configured, tmp_path, monkeypatch):
-    """Names of streams may be keys: records say that levels changed, the log and the operator which."""
     start, path = configured
     records = tmp_path / "records"
     text = FIRST + f'events = "{records}"\n'

@@ -71,7 +71,6 @@ for number in range(1_000_000):
 
 
 def test_store_when_its_process_is_killed_in_the_middle_has_whole_changes(path):
-    """After kill -9 each change is there with all its bans or not at all, and it opens."""
     with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"writes\n"
         process.send_signal(signal.SIGKILL)

@@ -48,7 +48,6 @@ def attack(server, name, source=ABUSER):
 
 
 def decided(server):
-    """Wait until the server has carried out what it has decided."""
     server.reload.do(lambda: None)
 
 

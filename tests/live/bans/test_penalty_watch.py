@@ -58,7 +58,6 @@ class World:
 
 
 def test_look_when_a_connection_has_ended_meanwhile_counts_nothing_twice():
-    """The list of connections is older than the look at each: one that was counted at its end is counted once."""
     world = World(PenaltyLimits(control=Allowance(100, 3600)))
     connection = world.connect()
     world.asks(connection, control=90)

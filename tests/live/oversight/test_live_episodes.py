@@ -102,7 +102,6 @@ def test_episode_when_still_waiting_for_a_key_frame_is_not_over(lines):
 
 @pytest.mark.parametrize("states", [[SendState.OVERLOADED, SendState.SOFT_LIMIT], []])
 def test_episode_when_the_hard_limit_has_closed_the_viewer_leaves_that_to_the_line_of_its_end(lines, states):
-    """One line says that the viewer is slow, whether it was before or its first trouble is its end."""
     script = Script()
     for number, state in enumerate(states):
         script.edge(state, number)
@@ -232,7 +231,6 @@ def test_log_when_refused_names_the_limit(lines):
 
 
 def test_log_when_a_limit_ends_a_connection_names_it(lines):
-    """The line of a connection's end names the limit, also where the details say it in other words."""
     world = World()
     world.player("live/nobody")
     world.run(61)

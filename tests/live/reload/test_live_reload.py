@@ -164,7 +164,6 @@ def test_read_when_invalid_tells_once_and_keeps_the_rest(watched):
     ("data", "said"), [(b"x" * 101, "it has more than 100 bytes"), (b"ok\n\xff", "line 2: not valid UTF-8")]
 )
 def test_read_when_too_long_or_no_text_is_invalid(watched, data, said):
-    """What is read is bounded, and is text."""
     file, taker = watched
     write(file.path, data)
     with pytest.raises(ConfigError, match=said):

@@ -133,7 +133,6 @@ def test_set_when_the_name_of_a_stream_is_quoted_may_have_any_character():
     ],
 )
 def test_file_when_a_level_is_wrong_names_line_key_value_and_rule(text, said, hint):
-    """Whoever wrote it finds it: a key in a level is named with its level and its line."""
     message, hinted = refused(text)
     assert said in message
     assert hint in hinted

@@ -153,7 +153,6 @@ def at(settings, path):
 
 
 def read(program=LIVE, tmp_path=None, file=None, **given):
-    """Read settings; `file` is the text of a file."""
     if file is not None:
         given["file"] = tmp_path / "flowctl.toml"
         given["file"].write_text(file)
@@ -392,7 +391,6 @@ def test_setting_when_given_twice_is_refused():
 
 @pytest.mark.parametrize("source", ["--flush", "FLOWCTL_FLUSH"])
 def test_setting_of_streams_when_the_server_has_none_is_refused(source):
-    """A server without streams would ignore it, and says so."""
     given = {"options": {"flush": "1s"}} if source == "--flush" else {"environment": {source: "1s"}}
     message, hint = refused(OTHER, **given)
     assert (message, hint) == (f"server 'other' has no streams, it would ignore {source}", "leave it out")

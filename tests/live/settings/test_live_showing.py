@@ -135,7 +135,6 @@ def test_sample_when_its_levels_are_taken_in_is_valid():
 
 @pytest.mark.parametrize("name", [name for name in LiveSettings.model_fields if roles_of(name) is not None])
 def test_levels_when_a_setting_may_differ_are_shown_for_it(name):
-    """What a level may say is what is shown for a stream."""
     roles = roles_of(name) or frozenset(Role)
     for role in Role:
         assert (name in shown("", stream="a/b", role=role)) is (role in roles)

@@ -181,7 +181,6 @@ def test_acknowledgement_when_one_was_read_without_is_of_a_quarter_megabyte_at_m
 
 
 def test_first_read_when_the_viewer_has_a_pace_is_small(open_stage):
-    """What comes with the first frame is not all read before the pace begins."""
     stage = open_stage("slow@200k")
     play(stage, HANDSHAKE_BYTES + 1000, first_bytes=200_000)
     while not stage.viewer.playing:

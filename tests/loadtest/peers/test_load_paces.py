@@ -114,7 +114,6 @@ def test_sawtooth_when_a_period_has_passed_falls_back():
 
 
 def test_sawtooth_when_read_for_whole_periods_gives_the_mean():
-    """Over whole periods the mean of both rates is read."""
     taken = read_for(RatePace(Sawtooth(100_000, 900_000, 4.0), 0.0), 40.0)
     assert pytest.approx(taken, rel=0.02) == 500_000 / 8 * 40
 

@@ -104,7 +104,6 @@ def skimmed(pieces):
 
 
 def cut(octets, sizes):
-    """Return the octets in pieces of these sizes, again and again."""
     pieces, at, turns = [], 0, itertools.cycle(sizes)
     while at < len(octets):
         size = next(turns)
@@ -300,7 +299,6 @@ def test_clock_when_nothing_else_is_known_takes_the_fastest_viewer():
 
 
 def test_measure_when_the_wire_is_stamped_says_so_and_fills_the_row():
-    """Percentiles of the row come from the stamps."""
     clock = StreamClock()
     measure = taken([video(index, key=not index) for index in range(100)], clock, now_us=BASE_US + 25_000)
     row = PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="rtmp://h/a/s")

@@ -161,7 +161,6 @@ def test_verdict_when_no_frame_came_is_not_that_none_is_missing(figure):
 
 
 def test_scopes_when_named_in_an_error_are_all_understood():
-    """Every scope that the hint names is one."""
     kinds = {kind.value: kind for kind in PeerKind}
     for scope in SCOPES:
         assert parse_conditions([f"{scope}.cut>0"], kinds)[0].scope == scope

@@ -17,7 +17,6 @@ from flowctl.loadtest.results.scope import in_scope, quantile, weighted_quantile
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60), st.floats(0.001, 1))
 @settings(max_examples=300, deadline=None)
 def test_quantile_when_taken_is_the_smallest_that_covers_the_share(values, share):
-    """At least the share of the values is not above a quantile, and of no smaller value that is so."""
     ordered = sorted(values)
     found = quantile(ordered, share)
     covered = sum(value <= found for value in ordered)
@@ -30,7 +29,6 @@ def test_quantile_when_taken_is_the_smallest_that_covers_the_share(values, share
 @given(st.lists(st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 5)), max_size=5))
 @settings(max_examples=200, deadline=None)
 def test_weighted_quantiles_when_taken_are_those_of_the_repeated_values(samples):
-    """A value of weight n counts as n values."""
     shares = (0.25, 0.5, 0.75, 1.0)
     repeated = sorted(value for values, weight in samples for value in values * weight)
     expected = [quantile(repeated, share) for share in shares] if repeated else []
@@ -38,7 +36,6 @@ def test_weighted_quantiles_when_taken_are_those_of_the_repeated_values(samples)
 
 
 def test_quantile_when_there_is_nothing_is_none():
-    """Of nothing there is no quantile."""
     assert quantile([], 0.5) is None
     assert weighted_quantiles([([], 1.0)], (0.5,)) == []
 

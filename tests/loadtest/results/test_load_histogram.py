@@ -37,7 +37,6 @@ def test_bucket_when_values_rise_never_falls(value):
 @settings(max_examples=50)
 @given(DELAYS, st.floats(0.01, 1.0))
 def test_percentile_when_compared_with_the_values_is_within_two_percent(values, share):
-    """A percentile lies within 2 % of the value of that rank."""
     exact = sorted(values)[max(math.ceil(share * len(values)), 1) - 1] / 1000
     found = histogram(values).percentile_ms(share)
     assert abs(found - exact) <= max(0.02 * exact, 0.00101)

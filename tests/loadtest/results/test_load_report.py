@@ -223,7 +223,6 @@ def test_cuts_when_worded_with_other_numbers_are_one_group():
 
 
 def test_cuts_when_the_words_repeat_the_code_say_it_once():
-    """A code that the server gives and repeats in its words stands there once."""
     code = "NetConnection.Connect.Rejected"
     end = {"cut": True, "end": PeerEnd.SERVER_CLOSED, "end_code": code, "end_details": f"zero: {code}: too small"}
     run = some_run(peers=[viewer(0, "B03", PeerKind.HOSTILE, expectation_met=True, **end)])

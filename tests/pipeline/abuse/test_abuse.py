@@ -55,7 +55,6 @@ def viewers(address, count, since_s, first=1, **more):
 
 
 def ends(address, reason, count, at_s=NOW_S, **columns):
-    """Return the ends of `count` connections."""
     return [closed(address, reason, at_s, conn_id=number, **columns) for number in range(1, count + 1)]
 
 

@@ -170,7 +170,6 @@ def test_list_when_the_one_that_is_there_is_too_long_is_cut_but_for_bans_by_hand
 
 
 def test_list_when_an_address_is_allowed_does_not_keep_a_ban_of_it(tmp_path):
-    """What the watch may not ban it does not keep on the list either."""
     others(tmp_path, ban("198.51.100.1", source=""), ban("203.0.113.1", source=""))
     add(tmp_path, allow=(ipaddress.ip_network("198.51.100.0/24"),))
     assert listed(tmp_path) == {"203.0.113.1"}

@@ -152,7 +152,6 @@ def test_scores_when_evidence_is_random_are_those_of_the_model(judged):
 
 
 def test_scores_when_a_connection_spans_hours_count_it_once(judged):
-    """Every connection is counted once, however many hours it was open in."""
     model, scores, _ = judged
     for address in model.plays:
         ids = {row["conn_id"] for table, row in model.rows if row["peer_ip"] == address and table != "flow_events"}

@@ -49,7 +49,6 @@ def banned(out: Path) -> dict[str, str]:
 
 
 def wait_for(condition, what):
-    """Wait until `condition` holds."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, f"no {what}"

@@ -80,7 +80,6 @@ def test_window_when_since_is_given_begins_so_long_ago(since, length):
     ],
 )
 def test_window_when_moments_are_given_takes_them_as_utc(text, hour):
-    """A moment without a zone is UTC, one with a zone is what it says."""
     moment = dt.datetime(2026, 3, 1, hour, tzinfo=dt.UTC)
     assert parse_window(NOW, begin=text) == Window(moment, None)
     assert parse_window(NOW, end=text) == Window(None, moment)

@@ -333,7 +333,6 @@ def test_facts_when_a_file_is_copied_are_of_the_same_identity(tmp_path):
 
 
 def test_facts_when_a_table_of_every_kind_is_checked_name_columns_that_there_are():
-    """Each check is of a column of its table, and each column that may not be null has one."""
     for name, table in TABLES.items():
         checks = checks_of(name, HOUR, FORMAT, NOW_US)
         assert {check.column for check in checks} <= set(table.names)

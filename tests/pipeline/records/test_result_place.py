@@ -67,7 +67,6 @@ def test_place_when_a_file_is_adopted_replaces_it_in_one_step(tmp_path):
 
 
 def test_place_when_a_file_is_where_a_table_goes_is_replaced(tmp_path):
-    """A table takes the place of a file of its name, and a file that of a table."""
     place = Place(str(tmp_path))
     place.write_text("sessions", "a file")
     made(place, "report.html")
@@ -268,7 +267,6 @@ def test_storage_when_the_address_is_of_an_unknown_kind_says_so():
 
 @pytest.mark.parametrize("links", [1, 2])
 def test_storage_when_links_lead_to_their_own_folder_has_each_file_once(tmp_path, links):
-    """Two of them would make 2^40 paths; the folder itself may be a link, and so may files."""
     (tmp_path / "real" / "table").mkdir(parents=True)
     (tmp_path / "real" / "table" / "x.parquet").write_bytes(b"x")
     (tmp_path / "real" / "table" / "y.parquet").symlink_to("x.parquet")

@@ -239,7 +239,6 @@ def test_figures_when_sessions_lie_in_several_files_are_those_of_all(tmp_path, m
 
 
 def test_figures_when_sessions_are_very_many_are_of_a_random_sample(tmp_path, monkeypatch):
-    """Figures are those of all, counts of sessions near them, and the page says what is of a sample."""
     monkeypatch.setattr(gather, "MOST_SAMPLED", 1000)
     monkeypatch.setattr(gather, "_BATCH_ROWS", 50)
     tables = {"sessions": [session(number) for number in range(3000)], "experience": [felt("all", "all", 3000, 300)]}
@@ -370,7 +369,6 @@ def test_calls_when_trouble_is_not_of_the_link_name_no_network(tmp_path):
     ("hours", "peaks"), [(30, {0: 23.0}), (47.5, {0: 23.0, 1: 47.0}), (72, {0: 23.0, 1: 47.0, 2: 71.0}), (20, {})]
 )
 def test_peaks_when_a_day_was_not_recorded_to_its_end_leave_it_out(tmp_path, hours, peaks):
-    """A day counts from the first record for 24 hours; one that has not ended has not had its peak."""
     rows = [minute(number, viewers=float(number // 60)) for number in range(0, int(hours * 60), 30)]
     assert found_of(tmp_path / "r", {"fleet_streams": rows}, {}).peaks == peaks
 

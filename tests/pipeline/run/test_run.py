@@ -494,7 +494,6 @@ def test_run_when_what_was_read_is_damaged_later_keeps_what_was_learnt(go, tmp_p
 
 
 def test_run_when_a_copy_of_a_damaged_file_is_there_reads_that(go, tmp_path):
-    """A file is a copy of another only if that can be used."""
     path = events_of(tmp_path / "events", 1, 2)
     (path.parent / "z.parquet").write_bytes(path.read_bytes())
     damage(path, "conn_id")

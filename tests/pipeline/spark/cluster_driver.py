@@ -63,11 +63,7 @@ OPTIONS: dict[str, Any] = {"whatif": WHATIF, "abuse": {"now_s": NOW_S}, "capacit
 
 
 def run_jobs(spark: Any, names: list[str], events: str, out: str) -> dict[str, Any]:
-    """Run jobs as the command line does, what-if on a small grid; return what became of them.
-
-    Raises:
-        AssertionError: one failed.
-    """
+    """Run jobs as the command line does, what-if on a small grid; return what became of them."""
     result = runner.run(spark, events, out, names, {name: OPTIONS[name] for name in names if name in OPTIONS})
     notes = {name: note.as_dict() for name, note in result.jobs.items()}
     assert not result.failed, {name: notes[name]["message"] for name in result.failed}
@@ -157,16 +153,7 @@ def where(spark: Any) -> dict[str, Any]:
 
 
 def everything(master: str, *, folder: str, flights: str, archive: str, python: str, group: int) -> dict[str, Any]:
-    """Do all that the tests look at, in the order in which one Java and one cluster can.
-
-    Args:
-        master: of the cluster.
-        folder: for events, tables and whatever else is made.
-        flights: folder of flights for what-if.
-        archive: with flowctl, for the workers of the first session.
-        python: of the workers, which has no flowctl.
-        group: process group of the worker that is killed in the end.
-    """
+    """Do all that the tests look at, in the order in which one Java and one cluster can."""
     events, done = f"{folder}/events", {}
     # The session that ships code is the first: it is the start of Java that takes it.
     with context(master, python, {**CONF, "spark.submit.pyFiles": archive}) as spark:

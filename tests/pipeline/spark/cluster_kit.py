@@ -49,9 +49,7 @@ class Daemon:
     """One process of the cluster.
 
     Attributes:
-        name: for messages, and of its log.
         process: leader of its own process group.
-        log: what it wrote.
     """
 
     name: str
@@ -62,11 +60,7 @@ class Daemon:
         return self.log.read_text("utf-8", errors="replace")
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Return the first match in the log as soon as there is one.
-
-        Raises:
-            AssertionError: the process ended, or the time was over; with the end of the log.
-        """
+        """Return the first match in the log as soon as there is one."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             if found := re.search(pattern, self.text()):
@@ -97,9 +91,6 @@ class Cluster:
 
     Attributes:
         url: of the master, ``spark://127.0.0.1:PORT``.
-        master: its process.
-        workers: theirs.
-        folder: where logs and work folders are.
     """
 
     url: str
@@ -157,12 +148,7 @@ def start(name: str, folder: Path, *arguments: str) -> Daemon:
 
 @contextlib.contextmanager
 def open_cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
-    """Run a master and workers of one core and 1 GiB each for the time of the block.
-
-    Args:
-        folder: for logs and work folders.
-        workers: how many.
-    """
+    """Run a master and workers of one core and 1 GiB each for the time of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     daemons: list[Daemon] = []
     try:
@@ -184,16 +170,7 @@ def open_cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
 
 
 def drive(master: str, folder: Path, **arguments: Any) -> dict[str, Any]:
-    """Run cluster_driver.py in a process of its own and return what it says.
-
-    Args:
-        master: of the cluster.
-        folder: for its log, and whatever it makes.
-        arguments: the others of `everything` there.
-
-    Raises:
-        AssertionError: it failed; with the end of its log.
-    """
+    """Run cluster_driver.py in a process of its own and return what it says."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     log = folder / "driver.log"
     with log.open("wb") as output:

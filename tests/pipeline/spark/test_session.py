@@ -104,7 +104,6 @@ def test_master_when_it_is_none_is_refused_before_java_is_asked(master):
     "master", ["local", "local[*,3]", "local-cluster[2,1,1024]", "spark://a:1,b:2", "k8s://https://h"]
 )
 def test_master_when_spark_has_it_is_taken(master):
-    """Every form that Spark documents is taken."""
     assert settings_of(SessionOptions(master=master))["spark.master"] == master
 
 

@@ -321,7 +321,6 @@ def test_options_when_out_of_range_are_refused(given):
 
 
 def test_worlds_when_named_are_found():
-    """Names are unique, so that `--worlds` means one."""
     assert len(BY_NAME) == len(WORLDS)
 
 

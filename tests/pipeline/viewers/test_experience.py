@@ -49,12 +49,10 @@ def world(request, spark):
 
 
 def total(rows: list[dict], name: str, known: str = "") -> float:
-    """Return the sum of a column over rows where `known` is."""
     return sum(row[name] or 0 for row in rows if not known or row[known] is not None)
 
 
 def quotient(part: float, whole: float) -> float | None:
-    """Return part / whole; None where there is nothing to divide by."""
     return part / whole if whole else None
 
 
@@ -187,7 +185,6 @@ def test_experience_of_many_values_keeps_those_with_most_viewers(spark, monkeypa
 
 
 def test_peaks_in_a_window_count_who_was_there_at_its_begin(spark):
-    """Who came before the window is there when it begins, and no peak lies before it."""
     from flowctl.pipeline.viewers import experience, sessions
 
     early = [close(4000 + number, number, duration_s=2500.0, startup_ms=0.0) for number in range(1, 4)]
@@ -200,7 +197,6 @@ def test_peaks_in_a_window_count_who_was_there_at_its_begin(spark):
 
 @pytest.mark.parametrize("small", [False, True])
 def test_sessions_when_a_window_ends_before_their_close_are_open(spark, small):
-    """Who watches over the end of a window is in it, as open; in one without an end it has closed."""
     from flowctl.pipeline.viewers import experience, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0}

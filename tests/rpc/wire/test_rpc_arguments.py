@@ -95,7 +95,6 @@ def test_arguments_when_they_fit_are_given_to_the_handler():
 
 
 def plain(message: Given, kick: Kick) -> object:
-    """Kick."""
     return kick
 
 

@@ -87,7 +87,6 @@ def test_refusal_when_made_has_the_frames_of_oxenmq(code, tag, frames):
 
 @given(code=st.binary(min_size=1).filter(lambda octets: b"." not in octets), tag=st.binary(), text=st.binary())
 def test_failure_when_read_is_what_was_made(code, tag, text):
-    """Code, tag and text come through; no text is none."""
     assert wire.failed_request(wire.failure(code, tag, text)) == (code, tag, [text] if text else [])
 
 

@@ -153,7 +153,6 @@ def test_failure_when_it_comes_ends_the_request_at_once(remote, frames, code):
 
 
 def test_unknown_command_when_told_ends_the_oldest_request_with_it(remote):
-    """It says which command and not which request; they are answered in order."""
     first, _ = remote.asked("their.ask")
     other, other_tag = remote.asked("their.other")
     second, second_tag = remote.asked("their.ask")

@@ -236,7 +236,6 @@ def test_reply_when_from_another_connection_than_asked_does_not_count(raw, serve
 
 
 def test_commands_when_sent_in_a_row_are_handled_in_order(raw, server):
-    """One connection's commands keep their order."""
     for number in range(50):
         raw.socket.send_multipart([b"a.pong", b"%d" % number])
     assert [raw.receive()[1] for _ in range(50)] == [b"%d" % number for number in range(50)]

@@ -77,13 +77,11 @@ def test_decode_gives_the_value_when_given_each_marker(form, value):
 
 @FORM
 def test_encode_gives_the_octets_when_given_each_value(form, value):
-    """Each value encodes to the octets of the specification."""
     assert bytes.fromhex(form) == amf0.encode(value)
 
 
 @FORM
 def test_decode_one_stops_behind_its_value_when_more_follows(form, value):
-    """decode_one reads one value at the offset and returns the offset behind it."""
     data = bytes.fromhex(form)
     assert (value, 2 + len(data)) == amf0.decode_one(b"\x05\x05" + data + b"\x05", 2)
 

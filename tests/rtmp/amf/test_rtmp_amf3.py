@@ -98,13 +98,11 @@ def test_decode_gives_the_value_when_given_each_marker(form, value):
 
 @FORM
 def test_encode_gives_the_octets_when_given_each_value(form, value):
-    """Each value encodes to the octets of the specification."""
     assert bytes.fromhex(form) == amf3.encode(value)
 
 
 @FORM
 def test_decode_one_stops_behind_its_value_when_more_follows(form, value):
-    """decode_one reads one value at the offset and returns the offset behind it."""
     data = bytes.fromhex(form)
     assert (value, 2 + len(data)) == amf3.decode_one(b"\x01\x01" + data + b"\x01", 2)
 

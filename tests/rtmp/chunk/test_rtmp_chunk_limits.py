@@ -173,7 +173,6 @@ def test_chunk_streams_in_use_are_not_counted_twice():
 
 
 def test_unfinished_messages_together_are_limited():
-    """Each message is within its limit, all together are not."""
     limits = WireLimits(unfinished_bytes=1000)
     data = b"".join(header0(csid, 0, 500, 9) + b"v" * 128 for csid in range(10, 18))
     error = refused(data, limits)

@@ -42,7 +42,6 @@ def taken_at_headers(reader: ChunkReader, piece: bytes) -> list[Message]:
 
 
 def heads(messages: list[Message]) -> list[Message]:
-    """Return the messages with no more than the head of each payload."""
     return [Message(m.csid, m.timestamp, m.type_id, m.msid, m.payload[:HEAD_BYTES]) for m in messages]
 
 
@@ -131,13 +130,11 @@ def test_header_types_inherit_what_they_leave_out():
 
 
 def test_type_3_inside_a_message_does_not_add_the_delta_again():
-    """OBS opens with type 1 and continues with type 3: one message, one delta."""
     data = header0(4, 100, 1, 9) + b"x" + header1(4, 40, 200, 9) + b"y" * 128 + basic(3, 4) + b"y" * 72
     assert stamps(read(data)) == [100, 140]
 
 
 def test_type_3_after_type_0_adds_the_type_0_timestamp_or_zero_as_configured():
-    """The specification takes the type 0 timestamp as the delta; the option makes it zero."""
     data = (
         header0(4, 16, 1, 8)
         + b"a"
@@ -309,7 +306,6 @@ def test_extended_timestamp_in_type_3_is_taken_in_all_three_ways(type3):
 
 
 def test_extended_timestamp_repeated_as_the_absolute_time_of_a_delta_is_recognised():
-    """After an extended delta some senders repeat the timestamp of the message instead of the delta."""
     data = header0(4, 5, 1, 9) + b"-" + header1(4, 0x1000000, 200, 9) + b"a" * 128 + b"\xc4\1\0\0\5" + b"a" * 72
     assert read(data)[1] == Message(4, 0x1000005, 9, 1, b"a" * 200)
 

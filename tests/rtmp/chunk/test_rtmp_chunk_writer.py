@@ -21,7 +21,6 @@ def read(data: bytes) -> list[Message]:
 
 
 def header_types(writer: ChunkWriter, messages: list[Message]) -> list[int]:
-    """Return the chunk type that `writer` opens each message with."""
     return [writer.write(message)[0] >> 6 for message in messages]
 
 

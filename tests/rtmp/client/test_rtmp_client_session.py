@@ -62,7 +62,6 @@ def player(request):
 
 
 def eof(stream_id=1):
-    """Return Stream EOF."""
     return encode_control(UserControl(EVENT_STREAM_EOF, stream_id=stream_id))
 
 
@@ -70,7 +69,6 @@ def eof(stream_id=1):
 
 
 def test_chunk_size_and_connect_follow_the_handshake(publisher):
-    """The chunk size stands before the long connect; the connect is that of an encoder."""
     assert publisher.shake() == [HandshakeDone("simple")]
     chunk_size, connect = publisher.last
     assert (chunk_size, connect.name, connect.transaction_id) == (SetChunkSize(65536), "connect", 1.0)
@@ -492,7 +490,6 @@ def test_configuration_names_the_field_that_is_wrong(field, value):
 
 
 def test_connect_is_readable_in_chunks_of_the_announced_size():
-    """A connect longer than the announced chunk size is cut at that size, not at 128."""
     server = ScriptedServer(ClientSessionConfig(out_chunk_size=256))
     server.session.connect("rtmp://h/" + "a" * 200)
     server.octets(server.handshake.receive(server.session.data_to_send()))

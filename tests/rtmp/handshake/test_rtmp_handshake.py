@@ -151,7 +151,6 @@ def test_unknown_version_is_answered_with_3(version):
 
 @pytest.mark.parametrize("first", [6, 8, 9])
 def test_encrypted_rtmp_is_refused_at_its_first_octet(first):
-    """RTMPE would encrypt what follows."""
     assert refused(Handshake.server(), bytes([first])) == "rtmpe"
 
 

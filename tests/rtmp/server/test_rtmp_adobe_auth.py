@@ -29,14 +29,12 @@ SECRET = b"0123456789abcdef"
 
 
 def challenge(authenticator, user="bob", now=0.0):
-    """Return salt and challenge that the authenticator asks `user` with."""
     verdict = authenticator.check(Answer(user, "", ""), now)
     asked = parse_query(verdict.refusal.partition("?reason=needauth&")[2])
     return asked["salt"], asked["challenge"]
 
 
 def answer(authenticator, user="bob", password="hunter2", client_challenge="c1", now=0.0):
-    """Return the answer of an honest client."""
     salt, asked = challenge(authenticator, user, now)
     return Answer(user, client_challenge, response(user, password, salt, asked, client_challenge))
 

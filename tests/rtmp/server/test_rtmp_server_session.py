@@ -166,7 +166,6 @@ def test_second_connect_is_an_error_of_the_peer(client):
 
 
 def test_media_before_connect_is_an_error_of_the_peer(client):
-    """Media needs a stream, and a stream a connect."""
     with pytest.raises(RemoteProtocolError) as caught:
         client.send(video())
     assert caught.value.code == "unexpected-message"

@@ -43,7 +43,6 @@ def test_weighted_fair_when_one_class_floods_gives_each_its_share():
 
 
 def test_weighted_fair_when_a_class_sends_more_per_turn_gets_fewer_turns():
-    """A class is charged for messages, not for turns."""
     queue = Queue(WeightedFair(lambda sender: sender))
     messages = {"one": 0, "four": 0}
     queue.push("one")

@@ -48,13 +48,7 @@ Step = Callable[[Peer, Attack], Awaitable[bytes]]
 
 
 def _flood(prepare: Step, connections: int, *, per_s: float = 0.0) -> Run:
-    """Return a form in which several connections send their octets again and again, and read what comes.
-
-    Args:
-        prepare: see `Step`.
-        connections: how many, all from one address.
-        per_s: how often a second each sends them; 0: as fast as they are taken.
-    """
+    """Return a form in which several connections send their octets again and again, and read what comes."""
 
     async def run(attack: Attack) -> None:
         await asyncio.gather(*(_one(attack, prepare, per_s) for _ in range(connections)))
