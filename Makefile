@@ -44,7 +44,7 @@ lock:  ## make requirements-dev.txt anew from pyproject.toml, with the newest ve
 	rm -rf $(VENV)-lock
 
 setup-pipeline: $(READY)  ## find the Java 17 or newer that Spark needs; install Debian's as root, or say what to do
-	@$(BIN)/python -m flowctl.pipeline.spark.setup
+	@$(BIN)/python -m flowctl.analyze.spark.setup
 
 lint: $(READY)  ## check style and format
 	$(BIN)/ruff check .
@@ -55,7 +55,7 @@ types: $(READY)  ## check types
 
 # Without Java the tests of the pipeline are skipped, and the closing line counts them.
 test: lint types  ## lint, types, all tests; the last line is the count of tests
-	@$(BIN)/python -m flowctl.pipeline.spark.setup || true
+	@$(BIN)/python -m flowctl.analyze.spark.setup || true
 	$(BIN)/python tests/run_all.py $(ARGS)
 
 # Its page with plots stays in this folder, in .demo.

@@ -5,9 +5,9 @@ loaded when it is first used (PEP 562), because loading all of them costs 150 to
 layer above all) and who asks for `Limits`, or for ``flowctl --help``, needs none of that.
 
 Where to begin: derive from `Session` and hand the class to `serve`. Beside the names here there are
-`flowctl.testing` (a test kit without sockets), `flowctl.rtmp` and `flowctl.flv` (wire formats without input or output),
-`flowctl.live` (the live streaming server), what handlers are given (`flowctl.rpc.message`, `flowctl.messenger.message`)
-and `flowctl.messenger.store`.
+`flowctl.testing` (a test kit without sockets), `wire.rtmp` and `flowctl.flv` (wire formats without input or output),
+`flowctl.live` (the live streaming server), what handlers are given (`nodes.rpc.message`, `nodes.messenger.message`)
+and `flowctl.nodes.messenger.store`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,36 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal to the table below
     from flowctl.connection import Connection, Session
+    from flowctl.core.fanout.fanout import Fanout, FanoutStatistics
+    from flowctl.core.fanout.following import Fanouts, FollowPlace
+    from flowctl.core.flow.counts import Counts
+    from flowctl.core.flow.forecast import Forecast
+    from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+    from flowctl.core.flow.limits import DEFAULT_LIMITS, NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
+    from flowctl.core.flow.policy import (
+        AudioFirst,
+        DropDroppable,
+        DropPolicy,
+        KeepAll,
+        LivePolicy,
+        PicturesFirst,
+        Thin,
+        Verdict,
+    )
+    from flowctl.core.flow.state import Cause, Load, MessageClass, SendState, StateChange
+    from flowctl.core.loop.sockets import SocketOptions
+    from flowctl.core.loop.work import WorkLimits
+    from flowctl.core.outgoing.streamlog import CacheLimits, Entry, Gop, StreamLog
+    from flowctl.core.outgoing.transport import Transport
+    from flowctl.core.sending.contract import Frontend, SendOutcome, SendResult
+    from flowctl.core.sending.figures import SenderStatistics
+    from flowctl.core.sending.settings import AgeSource, SenderSettings
+    from flowctl.core.server.admission import AdmissionLimits
+    from flowctl.core.server.bans import Ban, BanAction, BanList
+    from flowctl.core.server.program import ServeOptions, ServerProgram
+    from flowctl.core.server.server import Server, ServerStatistics, serve
+    from flowctl.core.server.totals import FlowTotals
     from flowctl.deferred import DeferredProcessor, DeferredStatistics, Job, Registration
-    from flowctl.diffusion.diffusion import ObjectDiffusion
     from flowctl.errors import (
         BrokenError,
         BusyError,
@@ -36,52 +64,24 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         RpcTimeoutError,
         StoreError,
     )
-    from flowctl.fanout.fanout import Fanout, FanoutStatistics
-    from flowctl.fanout.following import Fanouts, FollowPlace
-    from flowctl.flow.counts import Counts
-    from flowctl.flow.forecast import Forecast
-    from flowctl.flow.ledger import LedgerEntry, LedgerKind
-    from flowctl.flow.limits import DEFAULT_LIMITS, NO_LIMITS, Axis, AxisLimits, HardPolicy, Limits
-    from flowctl.flow.policy import (
-        AudioFirst,
-        DropDroppable,
-        DropPolicy,
-        KeepAll,
-        LivePolicy,
-        PicturesFirst,
-        Thin,
-        Verdict,
-    )
-    from flowctl.flow.state import Cause, Load, MessageClass, SendState, StateChange
-    from flowctl.judging.shadow import Candidate, ShadowReport
-    from flowctl.judging.shares import ShareSettings, ViewerShares
-    from flowctl.loop.sockets import SocketOptions
-    from flowctl.loop.work import WorkLimits
-    from flowctl.messenger.delivery import DeliverySettings
-    from flowctl.messenger.message import Destination
-    from flowctl.messenger.messenger import Messenger
-    from flowctl.outgoing.streamlog import CacheLimits, Entry, Gop, StreamLog
-    from flowctl.outgoing.transport import Transport
+    from flowctl.live.judging.shadow import Candidate, ShadowReport
+    from flowctl.live.judging.shares import ShareSettings, ViewerShares
+    from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+    from flowctl.nodes.messenger.delivery import DeliverySettings
+    from flowctl.nodes.messenger.message import Destination
+    from flowctl.nodes.messenger.messenger import Messenger
+    from flowctl.nodes.rpc.access.access import Access, AuthLevel
+    from flowctl.nodes.rpc.jobs.batch import Batch, JobResult
+    from flowctl.nodes.rpc.node import RpcNode
+    from flowctl.nodes.rpc.peers.peer import ConnectionID
+    from flowctl.nodes.rpc.subscription import Subscription
+    from flowctl.nodes.scheduler.scheduler import MessageScheduler
     from flowctl.pollgroup import GroupState, Pollable, PollGroup, PollGroupStatistics
     from flowctl.pollgroups import Move, PollGroups
     from flowctl.reasons import CloseReason, DropReason
     from flowctl.receiver import InputResult, InputVerdict, Receiver, ReceiverStatistics
-    from flowctl.rpc.access.access import Access, AuthLevel
-    from flowctl.rpc.jobs.batch import Batch, JobResult
-    from flowctl.rpc.node import RpcNode
-    from flowctl.rpc.peers.peer import ConnectionID
-    from flowctl.rpc.subscription import Subscription
-    from flowctl.scheduler.scheduler import MessageScheduler
     from flowctl.sender import FlushResult, Sender
-    from flowctl.sending.contract import Frontend, SendOutcome, SendResult
-    from flowctl.sending.figures import SenderStatistics
-    from flowctl.sending.settings import AgeSource, SenderSettings
-    from flowctl.server.admission import AdmissionLimits
-    from flowctl.server.bans import Ban, BanAction, BanList
-    from flowctl.server.program import ServeOptions, ServerProgram
-    from flowctl.server.server import Server, ServerStatistics, serve
-    from flowctl.server.totals import FlowTotals
-    from flowctl.zeromq.curve import KeyPair
+    from flowctl.wire.zeromq.curve import KeyPair
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -189,11 +189,11 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "flowctl.server.admission": ("AdmissionLimits",),
-    "flowctl.server.bans": ("Ban", "BanAction", "BanList"),
+    "flowctl.core.server.admission": ("AdmissionLimits",),
+    "flowctl.core.server.bans": ("Ban", "BanAction", "BanList"),
     "flowctl.connection": ("Connection", "Session"),
-    "flowctl.diffusion.diffusion": ("ObjectDiffusion",),
-    "flowctl.flow.counts": ("Counts",),
+    "flowctl.nodes.diffusion.diffusion": ("ObjectDiffusion",),
+    "flowctl.core.flow.counts": ("Counts",),
     "flowctl.deferred": (
         "DeferredProcessor",
         "DeferredStatistics",
@@ -217,35 +217,35 @@ _HOMES: Final = {
         "RpcTimeoutError",
         "StoreError",
     ),
-    "flowctl.fanout.fanout": (
+    "flowctl.core.fanout.fanout": (
         "Fanout",
         "FanoutStatistics",
     ),
-    "flowctl.fanout.following": (
+    "flowctl.core.fanout.following": (
         "Fanouts",
         "FollowPlace",
     ),
-    "flowctl.flow.state": (
+    "flowctl.core.flow.state": (
         "Cause",
         "Load",
         "MessageClass",
         "SendState",
         "StateChange",
     ),
-    "flowctl.flow.forecast": ("Forecast",),
-    "flowctl.judging.shadow": (
+    "flowctl.core.flow.forecast": ("Forecast",),
+    "flowctl.live.judging.shadow": (
         "Candidate",
         "ShadowReport",
     ),
-    "flowctl.judging.shares": (
+    "flowctl.live.judging.shares": (
         "ShareSettings",
         "ViewerShares",
     ),
-    "flowctl.flow.ledger": (
+    "flowctl.core.flow.ledger": (
         "LedgerEntry",
         "LedgerKind",
     ),
-    "flowctl.flow.limits": (
+    "flowctl.core.flow.limits": (
         "DEFAULT_LIMITS",
         "Axis",
         "AxisLimits",
@@ -253,7 +253,7 @@ _HOMES: Final = {
         "Limits",
         "NO_LIMITS",
     ),
-    "flowctl.flow.policy": (
+    "flowctl.core.flow.policy": (
         "AudioFirst",
         "DropDroppable",
         "DropPolicy",
@@ -283,55 +283,55 @@ _HOMES: Final = {
         "Receiver",
         "ReceiverStatistics",
     ),
-    "flowctl.scheduler.scheduler": ("MessageScheduler",),
+    "flowctl.nodes.scheduler.scheduler": ("MessageScheduler",),
     "flowctl.sender": (
         "FlushResult",
         "Sender",
     ),
-    "flowctl.sending.contract": (
+    "flowctl.core.sending.contract": (
         "Frontend",
         "SendOutcome",
         "SendResult",
     ),
-    "flowctl.sending.figures": ("SenderStatistics",),
-    "flowctl.sending.settings": (
+    "flowctl.core.sending.figures": ("SenderStatistics",),
+    "flowctl.core.sending.settings": (
         "AgeSource",
         "SenderSettings",
     ),
-    "flowctl.outgoing.transport": ("Transport",),
-    "flowctl.server.server": (
+    "flowctl.core.outgoing.transport": ("Transport",),
+    "flowctl.core.server.server": (
         "Server",
         "ServerStatistics",
         "serve",
     ),
-    "flowctl.server.program": (
+    "flowctl.core.server.program": (
         "ServeOptions",
         "ServerProgram",
     ),
-    "flowctl.loop.sockets": ("SocketOptions",),
-    "flowctl.messenger.delivery": ("DeliverySettings",),
-    "flowctl.messenger.message": ("Destination",),
-    "flowctl.messenger.messenger": ("Messenger",),
-    "flowctl.outgoing.streamlog": (
+    "flowctl.core.loop.sockets": ("SocketOptions",),
+    "flowctl.nodes.messenger.delivery": ("DeliverySettings",),
+    "flowctl.nodes.messenger.message": ("Destination",),
+    "flowctl.nodes.messenger.messenger": ("Messenger",),
+    "flowctl.core.outgoing.streamlog": (
         "CacheLimits",
         "Entry",
         "Gop",
         "StreamLog",
     ),
-    "flowctl.server.totals": ("FlowTotals",),
-    "flowctl.loop.work": ("WorkLimits",),
-    "flowctl.rpc.access.access": (
+    "flowctl.core.server.totals": ("FlowTotals",),
+    "flowctl.core.loop.work": ("WorkLimits",),
+    "flowctl.nodes.rpc.access.access": (
         "Access",
         "AuthLevel",
     ),
-    "flowctl.rpc.jobs.batch": (
+    "flowctl.nodes.rpc.jobs.batch": (
         "Batch",
         "JobResult",
     ),
-    "flowctl.rpc.node": ("RpcNode",),
-    "flowctl.rpc.peers.peer": ("ConnectionID",),
-    "flowctl.rpc.subscription": ("Subscription",),
-    "flowctl.zeromq.curve": ("KeyPair",),
+    "flowctl.nodes.rpc.node": ("RpcNode",),
+    "flowctl.nodes.rpc.peers.peer": ("ConnectionID",),
+    "flowctl.nodes.rpc.subscription": ("Subscription",),
+    "flowctl.wire.zeromq.curve": ("KeyPair",),
 }
 """Module of every public name."""
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

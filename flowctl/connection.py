@@ -12,7 +12,7 @@ which moves along, and never a call posted to a group.
 How it ends: any code that finds a reason calls `terminate`; the first reason counts. A job on the owning thread
 then closes Sender and Receiver and calls the session's `closed` exactly once. The socket is reset where the peer does
 not read, or the kernel would keep its buffers for minutes; otherwise it lingers, until the peer has ended too
-(`flowctl.loop.lingering`), and that long the connection stays on its group.
+(`flowctl.core.loop.lingering`), and that long the connection stays on its group.
 
 A peer may leave while nothing of it is read. A reset ends the connection at once. The end of its stream is what the
 session decides upon when it has taken all that came before; but where somebody holds input, it is taken as a sign that
@@ -34,29 +34,17 @@ from functools import partial
 from threading import get_ident
 from typing import Any, ClassVar, Final
 
-from flowctl.addresses import address_key
-from flowctl.deferred import Registration
-from flowctl.errors import (
-    BrokenError,
-    ClosedError,
-    FlowctlError,
-    InternalError,
-    LimitExceededError,
-    LocalProtocolError,
-    ReentryError,
-    RemoteProtocolError,
-)
-from flowctl.fanout.following import FollowPlace
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.flow.limits import NO_LIMITS, Limits
-from flowctl.flow.policy import DropPolicy
-from flowctl.flow.state import MessageClass, SendState, StateChange
-from flowctl.loop.coroutines import Coroutines
-from flowctl.loop.faults import as_exception, log_error, report
-from flowctl.loop.jobs import Purpose
-from flowctl.loop.lingering import Lingering
-from flowctl.loop.locks import OwnedLock
-from flowctl.loop.sockets import (
+from flowctl.core.fanout.following import FollowPlace
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS, Limits
+from flowctl.core.flow.policy import DropPolicy
+from flowctl.core.flow.state import MessageClass, SendState, StateChange
+from flowctl.core.loop.coroutines import Coroutines
+from flowctl.core.loop.faults import as_exception, log_error, report
+from flowctl.core.loop.jobs import Purpose
+from flowctl.core.loop.lingering import Lingering
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.loop.sockets import (
     LineFigures,
     SocketOptions,
     acknowledge,
@@ -69,15 +57,27 @@ from flowctl.loop.sockets import (
     peer_name,
     unacknowledged_bytes,
 )
-from flowctl.loop.tls import HANDSHAKE_S, TlsSocket
-from flowctl.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
-from flowctl.outgoing.streamlog import Wire
+from flowctl.core.loop.tls import HANDSHAKE_S, TlsSocket
+from flowctl.core.loop.work import NO_WORK_LIMITS, TURN_S, Overrun, WorkAccount, WorkLimits
+from flowctl.core.outgoing.streamlog import Wire
+from flowctl.core.sending.contract import SendResult
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.text.addresses import address_key
+from flowctl.deferred import Registration
+from flowctl.errors import (
+    BrokenError,
+    ClosedError,
+    FlowctlError,
+    InternalError,
+    LimitExceededError,
+    LocalProtocolError,
+    ReentryError,
+    RemoteProtocolError,
+)
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.receiver import ALL, BLOCK, DEFAULT_CAPACITY_BYTES, DONE, NEED_MORE, InputResult, InputVerdict, Receiver
 from flowctl.sender import Sender
-from flowctl.sending.contract import SendResult
-from flowctl.sending.settings import SenderSettings
 
 _numbers = itertools.count(1)
 """Numbers of connections; see `number_from`."""
@@ -328,7 +328,7 @@ class Connection:
         self.session: Session = session  # that of nobody, once it is over: the session holds its connection
         self.group: PollGroup | None = None  # where it lives; None on the way between two groups
         self._home: PollGroup | None = None  # where it lived last, to report to
-        self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.fanout.following
+        self.place: FollowPlace | None = None  # where it follows a log; kept by flowctl.core.fanout.following
         self.opened_at: Final = clock()
         self.work: Final = WorkAccount(work_limits, self.opened_at)
         self.registration: Final = Registration(self._lock)
@@ -1066,7 +1066,7 @@ class Connection:
     def delay_ms(self) -> float:
         """Return how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel.
 
-        See `flowctl.flow.meters`. Any thread.
+        See `flowctl.core.flow.meters`. Any thread.
         """
         return self.sender.sample_delay(unacknowledged_bytes(self._sock))
 

@@ -23,11 +23,11 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from flowctl.core.loop.faults import ErrorHook, log_error
+from flowctl.core.loop.jobs import Job, Purpose
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.loop.processor import DeferredProcessor, DeferredStatistics
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.loop.faults import ErrorHook, log_error
-from flowctl.loop.jobs import Job, Purpose
-from flowctl.loop.locks import OwnedLock
-from flowctl.loop.processor import DeferredProcessor, DeferredStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

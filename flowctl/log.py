@@ -7,13 +7,13 @@ them sees their records wherever its own go; nothing here is set up before `conf
 
 Masking is the last step before rendering, so nothing can get around it: values of keys that are named like a secret
 are replaced, addresses in any text lose their credentials and secret query values, and both in nested values as well.
-Names of streams and what peers call themselves are judged by the rule of the records (`flowctl.printable`): a plain
+Names of streams and what peers call themselves are judged by the rule of the records (`core.text.printable`): a plain
 name stays readable, of one that carries a secret a hash is written, which is the same in all lines of the process.
 The same step cuts what is long and writes control characters as text, so that nothing can act on the terminal of
 the person who reads, or forge a line. It takes time in proportion to the text.
 
 Lines are written on a thread of their own, and those about one address are limited in number: see
-`flowctl.text.logwriter`.
+`flowctl.core.text.logwriter`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from typing import Any, Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from flowctl.addresses import address_key
+from flowctl.core.text.addresses import address_key
+from flowctl.core.text.logwriter import LineLimiter, LineWriter
+from flowctl.core.text.printable import carries_secret, decoded, printable, without_secret
 from flowctl.errors import ConfigError
-from flowctl.printable import carries_secret, decoded, printable, without_secret
-from flowctl.rtmp.url import REDACTED, redact_query, redact_url
-from flowctl.text.logwriter import LineLimiter, LineWriter
+from flowctl.wire.rtmp.url import REDACTED, redact_query, redact_url
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 

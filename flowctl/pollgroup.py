@@ -28,16 +28,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from flowctl.core.loop.deadlines import Deadlines
+from flowctl.core.loop.faults import ErrorHook, log_error, report
+from flowctl.core.loop.loadmeter import LoadMeter
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.loop.placement import Placement, Placements, is_movable, load_of
+from flowctl.core.loop.processor import MAX_JOBS_PER_ROUND, DeferredProcessor, DeferredStatistics
+from flowctl.core.loop.thread import LoopThread, default_loop_factory
+from flowctl.core.loop.watches import FdWatches, HasFileno
+from flowctl.core.loop.work import WorkBook
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
-from flowctl.loop.deadlines import Deadlines
-from flowctl.loop.faults import ErrorHook, log_error, report
-from flowctl.loop.loadmeter import LoadMeter
-from flowctl.loop.locks import OwnedLock
-from flowctl.loop.placement import Placement, Placements, is_movable, load_of
-from flowctl.loop.processor import MAX_JOBS_PER_ROUND, DeferredProcessor, DeferredStatistics
-from flowctl.loop.thread import LoopThread, default_loop_factory
-from flowctl.loop.watches import FdWatches, HasFileno
-from flowctl.loop.work import WorkBook
 
 if TYPE_CHECKING:
     from flowctl.deferred import Registration

@@ -16,16 +16,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from flowctl.core.loop.placement import is_movable
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.loop.placement import is_movable
 from flowctl.pollgroup import DEFAULT_SCRATCH_BYTES, GroupState, LoopFactory, Pollable, PollGroup, PollGroupStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from flowctl.core.loop.faults import ErrorHook
+    from flowctl.core.loop.placement import Placement
     from flowctl.deferred import Registration
-    from flowctl.loop.faults import ErrorHook
-    from flowctl.loop.placement import Placement
 
 #: More threads than this never helped an interpreter; a larger number is a port or a size in the wrong place.
 MAX_GROUPS: Final = 256

@@ -27,15 +27,15 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from flowctl.core.loop.jobs import Purpose
+from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import FlowctlError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.loop.jobs import Purpose
-from flowctl.loop.locks import OwnedLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
+    from flowctl.core.loop.deadlines import Deadlines
     from flowctl.deferred import Registration
-    from flowctl.loop.deadlines import Deadlines
 
 #: Default bound of what is kept for a handler that needs more: the limit of a command message, the largest thing
 #: that a handler may want whole (chunk readers keep their own unfinished messages).

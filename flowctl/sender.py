@@ -9,7 +9,7 @@ Deferred mode: `send` queues and asks the owning thread for a flush. Immediate m
 nothing is queued. Both share everything else. What was queued since the last write says nothing about the peer, so it
 is *offered* before a mark is judged on it: at the soft mark `send` itself writes, in either mode, on any thread, and
 only what EAGAIN leaves counts. A viewer that follows a log and keeps up is a member of a *cohort*: the
-fan-out writes the log to all members without touching their Senders (see `flowctl.fanout.fanout`). A member that meets
+fan-out writes the log to all members without touching their Senders (see `core.fanout.fanout`). A member that meets
 EAGAIN, or reaches a limit, leaves the cohort and is served from its own cursor until it has caught up.
 
 Life. Beside the state of the `FlowCore` a Sender has a few leftovers, each legal only beside others; the tests look
@@ -18,7 +18,7 @@ after each step of random histories (`check_life`).
 - ``_closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
   Who is over follows nothing, and has nothing queued, no open episode of drops and nobody who waits.
 - ``_cohort`` (the fan-out) only with a cursor in the outbox; a cursor without it is between two fan-outs.
-- ``stands`` (where its fan-out has it, see `flowctl.sending.standing`) is GONE exactly where ``_cohort`` is None. It is
+- ``stands`` (where its fan-out has it, see `core.sending.standing`) is GONE exactly where ``_cohort`` is None. It is
   COHORT (that writes the log for us) only while nothing is refused or left over: not with ``_mask``, ``_blocked``, or
   the core's EAGAIN bit.
 - ``_blocked`` (EAGAIN, and the kernel has not called back) only with the core's EAGAIN bit, ``_lagging``, ``_slow``.
@@ -44,31 +44,31 @@ from operator import sub
 from threading import get_ident
 from typing import Final, TypeVar
 
+from flowctl.core.flow.counts import NO_FIGURES, total
+from flowctl.core.flow.forecast import Forecast
+from flowctl.core.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
+from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Limits
+from flowctl.core.flow.meters import Trail
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
+from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
+from flowctl.core.flow.timing import ENDLESS, Timing, crowded
+from flowctl.core.loop.locks import HANDLERS, OwnedLock
+from flowctl.core.outgoing.backlog import NEEDED, refuse_frame
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.outbox import Outbox, write_one
+from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
+from flowctl.core.outgoing.transport import Transport
+from flowctl.core.sending.clocks import JOIN_CHECK_S, KEY_POLL_S, Clocks
+from flowctl.core.sending.contract import CohortLike, FlushResult, Frontend, NoHost, SenderHost, SendOutcome, SendResult
+from flowctl.core.sending.episode import DropEpisode
+from flowctl.core.sending.explain import explain
+from flowctl.core.sending.figures import Account, SenderStatistics
+from flowctl.core.sending.postponed import PostponedCalls
+from flowctl.core.sending.settings import AgeSource, SenderSettings
+from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
+from flowctl.core.sending.standing import Standing, step
 from flowctl.errors import LocalProtocolError, ReentryError
-from flowctl.flow.counts import NO_FIGURES, total
-from flowctl.flow.forecast import Forecast
-from flowctl.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
-from flowctl.flow.limits import NO_LIMITS, OFF_MARK, Limits
-from flowctl.flow.meters import Trail
-from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
-from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.flow.timing import ENDLESS, Timing, crowded
-from flowctl.loop.locks import HANDLERS, OwnedLock
-from flowctl.outgoing.backlog import NEEDED, refuse_frame
-from flowctl.outgoing.cursor import LogCursor
-from flowctl.outgoing.outbox import Outbox, write_one
-from flowctl.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
-from flowctl.outgoing.transport import Transport
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.clocks import JOIN_CHECK_S, KEY_POLL_S, Clocks
-from flowctl.sending.contract import CohortLike, FlushResult, Frontend, NoHost, SenderHost, SendOutcome, SendResult
-from flowctl.sending.episode import DropEpisode
-from flowctl.sending.explain import explain
-from flowctl.sending.figures import Account, SenderStatistics
-from flowctl.sending.postponed import PostponedCalls
-from flowctl.sending.settings import AgeSource, SenderSettings
-from flowctl.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
-from flowctl.sending.standing import Standing, step
 
 __all__ = ["FlushResult", "Sender"]
 
@@ -672,7 +672,7 @@ class Sender:
         """Return when the hard limit will be reached if filling and draining go on as now. Any thread.
 
         Returns:
-            Seconds and axis. None: never, as for a viewer for which pictures are left out (`flowctl.flow.timing`)
+            Seconds and axis. None: never, as for a viewer for which pictures are left out (`flowctl.core.flow.timing`)
             while it takes something; or the rate of the peer is not known yet.
         """
         self._refuse_reentry("forecast")
@@ -1428,7 +1428,7 @@ class Sender:
         those of its turns.
 
         Raises:
-            InternalError: that is no legal step; see `flowctl.sending.standing`.
+            InternalError: that is no legal step; see `flowctl.core.sending.standing`.
         """
         self.stands = step(self.stands, new)
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.printable import short
 
 # At most 15 digits on each side: beyond, a float is no longer exact, and with hundreds it becomes infinite.
 _NUMBER = re.compile(r"\s*+(\d{1,15}(?:\.\d{1,15})?)\s*+([A-Za-z/]*)\s*", re.ASCII)

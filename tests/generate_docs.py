@@ -22,35 +22,35 @@ from pathlib import Path
 from hostile_defences import DEFENCES, default_of
 
 from flowctl import pollgroup
-from flowctl.diffusion.wire import protocol
-from flowctl.flow.limits import DEFAULT_LIMITS, AxisLimits, HardPolicy, Limits
-from flowctl.flow.policy import LivePolicy
-from flowctl.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
-from flowctl.httpd.limits import HttpLimits
-from flowctl.judging.shadow import Candidate
-from flowctl.judging.shares import ShareSettings
+from flowctl.core.flow.limits import DEFAULT_LIMITS, AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.flow.state import _STATE_OF, EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.loop.work import WorkLimits
+from flowctl.core.outgoing.streamlog import CacheLimits
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.sending.standing import STEPS, Standing
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
+from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.judging.shadow import Candidate
+from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.settings.model import settings_of
 from flowctl.live.settings.showing import sample
-from flowctl.loadtest import catalogue
-from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
-from flowctl.loadtest.results.figures import FIGURES
-from flowctl.loadtest.results.parquet import column_types
-from flowctl.loadtest.results.result import PeerResult
-from flowctl.loop.sockets import SocketOptions
-from flowctl.loop.work import WorkLimits
-from flowctl.outgoing.streamlog import CacheLimits
+from flowctl.load import catalogue
+from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
+from flowctl.load.results.figures import FIGURES
+from flowctl.load.results.parquet import column_types
+from flowctl.load.results.result import PeerResult
+from flowctl.nodes.diffusion.wire import protocol
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.rtmp.amf.limits import AmfLimits
-from flowctl.rtmp.client.states import CLIENT_TABLE
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.server.states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
-from flowctl.rtmp.session_config import ControlConfig, ServerSessionConfig
-from flowctl.sending.settings import SenderSettings
-from flowctl.sending.standing import STEPS, Standing
-from flowctl.server.admission import AdmissionLimits
-from flowctl.telemetry.schema import ARROW_TYPES, TABLES, EventName
+from flowctl.records.telemetry.schema import ARROW_TYPES, TABLES, EventName
 from flowctl.units import format_duration
+from flowctl.wire.rtmp.amf.limits import AmfLimits
+from flowctl.wire.rtmp.client.states import CLIENT_TABLE
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.server.states import CONNECTION_TABLE, STREAM_TABLE, ConnectionInput
+from flowctl.wire.rtmp.session_config import ControlConfig, ServerSessionConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "docs" / "flowctl.toml"
@@ -235,7 +235,7 @@ def event_names() -> str:
 
 def pipeline_columns(module: str, **contracts: str) -> str:
     """Return the columns of output tables, one Markdown table for each."""
-    loaded = importlib.import_module(f"flowctl.pipeline.{module}")
+    loaded = importlib.import_module(f"flowctl.analyze.{module}")
     parts = []
     for name, contract in contracts.items():
         found = getattr(loaded, contract)

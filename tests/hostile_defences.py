@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from flowctl.core.outgoing.streamlog import CacheLimits
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import MOST_STREAMS
 from flowctl.live.session import MESSAGES_PER_TURN
 from flowctl.live.stream import KEY_WAIT_S
-from flowctl.loadtest.hostile.base import Outcome
-from flowctl.outgoing.streamlog import CacheLimits
+from flowctl.load.hostile.base import Outcome
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.amf.limits import AmfLimits
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.admission import AdmissionLimits
+from flowctl.wire.rtmp.amf.limits import AmfLimits
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)

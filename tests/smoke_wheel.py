@@ -45,7 +45,7 @@ def check_wheel(path: Path) -> None:
     require("flowctl/py.typed" in names, "the wheel lacks flowctl/py.typed")
     require(any(name.endswith("licenses/LICENSE") for name in names), "the wheel lacks the licence")
     for name in ("index.html", "app.js", "style.css", "mpegts.js", "mpegts.js.LICENSE.txt", "NOTICE.txt"):
-        require(f"flowctl/admin/assets/{name}" in names, f"the wheel lacks the dashboard's {name}")
+        require(f"flowctl/live/admin/assets/{name}" in names, f"the wheel lacks the dashboard's {name}")
     say(f"{path.name}: {len(names)} files, packages {', '.join(sorted(tops))}")
 
 

@@ -21,10 +21,10 @@ import sys
 import time
 from typing import Any, Final
 
-from flowctl.media.stamp import read_stamp
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import TYPE_VIDEO, Message
+from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import TYPE_VIDEO, Message
 
 _TIMESTAMPS: Final = 35
 """SO_TIMESTAMPNS of Linux, which the socket module has no name for; its control message has the same number."""

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from flowctl.rtmp.amf import amf0, amf3
-from flowctl.rtmp.amf.values import EcmaArray, simplify
+from flowctl.wire.rtmp.amf import amf0, amf3
+from flowctl.wire.rtmp.amf.values import EcmaArray, simplify
 
 CONNECT = (
     "connect",

@@ -15,8 +15,8 @@ import timeit
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from flowctl.server.admission import Admission, AdmissionLimits
-from flowctl.server.bans import Ban, BanList, render
+from flowctl.core.server.admission import Admission, AdmissionLimits
+from flowctl.core.server.bans import Ban, BanList, render
 
 NOW: Final = 1_800_000_000
 _ENDS: Final = datetime.fromtimestamp(NOW + 3600, UTC)

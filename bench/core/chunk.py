@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
+from flowctl.wire.rtmp.wire import Message
 
 CHUNK_SIZES: Final = (128, 4096, 60000)
 PIECE_BYTES: Final = 64 * 1024

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from flowctl.diffusion.decision import DecisionContext, Decisions, PeerDecision, make_decisions
-from flowctl.diffusion.leases import LeasePlanner
-from flowctl.diffusion.objects import ObjectId, PeerId
-from flowctl.diffusion.policy import Policy
-from flowctl.diffusion.state import DecisionGlobalState, PeerState
+from flowctl.nodes.diffusion.decision import DecisionContext, Decisions, PeerDecision, make_decisions
+from flowctl.nodes.diffusion.leases import LeasePlanner
+from flowctl.nodes.diffusion.objects import ObjectId, PeerId
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.state import DecisionGlobalState, PeerState
 from kit.tables import table
 
 SIZES: Final = ((10, 50), (100, 500), (1000, 5000))

@@ -18,16 +18,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flowctl.flight.reading import read_flights
-from flowctl.flight.whatif.types import EXTEND_S, Choice
-from flowctl.flow.limits import Limits
-from flowctl.pipeline.whatif.grid import in_force
-from flowctl.pipeline.whatif.job import REPEATS
-from flowctl.pipeline.whatif.stretches import of_flight
-from flowctl.pipeline.whatif.trials import tally
+from flowctl.analyze.whatif.grid import in_force
+from flowctl.analyze.whatif.job import REPEATS
+from flowctl.analyze.whatif.stretches import of_flight
+from flowctl.analyze.whatif.trials import tally
+from flowctl.core.flow.limits import Limits
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.flightfiles import flight_files, flights_rows, list_flights
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.records.flight.reading import read_flights
+from flowctl.records.flight.whatif.types import EXTEND_S, Choice
+from flowctl.records.telemetry.flightfiles import flight_files, flights_rows, list_flights
+from flowctl.records.telemetry.schema import CLASS_NAMES
 from kit.processes import process, read_json
 from kit.tables import print_rows
 

@@ -18,10 +18,10 @@ from types import CodeType
 from typing import Any, Final
 
 from core.sender import GROUP, LIMITS, MESSAGE, NullTransport
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.policy import LivePolicy
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.sender import Sender
 from flowctl.testing import ManualGroup, ManualHost
 from kit.tables import table

@@ -24,14 +24,14 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from flowctl.outcomes.pending import Pending
-from flowctl.scheduler.offer import FailureCode, Offer
-from flowctl.scheduler.policies.adaptive import AdaptiveChannels
-from flowctl.scheduler.policies.choice import TwoChoices
-from flowctl.scheduler.policies.ejection import OutlierEjection
-from flowctl.scheduler.policies.fairness import WeightedFair
-from flowctl.scheduler.policy import SchedulerPolicy
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.core.outcomes.pending import Pending
+from flowctl.nodes.scheduler.offer import FailureCode, Offer
+from flowctl.nodes.scheduler.policies.adaptive import AdaptiveChannels
+from flowctl.nodes.scheduler.policies.choice import TwoChoices
+from flowctl.nodes.scheduler.policies.ejection import OutlierEjection
+from flowctl.nodes.scheduler.policies.fairness import WeightedFair
+from flowctl.nodes.scheduler.policy import SchedulerPolicy
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 
 PEERS: Final = (10, 100, 1000, 10_000)
 WAITING: Final = 100_000

@@ -26,15 +26,15 @@ from typing import Any, Final
 
 from flowctl.charts import page
 from flowctl.charts.pictures import Lines, Series
-from flowctl.outcomes.backoff import Backoff
-from flowctl.scheduler.offer import FailureCode, Offer
-from flowctl.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettings
-from flowctl.scheduler.policies.choice import TwoChoices
-from flowctl.scheduler.policies.ejection import EjectionSettings, OutlierEjection
-from flowctl.scheduler.policy import SchedulerPolicy
-from flowctl.scheduler.requests.hedging import Hedging
-from flowctl.scheduler.requests.requester import Requester
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.nodes.scheduler.offer import FailureCode, Offer
+from flowctl.nodes.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettings
+from flowctl.nodes.scheduler.policies.choice import TwoChoices
+from flowctl.nodes.scheduler.policies.ejection import EjectionSettings, OutlierEjection
+from flowctl.nodes.scheduler.policy import SchedulerPolicy
+from flowctl.nodes.scheduler.requests.hedging import Hedging
+from flowctl.nodes.scheduler.requests.requester import Requester
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 from kit import charts
 from kit.tables import print_rows, table
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import LivePolicy
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.sender import Sender
 from flowctl.testing import ManualGroup, ManualHost
 from kit.tables import print_rows, table

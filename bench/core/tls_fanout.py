@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.connection import Session
-from flowctl.fanout.following import Fanouts, FollowPlace
-from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import StreamLog
-from flowctl.server.admission import AdmissionLimits
-from flowctl.server.certificate import Certificate
-from flowctl.server.server import Server
+from flowctl.core.fanout.following import Fanouts, FollowPlace
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.server.certificate import Certificate
+from flowctl.core.server.server import Server
 from kit.machine import HERE
 from kit.tables import print_rows
 

@@ -3,7 +3,7 @@
 ``python bench whatif [--seconds 30] [--slow-share 0.05]``: makes recorded viewers of a stream of 2.5 Mbit/s
 behind links of known speed, and runs the default grid over them on one core. Figures are given apart for viewers that
 are never refused anything, for such with a refusal now and then, and for slow ones; and for a fleet of them with the
-stated shares. What is counted as an input is said in `flowctl.flight.whatif.types.Work`; `called` is the share of
+stated shares. What is counted as an input is said in `records.flight.whatif.types.Work`; `called` is the share of
 these at which a Sender was really called. Time is processor time of this process.
 """
 
@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from flowctl.flight.whatif.engine import evaluate
-from flowctl.flight.whatif.types import REFUSED, TAKEN, Choice, Event, RecordedViewer, Work, on_grid
-from flowctl.flow.state import MessageClass
-from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.core.flow.state import MessageClass
+from flowctl.records.flight.whatif.engine import evaluate
+from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, Event, RecordedViewer, Work, on_grid
 from kit.tables import table
 
 FRAMES_PER_S, GOP_FRAMES, RATE, KERNEL_BYTES = 25, 50, 312_500, 128 * 1024

@@ -10,10 +10,10 @@ import asyncio
 import json
 import sys
 
-from flowctl.messenger.durability import Transaction
-from flowctl.messenger.message import Destination, Message
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
+from flowctl.nodes.messenger.durability import Transaction
+from flowctl.nodes.messenger.message import Destination, Message
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
 from rpc.server import loop_factory
 
 

@@ -15,12 +15,12 @@ import sys
 from functools import partial
 from typing import Final
 
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.durability import Transaction
-from flowctl.messenger.message import Destination
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
-from flowctl.outcomes.backoff import Backoff
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.durability import Transaction
+from flowctl.nodes.messenger.message import Destination
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
 from rpc.server import loop_factory
 
 SETTINGS: Final = DeliverySettings(

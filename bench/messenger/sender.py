@@ -16,10 +16,10 @@ from typing import Final
 import zmq
 import zmq.asyncio
 
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.message import Destination
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Destination
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
 from rpc.callers import PART, Window
 from rpc.server import loop_factory
 

@@ -1,6 +1,6 @@
 """A server that acknowledges messages: ``python -m messenger.server KIND ADDRESS [STORE]``, until it is ended.
 
-KIND is ``memory`` or ``durable`` (`flowctl.messenger.messenger.Messenger`, whose handler does nothing; durable with a
+KIND is ``memory`` or ``durable`` (`nodes.messenger.messenger.Messenger`, whose handler does nothing; durable with a
 file at STORE), or ``zmq.asyncio``, which echoes the number of each message, with no more than that: a message that is
 lost is lost.
 """
@@ -14,9 +14,9 @@ import sys
 import zmq
 import zmq.asyncio
 
-from flowctl.messenger.message import Destination
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
+from flowctl.nodes.messenger.message import Destination
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
 from rpc.server import MAX_SOCKETS, loop_factory
 
 

@@ -77,7 +77,7 @@ class HeapWatch:
 
 def open_spark(heap: str, conf: dict[str, str]) -> Any:
     """Return a context manager with a session of two cores."""
-    from flowctl.pipeline.spark.session import SessionOptions, session
+    from flowctl.analyze.spark.session import SessionOptions, session
 
     return session(SessionOptions(master=f"local[{THREADS}]", conf={"spark.driver.memory": heap, **conf}))
 
@@ -89,7 +89,7 @@ def spark_job(events: str, out: str, *, job: str, heap: str, runs: int, conf: di
     """
     import shutil
 
-    from flowctl.pipeline.run import run
+    from flowctl.analyze.run import run
 
     with open_spark(heap, conf) as spark:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Spark has no public way to the process
@@ -120,7 +120,7 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
 
     import duckdb
 
-    from flowctl.pipeline.viewers.sessions import COLUMNS, OPEN_COLUMNS
+    from flowctl.analyze.viewers.sessions import COLUMNS, OPEN_COLUMNS
     from pipeline.sql import checks_sql, open_rows, rows_of, sessions_sql, still_open
 
     connection = duckdb.connect()
@@ -164,8 +164,8 @@ def duckdb_sessions(events: str, out: str, *, memory: str, runs: int) -> dict[st
 
 
 def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[str, str]) -> dict[str, Any]:
-    from flowctl.pipeline.synth.job import run
-    from flowctl.pipeline.synth.people import SynthOptions
+    from flowctl.analyze.synth.job import run
+    from flowctl.analyze.synth.people import SynthOptions
 
     with open_spark(heap, conf) as spark:
         pid = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # noqa: SLF001 - as above
@@ -175,9 +175,9 @@ def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[s
 
 def abuse(events: str, out: str, *, truth: str, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Judge the addresses and say how many of the planted ones were found."""
-    from flowctl.pipeline.abuse.job import JOB, AbuseOptions
-    from flowctl.pipeline.run import run
-    from flowctl.pipeline.synth.people import SynthOptions
+    from flowctl.analyze.abuse.job import JOB, AbuseOptions
+    from flowctl.analyze.run import run
+    from flowctl.analyze.synth.people import SynthOptions
 
     made = SynthOptions()  # evidence ages to now, and this is when the data end
     options = AbuseOptions(truth=truth, now_s=made.start_s + made.days * 86_400)

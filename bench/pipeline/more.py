@@ -110,7 +110,7 @@ def write_evidence(events: Path, number: int) -> float:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from flowctl.telemetry.schema import ARROW_TYPES, FLOW_EVENTS, conn_id_of
+    from flowctl.records.telemetry.schema import ARROW_TYPES, FLOW_EVENTS, conn_id_of
 
     now = dt.datetime.now(dt.UTC)
     row = {

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from flowctl.pipeline.records.checks import Check, checks_of
-from flowctl.pipeline.viewers.blame import BURST, TROUBLE_MS, TROUBLE_SHARE
-from flowctl.pipeline.viewers.sessions import BY_PEER, LEAST_PLAY_S
+from flowctl.analyze.records.checks import Check, checks_of
+from flowctl.analyze.viewers.blame import BURST, TROUBLE_MS, TROUBLE_SHARE
+from flowctl.analyze.viewers.sessions import BY_PEER, LEAST_PLAY_S
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import CLASS_NAMES, FORMAT
+from flowctl.records.telemetry.schema import CLASS_NAMES, FORMAT
 
 _STATES: Final = {"hard": "HARD_LIMIT", "soft": "SOFT_LIMIT", "overloaded": "OVERLOADED"}
 

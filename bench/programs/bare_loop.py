@@ -12,7 +12,7 @@ import socket
 import time
 
 from flowctl.live.wirelog import RtmpChunks
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.wire.media.synthetic import SyntheticSource
 
 
 def slices(bit_rate: int, interval_s: float, seconds: float) -> list[bytes]:

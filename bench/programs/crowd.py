@@ -19,12 +19,12 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import BytesMessage, Request
 
 from flowctl.flv import FlvReader
-from flowctl.media.stamp import read_stamp
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 _TRUNCATED = socket.MSG_TRUNC
 _WIDE = 1 << 20

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from flowctl.client.throttle import SLOW_SEGMENT_BYTES, Constant, Rate, RatePace, receive_buffer
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import FlvWriter
-from flowctl.loadtest.peers.paces import Trace
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media.media import inspect
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+from flowctl.load.peers.paces import Trace
+from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, Constant, Rate, RatePace, receive_buffer
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
 _CONFIG: Final = ClientSessionConfig(limits=WireLimits())
 _UNLIMITED: Final = 1 << 30

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import flowctl.live.server as live_module
-from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.policy import KeepAll
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.policy import KeepAll
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live import LiveConfig, build_live_server
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.admission import AdmissionLimits
-from flowctl.telemetry.options import EventsOptions
+from flowctl.records.telemetry.options import EventsOptions
 
 _AT_ONCE: Final = 10
 _PAUSE_S: Final = 0.001

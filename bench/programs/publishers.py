@@ -12,13 +12,13 @@ import heapq
 import socket
 import time
 
-from flowctl.media.stamp import has_slot, stamp
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.chunk.writer import serialise
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.events import PublishStarted
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.media.stamp import has_slot, stamp
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.events import PublishStarted
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 _AUDIO_BIT_RATE = 64_000
 _LISTEN_EVERY = 16

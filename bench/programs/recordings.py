@@ -11,9 +11,9 @@ import contextlib
 import json
 import time
 
-from flowctl.client.source import FlvFile
-from flowctl.rtmp.chunk.writer import serialise
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
+from flowctl.wire.client.source import FlvFile
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 from programs.publishers import connect
 
 _CHUNK_SIZE = 65536

@@ -22,7 +22,7 @@ from typing import Any, Final
 import zmq
 import zmq.asyncio
 
-from flowctl.rpc.node import RpcNode
+from flowctl.nodes.rpc.node import RpcNode
 from kit.processes import cpu_seconds
 from rpc.server import COMMAND, loop_factory
 

@@ -1,6 +1,6 @@
 """A server that echoes one part: ``python -m rpc.server KIND ADDRESS``; a JSON line when it listens, then until ended.
 
-KIND is ``async`` or ``sync`` (`flowctl.rpc.RpcNode`, by its handler), ``zmq.asyncio``, ``rpyc``, or ``bare``: a loop of
+KIND is ``async`` or ``sync`` (`nodes.rpc.RpcNode`, by its handler), ``zmq.asyncio``, ``rpyc``, or ``bare``: a loop of
 pyzmq that receives and sends, and does nothing else. ADDRESS is ``tcp://127.0.0.1:PORT`` or ``ipc://PATH``.
 """
 
@@ -16,8 +16,8 @@ from typing import Final
 import zmq
 import zmq.asyncio
 
-from flowctl.rpc.message import Message
-from flowctl.rpc.node import RpcNode
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
 
 COMMAND: Final = b"bench.echo"
 REPLY: Final = b"REPLY"

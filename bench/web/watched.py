@@ -20,11 +20,11 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any, Final
 
-from flowctl.admin.listener import admin_of
-from flowctl.fanout.pacing import RoundMeter
+from flowctl.core.fanout.pacing import RoundMeter
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.live.admin.listener import admin_of
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
-from flowctl.server.admission import AdmissionLimits
 from kit.machine import PROGRAMS
 from kit.processes import process, raise_open_files, read_json, tell
 from kit.tables import table

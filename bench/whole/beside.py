@@ -14,11 +14,11 @@ import subprocess
 import sys
 from typing import Any, Final
 
-from flowctl.loadtest.plan import LoadPlan
-from flowctl.loadtest.profiles import parse_crowd
-from flowctl.loadtest.results.figures import RunFigures
-from flowctl.loadtest.results.result import RunResult
-from flowctl.loadtest.run import run_load
+from flowctl.load.plan import LoadPlan
+from flowctl.load.profiles import parse_crowd
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.result import RunResult
+from flowctl.load.run import run_load
 from kit import processes
 from kit.tables import print_rows
 

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.analyze.capacity.node import Measurement, fit
 from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.node import Measurement, fit
 from flowctl.units import parse_bit_rate
 from kit.machine import machine
 from kit.processes import cpu_seconds, free_port, process, raise_open_files, resident_bytes, wait_for_port

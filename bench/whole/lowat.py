@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.flow.state import SendState
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.statistics import ViewerStatistics
-from flowctl.loop.sockets import SocketOptions
-from flowctl.server.admission import AdmissionLimits
 from kit import processes
 from kit.machine import PROGRAMS
 

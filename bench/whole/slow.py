@@ -30,11 +30,11 @@ from typing import Any, Final
 from compare import rivals
 from flowctl.charts.page import Figure
 from flowctl.charts.pictures import Lines, Series
-from flowctl.client.source import FlvFile
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_VIDEO
-from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
-from flowctl.rtmp.media.media import inspect
+from flowctl.wire.client.source import FlvFile
+from flowctl.wire.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
+from flowctl.wire.rtmp.media.media import inspect
 from kit import charts, processes
 from kit.machine import HERE, PROGRAMS
 from kit.tables import print_rows, table

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.printable import printable
+from flowctl.core.text.printable import printable
 
 WIDTH: Final = 640
 HEIGHT: Final = 264

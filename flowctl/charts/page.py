@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.charts.pictures import Lines, Picture, draw
-from flowctl.printable import foreign
+from flowctl.core.text.printable import foreign
 
 PALETTE: Final = """
 :root{color-scheme:light dark;--paper:#fcfcfb;--card:#fff;--ink:#0b0b0b;--soft:#52514e;--muted:#75736e;--grid:#e6e5e0;

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from flowctl.printable import foreign
+from flowctl.core.text.printable import foreign
 from flowctl.units import format_bit_rate, format_duration, format_size
 
 FEW: Final = 20

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 try:
     from flowctl.cli.app import app
     from flowctl.cli.errors import run
-    from flowctl.text.output import open_missing_streams
+    from flowctl.core.text.output import open_missing_streams
 except KeyboardInterrupt:
     # Ctrl-C while the modules are still being read: nothing has begun, so there is nothing to say.
     raise SystemExit(130) from None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 CaFile = Annotated[
     Path | None,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from flowctl.core.server.program import ServerProgram
     from flowctl.live.settings.sources import Settings
-    from flowctl.server.program import ServerProgram
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Check files of settings, and show their effect.")
 
@@ -33,9 +33,9 @@ def check(
     import os
 
     from flowctl.cli.common import print_json
+    from flowctl.core.text.output import say
     from flowctl.errors import ConfigError
     from flowctl.live.settings.sources import SERVER, read_settings
-    from flowctl.text.output import say
     from flowctl.units import format_count
 
     try:
@@ -72,11 +72,11 @@ def show(
     Secrets are masked. With --stream or --role: what may differ there, and which level says it.
     """
     from flowctl.cli.common import print_json
+    from flowctl.core.text.output import say
     from flowctl.errors import ConfigError
     from flowctl.live.settings.levels import Role
     from flowctl.live.settings.showing import effective
     from flowctl.live.settings.sources import settings_of_all
-    from flowctl.text.output import say
 
     roles = {item.value: item for item in Role}
     if role and role not in roles:
@@ -106,9 +106,9 @@ def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[Se
 
 def _read_files(options: Any) -> Any:
     """Read the files of limits and bans that settings name; return what the limits file says."""
+    from flowctl.core.flow.limitsfile import parse_limits_file
+    from flowctl.core.server.bans import BanList
     from flowctl.errors import ConfigError
-    from flowctl.flow.limitsfile import parse_limits_file
-    from flowctl.server.bans import BanList
 
     limits = None
     for name, path in (

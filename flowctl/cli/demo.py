@@ -58,10 +58,10 @@ def demo(
     middle, one sends wrong segments, one is slow. The status is 1 if a viewer lost a frame.
     """
     from flowctl.cli.common import given, set_up_log
+    from flowctl.core.text.files import check_target
     from flowctl.demo import DemoPlan, run_demo
     from flowctl.demo.plan import DEFAULT_HARD, DEFAULT_SOFT
     from flowctl.errors import ConfigError, FlowctlError
-    from flowctl.text.files import check_target
     from flowctl.units import parse_duration
 
     if cluster:
@@ -101,10 +101,10 @@ def _lose_an_origin(duration: str, viewers: int, report: Path | None, *, as_json
     """Run the demonstration of a cluster."""
     from flowctl.cli.common import set_up_log
     from flowctl.cli.errors import terminable
+    from flowctl.core.text.files import check_target
     from flowctl.demo.cluster.plan import ClusterPlan
     from flowctl.demo.cluster.run import run_cluster
     from flowctl.errors import FlowctlError
-    from flowctl.text.files import check_target
     from flowctl.units import parse_duration
 
     set_up_log(level="error")
@@ -119,13 +119,13 @@ def _lose_an_origin(duration: str, viewers: int, report: Path | None, *, as_json
 
 def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json: bool) -> None:
     """Run the demonstration of the pipeline."""
+    from flowctl.analyze.spark.java import find_java
+    from flowctl.analyze.spark.session import check_available
     from flowctl.cli.common import set_up_log
     from flowctl.demo.loop.plan import LoopPlan
     from flowctl.demo.loop.run import run_loop
     from flowctl.demo.plan import cache_directory
     from flowctl.errors import FlowctlError
-    from flowctl.pipeline.spark.java import find_java
-    from flowctl.pipeline.spark.session import check_available
     from flowctl.units import parse_duration
 
     set_up_log(level="error")

@@ -52,11 +52,11 @@ def edge(
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.serve import options_of, run_server
     from flowctl.cli.servers import load_server
-    from flowctl.client.connect import trust
-    from flowctl.cluster.edge.edge import Edge, EdgeConfig
-    from flowctl.cluster.edge.upstream import OriginAddress
+    from flowctl.core.server.signals import EndSignals
     from flowctl.errors import ConfigError
-    from flowctl.server.signals import EndSignals
+    from flowctl.live.cluster.edge.edge import Edge, EdgeConfig
+    from flowctl.live.cluster.edge.upstream import OriginAddress
+    from flowctl.wire.client.connect import trust
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)

@@ -13,8 +13,8 @@ from typing import Final
 
 import typer
 
+from flowctl.core.text.output import drop, failure, lost, say
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.text.output import drop, failure, lost, say
 
 OK: Final = 0
 FAILED: Final = 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from flowctl.access.request import Use
+    from flowctl.live.access.request import Use
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Make stream keys, hash them, and sign addresses.")
 
@@ -34,8 +34,8 @@ def make(
     streams: _Streams = "",
 ) -> None:
     """Make a stream key and write it; the server gets its hash alone."""
-    from flowctl.access.keys import make_key
-    from flowctl.text.output import say
+    from flowctl.core.text.output import say
+    from flowctl.live.access.keys import make_key
 
     made = make_key()
     line = _kept(file, made, kind, streams)
@@ -51,7 +51,7 @@ def hash_(file: _File = None, *, kind: _For = "", streams: _Streams = "") -> Non
     """Read a stream key from standard input, and write the line for keys_file."""
     import sys
 
-    from flowctl.text.output import say
+    from flowctl.core.text.output import say
 
     line = _kept(file, sys.stdin.readline().strip(), kind, streams)
     if file is None:
@@ -86,12 +86,12 @@ def sign(
     """Write app/stream with a signed token that expires."""
     import time
 
-    from flowctl.access.tokens import read_secrets, signed_query
-    from flowctl.addresses import parse_network
+    from flowctl.core.text.addresses import parse_network
+    from flowctl.core.text.output import say
     from flowctl.errors import ConfigError
-    from flowctl.rtmp.url import check_name
-    from flowctl.text.output import say
+    from flowctl.live.access.tokens import read_secrets, signed_query
     from flowctl.units import parse_duration
+    from flowctl.wire.rtmp.url import check_name
 
     found = _kind(kind)
     check_name(stream, "stream name")
@@ -104,8 +104,8 @@ def sign(
 
 
 def _kind(text: str) -> Use | None:
-    from flowctl.access.keys import USES
     from flowctl.errors import ConfigError
+    from flowctl.live.access.keys import USES
 
     found = next((use for use in USES if use == text), None)
     if text and found is None:
@@ -115,7 +115,7 @@ def _kind(text: str) -> Use | None:
 
 def _kept(file: Path | None, key: str, kind: str, streams: str) -> str:
     """Return the line of a key, put into a file where one is named, with the salt of the keys there."""
-    from flowctl.access.keys import hash_key, salt_of
+    from flowctl.live.access.keys import hash_key, salt_of
 
     before = file.read_text("utf-8") if file is not None and file.exists() else ""
     line = _line(hash_key(key, salt_of(before)), kind, streams)

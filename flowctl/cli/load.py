@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flowctl.loadtest.plan import LoadPlan
-    from flowctl.loadtest.results.failon import Condition, ConditionResult
-    from flowctl.loadtest.results.result import RunResult
+    from flowctl.load.plan import LoadPlan
+    from flowctl.load.results.failon import Condition, ConditionResult
+    from flowctl.load.results.result import RunResult
 
 _VIEWERS_PER_S = 200
 """Default ramp: so many join each second. A server's listen queue of 128, a common default, holds more than half."""
@@ -121,12 +121,12 @@ def load(
 def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> LoadPlan:
     """Return the run that the options describe."""
     from flowctl.cli.common import optional_duration
-    from flowctl.client.connect import parse_address
     from flowctl.errors import ConfigError
-    from flowctl.loadtest.plan import MAX_PEERS, LoadPlan
-    from flowctl.loadtest.profiles import parse_crowd, parse_profile
-    from flowctl.loadtest.target import SCHEMES
+    from flowctl.load.plan import MAX_PEERS, LoadPlan
+    from flowctl.load.profiles import parse_crowd, parse_profile
+    from flowctl.load.target import SCHEMES
     from flowctl.units import parse_bit_rate, parse_duration
+    from flowctl.wire.client.connect import parse_address
 
     if url is None:
         raise ConfigError("URL is missing", hint="give what to play, like rtmp://127.0.0.1/live/test")
@@ -163,8 +163,8 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
 def _key_frame_bytes(text: str) -> int:
     """Return the size of key frames, 1 byte to what servers take as one message."""
     from flowctl.errors import ConfigError
-    from flowctl.media.synthetic import MAX_FRAME_SIZE_BYTES
     from flowctl.units import format_size, parse_size
+    from flowctl.wire.media.synthetic import MAX_FRAME_SIZE_BYTES
 
     size = parse_size(text, "--key-frame-size")
     if not 1 <= size <= MAX_FRAME_SIZE_BYTES:
@@ -195,9 +195,9 @@ def _command_line() -> str:
 
 def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
     """Return the conditions of --fail-on."""
-    from flowctl.loadtest.profiles import parse_profile
-    from flowctl.loadtest.results.failon import parse_conditions
-    from flowctl.loadtest.results.result import PUBLISHER, PeerKind
+    from flowctl.load.profiles import parse_profile
+    from flowctl.load.results.failon import parse_conditions
+    from flowctl.load.results.result import PUBLISHER, PeerKind
 
     kinds = {name: parse_profile(name).profile.kind for name in plan.profiles}
     if plan.publishers:
@@ -212,17 +212,17 @@ def _load(
     import signal
 
     from flowctl.cli.errors import FAILED, INTERRUPTED, TERMINATED
-    from flowctl.loadtest.results.figures import RunFigures
-    from flowctl.loadtest.results.summary import what_failed
-    from flowctl.loadtest.results.table import choose_display
-    from flowctl.loadtest.run import run_load
-    from flowctl.text.files import check_target
+    from flowctl.core.text.files import check_target
+    from flowctl.load.results.figures import RunFigures
+    from flowctl.load.results.summary import what_failed
+    from flowctl.load.results.table import choose_display
+    from flowctl.load.run import run_load
 
     for option, path in files.items():
         if path is not None:
             check_target(path, option)
     if files["--parquet"] is not None:
-        from flowctl.loadtest.results.parquet import check_available
+        from flowctl.load.results.parquet import check_available
 
         check_available()
     with choose_display(plan.url, plan.profiles, plan.ramp_s + plan.duration_s, table=table) as display:
@@ -240,7 +240,7 @@ def _load(
 def _show(result: RunResult, verdicts: list[ConditionResult], *, as_json: bool) -> None:
     """Write the summary to standard output."""
     from flowctl.cli.common import print_json
-    from flowctl.loadtest.results import summary
+    from flowctl.load.results import summary
 
     if as_json:
         print_json(summary.summarize(result, verdicts))
@@ -252,17 +252,17 @@ def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, 
     """Write the files that were asked for, each of them whole or not at all."""
     import json
 
-    from flowctl.loadtest.results.summary import whole
-    from flowctl.text.files import write_text
+    from flowctl.core.text.files import write_text
+    from flowctl.load.results.summary import whole
 
     if (path := files["--json-file"]) is not None:
         write_text(path, json.dumps(whole(result, verdicts), ensure_ascii=False) + "\n")
     if (path := files["--parquet"]) is not None:
-        from flowctl.loadtest.results.parquet import write_parquet
+        from flowctl.load.results.parquet import write_parquet
 
         write_parquet(path, result)
     if (path := files["--report"]) is not None:
-        from flowctl.loadtest.results.report import render
+        from flowctl.load.results.report import render
 
         write_text(path, render(result, verdicts))
     for path in files.values():
@@ -273,7 +273,7 @@ def _write(result: RunResult, verdicts: list[ConditionResult], files: dict[str, 
 def _list_profiles(*, as_json: bool) -> None:
     """Write every profile with its explanation to standard output."""
     from flowctl.cli.common import print_json
-    from flowctl.loadtest.catalogue import as_dicts, as_lines
+    from flowctl.load.catalogue import as_dicts, as_lines
 
     if as_json:
         print_json(as_dicts())

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from flowctl.cli.common import CaFile, Insecure, hint_of_end
-from flowctl.text.output import failure, say
+from flowctl.core.text.output import failure, say
 
 if TYPE_CHECKING:
-    from flowctl.client.player import PlayProfile, RtmpPlayer
-    from flowctl.rtmp.url import RtmpUrl
+    from flowctl.wire.client.player import PlayProfile, RtmpPlayer
+    from flowctl.wire.rtmp.url import RtmpUrl
 
 
 def play(
@@ -35,8 +35,8 @@ def play(
 ) -> None:
     """Play a stream and say what came, what is missing, and how it ended. Times count from the first message."""
     from flowctl.cli.common import optional_duration, optional_rate, set_up_log
-    from flowctl.client.connect import parse_address, trust
-    from flowctl.client.player import PlayProfile
+    from flowctl.wire.client.connect import parse_address, trust
+    from flowctl.wire.client.player import PlayProfile
 
     trust(authorities=ca_file, insecure=insecure)
     set_up_log()
@@ -94,12 +94,12 @@ def _play(
     summary_to_stderr: bool,
 ) -> None:
     from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
-    from flowctl.client.player import RtmpPlayer
-    from flowctl.client.runner import ClientRun
     from flowctl.errors import FlowctlError
     from flowctl.flv import FlvWriter
     from flowctl.log import get_logger
-    from flowctl.rtmp.session_config import ClientSessionConfig
+    from flowctl.wire.client.player import RtmpPlayer
+    from flowctl.wire.client.runner import ClientRun
+    from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
     config = ClientSessionConfig(flash_version="LNX 9,0,124,2 flowctl play", acknowledge=acknowledge)
     writer = None if file is None else FlvWriter(file)

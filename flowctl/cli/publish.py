@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flowctl.cli.common import CaFile, Insecure, hint_of_end
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 if TYPE_CHECKING:
-    from flowctl.client.publisher import RtmpPublisher
     from flowctl.flv import FlvTag
-    from flowctl.rtmp.url import RtmpUrl
+    from flowctl.wire.client.publisher import RtmpPublisher
+    from flowctl.wire.rtmp.url import RtmpUrl
 
 
 _SYNTHETIC_OPTIONS: Final = {
@@ -50,9 +50,9 @@ def publish(
     Synthetic frames carry numbers and times, by which "flowctl play" tells exactly what was lost and how late it came.
     """
     from flowctl.cli.common import optional_duration, set_up_log
-    from flowctl.client.connect import parse_address, trust
     from flowctl.errors import ConfigError
     from flowctl.units import parse_bit_rate, parse_duration, parse_size
+    from flowctl.wire.client.connect import parse_address, trust
 
     trust(authorities=ca_file, insecure=insecure)
     set_up_log()
@@ -80,7 +80,7 @@ def publish(
 def _synthetic(settings: dict[str, Any], *, audio: bool, video: bool) -> Iterable[FlvTag]:
     """Return the synthetic source."""
     from flowctl.errors import ConfigError
-    from flowctl.media.synthetic import SyntheticSource
+    from flowctl.wire.media.synthetic import SyntheticSource
 
     try:
         return SyntheticSource(**settings, audio=audio, video=video)
@@ -109,8 +109,8 @@ def _file(path: str, *, audio: bool, video: bool) -> Iterable[FlvTag]:
     import difflib
     from pathlib import Path
 
-    from flowctl.client.source import FlvFile, Tracks, check_has_media
     from flowctl.errors import ConfigError
+    from flowctl.wire.client.source import FlvFile, Tracks, check_has_media
 
     if difflib.get_close_matches(path, ["synthetic"]) and not Path(path).exists():
         raise ConfigError(f"there is no file {path}", hint="did you mean synthetic?")
@@ -124,11 +124,11 @@ def publish_tags(
 ) -> None:
     """Publish `tags`, then write the summary."""
     from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
-    from flowctl.client.publisher import RtmpPublisher
-    from flowctl.client.runner import ClientRun
     from flowctl.errors import FlowctlError
     from flowctl.log import get_logger
-    from flowctl.rtmp.session_config import ClientSessionConfig
+    from flowctl.wire.client.publisher import RtmpPublisher
+    from flowctl.wire.client.runner import ClientRun
+    from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
     config = ClientSessionConfig(flash_version="FMLE/3.0 (compatible; flowctl publish)")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 if TYPE_CHECKING:
-    from flowctl.cluster.follow import Follow, FollowStatistics
-    from flowctl.remux.hls import HlsWriter
-    from flowctl.remux.recorder import FinishedFile, Form, Recorder
-    from flowctl.rtmp.url import RtmpUrl
+    from flowctl.live.cluster.follow import Follow, FollowStatistics
+    from flowctl.live.remux.hls import HlsWriter
+    from flowctl.live.remux.recorder import FinishedFile, Form, Recorder
+    from flowctl.wire.rtmp.url import RtmpUrl
 
 _STOP_S = 30.0
 """Longest wait for a disk that takes the rest; what it has then is found by the next start."""
@@ -48,8 +48,8 @@ def record(
     first.
     """
     from flowctl.cli.common import optional_duration, set_up_log
-    from flowctl.remux.files import NameTemplate
-    from flowctl.remux.recorder import Recorder, RecordSettings
+    from flowctl.live.remux.files import NameTemplate
+    from flowctl.live.remux.recorder import Recorder, RecordSettings
     from flowctl.units import parse_size
 
     set_up_log()
@@ -101,7 +101,7 @@ def hls(
     set_up_log()
     addresses = _addresses(urls)
     check_media()
-    from flowctl.remux.hls import HlsSettings, HlsWriter, SegmentForm
+    from flowctl.live.remux.hls import HlsSettings, HlsWriter, SegmentForm
 
     if form not in (names := [item.value for item in SegmentForm]):
         raise ConfigError(f"--format {form!r} is not one of {', '.join(names)}")
@@ -127,8 +127,8 @@ def hls(
 
 def _addresses(urls: list[str]) -> list[RtmpUrl]:
     """Return the addresses to pull from."""
-    from flowctl.client.connect import parse_address
     from flowctl.errors import ConfigError
+    from flowctl.wire.client.connect import parse_address
 
     if len(urls) > _MOST_URLS:
         raise ConfigError(f"{len(urls)} streams are too many for one process", hint=f"at most {_MOST_URLS}")
@@ -143,13 +143,13 @@ def _addresses(urls: list[str]) -> list[RtmpUrl]:
 def _form(form: str) -> Callable[[], Form]:
     """Return what makes the files."""
     from flowctl.errors import ConfigError
-    from flowctl.remux.flvform import FlvForm
+    from flowctl.live.remux.flvform import FlvForm
 
     if form == "flv":
         return FlvForm
     if form == "mp4":
         check_media()
-        from flowctl.remux.container import Mp4Form
+        from flowctl.live.remux.container import Mp4Form
 
         return Mp4Form
     raise ConfigError(f"--format {form!r} is not one of flv, mp4")
@@ -176,9 +176,9 @@ def _made(folder: Path) -> None:
 
 def _take_up(folder: Path) -> None:
     """Finish what an earlier run has left behind, beside the recording: it may be long."""
+    from flowctl.live.remux.files import recover
+    from flowctl.live.remux.recovery import whole_bytes
     from flowctl.log import get_logger
-    from flowctl.remux.files import recover
-    from flowctl.remux.recovery import whole_bytes
 
     def work() -> None:
         for path in recover(folder, whole_bytes):
@@ -204,8 +204,8 @@ def _run(
     import time
 
     from flowctl.cli.errors import TerminatedError, terminable
+    from flowctl.live.remux.pull import pull
     from flowctl.pollgroup import PollGroup
-    from flowctl.remux.pull import pull
 
     group = PollGroup("record")
     end = None if duration_s is None else time.monotonic() + duration_s
@@ -240,7 +240,7 @@ def _run(
 
 def _outage(url: RtmpUrl, figures: FollowStatistics, told: str) -> str:
     """Say once for each reason why nothing comes and that it is tried again; return the reason, empty: it comes."""
-    from flowctl.cluster.follow import FollowState
+    from flowctl.live.cluster.follow import FollowState
     from flowctl.log import get_logger
 
     if figures.state is FollowState.RUNNING:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flowctl.errors import DamagedFlightError
-    from flowctl.flight.reading import Flight
-    from flowctl.flight.replay import Comparison, ReplayResult
-    from flowctl.flight.words import FlightRow
-    from flowctl.telemetry.flightfiles import FlightSummary
+    from flowctl.records.flight.reading import Flight
+    from flowctl.records.flight.replay import Comparison, ReplayResult
+    from flowctl.records.flight.words import FlightRow
+    from flowctl.records.telemetry.flightfiles import FlightSummary
 
 _POLICIES: Final = ("all-or-cut", "audio-first", "pictures-first", "keep", "drop")
-"""Keys of `flowctl.flight.whatif.engine.POLICIES`, which is imported only when it is needed."""
+"""Keys of `flowctl.records.flight.whatif.engine.POLICIES`, which is imported only when it is needed."""
 _FEW: Final = 8
 """Fewer flights than this are replayed before anybody wonders: each takes about as long as its rows take to read."""
 
@@ -50,7 +50,7 @@ def replay(
     in force: the answer comes from the Sender itself, on a link that is known only from what it took.
     """
     from flowctl.errors import ConfigError, DamagedFlightError
-    from flowctl.telemetry.flightfiles import Damaged, flight_files, flights_rows, list_flights
+    from flowctl.records.telemetry.flightfiles import Damaged, flight_files, flights_rows, list_flights
 
     damaged: Damaged | None = {} if replay_all else None
     files = flight_files(flight, damaged)
@@ -125,9 +125,9 @@ def _replay_one(
 ) -> bool:
     """Replay one flight and show it; return whether it diverges."""
     from flowctl.cli.common import print_json
-    from flowctl.flight.replay import compare, read_flights
-    from flowctl.flight.replay import replay as run_again
-    from flowctl.flight.words import FLIGHT_FORMAT
+    from flowctl.records.flight.replay import compare, read_flights
+    from flowctl.records.flight.replay import replay as run_again
+    from flowctl.records.flight.words import FLIGHT_FORMAT
 
     found = read_flights(rows)
     other = None if choice is None else _other_choice(found, choice, of_many=brief)
@@ -163,12 +163,12 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
     """Return what other limits, another policy or target delay would have done with the same stream and link."""
     from dataclasses import replace
 
+    from flowctl.core.flow.limits import Limits, parse_target_delay
     from flowctl.errors import ConfigError
-    from flowctl.flight.viewing import in_force, stream_and_link
-    from flowctl.flight.whatif.engine import evaluate, recorded_viewer
-    from flowctl.flight.whatif.types import Choice, policy_name
-    from flowctl.flight.words import FLIGHT_FORMAT
-    from flowctl.flow.limits import Limits, parse_target_delay
+    from flowctl.records.flight.viewing import in_force, stream_and_link
+    from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
+    from flowctl.records.flight.whatif.types import Choice, policy_name
+    from flowctl.records.flight.words import FLIGHT_FORMAT
 
     soft, slash, hard = (named.limits or "").partition("/")
     limits, policy = in_force(flight)
@@ -219,7 +219,7 @@ def _plain(value: Any) -> str:
 
 def _list(there: list[FlightSummary], *, as_json: bool) -> None:
     from flowctl.cli.common import print_json
-    from flowctl.telemetry.flightfiles import as_json as as_values
+    from flowctl.records.telemetry.flightfiles import as_json as as_values
 
     if as_json:
         for item in there:
@@ -247,10 +247,10 @@ def _show(flight: Flight, summary: FlightSummary, verdict: str) -> None:
 
 def _line(row: FlightRow) -> str:
     """Return what came out of the core in one line. "": nothing to be told."""
-    from flowctl.flow.ledger import describe_edge
-    from flowctl.flow.limits import Axis
-    from flowctl.flow.state import Cause
-    from flowctl.telemetry.schema import FlightKind
+    from flowctl.core.flow.ledger import describe_edge
+    from flowctl.core.flow.limits import Axis
+    from flowctl.core.flow.state import Cause
+    from flowctl.records.telemetry.schema import FlightKind
     from flowctl.units import format_count, format_duration, format_size
 
     match row.kind:
@@ -276,7 +276,7 @@ def _line(row: FlightRow) -> str:
 
 def _reasons(row: FlightRow) -> str:
     from flowctl.errors import DamagedFlightError
-    from flowctl.flight.words import detail_of
+    from flowctl.records.flight.words import detail_of
 
     parts = []
     try:

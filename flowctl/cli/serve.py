@@ -13,10 +13,10 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flowctl.server.program import ServeOptions, ServerProgram
-    from flowctl.server.server import Server
-    from flowctl.server.signals import EndSignals
-    from flowctl.server.systemd import Notifier
+    from flowctl.core.server.program import ServeOptions, ServerProgram
+    from flowctl.core.server.server import Server
+    from flowctl.core.server.signals import EndSignals
+    from flowctl.core.server.systemd import Notifier
 
 _GIVEN: Final = "flowctl.settings"
 """Key of the settings that were given as options, in the context of the command."""
@@ -105,8 +105,8 @@ def serve(
     """
     from flowctl.cli.common import optional_duration, set_up_log
     from flowctl.cli.servers import load_server
+    from flowctl.core.server.signals import EndSignals
     from flowctl.live.config import worker_count
-    from flowctl.server.signals import EndSignals
 
     ended = context.with_resource(EndSignals())  # first of all: no signal is to kill a server that begins
     set_up_log(as_json=log_json)
@@ -140,7 +140,7 @@ def _with_handed(options: Any) -> Any:
     import dataclasses
     import os
 
-    from flowctl.server.systemd import handed_sockets
+    from flowctl.core.server.systemd import handed_sockets
 
     handed = handed_sockets(os.environ)
     if not handed:
@@ -157,8 +157,8 @@ def _list_settings(program: ServerProgram, *, as_json: bool) -> None:
     import textwrap
 
     from flowctl.cli.common import print_json
+    from flowctl.core.text.output import say
     from flowctl.live.settings.model import settings_of
-    from flowctl.text.output import say
 
     found = settings_of(program)
     if as_json:
@@ -178,9 +178,9 @@ def run_server(
     import signal
 
     from flowctl.cli.common import print_json
+    from flowctl.core.server.systemd import Notifier
     from flowctl.live import LiveServer
     from flowctl.log import get_logger
-    from flowctl.server.systemd import Notifier
 
     logger = get_logger("flowctl.serve")
     notifier = Notifier(os.environ)
@@ -213,7 +213,7 @@ def _tend(server: Server, ended: EndSignals, notifier: Notifier, stats_s: float 
     """Wait for the end; meanwhile log figures, and tell systemd that all threads are alive."""
     import time
 
-    from flowctl.server.systemd import STATUS_S, Pulse
+    from flowctl.core.server.systemd import STATUS_S, Pulse
 
     pulse = Pulse(server.groups.groups)
     ticks: list[tuple[float, Callable[[], None]]] = []
@@ -242,7 +242,7 @@ def _status(server: Server) -> str:
 
 def _where(listeners: list[tuple[str, tuple[str, int]]]) -> str:
     """Return where a server listens, in words."""
-    from flowctl.server.listener import shown
+    from flowctl.core.server.listener import shown
 
     return ", ".join(shown(*address, name) for name, address in listeners)
 
@@ -270,9 +270,9 @@ def _run_workers(
     import time
 
     from flowctl.cli.common import print_json, settings
-    from flowctl.cluster.workers.supervisor import Supervisor
+    from flowctl.core.server.systemd import Notifier
+    from flowctl.live.cluster.workers.supervisor import Supervisor
     from flowctl.log import get_logger
-    from flowctl.server.systemd import Notifier
 
     logger = get_logger("flowctl.serve")
     notifier = Notifier(os.environ)  # before there are workers: it is ours alone
@@ -330,7 +330,7 @@ def _ready(program: ServerProgram, address: tuple[str, int], limits: str, contro
 
 def _listening(listeners: list[tuple[str, tuple[str, int]]]) -> dict[str, list[str]]:
     """Return where a server listens, by what it is for: ``rtmp``, ``rtmps``, ``http``, ``https``."""
-    from flowctl.server.listener import shown
+    from flowctl.core.server.listener import shown
 
     found: dict[str, list[str]] = {}
     for name, address in listeners:

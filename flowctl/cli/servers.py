@@ -6,8 +6,8 @@ import difflib
 import importlib.metadata
 from typing import Final
 
+from flowctl.core.server.program import ServerProgram
 from flowctl.errors import ConfigError
-from flowctl.server.program import ServerProgram
 
 GROUP: Final = "flowctl.servers"
 
@@ -31,5 +31,7 @@ def load_server(name: str) -> ServerProgram:
     except Exception as error:
         raise ConfigError(f"server {name!r} cannot be loaded from {point.value}: {error}") from error
     if not isinstance(program, ServerProgram):
-        raise ConfigError(f"{point.value} is a {type(program).__name__}, not a flowctl.server.program.ServerProgram")
+        raise ConfigError(
+            f"{point.value} is a {type(program).__name__}, not a flowctl.core.server.program.ServerProgram"
+        )
     return program

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 
 def version(

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from flowctl.addresses import parse_network
+from flowctl.core.flow.limits import parse_marks, parse_target_delay
+from flowctl.core.server.bans import parse_utc
+from flowctl.core.text.addresses import parse_network
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import parse_marks, parse_target_delay
-from flowctl.printable import short
-from flowctl.server.bans import parse_utc
 from flowctl.units import parse_duration
 
 MOST_TEXT: Final = 200

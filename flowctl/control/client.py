@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from flowctl.control.operations import CATEGORY
 from flowctl.control.place import answers
+from flowctl.core.text.printable import foreign
 from flowctl.errors import ConfigError, FlowctlError, RpcError
-from flowctl.printable import foreign
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.wire.addresses import Address, Transport
-from flowctl.zeromq.curve import KeyPair
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.wire.addresses import Address, Transport
+from flowctl.wire.zeromq.curve import KeyPair
 
 CONNECT_S: Final = 5.0
 """How long a connection is waited for, at most: a server that is there answers in milliseconds."""

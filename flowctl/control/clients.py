@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from flowctl.control.operations import Permission
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.printable import short
-from flowctl.zeromq.keytext import parse_key
+from flowctl.wire.zeromq.keytext import parse_key
 
 MOST_BYTES: Final = 256 * 1024
 """Longest file: some thousand clients."""

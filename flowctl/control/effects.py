@@ -16,10 +16,10 @@ from fnmatch import fnmatchcase
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
-from flowctl.addresses import meanings
+from flowctl.core.flow.limits import Limits, parse_target_delay, target_marks, write_marks
+from flowctl.core.server.bans import Ban, BanAction, parse_utc, utc_text
+from flowctl.core.text.addresses import meanings
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.flow.limits import Limits, parse_target_delay, target_marks, write_marks
-from flowctl.server.bans import Ban, BanAction, parse_utc, utc_text
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
+from flowctl.core.flow.state import SendState
+from flowctl.core.text.printable import foreign
 from flowctl.errors import LocalProtocolError
-from flowctl.flow.state import SendState
-from flowctl.printable import foreign
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
+    from flowctl.core.sending.figures import Account
     from flowctl.live.hub import Viewer
     from flowctl.live.server import LiveServer
     from flowctl.live.statistics import ViewerStatistics
-    from flowctl.sending.figures import Account
 
 Json = dict[str, Any]
 _T = TypeVar("_T")

@@ -26,15 +26,15 @@ import structlog
 from flowctl.control.clients import Clients
 from flowctl.control.operations import CATEGORY, OPERATIONS, Operation, Permission, answer
 from flowctl.control.place import draining_name, is_draining, make_way, usual_socket
+from flowctl.core.loop.faults import ErrorHook
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
-from flowctl.loop.faults import ErrorHook
-from flowctl.printable import short
-from flowctl.rpc.access.access import AuthLevel
-from flowctl.rpc.message import Message
-from flowctl.rpc.node import RpcNode
-from flowctl.zeromq.curve import KeyPair
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.wire.zeromq.curve import KeyPair
 
 _log: Final = structlog.get_logger("flowctl.control")
 MOST_WAITING: Final = 64

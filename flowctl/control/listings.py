@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 from flowctl.control.effects import lies_in
 from flowctl.control.figures import TEXT, address_of, is_slow, ledger_rows, paced
 from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
+from flowctl.core.flow.counts import Counts
+from flowctl.core.flow.limits import Axis, AxisLimits, Limits
+from flowctl.core.flow.state import CLASS_COUNT, SendState
+from flowctl.core.text.printable import foreign
 from flowctl.errors import LocalProtocolError
-from flowctl.flow.counts import Counts
-from flowctl.flow.limits import Axis, AxisLimits, Limits
-from flowctl.flow.state import CLASS_COUNT, SendState
-from flowctl.printable import foreign
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
+    from flowctl.core.sending.figures import Account
     from flowctl.live.server import LiveServer
     from flowctl.reasons import DropReason
-    from flowctl.sending.figures import Account
 
 Json = dict[str, Any]
 _COSTLY: Final = frozenset({"queued", "dropped"})

@@ -32,9 +32,9 @@ from flowctl.control.arguments import (
 )
 from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.control.together import MOST_PAGE, MOST_ROWS, Together
+from flowctl.core.flow.state import SendState
+from flowctl.core.text.printable import short
 from flowctl.errors import BusyError, ClosedError, ConfigError, FlowctlError, LocalProtocolError
-from flowctl.flow.state import SendState
-from flowctl.printable import short
 
 if TYPE_CHECKING:
     from flowctl.live.server import LiveServer

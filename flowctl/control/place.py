@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.printable import short
 
 SUFFIX: Final = ".sock"
 _PREFIX: Final = "live-"

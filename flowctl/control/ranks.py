@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-from flowctl.flow.state import SendState
+from flowctl.core.flow.state import SendState
 
 Json: TypeAlias = Mapping[str, Any]
 Rank: TypeAlias = Callable[[Json], tuple[Any, ...]]

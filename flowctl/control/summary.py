@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from flowctl.flow.state import SendState
+from flowctl.core.flow.state import SendState
+from flowctl.core.server.server import Server
 from flowctl.live.records.recording import Recording
 from flowctl.live.server import LiveServer
-from flowctl.server.server import Server
 from flowctl.units import format_size
 
 _LARGEST: Final = frozenset({"busy", "worst_delay_s"})

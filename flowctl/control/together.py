@@ -238,7 +238,7 @@ def _with_end(asked: Asked, now: datetime) -> Asked:
     """Say when a ban ends, so that it is the same ban everywhere."""
     # Loaded with a server only: help on operations takes neither addresses nor times apart.
     from flowctl.control.effects import ban_ends  # noqa: PLC0415 - as said
-    from flowctl.server.bans import Ban, utc_text  # noqa: PLC0415 - as said
+    from flowctl.core.server.bans import Ban, utc_text  # noqa: PLC0415 - as said
 
     ends = Ban(cidr=asked["network"], expires=ban_ends(asked, now)).expires
     return {**asked, "duration": None, "expires": utc_text(ends)}

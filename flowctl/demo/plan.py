@@ -1,6 +1,6 @@
 """What the demonstration consists of: its stream, its limits, its crowd, and what is expected of each kind of viewer.
 
-The crowd is one of the load tester (`flowctl.loadtest`), each peer with an address of its own, by which the server's
+The crowd is one of the load tester (`flowctl.load`), each peer with an address of its own, by which the server's
 account of it is found. The limits are smaller than a server's usual ones, so that everything happens within half a
 minute; how they act is the same. The three slow viewers read 85 %, half and a fifth of the stream, and see nearly so
 many of its pictures, the last one a key frame now and then. A missing half of 1.6 Mbit/s takes a second or two to show:
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.flow.limits import Limits
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import Limits
-from flowctl.loadtest.crowd import source_address
-from flowctl.loadtest.plan import LoadPlan
+from flowctl.load.crowd import source_address
+from flowctl.load.plan import LoadPlan
 
 BIT_RATE: Final = 1_600_000
 """Of the stream, sound included. Its frames are numbered, and every third one may be left out without harm to others,

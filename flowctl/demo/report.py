@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from flowctl.core.flow.state import SendState
 from flowctl.demo.plan import BIT_RATE, FPS, DemoPlan, Kind
 from flowctl.demo.watch import Watched
-from flowctl.flow.state import SendState
-from flowctl.loadtest.results.figures import RunFigures
-from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.result import PeerKind, PeerResult, RunResult
 from flowctl.reasons import CloseReason
 from flowctl.units import format_bit_rate, format_duration, format_size
 

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
-from flowctl.admin.listener import AdminListener, admin_of
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.text.files import write_text
+from flowctl.core.text.output import say
 from flowctl.demo.line import Line
 from flowctl.demo.plan import BIT_RATE, DemoPlan, cache_directory
 from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
@@ -23,17 +26,14 @@ from flowctl.demo.show import Display, choose_display
 from flowctl.demo.stay import stay
 from flowctl.demo.watch import Watch
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.httpd.serving import serve_http
 from flowctl.live import LiveConfig, LiveServer
-from flowctl.loadtest.results.failon import parse_condition
-from flowctl.loadtest.results.figures import RunFigures
-from flowctl.loadtest.results.report import render
-from flowctl.loadtest.results.result import RunResult, Sample
-from flowctl.loadtest.run import run_load
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.admission import AdmissionLimits
-from flowctl.text.files import write_text
-from flowctl.text.output import say
+from flowctl.live.admin.listener import AdminListener, admin_of
+from flowctl.live.httpd.serving import serve_http
+from flowctl.load.results.failon import parse_condition
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.report import render
+from flowctl.load.results.result import RunResult, Sample
+from flowctl.load.run import run_load
 from flowctl.units import format_count
 
 _LOOK_S: Final = 0.2

@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from flowctl.core.flow.state import SendState
+from flowctl.core.text.output import say
+from flowctl.core.text.printable import printable
 from flowctl.demo.plan import Kind
 from flowctl.demo.watch import Watched
-from flowctl.flow.state import SendState
 from flowctl.log import use_colours
-from flowctl.printable import printable
-from flowctl.text.output import say
 from flowctl.units import format_count, format_duration, format_size
 
 _COLOURS: Final = {

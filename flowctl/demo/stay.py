@@ -6,12 +6,12 @@ import contextlib
 import threading
 from typing import Final
 
-from flowctl.client.connect import parse_address, start_client
-from flowctl.client.player import HEALTHY, PlayProfile, RtmpPlayer
-from flowctl.client.publisher import RtmpPublisher
 from flowctl.demo.plan import BIT_RATE, DISPOSABLE_EVERY, FPS, KEY_INTERVAL_S, SLOW_SHARES
-from flowctl.media.synthetic import SyntheticSource
 from flowctl.pollgroup import PollGroup
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
+from flowctl.wire.client.publisher import RtmpPublisher
+from flowctl.wire.media.synthetic import SyntheticSource
 
 _HEALTHY: Final = 5
 _LOOK_S: Final = 1.0

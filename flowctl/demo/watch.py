@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flowctl.core.flow.state import EMPTY_LOAD, Load, SendState
+from flowctl.core.sending.figures import SenderStatistics
 from flowctl.demo.plan import ViewerPlan
-from flowctl.flow.state import EMPTY_LOAD, Load, SendState
 from flowctl.live import EndedViewer, HubStatistics, ViewerStatistics
 from flowctl.reasons import CloseReason
-from flowctl.sending.figures import SenderStatistics
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flowctl.access.request import LiveRequest, Refusal, Why
+    from flowctl.live.access.request import LiveRequest, Refusal, Why
     from flowctl.live.config import Audience, LiveConfig, SecondPublisher
     from flowctl.live.hooks import LiveFrame, LiveHooks
     from flowctl.live.server import LiveServer, build_live_server
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "flowctl.access.request": ("LiveRequest", "Refusal", "Why"),
+    "flowctl.live.access.request": ("LiveRequest", "Refusal", "Why"),
     "flowctl.live.config": ("Audience", "LiveConfig", "SecondPublisher"),
     "flowctl.live.hooks": ("LiveFrame", "LiveHooks"),
     "flowctl.live.server": ("LiveServer", "build_live_server"),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowctl.loop.locks import OwnedLock
+from flowctl.core.loop.locks import OwnedLock
 
 KEPT: Final = 1024
 """Changes kept: hours of what people do, and a few hundred kilobytes."""

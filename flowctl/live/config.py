@@ -9,26 +9,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from flowctl.access.rules import Access
-from flowctl.addresses import LAST_PORT, Network, listen_addresses, listen_hosts
+from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
+from flowctl.core.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks, write_marks
+from flowctl.core.flow.limitsfile import LimitsFile
+from flowctl.core.flow.policy import LIVE_POLICIES
+from flowctl.core.loop.work import WorkLimits
+from flowctl.core.outgoing.streamlog import CacheLimits
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.program import ServeOptions
+from flowctl.core.text.addresses import LAST_PORT, Network, listen_addresses, listen_hosts
+from flowctl.core.text.fieldtypes import check_fields, check_type
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
-from flowctl.fieldtypes import check_fields, check_type
-from flowctl.flight.options import FlightOptions
-from flowctl.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks, write_marks
-from flowctl.flow.limitsfile import LimitsFile
-from flowctl.flow.policy import LIVE_POLICIES
-from flowctl.judging.penalties import PenaltyLimits
-from flowctl.judging.shadow import Candidate
+from flowctl.live.access.rules import Access
+from flowctl.live.judging.penalties import PenaltyLimits
+from flowctl.live.judging.shadow import Candidate
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
 from flowctl.live.settings.relays import RelayRule
-from flowctl.loop.work import WorkLimits
-from flowctl.outgoing.streamlog import CacheLimits
-from flowctl.printable import short
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.program import ServeOptions
-from flowctl.telemetry.options import EventsOptions
+from flowctl.records.flight.options import FlightOptions
+from flowctl.records.telemetry.options import EventsOptions
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 MOST_WORKERS: Final = 64
 """Each costs some 50 MB, and each stream with viewers in all of them is sent to all of them."""
@@ -53,7 +53,7 @@ class Audience:
     """What the viewers of some streams are given when they are slow, where it differs from the server's usual.
 
     Args:
-        target_delay_ms: see `flowctl.flow.limits.Limits`; -1: as usual.
+        target_delay_ms: see `flowctl.core.flow.limits.Limits`; -1: as usual.
         policy: key of `LIVE_POLICIES`. None: as usual.
     """
 
@@ -171,7 +171,7 @@ class LiveConfig(ServeOptions):
 
     Args:
         rtmp: of each RTMP session, limits included.
-        policy: what is left out for a slow viewer, a key of `flowctl.flow.policy.LIVE_POLICIES`.
+        policy: what is left out for a slow viewer, a key of `flowctl.core.flow.policy.LIVE_POLICIES`.
         return_after_s: when a viewer's kernel takes something again after so long, what became old meanwhile is
             skipped. 0: everything is sent. (It stands in for that of `settings`, which is 0 for any other server.)
         flush_interval_s: longest time between two flushes of a stream to its viewers, in seconds.
@@ -200,8 +200,8 @@ class LiveConfig(ServeOptions):
         access: who may connect, publish and play; everybody, unless it says otherwise.
         hooks: ``package.module:Name`` of a `LiveHooks` class, where no object is given; empty: none.
         limits_file: limits that are read at the start, instead of `limits`, and again whenever the file changes; see
-            `flowctl.flow.limitsfile`. None: there is no file.
-        bans_file: the same of a ban list, which need not be there yet; see `flowctl.server.bans`. None: there is none.
+            `flowctl.core.flow.limitsfile`. None: there is no file.
+        bans_file: the same of a ban list, which need not be there yet; see `core.server.bans`. None: there is none.
         ban_store: SQLite file in which bans of commands and penalties are kept across restarts; made if it is not
             there, and one server's alone. None: those of commands go to `bans_file`, if there is one; others are not
             kept.
@@ -215,16 +215,16 @@ class LiveConfig(ServeOptions):
         control_keys: file with the key pair of the server, for ``tcp://``.
         control_clients: file of the public keys that may connect there, with what each may do.
         admin: ``host:port`` where the admin surface (HTTP API, metrics, dashboard) listens, or ``off``;
-            `flowctl.admin.listener.AdminListener`, which ``flowctl serve live`` puts beside the server. Without tokens
+            `live.admin.listener.AdminListener`, which ``flowctl serve live`` puts beside the server. Without tokens
             it must be an address of this machine's own (loopback).
         admin_token_file: file of ``TOKEN [basic|admin]`` lines; callers then have to show one of them.
         workers: processes that serve the one port together, 0 for one per core; ``flowctl serve`` starts them. A server
             that is built from these settings is one process, whatever they say.
         origin: ``host:port`` where streams are offered to edges in segments, as the settings for players allow it;
-            ``tls://host:port`` with TLS; empty: nowhere. `flowctl.cluster.origin.Origin`, which ``flowctl serve live``
+            ``tls://host:port`` with TLS; empty: nowhere. `live.cluster.origin.Origin`, which ``flowctl serve live``
             puts beside the server, does it.
         http: ``host:port[,host:port]`` where streams are played over HTTP and WebSocket as FLV; empty: nowhere.
-            `flowctl.httpd.serving.serve_http`, which ``flowctl serve live`` calls, does it.
+            `flowctl.live.httpd.serving.serve_http`, which ``flowctl serve live`` calls, does it.
         http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
             those of this server itself.
         hls_folder: folder that ``flowctl hls`` fills; its playlists and segments are served where `http` listens. None:
@@ -234,7 +234,7 @@ class LiveConfig(ServeOptions):
         tls_certificate: file in PEM with the certificate of both, then those of its authorities; read again when it
             changes.
         tls_key: file of its private key, which only the user of the server may use.
-        relay_push: streams that are published at other servers as well; `flowctl.relay.relay.Relays`, which
+        relay_push: streams that are published at other servers as well; `flowctl.live.relay.relay.Relays`, which
             ``flowctl serve live`` puts beside the server, does it.
         relay_pull: streams that are fetched from other servers, for viewers here or always; with one worker alone.
         source: the file that these settings were read from, which is watched. None: there is none, or they were not

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
-from flowctl.access.rules import Access
-from flowctl.access.webhooks import WebHooks
+from flowctl.core.loop.faults import ErrorHook, log_error
+from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
+from flowctl.live.access.rules import Access
+from flowctl.live.access.webhooks import WebHooks
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner
 from flowctl.live.settings.levels import Role
-from flowctl.loop.faults import ErrorHook, log_error
 
 _ROLES: Final[dict[Kind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
 _TOLD: Final[dict[Kind, str]] = {"connect": "on_close", "publish": "on_unpublish", "play": "on_stop"}

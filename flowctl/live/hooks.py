@@ -23,15 +23,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flowctl.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal
-from flowctl.access.turns import Turns
-from flowctl.addresses import address_key
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.faults import ErrorHook, report
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.loop.thread import LoopThread
+from flowctl.core.text.addresses import address_key
+from flowctl.core.text.fieldtypes import check_type
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
-from flowctl.fieldtypes import check_type
-from flowctl.flow.state import MessageClass
-from flowctl.loop.faults import ErrorHook, report
-from flowctl.loop.locks import OwnedLock
-from flowctl.loop.thread import LoopThread
+from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal
+from flowctl.live.access.turns import Turns
 
 _LEAST_STOP_S: Final = 0.1
 _MOST_WORKERS: Final = 32

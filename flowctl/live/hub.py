@@ -13,14 +13,17 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from flowctl.access.visits import Visits
-from flowctl.addresses import address_key
 from flowctl.connection import Connection
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.sending.settings import AgeSource
+from flowctl.core.server.totals import NO_FLOW, FlowTotals
+from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError
-from flowctl.fanout.fanout import Fanout
-from flowctl.judging.shadow import NO_SHADOW
+from flowctl.live.access.visits import Visits
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.gate import Gate
+from flowctl.live.judging.shadow import NO_SHADOW
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.oversight.pace import Pace
@@ -34,10 +37,7 @@ from flowctl.live.statistics import (
     ViewerStatistics,
 )
 from flowctl.live.stream import Stream, StreamMember, Taker
-from flowctl.loop.locks import OwnedLock
 from flowctl.reasons import CloseReason
-from flowctl.sending.settings import AgeSource
-from flowctl.server.totals import NO_FLOW, FlowTotals
 
 _log: Final = structlog.get_logger("flowctl.live")
 _ENDED_KEPT: Final = 256

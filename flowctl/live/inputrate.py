@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from flowctl.core.loop.work import Overrun
 from flowctl.errors import LimitExceededError
-from flowctl.loop.work import Overrun
 
 BURST_S: Final = 2.0
 """How much of the rate may come at once: encoders that reconnect, and players of files, send what they have."""

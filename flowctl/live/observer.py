@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
-from flowctl.flow.ledger import LedgerEntry
+from flowctl.core.flow.ledger import LedgerEntry
+from flowctl.live.access.request import LiveRequest
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import events as rtmp_events
+from flowctl.wire.rtmp import events as rtmp_events
 
 
 class Observer(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from flowctl.rtmp.url import is_secret
+from flowctl.wire.rtmp.url import is_secret
 
 
 @dataclass(frozen=True, slots=True)

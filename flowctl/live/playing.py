@@ -16,15 +16,16 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl.access.request import LiveRequest, Why
 from flowctl.connection import Connection, Session
+from flowctl.core.fanout.following import FollowPlace
+from flowctl.core.flow.counts import NO_COUNTS, Counts, total
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
+from flowctl.core.flow.state import MessageClass, SendState, StateChange
+from flowctl.core.server.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.errors import LimitExceededError, LocalProtocolError
-from flowctl.fanout.following import FollowPlace
-from flowctl.flow.counts import NO_COUNTS, Counts, total
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
-from flowctl.flow.state import MessageClass, SendState, StateChange
+from flowctl.live.access.request import LiveRequest, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Viewer, line_fields
 from flowctl.live.oversight.episodes import Episode
@@ -34,9 +35,8 @@ from flowctl.live.stream import StartPlace, Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.rtmp import events as rtmp_events
-from flowctl.rtmp.server.states import StreamState
-from flowctl.server.totals import NO_FLOW, FlowTotals, totals_of
+from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.server.states import StreamState
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"
@@ -80,7 +80,7 @@ def figures_of(connection: Connection) -> FlowTotals:
 class PlayWords(Protocol):
     """What a play tells its player, in the words of the protocol, and where it stands with it.
 
-    `flowctl.rtmp.server.session.ServerSession` has these; a protocol without message streams leaves the ids aside.
+    `flowctl.wire.rtmp.server.session.ServerSession` has these; a protocol without message streams leaves the ids aside.
     """
 
     def stream_state(self, stream_id: int) -> StreamState | None:

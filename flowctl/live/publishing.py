@@ -6,20 +6,20 @@ from typing import Final
 
 import structlog
 
-from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
+from flowctl.core.flow.state import SendState
 from flowctl.errors import LimitExceededError
-from flowctl.flow.state import SendState
-from flowctl.judging.shares import ViewerShares
+from flowctl.live.access.request import LiveRequest
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Publisher, line_fields
+from flowctl.live.judging.shares import ViewerShares
 from flowctl.live.oversight.signals import EVENT_NAME, Subscription, message_values, publisher_settings
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import MEDIA_TYPES, Stream
-from flowctl.rtmp.media.media import inspect
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.live")
 

@@ -14,16 +14,19 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from flowctl.access.request import Kind
-from flowctl.addresses import address_key, is_loopback, listen_addresses
 from flowctl.connection import Connection
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limitsfile import LimitsFile
+from flowctl.core.flow.policy import LIVE_POLICIES
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.bans import Ban, BanAction, BanList, utc_text
+from flowctl.core.server.certificate import Certificate
+from flowctl.core.server.listener import shown
+from flowctl.core.server.program import ServeOptions
+from flowctl.core.server.server import Server
+from flowctl.core.text.addresses import address_key, is_loopback, listen_addresses
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
-from flowctl.flight.flights import Flights
-from flowctl.flight.words import limits_as_dict
-from flowctl.flow.limits import Limits
-from flowctl.flow.limitsfile import LimitsFile
-from flowctl.flow.policy import LIVE_POLICIES
-from flowctl.judging.penalties import Penalties, Verdict
+from flowctl.live.access.request import Kind
 from flowctl.live.bans.banning import PENALTY, Banned, Banning
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
@@ -31,6 +34,7 @@ from flowctl.live.changes import Change, Changes
 from flowctl.live.config import Difference, LiveConfig, Source, worker_count
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
+from flowctl.live.judging.penalties import Penalties, Verdict
 from flowctl.live.playing import ViewerSession
 from flowctl.live.records.flights import make_flights
 from flowctl.live.records.meters import Meters
@@ -41,12 +45,8 @@ from flowctl.live.session import LiveSession
 from flowctl.live.settings.levels import Level, Takes, differing, placed, split
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.bans import Ban, BanAction, BanList, utc_text
-from flowctl.server.certificate import Certificate
-from flowctl.server.listener import shown
-from flowctl.server.program import ServeOptions
-from flowctl.server.server import Server
+from flowctl.records.flight.flights import Flights
+from flowctl.records.flight.words import limits_as_dict
 
 _log: Final = structlog.get_logger("flowctl.live")
 _REFUSAL_LOG_S: Final = 10.0

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import structlog
 
-from flowctl.access.request import TOO_SLOW, Kind, LiveRequest, Question, Refusal, Why
-from flowctl.addresses import address_key
+from flowctl.core.flow.ledger import LedgerEntry
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
-from flowctl.flow.ledger import LedgerEntry
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import MessageClass
+from flowctl.live.access.request import TOO_SLOW, Kind, LiveRequest, Question, Refusal, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, TINY_BYTES, TINY_TIMES, InputRate
@@ -33,12 +33,12 @@ from flowctl.live.stream import Stream
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
-from flowctl.rtmp import commands
-from flowctl.rtmp import events as rtmp_events
-from flowctl.rtmp.messages import Acknowledgement
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.server.states import ConnectionState, StreamState
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.messages import Acknowledgement
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
+from flowctl.wire.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.live")
 _RATE_LIMIT: Final = "messages_per_second"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowctl.flow.state import SendState
-from flowctl.judging.budget import NO_BUDGET, BudgetStatistics
-from flowctl.judging.shadow import NO_SHADOW, ShadowReport
+from flowctl.core.flow.state import SendState
+from flowctl.core.sending.figures import SenderStatistics
+from flowctl.core.server.totals import NO_FLOW, FlowTotals
+from flowctl.live.judging.budget import NO_BUDGET, BudgetStatistics
+from flowctl.live.judging.shadow import NO_SHADOW, ShadowReport
 from flowctl.reasons import CloseReason
-from flowctl.sending.figures import SenderStatistics
-from flowctl.server.totals import NO_FLOW, FlowTotals
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.outgoing.streamlog import Entry
+from flowctl.core.server.totals import NO_FLOW
 from flowctl.errors import LimitExceededError
-from flowctl.flow.state import MessageClass
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
 from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, Headers, RtmpChunks, WireFormat, WireLog
-from flowctl.loop.locks import OwnedLock
-from flowctl.outgoing.streamlog import Entry
-from flowctl.rtmp.media.media import MediaInfo, inspect, refers_back
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
-from flowctl.server.totals import NO_FLOW
+from flowctl.wire.rtmp.media.media import MediaInfo, inspect, refers_back
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 _CLOCK: Final = 0xFFFFFFFF
 _FRAMES: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import Final, Generic, Protocol, TypeVar
 
+from flowctl.core.fanout.following import Fanouts
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import CacheLimits, StreamLog
 from flowctl.errors import LimitExceededError
-from flowctl.fanout.following import Fanouts
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import CacheLimits, StreamLog
-from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.writer import deserialise, serialise
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.chunk.writer import deserialise, serialise
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 _CSID: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6}
 _DATA_CSID: Final = 7

@@ -17,14 +17,14 @@ from contextvars import Context
 from typing import ClassVar, Final, TypeVarTuple, Unpack, cast
 
 from flowctl.connection import Connection, Session
-from flowctl.flow.limits import NO_LIMITS, Limits
-from flowctl.flow.policy import DropPolicy
-from flowctl.loop.deadlines import Deadlines
-from flowctl.loop.processor import DeferredProcessor
-from flowctl.loop.work import WorkBook
+from flowctl.core.flow.limits import NO_LIMITS, Limits
+from flowctl.core.flow.policy import DropPolicy
+from flowctl.core.loop.deadlines import Deadlines
+from flowctl.core.loop.processor import DeferredProcessor
+from flowctl.core.loop.work import WorkBook
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.pollgroup import GroupState, PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing.clock import ManualClock
 from flowctl.testing.host import ManualGroup
 

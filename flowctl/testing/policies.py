@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from flowctl.flow.policy import DropPolicy, Thin, Verdict
-from flowctl.flow.state import MessageClass, SendState
+from flowctl.core.flow.policy import DropPolicy, Thin, Verdict
+from flowctl.core.flow.state import MessageClass, SendState
 
 _CLASSES: Final[list[MessageClass]] = [item for item in MessageClass if item is not MessageClass.CONTROL]
 _NEEDS: Final = (

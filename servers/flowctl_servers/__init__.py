@@ -1,1 +1,1 @@
-"""Ready-made servers built on flowctl: composition roots, each a `flowctl.server.program.ServerProgram`."""
+"""Ready-made servers built on flowctl: composition roots, each a `flowctl.core.server.program.ServerProgram`."""

@@ -7,11 +7,11 @@ before has become older than its hard limit (or is stuck for too long); nobody e
 from __future__ import annotations
 
 from flowctl.connection import Session
+from flowctl.core.flow.policy import DropDroppable
+from flowctl.core.flow.state import SendState
+from flowctl.core.server.program import ServeOptions, ServerProgram
+from flowctl.core.server.server import Server
 from flowctl.errors import LimitExceededError
-from flowctl.flow.policy import DropDroppable
-from flowctl.flow.state import SendState
-from flowctl.server.program import ServeOptions, ServerProgram
-from flowctl.server.server import Server
 
 LINE_BYTES = 8 * 1024
 """Longest line taken."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flowctl.core.server.certificate import Certificate
+from flowctl.core.server.program import ServeOptions, ServerProgram
+from flowctl.core.text.files import check_folder, check_target
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer, build_live_server
 from flowctl.live.hooks import find_hooks
-from flowctl.server.certificate import Certificate
-from flowctl.server.program import ServeOptions, ServerProgram
-from flowctl.text.files import check_folder, check_target
 
 
 def build(options: ServeOptions) -> LiveServer:
@@ -17,12 +17,12 @@ def build(options: ServeOptions) -> LiveServer:
     server = build_live_server(options)
     if server.config.serves_http:
         # Loaded for a server that serves HTTP: h11 and wsproto are not for others.
-        from flowctl.httpd.serving import serve_http  # noqa: PLC0415 - as said
+        from flowctl.live.httpd.serving import serve_http  # noqa: PLC0415 - as said
 
         folder = server.config.hls_folder
         handlers = None
         if folder is not None:
-            from flowctl.remux.serving import hls_handlers  # noqa: PLC0415 - as said
+            from flowctl.live.remux.serving import hls_handlers  # noqa: PLC0415 - as said
 
             handlers = hls_handlers(folder)
         try:
@@ -32,12 +32,12 @@ def build(options: ServeOptions) -> LiveServer:
             raise
     if server.config.relay_push or server.config.relay_pull:
         # As below: it brings the clients with it.
-        from flowctl.relay.relay import Relays  # noqa: PLC0415 - as said
+        from flowctl.live.relay.relay import Relays  # noqa: PLC0415 - as said
 
         server.companions.append(Relays(server))
     if server.config.origin:
         # As below: it brings diffusion with it.
-        from flowctl.cluster.origin import Origin  # noqa: PLC0415 - as said
+        from flowctl.live.cluster.origin import Origin  # noqa: PLC0415 - as said
 
         server.companions.append(Origin(server, server.config.origin))
     if server.config.control_addresses:
@@ -47,7 +47,7 @@ def build(options: ServeOptions) -> LiveServer:
         server.companions.append(listener_of(server))
     if server.config.admin != "off":
         # As above: it brings FastAPI and uvicorn with it, of an extra of its own.
-        from flowctl.admin.listener import admin_of  # noqa: PLC0415 - as said
+        from flowctl.live.admin.listener import admin_of  # noqa: PLC0415 - as said
 
         server.companions.append(admin_of(server))
     return server
@@ -75,7 +75,7 @@ def check(options: ServeOptions) -> None:
 
         keys_of(options)
     if options.admin != "off":
-        from flowctl.admin.listener import tokens_of  # noqa: PLC0415 - of an extra of its own
+        from flowctl.live.admin.listener import tokens_of  # noqa: PLC0415 - of an extra of its own
 
         tokens_of(options)
 

@@ -11,14 +11,14 @@ import time
 import jwt
 import pytest
 
-from flowctl.access import keys as keys_module
-from flowctl.access.keys import hash_key, make_key, read_keys
-from flowctl.access.request import LiveRequest
-from flowctl.access.rules import Access, Proof
-from flowctl.access.tokens import SecretFile, read_secrets, sign, signed_query
-from flowctl.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.errors import ConfigError
-from flowctl.rtmp.url import parse_query, parse_url
+from flowctl.live.access import keys as keys_module
+from flowctl.live.access.keys import hash_key, make_key, read_keys
+from flowctl.live.access.request import LiveRequest
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.tokens import SecretFile, read_secrets, sign, signed_query
+from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
+from flowctl.wire.rtmp.url import parse_query, parse_url
 
 SECRET = b"a secret of sixteen or more bytes, for tests"
 LONG = SECRET * 2

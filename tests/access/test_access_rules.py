@@ -8,13 +8,13 @@ from ipaddress import ip_network
 import jwt
 import pytest
 
-from flowctl.access.keys import KeyFile, StoredKey, hash_key
-from flowctl.access.request import LiveRequest, Refusal, Why
-from flowctl.access.rules import Access, Proof
-from flowctl.access.tokens import SecretFile, signed_query
-from flowctl.access.webtokens import WebTokenKey
 from flowctl.errors import ConfigError
-from flowctl.rtmp.url import from_connect, parse_url
+from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
+from flowctl.live.access.request import LiveRequest, Refusal, Why
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.tokens import SecretFile, signed_query
+from flowctl.live.access.webtokens import WebTokenKey
+from flowctl.wire.rtmp.url import from_connect, parse_url
 
 SECRET = b"a secret of thirty-two or more bytes, for tests"
 KEY = "a-key-that-nobody-guesses"

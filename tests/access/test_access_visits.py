@@ -7,13 +7,13 @@ from ipaddress import ip_network
 
 import pytest
 
-from flowctl.access import visits as module
-from flowctl.access.request import LiveRequest
-from flowctl.access.rules import Access
-from flowctl.access.visits import IDLE_S, Visits
+from flowctl.live.access import visits as module
+from flowctl.live.access.request import LiveRequest
+from flowctl.live.access.rules import Access
+from flowctl.live.access.visits import IDLE_S, Visits
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import Gate
-from flowctl.rtmp.url import parse_url
+from flowctl.wire.rtmp.url import parse_url
 
 REQUEST = LiveRequest(
     kind="play",

@@ -12,12 +12,12 @@ import pytest
 import structlog
 from hook_kit import HookServer, http
 
-from flowctl.access.request import UNDECIDED, LiveRequest, Why, stream_id
-from flowctl.access.rules import Access, HookFailure
-from flowctl.access.turns import Turns
-from flowctl.access.webhooks import WebHooks, body_of
 from flowctl.errors import LimitExceededError
-from flowctl.rtmp.url import parse_url
+from flowctl.live.access.request import UNDECIDED, LiveRequest, Why, stream_id
+from flowctl.live.access.rules import Access, HookFailure
+from flowctl.live.access.turns import Turns
+from flowctl.live.access.webhooks import WebHooks, body_of
+from flowctl.wire.rtmp.url import parse_url
 
 WAIT_S = 20.0
 SECRET = "a-key-that-nobody-guesses"

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from flowctl.admin.metrics import COUNTERS, DELAY, GAUGES
+from flowctl.live.admin.metrics import COUNTERS, DELAY, GAUGES
 
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "packaging" / "grafana" / "flowctl.json").read_text("utf-8"))

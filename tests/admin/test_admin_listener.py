@@ -12,10 +12,10 @@ import pytest
 from e2e_kit import NAME, Clients, open_live_server, wait_for_viewers, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
-from flowctl.admin import streaming
-from flowctl.admin.listener import admin_of
 from flowctl.errors import ConfigError
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.live.admin import streaming
+from flowctl.live.admin.listener import admin_of
+from flowctl.wire.media.synthetic import SyntheticSource
 
 ADMIN = "administrators-token"
 BASIC = "token-of-those-who-look"

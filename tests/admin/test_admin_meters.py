@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from flowctl.flow.state import SendState
+from flowctl.core.flow.state import SendState
+from flowctl.core.sending.figures import Account
 from flowctl.live.records.meters import MOST_NAMED, OTHERS, Meters
 from flowctl.reasons import CloseReason
-from flowctl.sending.figures import Account
 
 
 class Peer:

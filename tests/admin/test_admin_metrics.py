@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from flowctl.access.request import stream_id
-from flowctl.admin.metrics import Metrics
-from flowctl.admin.srs import Rates, version_of
+from flowctl.live.access.request import stream_id
+from flowctl.live.admin.metrics import Metrics
+from flowctl.live.admin.srs import Rates, version_of
 
 
 def part(pid, sent, worker=1, stream="live/a"):

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from e2e_kit import open_live_server, wait_until
 
-from flowctl.admin import protocol
-from flowctl.admin.guard import HEAD_BYTES
-from flowctl.admin.listener import admin_of
+from flowctl.live.admin import protocol
+from flowctl.live.admin.guard import HEAD_BYTES
+from flowctl.live.admin.listener import admin_of
 
 
 @pytest.fixture

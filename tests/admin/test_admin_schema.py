@@ -8,9 +8,9 @@ import pytest
 from e2e_kit import Clients, open_live_server, wait_for_viewers
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 
-from flowctl.admin.listener import admin_of
 from flowctl.control.operations import OPERATIONS
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.live.admin.listener import admin_of
+from flowctl.wire.media.synthetic import SyntheticSource
 
 NEVER = {"/api/v1/events", "/api/v1/drain"}
 """One goes on for ever, the other ends the server that is asked."""

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from flowctl.admin import streaming
-from flowctl.admin.asking import Asking
-from flowctl.admin.streaming import KEPT, MOST_QUEUED, EventStreams
 from flowctl.control.operations import Permission
+from flowctl.live.admin import streaming
+from flowctl.live.admin.asking import Asking
+from flowctl.live.admin.streaming import KEPT, MOST_QUEUED, EventStreams
 
 
 class Server:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.admin.tokens import Tokens
 from flowctl.control.operations import Permission
 from flowctl.errors import ConfigError
+from flowctl.live.admin.tokens import Tokens
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"
 

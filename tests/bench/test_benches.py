@@ -13,8 +13,8 @@ import pytest
 from source_kit import ROOT, functions_of, tree_of
 
 import run as bench_run
+from flowctl.analyze.capacity.node import parse_measurements
 from flowctl.flv import TAG_VIDEO, FlvWriter
-from flowctl.pipeline.capacity.node import parse_measurements
 from kit import documents
 from kit.tables import table
 from kit.trend import trend
@@ -273,7 +273,7 @@ def test_checks_when_put_in_sql_count_rows_as_the_job_does(tmp_path, name):
     duckdb = pytest.importorskip("duckdb")
     from record_kit import close, event, sample, write
 
-    from flowctl.telemetry.schema import TABLES
+    from flowctl.records.telemetry.schema import TABLES
     from pipeline.sql import checks_sql
 
     row = {"flow_closes": close, "flow_samples": sample}.get(name, lambda *args: event(*args, "limit_hit"))

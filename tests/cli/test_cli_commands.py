@@ -11,7 +11,7 @@ import pytest
 from cli_kit import PATIENCE_S, finish, run, served, start
 
 from flowctl.flv import FlvReader, FlvWriter
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.wire.media.synthetic import SyntheticSource
 
 SMALL = ["--bit-rate", "300k", "--key-interval", "500ms"]
 
@@ -187,6 +187,6 @@ def test_serve_when_a_package_adds_a_server(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 0
     assert ready["server"] == "other"
-    for name, said in (("wrong", "not a flowctl.server.program.ServerProgram"), ("absent", "cannot be loaded")):
+    for name, said in (("wrong", "not a flowctl.core.server.program.ServerProgram"), ("absent", "cannot be loaded")):
         status, _, errors = run("serve", name, **path)
         assert (status, said in errors) == (2, True)

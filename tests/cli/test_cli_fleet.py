@@ -11,8 +11,8 @@ from cli_kit import PATIENCE_S, Served, run, start
 from e2e_kit import wait_until
 
 from flowctl.control.client import OperationError, call_operation
-from flowctl.server.bans import BanList
-from flowctl.zeromq.curve import KeyPair
+from flowctl.core.server.bans import BanList
+from flowctl.wire.zeromq.curve import KeyPair
 
 ONE, TWO, THREE = "203.0.113.1/32", "203.0.113.0/24", "2001:db8::/64"
 MOST_DISK_BYTES = 4 * 1024 * 1024

@@ -7,10 +7,10 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from flowctl.access.keys import read_keys
-from flowctl.access.tokens import read_secrets
 from flowctl.cli.app import app
-from flowctl.rtmp.url import parse_query
+from flowctl.live.access.keys import read_keys
+from flowctl.live.access.tokens import read_secrets
+from flowctl.wire.rtmp.url import parse_query
 
 
 def run(*args, text=None):

@@ -212,8 +212,8 @@ def test_imports_when_only_help_is_wanted():
         "uvloop",
         "rich.live",
         "flowctl.connection",
-        "flowctl.server.server",
-        "flowctl.rtmp",
+        "flowctl.core.server.server",
+        "flowctl.wire.rtmp",
         "flowctl.live",
     )
     program = f"import sys, flowctl.cli; print([name for name in {heavy!r} if name in sys.modules])"

@@ -13,12 +13,12 @@ from cli_kit import PATIENCE_S, run, served
 from e2e_kit import Clients, wait_until
 
 from flowctl.cli import main
-from flowctl.client.player import PlayProfile
 from flowctl.control import place
 from flowctl.control.client import OperationError, call_operation
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rpc.node import RpcNode
-from flowctl.server.bans import BanList
+from flowctl.core.server.bans import BanList
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.media.synthetic import SyntheticSource
 
 OFF = ("--soft", "0,0,0", "--hard", "0,0,0", "--stuck", "0", "--soft-too-long", "0", "--notsent-lowat", "16KiB")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from flowctl.core.text import output
 from flowctl.errors import FlowctlError
-from flowctl.text import output
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -34,9 +34,9 @@ def shell(command: str) -> subprocess.CompletedProcess:
 
 
 def test_text_when_it_is_written_anywhere_goes_through_one_function():
-    """Nothing but `flowctl.text.output.say` writes text to the standard streams, so nothing can get around its care."""
+    """Nothing but `core.text.output.say` writes text to the standard streams, so nothing can get around its care."""
     wrong = []
-    allowed = {"flowctl/text/output.py", "flowctl/loadtest/worker.py"}  # the latter speaks JSON to its own parent
+    allowed = {"flowctl/core/text/output.py", "flowctl/load/worker.py"}  # the latter speaks JSON to its own parent
     for path in sorted([*(ROOT / "flowctl").rglob("*.py"), *(ROOT / "servers").rglob("*.py")]):
         name = str(path.relative_to(ROOT))
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -124,7 +124,9 @@ sys.exit(main(["only-logs"]))
 
 def test_streams_when_they_are_closed_are_not_taken_by_files_of_ours():
     """The first file that a program opens never gets the number of a standard stream."""
-    script = "from flowctl.text.output import open_missing_streams; open_missing_streams(); f = open('/dev/null'); "
+    script = (
+        "from flowctl.core.text.output import open_missing_streams; open_missing_streams(); f = open('/dev/null'); "
+    )
     for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
         code = f"{script} raise SystemExit(f.fileno() < 3)"
         done = subprocess.run(

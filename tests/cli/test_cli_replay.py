@@ -12,11 +12,11 @@ from cli_kit import run
 from flight_kit import Rows, slow_history
 
 from flowctl.cli.replay import _POLICIES
-from flowctl.flight.whatif.types import POLICIES
-from flowctl.flight.words import TablePolicy
-from flowctl.flow.policy import AudioFirst, LivePolicy
+from flowctl.core.flow.policy import AudioFirst, LivePolicy
 from flowctl.reasons import CloseReason
-from flowctl.telemetry.schema import FLIGHT
+from flowctl.records.flight.whatif.types import POLICIES
+from flowctl.records.flight.words import TablePolicy
+from flowctl.records.telemetry.schema import FLIGHT
 
 CONN_AT = FLIGHT.names.index("conn_id")
 DETAIL_AT = FLIGHT.names.index("detail")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from flowctl.cli.app import app
 from flowctl.cli.control.top import screen
 from flowctl.control.listener import listener_of
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.wire.media.synthetic import SyntheticSource
 
 LATE = (
     "OVERLOADED for 3.1 s; queued: 2.1 MiB, limit 2.0 MiB; queued 2 MiB in 900 messages, oldest 3.4 s; "

@@ -21,16 +21,16 @@ from cli_kit import PATIENCE_S, run, served
 from e2e_kit import Clients, frames_of, wait_for_end
 
 from flowctl.cli.servers import load_server
-from flowctl.cluster.workers import restarts
-from flowctl.cluster.workers.supervisor import Supervisor
 from flowctl.control.client import call_operation
 from flowctl.flv import TAG_VIDEO
+from flowctl.live.cluster.workers import restarts
+from flowctl.live.cluster.workers.supervisor import Supervisor
 from flowctl.live.config import LiveConfig
-from flowctl.loadtest.hostile.base import AttackContext
-from flowctl.loadtest.hostile.registry import hostile_profile
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ClientSessionConfig
+from flowctl.load.hostile.base import AttackContext
+from flowctl.load.hostile.registry import hostile_profile
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 

@@ -6,17 +6,17 @@ import contextlib
 import threading
 import time
 
-from flowctl.client.connect import parse_address, start_client
 from flowctl.connection import Session
+from flowctl.core.server.server import Server
 from flowctl.live import build_live_server
 from flowctl.live.config import LiveConfig
-from flowctl.media.synthetic import SyntheticSource
 from flowctl.pollgroup import PollGroup
-from flowctl.rtmp.events import ConnectRefused, ConnectRequested, PlayRequested, PublishRequested
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.wire import Message
-from flowctl.server.server import Server
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.events import ConnectRefused, ConnectRequested, PlayRequested, PublishRequested
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 PATIENCE_S = 20.0
 """A bound for what should take a moment, on a machine that has other things to do."""

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.client.gaps import GapFinder
-from flowctl.client.player import PlayProfile
-from flowctl.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace, read_size, receive_buffer
 from flowctl.errors import ConfigError
+from flowctl.wire.client.gaps import GapFinder
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace, read_size, receive_buffer
 
 
 @given(st.sets(st.integers(1, 398)), st.sampled_from([24.0, 25.0, 29.97, 30.0, 46.875, 60.0]), st.booleans())

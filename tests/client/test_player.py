@@ -7,19 +7,19 @@ import time
 
 from client_kit import address, client_group, live_server, small_source, start_player, wait_until
 
-from flowctl.client.connect import parse_address, start_client
-from flowctl.client.player import HEALTHY, PlayProfile, RtmpPlayer
-from flowctl.client.publisher import RtmpPublisher
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import MessageClass, SendState
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.flv import FlvReader, FlvWriter
-from flowctl.loop.sockets import SocketOptions
-from flowctl.media.stamp import has_slot, stamp
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.events import PlayStarted
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import TYPE_VIDEO, Message
-from flowctl.sending.settings import SenderSettings
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
+from flowctl.wire.client.publisher import RtmpPublisher
+from flowctl.wire.media.stamp import has_slot, stamp
+from flowctl.wire.rtmp.events import PlayStarted
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import TYPE_VIDEO, Message
 
 QUICK_LIMITS = Limits.parse("64KiB,10000,600ms", "8MiB,10000,1500ms")
 """Limits that act within two seconds on a stream of 430 kbit/s."""
@@ -259,7 +259,7 @@ def test_play_when_the_server_stops():
 def test_delay_when_frames_are_older_than_the_play(monkeypatch):
     """What was stamped before the play began comes from a cache: its age is no delay."""
     now_s = 1000.0
-    monkeypatch.setattr("flowctl.client.player.time.time", lambda: now_s)
+    monkeypatch.setattr("flowctl.wire.client.player.time.time", lambda: now_s)
     player = RtmpPlayer(parse_address("rtmp://host/live/room"))
     slot = next(tag.payload for tag in small_source().tags(0.5) if has_slot(tag.payload))
     player.event(PlayStarted(1), 0.0)

@@ -8,18 +8,18 @@ import time
 import pytest
 from client_kit import Sink, address, client_group, live_server, sink_server, small_source, wait_until
 
-from flowctl.client.connect import connect_socket, parse_address, start_client
-from flowctl.client.publisher import MAX_QUEUED_BYTES, RtmpPublisher
-from flowctl.client.runner import ClientRun
-from flowctl.client.source import FlvFile, Tracks, check_has_media
+from flowctl.core.flow.state import MessageClass
 from flowctl.errors import BrokenError, ConfigError, FlowctlError
-from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvTag, FlvWriter
-from flowctl.media.stamp import Stamper, read_stamp
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.events import ConnectRefused, MetadataReceived, PublishRequested, StreamClosed
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.client.connect import connect_socket, parse_address, start_client
+from flowctl.wire.client.publisher import MAX_QUEUED_BYTES, RtmpPublisher
+from flowctl.wire.client.runner import ClientRun
+from flowctl.wire.client.source import FlvFile, Tracks, check_has_media
+from flowctl.wire.media.stamp import Stamper, read_stamp
+from flowctl.wire.rtmp.events import ConnectRefused, MetadataReceived, PublishRequested, StreamClosed
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 
 def media(tags):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from follow_kit import HEADERS, close_clients, pictures, playing, publisher, server, until
 
-from flowctl.cluster.edge.edge import Edge, EdgeConfig
-from flowctl.cluster.edge.upstream import OriginAddress
-from flowctl.cluster.origin import Origin
+from flowctl.live.cluster.edge.edge import Edge, EdgeConfig
+from flowctl.live.cluster.edge.upstream import OriginAddress
+from flowctl.live.cluster.origin import Origin
 
 
 class OriginServer:

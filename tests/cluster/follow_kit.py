@@ -10,11 +10,11 @@ import time
 from live_kit import AAC_HEADER, AVC_HEADER, audio, config, inter, key
 
 from flowctl.live.server import LiveServer
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.events import PlayStarted, PublishStarted
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.url import url_of
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.events import PlayStarted, PublishStarted
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import url_of
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
 LIMIT_S = 20.0
 CLIENTS = []

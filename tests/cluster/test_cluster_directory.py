@@ -2,8 +2,8 @@
 
 import pytest
 
-from flowctl.cluster.names.desk import NamesDesk
-from flowctl.cluster.names.directory import Directory, Holder, Notice, Told, Verdict
+from flowctl.live.cluster.names.desk import NamesDesk
+from flowctl.live.cluster.names.directory import Directory, Holder, Notice, Told, Verdict
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.owner import Owner
 from flowctl.live.settings.levels import Level

@@ -10,13 +10,13 @@ import pytest
 from edge_kit import Encoder, House, frames, until
 from structlog.testing import capture_logs
 
-from flowctl.cluster.edge import edge as edge_module
-from flowctl.cluster.edge.upstream import OriginAddress
-from flowctl.cluster.segments.segment import SegmentId, object_of
-from flowctl.cluster.segments.window import WindowLimits
 from flowctl.control.figures import stats
 from flowctl.errors import ConfigError
-from flowctl.telemetry.options import EventsOptions, Streams
+from flowctl.live.cluster.edge import edge as edge_module
+from flowctl.live.cluster.edge.upstream import OriginAddress
+from flowctl.live.cluster.segments.segment import SegmentId, object_of
+from flowctl.live.cluster.segments.window import WindowLimits
+from flowctl.records.telemetry.options import EventsOptions, Streams
 
 
 @pytest.fixture

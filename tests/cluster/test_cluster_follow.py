@@ -14,10 +14,10 @@ from follow_kit import (
     until,
 )
 
-from flowctl.cluster.follow import Follow, FollowState, HubSink, Source
-from flowctl.outcomes.backoff import Backoff
-from flowctl.rtmp.events import StreamEnded
-from flowctl.rtmp.url import parse_url
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.live.cluster.follow import Follow, FollowState, HubSink, Source
+from flowctl.wire.rtmp.events import StreamEnded
+from flowctl.wire.rtmp.url import parse_url
 
 FAST = Backoff(first_s=0.01, most_s=0.05)
 

@@ -10,10 +10,10 @@ from certificate_kit import Pair
 from edge_kit import Encoder, House, frames, until
 from structlog.testing import capture_logs
 
-from flowctl.access.keys import hash_key, make_key, read_keys
-from flowctl.access.rules import Access, Proof
-from flowctl.cluster.edge.upstream import OriginAddress
-from flowctl.server.admission import AdmissionLimits
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.live.access.keys import hash_key, make_key, read_keys
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.cluster.edge.upstream import OriginAddress
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from follow_kit import HEADERS, pictures
 
-from flowctl.cluster.seam import REMEMBERED, Joint, Seam
+from flowctl.live.cluster.seam import REMEMBERED, Joint, Seam
 
 
 def fed(seam, messages, now=0.0):

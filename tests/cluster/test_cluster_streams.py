@@ -18,14 +18,14 @@ from follow_kit import (
     until,
 )
 
-from flowctl.cluster.names.desk import NamesDesk
-from flowctl.cluster.names.directory import Told
-from flowctl.cluster.workers.streams import WorkerStreams
-from flowctl.flow.limits import AxisLimits, Limits
+from flowctl.core.flow.limits import AxisLimits, Limits
+from flowctl.live.cluster.names.desk import NamesDesk
+from flowctl.live.cluster.names.directory import Told
+from flowctl.live.cluster.workers.streams import WorkerStreams
 from flowctl.live.config import SecondPublisher
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.events import StreamEnded
+from flowctl.wire.rtmp.events import StreamEnded
 
 
 class Workers:
@@ -323,7 +323,7 @@ def test_link_when_viewers_are_flushed_seldom_is_written_as_seldom(workers):
 def test_link_when_its_reader_stands_still_is_cut_and_goes_on_with_the_cache(workers, monkeypatch):
     """A worker that falls behind by more than a link may is cut; it begins anew, and counts what is missing."""
     monkeypatch.setattr(
-        "flowctl.cluster.links.LINK_LIMITS",
+        "flowctl.live.cluster.links.LINK_LIMITS",
         Limits(size=AxisLimits(hard=20_000, low=1, name="bytes"), target_delay_ms=0),
     )
     source = publisher(workers.address(1))

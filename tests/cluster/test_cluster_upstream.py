@@ -6,14 +6,14 @@ import asyncio
 import time
 from random import Random
 
-from flowctl.cluster.edge.gate import SchedulerGate
-from flowctl.cluster.edge.upstream import STALLED, OriginAddress, Upstream, UpstreamState
-from flowctl.diffusion.diffusion import ObjectDiffusion
-from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.diffusion.wire import protocol
-from flowctl.diffusion.wire.codec import encode
-from flowctl.diffusion.wire.messages import Announced, ReplyIds
+from flowctl.live.cluster.edge.gate import SchedulerGate
+from flowctl.live.cluster.edge.upstream import STALLED, OriginAddress, Upstream, UpstreamState
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.pool.memory import MemoryPool
+from flowctl.nodes.diffusion.streams.memory import memory_pair
+from flowctl.nodes.diffusion.wire import protocol
+from flowctl.nodes.diffusion.wire.codec import encode
+from flowctl.nodes.diffusion.wire.messages import Announced, ReplyIds
 
 
 def test_origin_when_it_does_not_answer_in_time_is_tried_again_soon_and_not_banned(monkeypatch):

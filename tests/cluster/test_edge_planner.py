@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.cluster.edge.planner import LATE_MOST, LATE_S, LATE_SHARE, EdgePlanner
-from flowctl.diffusion.decision import DecisionContext
-from flowctl.diffusion.policy import Policy
-from flowctl.diffusion.state import DecisionGlobalState
+from flowctl.live.cluster.edge.planner import LATE_MOST, LATE_S, LATE_SHARE, EdgePlanner
+from flowctl.nodes.diffusion.decision import DecisionContext
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.state import DecisionGlobalState
 
 ALL_AT_ONCE = Policy(target_object_redundancy=1, max_num_ids_req=50, inflight_timeout_s=2.0)
 

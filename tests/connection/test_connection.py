@@ -11,14 +11,14 @@ import pytest
 from connection_kit import WAIT_S, Noting, Reader, ask, failures, groups, link, wait_until
 
 from flowctl.connection import INPUT_BYTES_PER_VIEWER_S, MAX_CALLS, Connection
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import InternalError, LocalProtocolError, ReentryError, RemoteProtocolError
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import MessageClass, SendState
-from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualClock
 
 __all__ = ["failures", "groups", "link"]  # fixtures

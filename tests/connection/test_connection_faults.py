@@ -11,9 +11,9 @@ import pytest
 from connection_kit import WAIT_S, Noting, failures, groups, link, wait_until
 
 from flowctl.connection import Session
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import SendState
-from flowctl.loop.sockets import SocketOptions
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
 
 __all__ = ["failures", "groups", "link"]  # fixtures

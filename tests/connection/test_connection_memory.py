@@ -11,14 +11,14 @@ import pytest
 from connection_kit import WAIT_S, failures, groups, link, wait_until
 
 from flowctl.connection import Connection, Session
-from flowctl.fanout.following import Fanouts, FollowPlace
-from flowctl.flight.recorded import RecordedSender
-from flowctl.flight.tape import Identity, Tape
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.fanout.following import Fanouts, FollowPlace
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.contract import SendOutcome
 from flowctl.reasons import CloseReason
+from flowctl.records.flight.recorded import RecordedSender
+from flowctl.records.flight.tape import Identity, Tape
 from flowctl.sender import Sender
-from flowctl.sending.contract import SendOutcome
 from flowctl.testing import ManualHost, ScriptedTransport
 
 __all__ = ["failures", "groups", "link"]  # fixtures

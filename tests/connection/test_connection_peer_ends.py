@@ -11,15 +11,15 @@ import pytest
 from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
 
 from flowctl import connection as connection_module
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop import lingering as _lingering
+from flowctl.core.loop.lingering import LINGER_BYTES
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.loop.work import Overrun
+from flowctl.core.server.server import Server
 from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
-from flowctl.flow.state import MessageClass
-from flowctl.loop import lingering as _lingering
-from flowctl.loop.lingering import LINGER_BYTES
-from flowctl.loop.sockets import SocketOptions
-from flowctl.loop.work import Overrun
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult, InputVerdict
-from flowctl.server.server import Server
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from flowctl.connection import Connection, Session
+from flowctl.core.loop.work import ADDRESS_TURN_S, NO_WORK_LIMITS, PER_ADDRESS, PER_CONNECTION, TURN_S, WorkLimits
 from flowctl.errors import RemoteProtocolError
-from flowctl.loop.work import ADDRESS_TURN_S, NO_WORK_LIMITS, PER_ADDRESS, PER_CONNECTION, TURN_S, WorkLimits
 from flowctl.reasons import CloseReason
 from flowctl.receiver import InputResult, InputVerdict
 from flowctl.testing import ManualClock

@@ -16,8 +16,8 @@ from flowctl.control.client import OperationError, call_operation
 from flowctl.control.listener import MOST_WAITING, listener_of
 from flowctl.control.operations import BY_NAME
 from flowctl.errors import ConfigError
-from flowctl.rpc.access.access import AuthLevel
-from flowctl.zeromq.curve import KeyPair
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.wire.zeromq.curve import KeyPair
 
 SHORT_S = 0.3
 """For callers that are not let in: nobody answers them."""

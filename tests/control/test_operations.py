@@ -13,12 +13,12 @@ from e2e_kit import NAME, Clients, connection_to, open_live_server, wait_for_vie
 
 from flowctl.control.arguments import read_arguments
 from flowctl.control.operations import BY_NAME, OPERATIONS, ForbiddenError, Permission, answer, perform
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import Limits
+from flowctl.core.server.bans import BanList
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import Limits
-from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
-from flowctl.server.bans import BanList
+from flowctl.wire.media.synthetic import SyntheticSource
 
 ADMIN = Permission.ADMIN
 LOCAL = "127.0.0.1/32"

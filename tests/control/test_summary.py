@@ -6,12 +6,12 @@ import pytest
 
 from flowctl.connection import Session
 from flowctl.control.summary import summary
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import LivePolicy
-from flowctl.judging.shadow import Candidate
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.server.server import Server
 from flowctl.live import LiveConfig, LiveServer
-from flowctl.server.server import Server
-from flowctl.telemetry.options import EventsOptions
+from flowctl.live.judging.shadow import Candidate
+from flowctl.records.telemetry.options import EventsOptions
 
 
 def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():

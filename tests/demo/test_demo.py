@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 from flowctl.cli import main
+from flowctl.core.flow.state import Load, SendState
 from flowctl.demo import DemoPlan, run, run_demo
 from flowctl.demo.plan import Kind, ViewerPlan, cache_directory
 from flowctl.demo.report import Report, Seen, judge, make_report
 from flowctl.demo.show import LineDisplay, TableDisplay
 from flowctl.demo.watch import Watch, Watched
 from flowctl.errors import ConfigError
-from flowctl.flow.state import Load, SendState
 from flowctl.live import EndedViewer, HubStatistics
-from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult, Sample
+from flowctl.load.results.result import PeerKind, PeerResult, RunResult, Sample
 from flowctl.log import configure
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
@@ -58,7 +58,7 @@ IDLE = Sender(ManualHost(), ScriptedTransport([])).statistics()
 
 def test_dashboard_when_its_packages_are_missing_is_done_without(monkeypatch, capsys):
     """The demonstration goes on, and says which package is missing and how to get it."""
-    monkeypatch.setitem(sys.modules, "flowctl.admin.app", None)
+    monkeypatch.setitem(sys.modules, "flowctl.live.admin.app", None)
     server = run._build_server(QUICK)
     assert run._add_dashboard(server) is None
     server.close_listeners()

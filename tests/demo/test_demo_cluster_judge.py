@@ -7,9 +7,9 @@ import pytest
 from flowctl.demo.cluster.encoder import DueFrames
 from flowctl.demo.cluster.judge import delay_line, judge, recovered_s
 from flowctl.demo.cluster.viewer import Seen
-from flowctl.media.stamp import read_stamp
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
+from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
 COUNT = 300
 """Pictures, 40 ms apart."""

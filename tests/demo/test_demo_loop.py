@@ -11,7 +11,7 @@ from flowctl.demo.loop.plan import LoopPlan
 from flowctl.demo.loop.report import Comparison, Side, addresses, side_of
 from flowctl.demo.loop.run import run_loop
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest.results.result import PeerKind, PeerResult, RunResult
+from flowctl.load.results.result import PeerKind, PeerResult, RunResult
 
 QUICK = LoopPlan(duration_s=10.0, healthy=3, slow=2)
 SIDE = Side(
@@ -98,7 +98,7 @@ def test_plan_when_a_value_is_out_of_range_is_refused():
 
 
 @pytest.mark.parametrize(
-    "missing", ["flowctl.pipeline.spark.java.find_java", "flowctl.pipeline.spark.session.check_available"]
+    "missing", ["flowctl.analyze.spark.java.find_java", "flowctl.analyze.spark.session.check_available"]
 )
 def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monkeypatch, tmp_path, capsys):
     """Without Java or PySpark there is no load first: status 2, with what is missing."""
@@ -107,8 +107,8 @@ def test_demo_when_the_analysis_cannot_run_says_so_before_the_load(missing, monk
         raise ConfigError("it is not there", hint="get it")
 
     monkeypatch.setattr("flowctl.demo.loop.run.run_loop", lambda *_, **__: pytest.fail("the load has begun"))
-    monkeypatch.setattr("flowctl.pipeline.spark.java.find_java", lambda: None)
-    monkeypatch.setattr("flowctl.pipeline.spark.session.check_available", lambda: None)
+    monkeypatch.setattr("flowctl.analyze.spark.java.find_java", lambda: None)
+    monkeypatch.setattr("flowctl.analyze.spark.session.check_available", lambda: None)
     monkeypatch.setattr(missing, absent)
     assert main(["demo", "--pipeline", "--folder", str(tmp_path / "x")]) == 2
     assert "it is not there" in capsys.readouterr().err

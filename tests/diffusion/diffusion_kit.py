@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flowctl.diffusion.decision import DecisionContext, make_decisions
-from flowctl.diffusion.policy import Policy
-from flowctl.diffusion.state import DecisionGlobalState, Inflight, PeerState
+from flowctl.nodes.diffusion.decision import DecisionContext, make_decisions
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.state import DecisionGlobalState, Inflight, PeerState
 
 
 def ids(*numbers):

@@ -15,8 +15,8 @@ from random import Random
 
 from diffusion_kit import check_index
 
-from flowctl.diffusion.decision import DecisionContext
-from flowctl.diffusion.state import DecisionGlobalState
+from flowctl.nodes.diffusion.decision import DecisionContext
+from flowctl.nodes.diffusion.state import DecisionGlobalState
 
 MIN_INTERVAL_S = 0.005
 REPLY_LIMIT_S = 10.0

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import selectors
 
-from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.diffusion.pool.pool import sha256_of
-from flowctl.diffusion.streams.memory import memory_pair
 from flowctl.errors import BrokenError, ClosedError
+from flowctl.nodes.diffusion.pool.memory import MemoryPool
+from flowctl.nodes.diffusion.pool.pool import sha256_of
+from flowctl.nodes.diffusion.streams.memory import memory_pair
 from flowctl.pollgroup import PollGroup
 
 

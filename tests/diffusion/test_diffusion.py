@@ -8,14 +8,14 @@ import socket
 import pytest
 from octets_kit import on_loop
 
-from flowctl.diffusion.diffusion import ObjectDiffusion
-from flowctl.diffusion.leases import LeasePlanner
-from flowctl.diffusion.policy import Policy
-from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.diffusion.pool.pool import sha256_of
-from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.diffusion.streams.tcp import connect_stream, open_stream
 from flowctl.errors import ClosedError, LocalProtocolError
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.leases import LeasePlanner
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.pool.memory import MemoryPool
+from flowctl.nodes.diffusion.pool.pool import sha256_of
+from flowctl.nodes.diffusion.streams.memory import memory_pair
+from flowctl.nodes.diffusion.streams.tcp import connect_stream, open_stream
 
 LIMIT_S = 20
 

@@ -24,14 +24,14 @@ from octets_kit import (
     until,
 )
 
-from flowctl.diffusion.decision import CentralPlanner
-from flowctl.diffusion.diffusion import ObjectDiffusion
-from flowctl.diffusion.leases import LeasePlanner
-from flowctl.diffusion.policy import Policy
-from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.diffusion.pool.pool import sha256_of
-from flowctl.diffusion.streams.memory import memory_pair
 from flowctl.errors import BrokenError, FlowctlError, RemoteProtocolError
+from flowctl.nodes.diffusion.decision import CentralPlanner
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.leases import LeasePlanner
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.pool.memory import MemoryPool
+from flowctl.nodes.diffusion.pool.pool import sha256_of
+from flowctl.nodes.diffusion.streams.memory import memory_pair
 
 
 class Lying(MemoryPool):

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.diffusion import plain_decisions
-from flowctl.diffusion.decision import DecisionContext, PeerDecision, bit_at, make_decisions
-from flowctl.diffusion.policy import Policy
+from flowctl.nodes.diffusion.decision import DecisionContext, PeerDecision, bit_at, make_decisions
+from flowctl.nodes.diffusion.policy import Policy
 
 
 def decision(*wanted):

@@ -8,9 +8,10 @@ from random import Random
 import pytest
 from octets_kit import RawPeer, by_name, clock, in_virtual_time, named, pool_of, until
 
-from flowctl.diffusion.decision import CentralPlanner, PeerDecision
-from flowctl.diffusion.diffusion import ObjectDiffusion
-from flowctl.diffusion.errors import (
+from flowctl.errors import BrokenError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.nodes.diffusion.decision import CentralPlanner, PeerDecision
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.errors import (
     NoReplyError,
     ObjectIdAlreadyKnownError,
     ObjectIdsNotRequestedError,
@@ -20,12 +21,11 @@ from flowctl.diffusion.errors import (
     ObjectRejectedError,
     ObjectSizeWrongError,
 )
-from flowctl.diffusion.gate import RequestEnd
-from flowctl.diffusion.inbound import Inbound
-from flowctl.diffusion.policy import Policy
-from flowctl.diffusion.registry import DecisionStatus, Registry
-from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.errors import BrokenError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.nodes.diffusion.gate import RequestEnd
+from flowctl.nodes.diffusion.inbound import Inbound
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.registry import DecisionStatus, Registry
+from flowctl.nodes.diffusion.streams.memory import memory_pair
 
 ID_A, ID_B, ID_C = "82 41 61 03", "82 41 62 03", "82 41 63 03"
 OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"

@@ -9,10 +9,10 @@ from diffusion_kit import asked, check_index, decide, ids, objects, peer, state_
 from hypothesis import given
 from test_diffusion_decisions import contexts
 
-from flowctl.diffusion.decision import CentralPlanner, DecisionContext, PeerDecision, make_decisions
-from flowctl.diffusion.leases import LeasePlanner
-from flowctl.diffusion.policy import Policy
 from flowctl.errors import ConfigError
+from flowctl.nodes.diffusion.decision import CentralPlanner, DecisionContext, PeerDecision, make_decisions
+from flowctl.nodes.diffusion.leases import LeasePlanner
+from flowctl.nodes.diffusion.policy import Policy
 
 ONE_COPY = Policy(target_object_redundancy=1)
 

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from octets_kit import clock, hashed, in_virtual_time, pool_of, until
 
-from flowctl.diffusion.decision import CentralPlanner
-from flowctl.diffusion.diffusion import ObjectDiffusion
-from flowctl.diffusion.errors import DiffusionError
-from flowctl.diffusion.leases import LeasePlanner
-from flowctl.diffusion.policy import Policy
-from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.diffusion.registry import Registry
-from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.diffusion.wire.codec import encode
-from flowctl.diffusion.wire.messages import Announced, ReplyIds
 from flowctl.errors import BrokenError, InternalError
+from flowctl.nodes.diffusion.decision import CentralPlanner
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.errors import DiffusionError
+from flowctl.nodes.diffusion.leases import LeasePlanner
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.pool.memory import MemoryPool
+from flowctl.nodes.diffusion.registry import Registry
+from flowctl.nodes.diffusion.streams.memory import memory_pair
+from flowctl.nodes.diffusion.wire.codec import encode
+from flowctl.nodes.diffusion.wire.messages import Announced, ReplyIds
 
 VALID, INVALID = b"+", b"-"
 

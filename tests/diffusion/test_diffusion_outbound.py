@@ -9,8 +9,9 @@ import dataclasses
 import pytest
 from octets_kit import RawPeer, by_name, in_virtual_time, named, pool_of
 
-from flowctl.diffusion import outbound as outbound_module
-from flowctl.diffusion.errors import (
+from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
+from flowctl.nodes.diffusion import outbound as outbound_module
+from flowctl.nodes.diffusion.errors import (
     AckedTooManyObjectIdsError,
     NoReplyError,
     RequestBlockingError,
@@ -21,10 +22,9 @@ from flowctl.diffusion.errors import (
     RequestedUnavailableObjectError,
     RequestNonBlockingError,
 )
-from flowctl.diffusion.outbound import Outbound
-from flowctl.diffusion.pool.memory import MemoryPool, StoredObject
-from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
+from flowctl.nodes.diffusion.outbound import Outbound
+from flowctl.nodes.diffusion.pool.memory import MemoryPool, StoredObject
+from flowctl.nodes.diffusion.streams.memory import memory_pair
 
 ID_A, ID_B, ID_C = "82 41 61 03", "82 41 62 03", "82 41 63 03"
 OBJECT_A, OBJECT_B, OBJECT_C = "43 61 2F 00", "43 62 2F 00", "43 63 2F 00"

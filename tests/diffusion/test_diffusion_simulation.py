@@ -11,9 +11,9 @@ from diffusion_simulation import Remote, Simulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.diffusion.decision import CentralPlanner
-from flowctl.diffusion.leases import LeasePlanner
-from flowctl.diffusion.policy import Policy
+from flowctl.nodes.diffusion.decision import CentralPlanner
+from flowctl.nodes.diffusion.leases import LeasePlanner
+from flowctl.nodes.diffusion.policy import Policy
 
 PLANNERS = (CentralPlanner(), LeasePlanner())
 

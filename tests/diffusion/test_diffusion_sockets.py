@@ -10,14 +10,14 @@ from random import Random
 import pytest
 from octets_kit import RawPeer, by_name, hashed, named, on_loop, pool_of, until
 
-from flowctl.diffusion.diffusion import ObjectDiffusion
-from flowctl.diffusion.errors import ObjectIdsNotRequestedError, RequestedUnavailableObjectError
-from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.diffusion.streams.tcp import StreamSession, connect_stream, open_stream
+from flowctl.core.flow.limits import Limits
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.server import Server
 from flowctl.errors import BrokenError, FlowctlError
-from flowctl.flow.limits import Limits
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.server import Server
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.errors import ObjectIdsNotRequestedError, RequestedUnavailableObjectError
+from flowctl.nodes.diffusion.pool.memory import MemoryPool
+from flowctl.nodes.diffusion.streams.tcp import StreamSession, connect_stream, open_stream
 
 LIMIT_S = 20
 

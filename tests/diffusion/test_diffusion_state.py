@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from diffusion_kit import check_index, decide, ids, numbers, peer, state_of
 
-from flowctl.diffusion import errors
-from flowctl.diffusion.objects import short_id
-from flowctl.diffusion.policy import Policy
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.nodes.diffusion import errors
+from flowctl.nodes.diffusion.objects import short_id
+from flowctl.nodes.diffusion.policy import Policy
 
 
 def announced(*sizes):

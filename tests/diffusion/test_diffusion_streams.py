@@ -8,9 +8,9 @@ import socket
 import pytest
 from octets_kit import on_loop
 
-from flowctl.diffusion.streams.memory import memory_pair
-from flowctl.diffusion.streams.tcp import UNREAD_BYTES, connect_stream, open_stream
 from flowctl.errors import BrokenError, ClosedError
+from flowctl.nodes.diffusion.streams.memory import memory_pair
+from flowctl.nodes.diffusion.streams.tcp import UNREAD_BYTES, connect_stream, open_stream
 
 LIMIT_S = 20
 
@@ -151,7 +151,7 @@ def test_connect_when_a_host_has_several_addresses_tries_each(loop_factory, monk
 
         loop = asyncio.get_running_loop()
         looked_up = type("Loop", (), {"getaddrinfo": staticmethod(addresses), "sock_connect": loop.sock_connect})
-        monkeypatch.setattr("flowctl.diffusion.streams.tcp.asyncio.get_running_loop", lambda: looked_up)
+        monkeypatch.setattr("flowctl.nodes.diffusion.streams.tcp.asyncio.get_running_loop", lambda: looked_up)
         stream = await connect_stream(group, ("origin", port))
         monkeypatch.undo()
         listener.settimeout(LIMIT_S)

@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 from traceback import format_exception
 
-from flowctl.client.connect import parse_address, start_client
-from flowctl.client.player import HEALTHY, RtmpPlayer
-from flowctl.client.publisher import RtmpPublisher
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.pollgroup import PollGroup
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media.media import inspect
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.server.admission import AdmissionLimits
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.player import HEALTHY, RtmpPlayer
+from flowctl.wire.client.publisher import RtmpPublisher
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 PATIENCE_S = 20.0
 NAME = "live/stream"

@@ -7,13 +7,13 @@ import time
 
 from e2e_kit import NAME, PATIENCE_S, address_of
 
-from flowctl.client.connect import connect_socket, parse_address
-from flowctl.rtmp import commands
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.events import PlayStarted, Pong, StatusReceived
-from flowctl.rtmp.messages import encode_control
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.wire.client.connect import connect_socket, parse_address
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.events import PlayStarted, Pong, StatusReceived
+from flowctl.wire.rtmp.messages import encode_control
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 
 class RawPlayer:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from e2e_kit import connection_to, viewer_of, wait_for_end, wait_for_viewers, wait_until
 
-from flowctl.client.player import PlayProfile
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.flv import FlvReader, FlvWriter
-from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import DropReason
-from flowctl.sending.settings import SenderSettings
+from flowctl.wire.client.player import PlayProfile
 
 SLOW = 200_000
 """Bits per second that the slow viewer reads; the recording has 0.5 Mbit/s."""

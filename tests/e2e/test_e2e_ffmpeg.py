@@ -18,11 +18,11 @@ from e2e_kit import (
 )
 from e2e_programs import watch, write_flv
 
-from flowctl.client.player import PlayProfile
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.media.media import inspect
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.media.media import inspect
 
 CASES = {
     "h264_aac": ("plain", ()),

@@ -10,7 +10,7 @@ import pytest
 from e2e_kit import NAME, PATIENCE_S, address_of, keys_in, wait_for_end, wait_for_keys, wait_for_viewers
 from e2e_programs import Program, watch
 
-from flowctl.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.limits import WireLimits
 
 USER = {"bob": "hunter2"}
 

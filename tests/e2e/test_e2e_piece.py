@@ -11,9 +11,9 @@ import threading
 import pytest
 from flow_kit import Published
 
-from flowctl.fanout.cohort import Squad
-from flowctl.fanout.piece import Piece
-from flowctl.outgoing.outbox import write_one
+from flowctl.core.fanout.cohort import Squad
+from flowctl.core.fanout.piece import Piece
+from flowctl.core.outgoing.outbox import write_one
 from flowctl.testing import ManualGroup
 
 SIZE = 200_000

@@ -18,12 +18,12 @@ from e2e_kit import (
 )
 from e2e_programs import watch
 
-from flowctl.client.player import PlayProfile
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.config import SecondPublisher
-from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.media.synthetic import SyntheticSource
 
 STAY = PlayProfile(stay=True)
 ENDED = "NetStream.Play.UnpublishNotify"

@@ -12,8 +12,8 @@ import sys
 import pytest
 from e2e_kit import address_of, frames_of, read_flv, wait_for_viewers, wait_until
 
-from flowctl.client.source import FlvFile
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
+from flowctl.wire.client.source import FlvFile
 
 COMMAND = [sys.executable, "-c", "import sys; from flowctl.cli import main; sys.exit(main())"]
 

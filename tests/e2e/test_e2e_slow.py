@@ -22,15 +22,15 @@ from e2e_kit import (
 from e2e_programs import watch, write_flv
 from e2e_raw import RawPlayer
 
-from flowctl.client.player import PlayProfile
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import MessageClass, SendState
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader, FlvWriter
-from flowctl.loop.sockets import SocketOptions
-from flowctl.media.synthetic import SyntheticSource
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl
-from flowctl.sending.settings import SenderSettings
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl
 
 HEALTHY_VIEWERS = 20
 EARLY = SocketOptions(notsent_lowat_bytes=32 * 1024)

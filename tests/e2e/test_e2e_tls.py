@@ -9,11 +9,11 @@ from certificate_kit import Pair, serial_of
 from e2e_kit import address_of, frames_of, read_flv, wait_for_end, wait_for_viewers, wait_until
 from e2e_programs import watch
 
-from flowctl.client.connect import connect_socket, parse_address
 from flowctl.control.operations import Permission, perform
+from flowctl.core.loop.tls import TlsSocket
 from flowctl.flv import TAG_VIDEO
-from flowctl.loop.tls import TlsSocket
 from flowctl.reasons import CloseReason
+from flowctl.wire.client.connect import connect_socket, parse_address
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import av
 import pytest
 from e2e_kit import PATIENCE_S, address_of, wait_for_end, wait_for_keys
 
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
-from flowctl.rtmp.media.media import inspect
+from flowctl.wire.rtmp.media.media import inspect
 
 TRACKS = (0, 1)
 OUTPUT = ("-map", "0:v", "-map", "1:v", "-map", "0:a", "-c", "copy", "-f", "flv", "-flvflags", "no_duration_filesize")

@@ -25,14 +25,14 @@ from e2e_kit import (
     wait_until,
 )
 
-from flowctl.client.base import RtmpClient
-from flowctl.client.connect import parse_address, start_client
-from flowctl.flow.state import MessageClass, SendState
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.outgoing.streamlog import Entry
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
-from flowctl.media.stamp import read_stamp
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.outgoing.streamlog import Entry
-from flowctl.rtmp.events import PublishStarted
+from flowctl.wire.client.base import RtmpClient
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.events import PublishStarted
 
 TWO_HOURS_S = 7200.0
 WINDOW = 600

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.fanout.crossings import Crossings
-from flowctl.flow.limits import OFF_MARK
+from flowctl.core.fanout.crossings import Crossings
+from flowctl.core.flow.limits import OFF_MARK
 
 
 class Unordered:

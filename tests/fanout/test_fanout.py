@@ -18,10 +18,10 @@ from flow_kit import (
 )
 from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import AxisLimits, Limits
+from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import AxisLimits, Limits
-from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
 
@@ -320,7 +320,7 @@ def test_member_when_tls_wants_to_wait_leaves_as_at_eagain(error):
 @pytest.mark.parametrize("as_file", [False, True])
 def test_member_when_its_transport_raises_anything_ends_alone(as_file, monkeypatch):
     """An error that is no OSError ends the member it came from; nobody else misses a byte or gets one twice."""
-    monkeypatch.setattr("flowctl.fanout.fanout.FILE_VIEWERS", 1 if as_file else 1000)
+    monkeypatch.setattr("flowctl.core.fanout.fanout.FILE_VIEWERS", 1 if as_file else 1000)
     stage = Stage(3)
 
     def fail(data):

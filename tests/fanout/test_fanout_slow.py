@@ -29,11 +29,11 @@ from flow_kit import (
 )
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, by_messages
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.flow.policy import LivePolicy, Thin, Verdict
-from flowctl.outgoing.streamlog import CacheLimits, Entry
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.policy import LivePolicy, Thin, Verdict
+from flowctl.core.outgoing.streamlog import CacheLimits, Entry
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
 

@@ -9,11 +9,11 @@ from fanout_kit import Stage
 from flow_kit import HEAD_BYTES, Peer, Published
 from sender_kit import OVERLOADED, SOFT_LIMIT, by_messages
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.policy import KeepAll
-from flowctl.outgoing.streamlog import Entry
-from flowctl.sending.settings import SenderSettings
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.policy import KeepAll
+from flowctl.core.outgoing.streamlog import Entry
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 EACH = {"squad_size": 2, "turn_s": 0}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from connection_kit import Noting, ask, failures, groups, link, wait_until
 
+from flowctl.core.fanout.following import Fanouts, FollowPlace
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import LocalProtocolError
-from flowctl.fanout.following import Fanouts, FollowPlace
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import StreamLog
 
 __all__ = ["failures", "groups", "link"]  # fixtures
 

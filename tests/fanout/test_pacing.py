@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from flowctl.fanout.pacing import ROUND_BOUNDS_MS, ROUND_SHARE, Pacing, RoundMeter
+from flowctl.core.fanout.pacing import ROUND_BOUNDS_MS, ROUND_SHARE, Pacing, RoundMeter
 
 
 def settled(cost_s, *, busy=0.0, ceiling_s=0.04, pacing=None, rounds=2000):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from flow_kit import Published
 
-from flowctl.fanout.piece import Piece, gather, socket_behind
+from flowctl.core.fanout.piece import Piece, gather, socket_behind
 from flowctl.testing import ManualGroup, ScriptedTransport
 
 needs_files = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous memory files")
@@ -102,7 +102,7 @@ def test_piece_when_gathering_fails_ends_without_a_second_error(monkeypatch):
     def fail(start, end):
         raise MemoryError("no room for the bytes")
 
-    monkeypatch.setattr("flowctl.fanout.piece.gather", fail)
+    monkeypatch.setattr("flowctl.core.fanout.piece.gather", fail)
     log = Published(ManualGroup()).log
     with pytest.raises(MemoryError):
         Piece(log.tail, log.tail)

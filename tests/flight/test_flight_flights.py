@@ -6,11 +6,11 @@ import pytest
 from flight_kit import Rows
 
 from flowctl.errors import ConfigError
-from flowctl.flight.flights import Flights
-from flowctl.flight.options import FlightOptions, parse_networks
-from flowctl.flight.recorded import RecordedSender
-from flowctl.flight.tape import Identity
 from flowctl.reasons import CloseReason
+from flowctl.records.flight.flights import Flights
+from flowctl.records.flight.options import FlightOptions, parse_networks
+from flowctl.records.flight.recorded import RecordedSender
+from flowctl.records.flight.tape import Identity
 from flowctl.testing import ManualHost, ScriptedTransport
 
 

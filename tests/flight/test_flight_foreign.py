@@ -6,12 +6,12 @@ import pytest
 from flight_kit import slow_history
 
 from flowctl.errors import DamagedFlightError
-from flowctl.flight import rerun
-from flowctl.flight.reading import read_flights
-from flowctl.flight.replay import compare, replay
 from flowctl.reasons import CloseReason
-from flowctl.telemetry import flightfiles
-from flowctl.telemetry.schema import FLIGHT
+from flowctl.records.flight import rerun
+from flowctl.records.flight.reading import read_flights
+from flowctl.records.flight.replay import compare, replay
+from flowctl.records.telemetry import flightfiles
+from flowctl.records.telemetry.schema import FLIGHT
 
 
 def again(rows):

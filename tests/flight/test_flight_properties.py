@@ -6,7 +6,7 @@ from flight_kit import RecordedViewer, check_flight
 from hypothesis import settings
 from test_properties import FanoutHistory, OwnQueueHistory
 
-from flowctl.flight.replay import compare, read_flights, replay
+from flowctl.records.flight.replay import compare, read_flights, replay
 
 
 class RecordedFanoutHistory(FanoutHistory):

@@ -11,16 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from flight_kit import NODE, Rows, changed, slow_history
 
+from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, DamagedFlightError
-from flowctl.flight.reading import read_flights
-from flowctl.flight.replay import compare, read_flight, replay
-from flowctl.flight.tape import Identity, Tape
-from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
-from flowctl.flow.state import MessageClass
 from flowctl.reasons import CloseReason
-from flowctl.telemetry import flightfiles
-from flowctl.telemetry.flightfiles import flight_files, flight_rows, list_flights
-from flowctl.telemetry.schema import FLIGHT
+from flowctl.records.flight.reading import read_flights
+from flowctl.records.flight.replay import compare, read_flight, replay
+from flowctl.records.flight.tape import Identity, Tape
+from flowctl.records.flight.viewing import REFUSED, TAKEN, stream_and_link
+from flowctl.records.telemetry import flightfiles
+from flowctl.records.telemetry.flightfiles import flight_files, flight_rows, list_flights
+from flowctl.records.telemetry.schema import FLIGHT
 
 
 @pytest.fixture(scope="module")

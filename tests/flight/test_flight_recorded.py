@@ -10,20 +10,20 @@ from fanout_kit import Stage
 from flight_kit import STEERED, RecordedViewer, Rows, check_flight, slow_history
 from flow_kit import AUDIO, CONTROL, INTER, KEY, Viewer, check_accounts, check_edges, check_stream, frame
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import KeepAll, LivePolicy, Thin
+from flowctl.core.flow.state import SendState
+from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.errors import LocalProtocolError, ReentryError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flight.recorded import RecordedSender
-from flowctl.flight.replay import compare, read_flights, replay
-from flowctl.flight.tape import Identity, Tape
-from flowctl.flight.words import FlightRow
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import KeepAll, LivePolicy, Thin
-from flowctl.flow.state import SendState
 from flowctl.live.playing import Muted
 from flowctl.reasons import CloseReason
+from flowctl.records.flight.recorded import RecordedSender
+from flowctl.records.flight.replay import compare, read_flights, replay
+from flowctl.records.flight.tape import Identity, Tape
+from flowctl.records.flight.words import FlightRow
+from flowctl.records.telemetry.schema import FLIGHT, FlightKind
 from flowctl.sender import Sender
-from flowctl.sending.settings import AgeSource, SenderSettings
-from flowctl.telemetry.schema import FLIGHT, FlightKind
 from flowctl.testing import ManualGroup, ScriptedTransport, would_block
 
 

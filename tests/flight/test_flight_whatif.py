@@ -7,21 +7,21 @@ import json
 import pytest
 from flight_kit import ROOMS, World, linked
 
-from flowctl.flight.reading import read_flights
-from flowctl.flight.recorded import begin_detail
-from flowctl.flight.replay import replay
-from flowctl.flight.viewing import REFUSED, TAKEN, stream_and_link
-from flowctl.flight.whatif.engine import evaluate
-from flowctl.flight.whatif.types import POLICIES, Choice
-from flowctl.flight.words import TablePolicy
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
+from flowctl.analyze.whatif.grid import audiences_of, in_force
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
+from flowctl.core.loop.loadmeter import STRAIN_S
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.config import LiveConfig, parse_audiences
 from flowctl.live.records.recording import _described
-from flowctl.loop.loadmeter import STRAIN_S
-from flowctl.pipeline.whatif.grid import audiences_of, in_force
 from flowctl.reasons import CloseReason
-from flowctl.sending.settings import SenderSettings
+from flowctl.records.flight.reading import read_flights
+from flowctl.records.flight.recorded import begin_detail
+from flowctl.records.flight.replay import replay
+from flowctl.records.flight.viewing import REFUSED, TAKEN, stream_and_link
+from flowctl.records.flight.whatif.engine import evaluate
+from flowctl.records.flight.whatif.types import POLICIES, Choice
+from flowctl.records.flight.words import TablePolicy
 from tests.pipeline.flight_files import flight_viewer
 
 EXTEND_S = 30.0

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from test_properties import POLICIES, STEERED, limits
 
+from flowctl.core.flow.policy import KeepAll, LivePolicy, Thin, refused_mask
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError
-from flowctl.flight.words import TablePolicy, limits_as_dict, limits_from, settings_as_dict, settings_from
-from flowctl.flow.policy import KeepAll, LivePolicy, Thin, refused_mask
-from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.playing import Muted
-from flowctl.sending.settings import SenderSettings
+from flowctl.records.flight.words import TablePolicy, limits_as_dict, limits_from, settings_as_dict, settings_from
 from flowctl.testing import check_drop_policy
 
 

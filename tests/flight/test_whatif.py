@@ -9,9 +9,14 @@ from hypothesis import Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from slow_kit import LIVE_LIMITS, Steady
 
+from flowctl.core.flow.counts import NO_COUNTS
+from flowctl.core.flow.limits import HardPolicy, Limits
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError
-from flowctl.flight.whatif.engine import evaluate, extended, recorded_viewer
-from flowctl.flight.whatif.types import (
+from flowctl.reasons import CloseReason
+from flowctl.records.flight.whatif.engine import evaluate, extended, recorded_viewer
+from flowctl.records.flight.whatif.types import (
     GRID_S,
     HELD,
     REFUSED,
@@ -24,11 +29,6 @@ from flowctl.flight.whatif.types import (
     on_grid,
     quantile_ms,
 )
-from flowctl.flow.counts import NO_COUNTS
-from flowctl.flow.limits import HardPolicy, Limits
-from flowctl.flow.state import MessageClass
-from flowctl.reasons import CloseReason
-from flowctl.sending.settings import SenderSettings
 
 KEY, INTER, DISPOSABLE, AUDIO = (int(item) for item in list(MessageClass)[2:6])
 SMALL = [

@@ -11,18 +11,18 @@ from fanout_kit import Stage
 from flow_kit import CONTROL, DATA, INTER, KEY, OWN, Peer, Published, check_accounts, check_stream, frame
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import HardPolicy, Limits
+from flowctl.core.flow.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import HardPolicy, Limits
-from flowctl.flow.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.cursor import LogCursor
-from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
 
 # --- who keeps up pays for nothing -------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flow_kit import AUDIO, CLASS_OF, DATA, KEY
 
-from flowctl.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Tally, add_by_reason, as_counts, shared, total
+from flowctl.core.flow.counts import NO_COUNTS, NO_FIGURES, Counts, Tally, add_by_reason, as_counts, shared, total
 from flowctl.reasons import DropReason
 
 

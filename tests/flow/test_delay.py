@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.meters import DelayMeter
+from flowctl.core.flow.meters import DelayMeter
 
 
 def test_sample_when_nothing_waits_is_zero():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.limits import NO_LIMITS, AxisLimits, HardPolicy, Limits
-from flowctl.flow.state import EMPTY_LOAD, FlowCore, Load
+from flowctl.core.flow.limits import NO_LIMITS, AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load
+from flowctl.core.sending.explain import Blame, blame, explain
 from flowctl.reasons import CloseReason
-from flowctl.sending.explain import Blame, blame, explain
 
 LIMITS = Limits(size=AxisLimits(soft=1000), messages=AxisLimits(soft=10), hard_policy=HardPolicy.HOLD)
 

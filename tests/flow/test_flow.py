@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.limits import NO_LIMITS, OFF_MARK, Axis, AxisLimits, HardPolicy, Limits
-from flowctl.flow.state import EMPTY_LOAD, Cause, FlowCore, Load, SendState
+from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Axis, AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.state import EMPTY_LOAD, Cause, FlowCore, Load, SendState
 
 READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT = SendState
 DEPTH = 5

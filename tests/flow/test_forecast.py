@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.forecast import time_to_hard
-from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
-from flowctl.flow.rates import ClassRates
-from flowctl.flow.state import Load
+from flowctl.core.flow.forecast import time_to_hard
+from flowctl.core.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
+from flowctl.core.flow.rates import ClassRates
+from flowctl.core.flow.state import Load
 
 LIMITS = Limits(
     size=AxisLimits(soft=1000, hard=10_000),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import NO_COUNTS, Counts, Tally, total
-from flowctl.flow.ledger import (
+from flowctl.core.flow.counts import NO_COUNTS, Counts, Tally, total
+from flowctl.core.flow.ledger import (
     LEDGER_ENTRIES,
     LEDGER_WORDS_BYTES,
     Ledger,
@@ -17,8 +17,8 @@ from flowctl.flow.ledger import (
     describe_drops,
     difference,
 )
-from flowctl.flow.limits import OFF_MARK, Axis
-from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
+from flowctl.core.flow.limits import OFF_MARK, Axis
+from flowctl.core.flow.state import Cause, MessageClass, SendState, StateChange
 from flowctl.reasons import CloseReason, DropReason
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.flow.limits import DEFAULT_OVERHEAD_BYTES, NO_LIMITS, OFF_MARK, AxisLimits, HardPolicy, Limits
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import DEFAULT_OVERHEAD_BYTES, NO_LIMITS, OFF_MARK, AxisLimits, HardPolicy, Limits
 
 
 @st.composite

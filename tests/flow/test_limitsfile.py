@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file, render
+from flowctl.core.text.tomltext import MOST_BYTES
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.flow.limitsfile import LimitsFile, parse_limits_file, render
-from flowctl.tomltext import MOST_BYTES
 
 SMALL = 'version = 1\n[limits]\nsoft = "2MiB,2048,4s"\n'
 FULL = """

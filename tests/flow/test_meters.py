@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.meters import STALL_S, DelayMeter, DrainMeter, PictureMeter, Trail
+from flowctl.core.flow.meters import STALL_S, DelayMeter, DrainMeter, PictureMeter, Trail
 
 
 def feed(meter, began, seconds, rate, *, waited=True, total=0, every_s=0.1):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.policy import (
+from flowctl.core.flow.policy import (
     BROKEN_MASK,
     DROPPABLE_MASK,
     AudioFirst,
@@ -21,7 +21,7 @@ from flowctl.flow.policy import (
     Verdict,
     refused_mask,
 )
-from flowctl.flow.state import MessageClass, SendState
+from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.testing import check_drop_policy
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass

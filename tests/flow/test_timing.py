@@ -6,11 +6,10 @@ from math import inf
 
 import pytest
 
-from flowctl.errors import ConfigError
-from flowctl.flow.limits import AxisLimits, Limits, parse_target_delay, target_marks
-from flowctl.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
-from flowctl.flow.state import Load, MessageClass
-from flowctl.flow.timing import (
+from flowctl.core.flow.limits import AxisLimits, Limits, parse_target_delay, target_marks
+from flowctl.core.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.core.flow.state import Load, MessageClass
+from flowctl.core.flow.timing import (
     ENDLESS,
     LEAST_AHEAD_BYTES,
     MOST_AHEAD_BYTES,
@@ -20,6 +19,7 @@ from flowctl.flow.timing import (
     most_wait_s,
     target_s,
 )
+from flowctl.errors import ConfigError
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
 

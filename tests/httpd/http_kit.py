@@ -8,13 +8,13 @@ import time
 from connection_kit import WAIT_S
 from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
 
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.flv import FlvReader
-from flowctl.httpd.serving import listen_http
 from flowctl.live.config import LiveConfig
+from flowctl.live.httpd.serving import listen_http
 from flowctl.live.server import build_live_server
-from flowctl.rtmp.amf.amf0 import encode
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
-from flowctl.server.admission import AdmissionLimits
+from flowctl.wire.rtmp.amf.amf0 import encode
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
 METADATA = encode("onMetaData") + encode({"width": 640.0})

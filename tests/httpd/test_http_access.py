@@ -11,13 +11,13 @@ import pytest
 import structlog
 from http_kit import wait_for
 
-from flowctl.access.keys import KeyFile, StoredKey, hash_key
-from flowctl.access.rules import Access, Proof
-from flowctl.access.tokens import SecretFile, signed_query
-from flowctl.access.webtokens import WebTokenKey
 from flowctl.control.operations import Permission, perform
+from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.tokens import SecretFile, signed_query
+from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 KEY = "a-key-that-nobody-guesses"
 _, _SALT, _DIGEST = hash_key(KEY).split(":")

@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 from http_kit import FREE, HOST, Publisher, Web, wait_for
 
-from flowctl.httpd.limits import HttpLimits
-from flowctl.loadtest.hostile.base import AttackContext, Outcome
-from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES
+from flowctl.live.httpd.limits import HttpLimits
+from flowctl.load.hostile.base import AttackContext, Outcome
+from flowctl.load.hostile.registry import HOSTILE_PROFILES
 
 CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
 SEEN = {

@@ -12,13 +12,13 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 
 from flowctl import flv
 from flowctl.control.operations import Permission, perform
+from flowctl.core.loop.sockets import SocketOptions
 from flowctl.flv import FlvReader
-from flowctl.httpd.formats import CHUNKS, FRAMES, TAGS
-from flowctl.httpd.limits import HttpLimits
-from flowctl.httpd.session import HttpSession
-from flowctl.loop.sockets import SocketOptions
+from flowctl.live.httpd.formats import CHUNKS, FRAMES, TAGS
+from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.httpd.session import HttpSession
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF3, TYPE_VIDEO
 
 
 class Socket:

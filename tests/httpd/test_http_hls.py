@@ -13,18 +13,18 @@ import pytest
 from hook_kit import HookServer
 from http_kit import wait_for
 
-from flowctl.access.rules import Access, Proof
-from flowctl.access.tokens import SecretFile, signed_query
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.errors import FlowctlError
 from flowctl.flv import FlvReader
-from flowctl.judging.penalties import Allowance, PenaltyLimits
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.hooks import LiveHooks
-from flowctl.loop.sockets import SocketOptions
-from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
-from flowctl.remux.hls import HlsSettings, HlsWriter
-from flowctl.remux.intake import Came, Ended
-from flowctl.remux.serving import HlsFiles, hls_handlers
-from flowctl.server.admission import AdmissionLimits
+from flowctl.live.judging.penalties import Allowance, PenaltyLimits
+from flowctl.live.remux.hls import HlsSettings, HlsWriter
+from flowctl.live.remux.intake import Came, Ended
+from flowctl.live.remux.serving import HlsFiles, hls_handlers
+from flowctl.wire.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
 
 SECRET = b"a secret of thirty-two or more bytes, for tests"
 PLAYLIST = '#EXTM3U\n#EXT-X-MAP:URI="room-7-init.mp4"\n#EXTINF:4.000,\nroom-7.m4s\n'

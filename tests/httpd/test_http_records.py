@@ -6,10 +6,10 @@ import pytest
 from http_kit import wait_for
 from pyarrow import parquet
 
-from flowctl.access.rules import Access, Proof
-from flowctl.access.tokens import SecretFile
-from flowctl.telemetry.options import EventsOptions, Streams
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.tokens import SecretFile
+from flowctl.records.telemetry.options import EventsOptions, Streams
+from flowctl.records.telemetry.schema import CLASS_NAMES
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from http_kit import HOST, wait_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowctl.access.request import Refusal, Why
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.server.bans import BanAction
 from flowctl.errors import ConfigError
-from flowctl.httpd.limits import HttpLimits
-from flowctl.judging.penalties import Allowance, PenaltyLimits
+from flowctl.live.access.request import Refusal, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import LiveHooks
-from flowctl.server.admission import AdmissionLimits
-from flowctl.server.bans import BanAction
+from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.judging.penalties import Allowance, PenaltyLimits
 
 PIPELINED = (
     f"GET /a.txt HTTP/1.1\r\n{HOST}\r\n"

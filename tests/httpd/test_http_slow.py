@@ -10,13 +10,13 @@ import pytest
 from http_kit import HOST, Client, wait_for
 from live_kit import key
 
-from flowctl.flow.limits import AxisLimits, Limits
-from flowctl.flow.state import SendState
-from flowctl.httpd.formats import frame
-from flowctl.httpd.limits import HttpLimits
-from flowctl.loop.sockets import SocketOptions
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.core.flow.limits import AxisLimits, Limits
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.live.httpd.formats import frame
+from flowctl.live.httpd.limits import HttpLimits
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 UPGRADE = (
     f"GET /live/room.flv HTTP/1.1\r\n{HOST}Connection: Upgrade\r\nUpgrade: websocket\r\n"

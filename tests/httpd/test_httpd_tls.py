@@ -8,8 +8,8 @@ import pytest
 from certificate_kit import Pair
 
 from flowctl.errors import ConfigError
-from flowctl.httpd.serving import serve_http
 from flowctl.live.config import LiveConfig
+from flowctl.live.httpd.serving import serve_http
 from flowctl.live.server import LiveServer
 
 WAIT_S = 20

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.errors import ConfigError
-from flowctl.flow.state import MessageClass
-from flowctl.judging.budget import (
+from flowctl.live.judging.budget import (
     ENTRY_OVERHEAD_BYTES,
     BudgetAction,
     Holding,
@@ -22,7 +23,6 @@ from flowctl.judging.budget import (
     held_by,
     span_bytes,
 )
-from flowctl.outgoing.streamlog import StreamLog
 
 
 def viewer(key, behind, *, log="a", own=0, address="10.0.0.1"):
@@ -65,9 +65,9 @@ def test_held_when_a_log_is_measured_is_what_its_entries_take():
 
 RSS = """
 import resource
-from flowctl.judging.budget import span_bytes
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.live.judging.budget import span_bytes
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import StreamLog
 
 def rss():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) * 1024

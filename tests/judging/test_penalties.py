@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.judging.penalties import (
+from flowctl.live.judging.penalties import (
     FIRST_S,
     HALF_LIFE_S,
     MILD_S,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from flowctl.core.flow.counts import NO_COUNTS, Counts
+from flowctl.core.flow.limits import NO_LIMITS, Limits
+from flowctl.core.flow.policy import KeepAll, LivePolicy, PicturesFirst, Thin
+from flowctl.core.flow.state import CLASS_COUNT, MessageClass, SendState
 from flowctl.errors import ConfigError
-from flowctl.flow.counts import NO_COUNTS, Counts
-from flowctl.flow.limits import NO_LIMITS, Limits
-from flowctl.flow.policy import KeepAll, LivePolicy, PicturesFirst, Thin
-from flowctl.flow.state import CLASS_COUNT, MessageClass, SendState
-from flowctl.judging.shadow import NO_SHADOW, Candidate, Shadow
+from flowctl.live.judging.shadow import NO_SHADOW, Candidate, Shadow
 from flowctl.reasons import CloseReason
 
 SAMPLE_S = 0.25

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flowctl.core.flow.state import SendState
 from flowctl.errors import ConfigError
-from flowctl.flow.state import SendState
-from flowctl.judging.shares import ShareSettings, ShareWatch, ViewerShares
+from flowctl.live.judging.shares import ShareSettings, ShareWatch, ViewerShares
 
 
 def shares(at, ready, slow=0):

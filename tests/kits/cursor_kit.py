@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from flow_kit import CLASS_OF, HEADER, KEY, LOG, RESTART, frame, parse
 
-from flowctl.flow.counts import as_counts, total
-from flowctl.flow.limits import OFF_MARK
-from flowctl.flow.policy import Room
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.cursor import LogCursor
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.flow.counts import as_counts, total
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.policy import Room
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.streamlog import StreamLog
 
 ROOMY = Room(OFF_MARK, OFF_MARK, -float(OFF_MARK), 0)
 LETTERS = "CHKIDAX"

@@ -11,10 +11,10 @@ from flow_kit import (
     check_stream,
 )
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.policy import LivePolicy
-from flowctl.sending.settings import SenderSettings
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 TIMELESS = SenderSettings(stuck_s=0, soft_too_long_s=0)

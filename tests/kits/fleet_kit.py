@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from flowctl.control.fleet.keeper import RefusedError
-from flowctl.server.bans import Ban, BanAction, merge_bans, parse_utc, utc_text
+from flowctl.core.server.bans import Ban, BanAction, merge_bans, parse_utc, utc_text
 
 _RUNS = count(1)
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from flow_kit import CONTROL, OWN, Peer, Published, Viewer, frame
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flight.recorded import RecordedSender
-from flowctl.flight.replay import compare, read_flights, replay
-from flowctl.flight.tape import Identity, Tape
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import LivePolicy
-from flowctl.sending.settings import SenderSettings
-from flowctl.telemetry.schema import ARROW_TYPES, FLIGHT
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.records.flight.recorded import RecordedSender
+from flowctl.records.flight.replay import compare, read_flights, replay
+from flowctl.records.flight.tape import Identity, Tape
+from flowctl.records.telemetry.schema import ARROW_TYPES, FLIGHT
 from flowctl.testing import ManualGroup
 
 NODE = "node-1"

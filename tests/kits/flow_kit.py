@@ -10,13 +10,13 @@ import errno
 from collections import Counter
 from math import inf
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.counts import total
-from flowctl.flow.state import MessageClass, SendState
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.counts import total
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.standing import Standing
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
-from flowctl.sending.standing import Standing
 from flowctl.testing import ManualGroup, ManualHost
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass

@@ -10,20 +10,20 @@ from __future__ import annotations
 import errno
 
 from flowctl.connection import Connection
-from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.policy import LIVE_POLICIES
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.policy import LIVE_POLICIES
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
-from flowctl.rtmp import commands
-from flowctl.rtmp import events as rtmp_events
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
-from flowctl.rtmp.wire import Message
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualClock
 from flowctl.testing.driving import HandGroup, MemoryWire
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 AVC_HEADER = b"\x17\x00\x00\x00\x00\x01\x64\x00\x1f\xff\xe1\x00\x00"
 AAC_HEADER = b"\xaf\x00\x12\x10"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from flowctl.core.loop.deadlines import Deadlines
 from flowctl.deferred import DeferredProcessor, Registration
-from flowctl.loop.deadlines import Deadlines
 from flowctl.receiver import DONE, Receiver
 
 EOF = b""

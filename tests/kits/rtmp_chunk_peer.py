@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.wire import Message
 
 MASK = 0xFFFFFFFF
 

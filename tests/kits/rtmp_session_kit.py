@@ -7,17 +7,17 @@ places.
 
 import random
 
-from flowctl.rtmp import commands
-from flowctl.rtmp.amf.values import simplify
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import ChunkWriter
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
-from flowctl.rtmp.handshake.handshake import Handshake
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.messages import Command, decode_message
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.amf.values import simplify
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import ChunkWriter
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.events import ConnectRequested, PlayRequested, PublishRequested
+from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.messages import Command, decode_message
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
 
 TC_URL = "rtmp://example.com/live"
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 from flow_kit import CLASS_OF, HEAD_BYTES, OWN, Viewer, frame
 
-from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.flow.state import SendState
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
+from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.state import SendState
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 READY, OVERLOADED, SOFT_LIMIT, HARD_LIMIT = SendState

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from flow_kit import AUDIO, DISPOSABLE, FRAMES, INTER, KEY, Published, Viewer, check_accounts, check_edges, check_stream
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import LivePolicy
-from flowctl.sending.settings import SenderSettings
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 STEP_S = 0.005

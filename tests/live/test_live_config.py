@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from flowctl.core.server.program import ServeOptions
 from flowctl.errors import ConfigError
-from flowctl.flight.options import FlightOptions
 from flowctl.live.config import Audience, LiveConfig, parse_audiences
 from flowctl.live.settings.levels import Role
-from flowctl.server.program import ServeOptions
+from flowctl.records.flight.options import FlightOptions
 
 
 @pytest.mark.parametrize(

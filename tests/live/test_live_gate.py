@@ -12,19 +12,19 @@ import structlog
 from hook_kit import HookServer, http
 from live_kit import World, config
 
-from flowctl.access.keys import KeyFile, StoredKey, hash_key
-from flowctl.access.request import LiveRequest, Refusal, Why
-from flowctl.access.rules import Access, Proof
-from flowctl.access.tokens import SecretFile, signed_query
+from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
+from flowctl.live.access.request import LiveRequest, Refusal, Why
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import Gate
 from flowctl.live.hooks import HookRunner, LiveHooks
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.url import parse_url
+from flowctl.wire.rtmp.events import PlayStarted, PublishStarted, Rejected
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.url import parse_url
 
 KEY = "a-key-that-nobody-guesses"
 _, _SALT, _DIGEST = hash_key(KEY).split(":")

@@ -9,17 +9,17 @@ import time
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, STEP_S, World, audio, inter, key
 
-from flowctl.access.request import TOO_SLOW, UNDECIDED, LiveRequest, Question, Refusal, Why
+from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, LimitExceededError
-from flowctl.flow.state import MessageClass
+from flowctl.live.access.request import TOO_SLOW, UNDECIDED, LiveRequest, Question, Refusal, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner, LiveFrame, LiveHooks
 from flowctl.live.server import build_live_server
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import commands
-from flowctl.rtmp.events import PlayStarted, PublishStarted, Rejected
-from flowctl.rtmp.url import parse_url
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.events import PlayStarted, PublishStarted, Rejected
+from flowctl.wire.rtmp.url import parse_url
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
 WAIT_S = 10.0
 

@@ -7,16 +7,16 @@ import asyncio
 import pytest
 from live_kit import World, audio, config, inter, key
 
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.errors import BusyError, LimitExceededError
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import MessageClass, SendState
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.owner import Owner
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import commands
 from flowctl.sender import Sender
 from flowctl.testing import ManualClock, ManualGroup
+from flowctl.wire.rtmp import commands
 
 TIGHT = Limits.parse("8KiB,0", "32KiB,0", target_delay_ms=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.live.records.ingest import Ingest
 
 KEY, INTER, AUDIO, HEADER = MessageClass.KEY, MessageClass.INTER, MessageClass.AUDIO, MessageClass.HEADER

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from flowctl.live.inputrate import BURST_S, LONGEST_PAUSE_S, InputRate
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.wire import TYPE_AUDIO, Message
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, Message
 
 
 def rate_of(per_second, now=0.0, cut_after_s=10.0):

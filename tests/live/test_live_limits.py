@@ -8,15 +8,15 @@ import pytest
 import structlog
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, inter, key
 
-from flowctl.flow.limits import Limits
+from flowctl.core.flow.limits import Limits
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import commands
-from flowctl.rtmp.events import PublishStarted, StatusReceived, StreamEnded
-from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import TYPE_VIDEO, Message
-from flowctl.sending.settings import SenderSettings
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.events import PublishStarted, StatusReceived, StreamEnded
+from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import TYPE_VIDEO, Message
 
 
 def reason(peer):

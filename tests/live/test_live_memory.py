@@ -10,18 +10,18 @@ import types
 import pytest
 from live_kit import World, audio, inter, key
 
-from flowctl.fanout.cohort import Squad
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LEDGER_ENTRIES
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import SendState
+from flowctl.core.fanout.cohort import Squad
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LEDGER_ENTRIES
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import SendState
+from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import WireLog
-from flowctl.outgoing.streamlog import Entry, StreamLog
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing.driving import HandGroup, MemoryWire
 
 LOG = logging.getLogger("memory")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.policy import KeepAll, LivePolicy, Thin, Verdict
-from flowctl.flow.state import MessageClass, SendState
+from flowctl.core.flow.policy import KeepAll, LivePolicy, Thin, Verdict
+from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.live.playing import Muted
 
 VIDEO = {MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE}

@@ -6,8 +6,8 @@ import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, World, key
 
 from flowctl.live.session import LiveSession
-from flowctl.rtmp import commands
-from flowctl.rtmp.wire import TYPE_VIDEO
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 
 @pytest.fixture

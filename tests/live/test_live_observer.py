@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from live_kit import World, audio, config, inter, key
 
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.live.playing import CONTROL_LANE
 
 

@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, disposable, inter, key
 
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import AudioFirst
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import AudioFirst
+from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.live.config import SecondPublisher, parse_audiences
-from flowctl.outgoing.streamlog import CacheLimits
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import commands
-from flowctl.rtmp.events import PlayStarted, PublishStarted, StreamEnded
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.wire import TYPE_AUDIO, Message
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.events import PlayStarted, PublishStarted, StreamEnded
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, Message
 
 
 def reason(peer):

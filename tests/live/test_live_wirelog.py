@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_kit import AVC_HEADER, inter, key
 
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.errors import LimitExceededError
-from flowctl.flow.state import MessageClass
 from flowctl.live import wirelog
 from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, Headers, RtmpChunks, WireLog
-from flowctl.outgoing.streamlog import CacheLimits
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import serialise
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO
 
 
 def make(msid=1, chunk_size=128):

@@ -6,12 +6,12 @@ import pytest
 import structlog
 from live_kit import World, audio, config, key
 
+from flowctl.core.loop.work import PER_CONNECTION, WorkLimits
 from flowctl.live.stream import Stream
-from flowctl.loop.work import PER_CONNECTION, WorkLimits
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import commands
-from flowctl.rtmp.media.aggregate import split_aggregate
-from flowctl.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, Message
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.media.aggregate import split_aggregate
+from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, Message
 
 
 def aggregate(bodies, stream_id=1):

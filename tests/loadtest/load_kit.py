@@ -9,9 +9,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
-from flowctl.server.admission import AdmissionLimits
 
 NGINX = Path("/usr/sbin/nginx")
 NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")

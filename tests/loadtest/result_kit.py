@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, RunResult, Sample
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, Sample
 
 NASTY = "</title></style><script>alert('x')</script>\x1b[31m\u202eevil\x00 & \"quoted\" 'single' <img src=http://x/>"
 """What a hostile server may say about itself: markup, escape sequences, a change of direction, a NUL."""

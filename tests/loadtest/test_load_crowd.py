@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from load_kit import open_server, unacknowledged, url_of
 
-from flowctl.loadtest.plan import LoadPlan
-from flowctl.loadtest.results.result import PeerEnd, PeerKind
-from flowctl.loadtest.run import run_load
+from flowctl.load.plan import LoadPlan
+from flowctl.load.results.result import PeerEnd, PeerKind
+from flowctl.load.run import run_load
 from flowctl.reasons import CloseReason
 
 pytestmark = pytest.mark.realtime

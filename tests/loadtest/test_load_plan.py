@@ -7,11 +7,11 @@ import resource
 import pytest
 
 from flowctl.errors import BrokenError, ConfigError
-from flowctl.loadtest import run, target
-from flowctl.loadtest.crowd import source_address
-from flowctl.loadtest.plan import MAX_PEERS, LoadPlan
-from flowctl.loadtest.run import run_load
-from flowctl.loadtest.target import check_descriptors, resolve
+from flowctl.load import run, target
+from flowctl.load.crowd import source_address
+from flowctl.load.plan import MAX_PEERS, LoadPlan
+from flowctl.load.run import run_load
+from flowctl.load.target import check_descriptors, resolve
 
 URL = "rtmp://127.0.0.1/live/room"
 

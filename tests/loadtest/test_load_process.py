@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from flowctl.loadtest.process import WorkerProcess
-from flowctl.loadtest.worker import Orders
+from flowctl.load.process import WorkerProcess
+from flowctl.load.worker import Orders
 
 pytestmark = pytest.mark.realtime
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.profiles import SLOW_PROFILES, parse_crowd, parse_profile, profiles
-from flowctl.loadtest.results.result import PeerKind
+from flowctl.load.profiles import SLOW_PROFILES, parse_crowd, parse_profile, profiles
+from flowctl.load.results.result import PeerKind
 
 
 @pytest.mark.parametrize(

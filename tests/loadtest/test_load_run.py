@@ -14,20 +14,20 @@ import pytest
 from load_kit import NGINX, NGINX_RTMP, free_port, open_nginx, open_server, url_of
 from source_kit import ROOT
 
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.errors import BrokenError
 from flowctl.flv import FlvWriter
-from flowctl.httpd.serving import listen_http
 from flowctl.live.config import LiveConfig
+from flowctl.live.httpd.serving import listen_http
 from flowctl.live.server import LiveServer
-from flowctl.loadtest.plan import LoadPlan
-from flowctl.loadtest.procfs import _children, figures_of
-from flowctl.loadtest.results.failon import parse_condition
-from flowctl.loadtest.results.figures import RunFigures
-from flowctl.loadtest.results.result import PeerEnd, PeerKind
-from flowctl.loadtest.results.summary import what_failed
-from flowctl.loadtest.run import run_load
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.server.admission import AdmissionLimits
+from flowctl.load.plan import LoadPlan
+from flowctl.load.procfs import _children, figures_of
+from flowctl.load.results.failon import parse_condition
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.result import PeerEnd, PeerKind
+from flowctl.load.results.summary import what_failed
+from flowctl.load.run import run_load
+from flowctl.wire.media.synthetic import SyntheticSource
 
 pytestmark = pytest.mark.realtime
 
@@ -158,7 +158,7 @@ def test_run_when_a_worker_dies_reports_its_peers_and_goes_on(server):
 
 def _workers():
     found = sorted(_children(os.getpid()))
-    return [pid for pid in found if b"flowctl.loadtest.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if b"flowctl.load.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_run_when_it_is_over_leaves_no_process_behind(server):

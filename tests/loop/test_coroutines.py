@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from flowctl.core.loop.coroutines import Coroutines
 from flowctl.errors import InternalError
-from flowctl.loop.coroutines import Coroutines
 
 
 @pytest.fixture

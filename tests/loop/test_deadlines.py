@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.loop.deadlines import MAX_PLACES_PER_RUN, Deadlines
 from flowctl.errors import LocalProtocolError
-from flowctl.loop.deadlines import MAX_PLACES_PER_RUN, Deadlines
 
 
 class Owner:

@@ -10,9 +10,9 @@ import weakref
 
 import pytest
 
+from flowctl.core.loop.locks import OwnedLock
 from flowctl.deferred import MAX_JOBS_PER_REGISTRATION, DeferredProcessor, Purpose, Registration
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.loop.locks import OwnedLock
 
 
 class Bench:

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import InternalError
-from flowctl.loop.locks import OwnedLock
 
 
 def test_assert_owned_when_held_by_this_thread_passes():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flowctl.core.loop.placement import Placement, Placements
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.loop.placement import Placement, Placements
 
 
 class Weighs:

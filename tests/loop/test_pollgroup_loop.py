@@ -13,10 +13,10 @@ import pytest
 from connection_kit import wait_until
 from pollgroup_kit import WAIT_S, FakePollable, on_thread
 
+from flowctl.core.loop.loadmeter import SMOOTHING_S, STRAIN_S, WINDOW_S, LoadMeter
+from flowctl.core.loop.watches import GATHER_S, GATHERED_PER_TURN, MOST_PER_TURN, FdWatches, gather_pause_s
 from flowctl.deferred import Registration
 from flowctl.errors import ClosedError, InternalError, LocalProtocolError
-from flowctl.loop.loadmeter import SMOOTHING_S, STRAIN_S, WINDOW_S, LoadMeter
-from flowctl.loop.watches import GATHER_S, GATHERED_PER_TURN, MOST_PER_TURN, FdWatches, gather_pause_s
 from flowctl.pollgroup import PollGroup
 from flowctl.testing import ManualClock
 
@@ -157,7 +157,7 @@ def test_schedule_when_group_has_stopped_keeps_the_job(make_group, errors):
 @pytest.fixture(params=["epoll", "loop"])
 def watcher(request, make_group, monkeypatch):
     """A group that watches descriptors by an epoll of its own, and one that leaves it to the loop."""
-    monkeypatch.setattr("flowctl.loop.watches._HAS_EPOLL", request.param == "epoll")
+    monkeypatch.setattr("flowctl.core.loop.watches._HAS_EPOLL", request.param == "epoll")
     return make_group()
 
 

@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from flowctl.errors import ConfigError
-from flowctl.loop.sockets import (
+from flowctl.core.loop.sockets import (
     NOTSENT_LOWAT_BYTES,
     SocketOptions,
     close_socket,
@@ -18,6 +17,7 @@ from flowctl.loop.sockets import (
     peer_name,
     unacknowledged_bytes,
 )
+from flowctl.errors import ConfigError
 
 
 @pytest.fixture

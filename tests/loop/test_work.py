@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.addresses import address_key
-from flowctl.errors import ConfigError
-from flowctl.loop.work import (
+from flowctl.core.loop.work import (
     ADDRESS_TURN_S,
     MEMORY_S,
     NO_WORK_LIMITS,
@@ -18,6 +16,8 @@ from flowctl.loop.work import (
     WorkBook,
     WorkLimits,
 )
+from flowctl.core.text.addresses import address_key
+from flowctl.errors import ConfigError
 
 LIMITS = WorkLimits(share_per_connection=0.25, share_per_address=0.5, cut_after_s=10.0)
 STEP_S = 0.004

@@ -10,12 +10,12 @@ import sys
 import av
 import pytest
 
+from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvReader, FlvWriter
-from flowctl.media import sample as sample_module
-from flowctl.media.sample import SampleRecipe, ensure_sample, find_ffmpeg, read_label
-from flowctl.rtmp.media.media import inspect
+from flowctl.wire.media import sample as sample_module
+from flowctl.wire.media.sample import SampleRecipe, ensure_sample, find_ffmpeg, read_label
+from flowctl.wire.rtmp.media.media import inspect
 
 SMALL = {"seconds": 1.0, "width": 160, "height": 90, "gop_s": 0.5}
 RECIPES = {

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.flow.state import MessageClass
 from flowctl.flv import FlvWriter
-from flowctl.media.bits import BitWriter, escape
-from flowctl.media.clock import BACKGROUND, squares_at
-from flowctl.media.stamp import MAX_SEQUENCE, MAX_TIME_US, Stamper, has_slot
-from flowctl.media.synthetic import SyntheticSource, read_stamp, stamp
-from flowctl.media.tiny_aac import padding
-from flowctl.media.tiny_h264 import TinyH264
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.media.media import inspect
+from flowctl.wire.media.bits import BitWriter, escape
+from flowctl.wire.media.clock import BACKGROUND, squares_at
+from flowctl.wire.media.stamp import MAX_SEQUENCE, MAX_TIME_US, Stamper, has_slot
+from flowctl.wire.media.synthetic import SyntheticSource, read_stamp, stamp
+from flowctl.wire.media.tiny_aac import padding
+from flowctl.wire.media.tiny_h264 import TinyH264
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.media.media import inspect
 
 AUDIO, VIDEO, SCRIPT = 8, 9, 18
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.flow.state import SendState
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import BusyError, ConfigError
-from flowctl.flow.state import SendState
-from flowctl.messenger.arrivals import MAX_HELD, Arrivals, Arrived, Fate
-from flowctl.messenger.delivery import Delivery, DeliverySettings, Outgoing, _within
-from flowctl.messenger.record import decode_record, encode_record
-from flowctl.messenger.wire import Extension
-from flowctl.outcomes.backoff import Backoff
-from flowctl.outcomes.outcome import Outcome
+from flowctl.nodes.messenger.arrivals import MAX_HELD, Arrivals, Arrived, Fate
+from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing, _within
+from flowctl.nodes.messenger.record import decode_record, encode_record
+from flowctl.nodes.messenger.wire import Extension
 
 STEADY = Backoff(first_s=1.0, factor=2.0, most_s=8.0, jitter=0.0)
 

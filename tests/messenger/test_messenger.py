@@ -12,15 +12,15 @@ from random import Random
 import pytest
 import zmq
 
+from flowctl.core.flow.state import SendState
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolError
-from flowctl.flow.state import SendState
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.message import Destination, Failure, Message
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
-from flowctl.messenger.wire import ECHO, METADATA_OPTION, Extension, encode_announcement
-from flowctl.outcomes.backoff import Backoff
-from flowctl.outcomes.outcome import Outcome
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Destination, Failure, Message
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
+from flowctl.nodes.messenger.wire import ECHO, METADATA_OPTION, Extension, encode_announcement
 
 WAIT_S = 20.0
 QUICK = Backoff(first_s=0.02, factor=1.5, most_s=0.1)
@@ -481,8 +481,8 @@ def test_peers_when_more_than_are_known_make_room_for_each_other(make, raw, addr
 
 def test_callbacks_when_more_than_are_kept_are_refused(make, address, monkeypatch):
     """What waits for responses is bounded in number, what waits for acknowledgements in octets."""
-    monkeypatch.setattr("flowctl.messenger.messenger.MAX_CALLBACKS", 2)
-    monkeypatch.setattr("flowctl.messenger.messenger.MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_CALLBACKS", 2)
+    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_PENDING_BYTES", 1000)
     client = make("client")
     connection = client.make_connection(at(address))
     for _ in range(2):
@@ -498,7 +498,7 @@ def test_handlers_when_too_many_wait_leave_the_rest_to_come_again(make, address,
     """Coroutines at a time are bounded; what finds no room is handled when it comes again."""
     import asyncio
 
-    monkeypatch.setattr("flowctl.messenger.messenger.MAX_HANDLING", 4)
+    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_HANDLING", 4)
     running, most, got, done = [0], [0], [], threading.Event()
 
     async def handler(_: Messenger, message: Message) -> None:

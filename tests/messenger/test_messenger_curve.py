@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from flowctl.errors import BrokenError, ConfigError, LocalProtocolError
-from flowctl.messenger.message import Destination
-from flowctl.messenger.messenger import Messenger
-from flowctl.zeromq.context import new_context
-from flowctl.zeromq.curve import KeyPair
+from flowctl.nodes.messenger.message import Destination
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.wire.zeromq.context import new_context
+from flowctl.wire.zeromq.curve import KeyPair
 
 WAIT_S = 20.0
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import zmq
 
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import BusyError
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.durability import Transaction
-from flowctl.messenger.message import Destination, Failure, Message
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
-from flowctl.outcomes.backoff import Backoff
-from flowctl.outcomes.outcome import Outcome
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.durability import Transaction
+from flowctl.nodes.messenger.message import Destination, Failure, Message
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
 from messenger.link import Faults, FaultyLink
 
 WAIT_S = 20.0

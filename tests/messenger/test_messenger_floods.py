@@ -9,12 +9,12 @@ from queue import Queue
 import pytest
 import zmq
 
-from flowctl.messenger.arrivals import HELD_COST_BYTES, MAX_HELD_BYTES, Arrivals, Arrived, Fate, HeldRoom
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.message import Message
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.wire import ACK, ECHO, METADATA_OPTION, Extension, encode_announcement, encode_message
-from flowctl.outcomes.backoff import Backoff
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.nodes.messenger.arrivals import HELD_COST_BYTES, MAX_HELD_BYTES, Arrivals, Arrived, Fate, HeldRoom
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Message
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.wire import ACK, ECHO, METADATA_OPTION, Extension, encode_announcement, encode_message
 
 WAIT_S = 20.0
 SLOW = Backoff(first_s=30.0, most_s=30.0)
@@ -68,7 +68,7 @@ def is_acknowledged(dealer: zmq.Socket[bytes]) -> bool:
 
 def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dial, monkeypatch):
     """A peer whose messages are handled for long keeps half of the coroutines at most, in number and in octets."""
-    monkeypatch.setattr("flowctl.messenger.messenger.MAX_HANDLING", 8)
+    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_HANDLING", 8)
 
     async def handler(_: Messenger, message: Message) -> None:
         if message.message == b"hang":
@@ -110,8 +110,8 @@ def test_newcomers_when_all_places_are_of_those_that_wait_for_ever_are_let_in(se
 
 def test_echoes_when_nobody_acknowledges_them_leave_the_room_to_the_application(server, dial, monkeypatch):
     """What peers ask to be sent back is bounded by itself: the application can send."""
-    monkeypatch.setattr("flowctl.messenger.messenger.MAX_ECHO_BYTES", 10_000)
-    monkeypatch.setattr("flowctl.messenger.messenger.MAX_PENDING_BYTES", 10_000)
+    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_ECHO_BYTES", 10_000)
+    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_PENDING_BYTES", 10_000)
     messenger = server(None)
     for name in range(4):
         deaf = dial(b"deaf%d" % name)
@@ -148,7 +148,7 @@ def test_held_messages_when_a_peer_has_many_names_are_bounded_over_all():
 
 def test_peers_that_are_gone_when_they_left_too_many_gaps_are_forgotten(server, dial, monkeypatch):
     """What is remembered of those that went is bounded in gaps too; it costs the one that made them, not others."""
-    monkeypatch.setattr("flowctl.messenger.messenger.MAX_REMEMBERED_GAPS", 4)
+    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_REMEMBERED_GAPS", 4)
     got = Queue()
     messenger = server(lambda _, message: got.put((message.routing_id, message.id)), max_peers=1)
     for name, numbers in ((b"few", (0, 2)), (b"many", (0, 2, 4, 6, 8, 10)), (b"last", (0,))):

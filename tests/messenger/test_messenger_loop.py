@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from flowctl.errors import BrokenError, ClosedError
-from flowctl.messenger import messenger as messenger_module
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.message import Destination, Message
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
-from flowctl.messenger.wire import ECHO
+from flowctl.nodes.messenger import messenger as messenger_module
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Destination, Message
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
+from flowctl.nodes.messenger.wire import ECHO
 
 WAIT_S = 20.0
 

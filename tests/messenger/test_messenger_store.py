@@ -10,12 +10,12 @@ from queue import Queue
 
 import pytest
 
+from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LocalProtocolError
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.message import Destination, Message
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import open_store
-from flowctl.outcomes.backoff import Backoff
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Destination, Message
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import open_store
 
 WAIT_S = 20.0
 QUICK = DeliverySettings(retry=Backoff(first_s=0.02, factor=1.5, most_s=0.1), max_attempts=None)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.messenger.wire import (
+from flowctl.nodes.messenger.wire import (
     MAX_ID,
     MAX_NUMBER,
     MAX_RANGES,

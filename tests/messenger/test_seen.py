@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.messenger.seen import AtMost, Seen, Verdict
+from flowctl.nodes.messenger.seen import AtMost, Seen, Verdict
 
 
 def numbers_in(gaps: list[tuple[int, int]]) -> set[int]:

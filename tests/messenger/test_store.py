@@ -10,8 +10,8 @@ from queue import SimpleQueue
 import pytest
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, StoreError
-from flowctl.messenger.durability import DurableStore, OpenStore
-from flowctl.messenger.store import MIN_STORE_BYTES, Store, open_store
+from flowctl.nodes.messenger.durability import DurableStore, OpenStore
+from flowctl.nodes.messenger.store import MIN_STORE_BYTES, Store, open_store
 
 WAIT_S = 20.0
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
-from flowctl.messenger.durability import Transaction
-from flowctl.messenger.storefile import Add, Forget, Mark, Remove, Run, Stored, StoreFile
+from flowctl.nodes.messenger.durability import Transaction
+from flowctl.nodes.messenger.storefile import Add, Forget, Mark, Remove, Run, Stored, StoreFile
 
 MAX_BYTES = 64 << 20
 Answers = list[Exception | None]

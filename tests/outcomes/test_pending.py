@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.pending import QUANTUM_S, Pending
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.outcomes.backoff import Backoff
-from flowctl.outcomes.pending import QUANTUM_S, Pending
 
 
 def test_take_when_repeated_gives_the_entry_once_and_counts_the_rest():

@@ -7,12 +7,12 @@ from flow_kit import AUDIO, CLASS_OF, CONTROL, DISPOSABLE, HEADER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import Tally, total
-from flowctl.flow.limits import OFF_MARK
-from flowctl.flow.policy import DROPPABLE_MASK, Room
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.backlog import Backlog
-from flowctl.outgoing.queue import MessageQueue
+from flowctl.core.flow.counts import Tally, total
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.policy import DROPPABLE_MASK, Room
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.backlog import Backlog
+from flowctl.core.outgoing.queue import MessageQueue
 from flowctl.reasons import DropReason
 
 LETTERS = "CHKIDAX"

@@ -6,12 +6,12 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import HEADER, INTER, KEY, RESTART, frame
 
-from flowctl.flow.counts import as_counts, total
-from flowctl.flow.limits import OFF_MARK
-from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.cursor import LogCursor
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.flow.counts import as_counts, total
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, KEY_WAIT_S, Room
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 
 VIDEO_MASK = 1 << KEY | BROKEN_MASK

@@ -6,9 +6,9 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import HEADER, RESTART, frame
 
-from flowctl.flow.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
-from flowctl.flow.state import MessageClass
-from flowctl.flow.timing import Timing
+from flowctl.core.flow.policy import DROPPABLE_MASK, AudioFirst, KeepAll, LivePolicy, PicturesFirst, patience_of
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.flow.timing import Timing
 from flowctl.reasons import DropReason
 
 LATE = DropReason.LATE

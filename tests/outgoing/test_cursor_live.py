@@ -6,9 +6,9 @@ import pytest
 from cursor_kit import ROOMY, Follower
 from flow_kit import AUDIO, DISPOSABLE, INTER, KEY
 
-from flowctl.flow.counts import as_counts
-from flowctl.flow.limits import OFF_MARK
-from flowctl.flow.policy import Room
+from flowctl.core.flow.counts import as_counts
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.policy import Room
 from flowctl.reasons import DropReason
 
 NO_DISPOSABLE = 1 << DISPOSABLE

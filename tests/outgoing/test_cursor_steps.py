@@ -7,10 +7,10 @@ from flow_kit import HEAD_BYTES, LOG, RESTART, Published, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import as_counts, total
-from flowctl.flow.policy import Room
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.cursor import LogCursor
+from flowctl.core.flow.counts import as_counts, total
+from flowctl.core.flow.policy import Room
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.reasons import DropReason
 from flowctl.testing import ManualGroup
 

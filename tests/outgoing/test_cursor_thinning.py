@@ -11,12 +11,12 @@ from flow_kit import AUDIO, CLASS_OF, CONTROL, HEADER, KEY, RESTART, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import as_counts, total
-from flowctl.flow.limits import OFF_MARK
-from flowctl.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.cursor import LogCursor
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.flow.counts import as_counts, total
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 
 VIDEO_MASK = 1 << KEY | BROKEN_MASK
@@ -459,7 +459,7 @@ def test_masks_when_used_here_leave_control_and_headers_alone():
 
     class DropsAll:
         def decide(self, state, message_class):
-            from flowctl.flow.policy import Verdict
+            from flowctl.core.flow.policy import Verdict
 
             return Verdict.DROP
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from flow_kit import AUDIO, CLASS_OF, CONTROL, DATA, KEY, LOG, OWN, Peer, frame, parse
 
-from flowctl.flow.counts import total
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import Thin
-from flowctl.flow.state import MessageClass
-from flowctl.outgoing.cursor import LogCursor
-from flowctl.outgoing.outbox import Outbox
-from flowctl.outgoing.streamlog import StreamLog
+from flowctl.core.flow.counts import total
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import Thin
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.outbox import Outbox
+from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.reasons import DropReason
 
 SIZE = 20

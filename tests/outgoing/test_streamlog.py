@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.flow.state import CLASS_COUNT, MessageClass
+from flowctl.core.outgoing.streamlog import CacheLimits, Place, StreamLog
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.flow.state import CLASS_COUNT, MessageClass
-from flowctl.outgoing.streamlog import CacheLimits, Place, StreamLog
 
 CONTROL, HEADER, KEY, INTER, DISPOSABLE, AUDIO, DATA = MessageClass
 NO_CACHE = CacheLimits(size_bytes=0)

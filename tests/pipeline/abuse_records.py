@@ -11,7 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flowctl.telemetry.schema import ARROW_TYPES, FORMAT, METADATA_PREFIX, OPENS_EVERY_S, OPENS_FIRST_S, TABLES, Kind
+from flowctl.records.telemetry.schema import (
+    ARROW_TYPES,
+    FORMAT,
+    METADATA_PREFIX,
+    OPENS_EVERY_S,
+    OPENS_FIRST_S,
+    TABLES,
+    Kind,
+)
 
 BEGIN_S = 1_790_000_000
 """A second of 2026; tests that need bans to last use the present instead."""

@@ -16,7 +16,7 @@ def spark(tmp_path_factory):
     """Give a session with two cores and two shuffle partitions; skips where PySpark or Java is missing."""
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("pyspark is not installed: pip install '.[pipeline]'")
-    from flowctl.pipeline.spark.session import SessionOptions, open_session
+    from flowctl.analyze.spark.session import SessionOptions, open_session
 
     folder = tmp_path_factory.mktemp("spark")
     conf = {
@@ -38,7 +38,7 @@ def spark(tmp_path_factory):
 @pytest.fixture
 def analyze(spark, monkeypatch, capsys):
     """Give a function that runs ``flowctl analyze`` in this process, on the shared Java: -> status, output, errors."""
-    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: contextlib.nullcontext(spark.newSession()))
+    monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: contextlib.nullcontext(spark.newSession()))
 
     def command(*arguments: object):
         status = main(["analyze", *map(str, arguments)])

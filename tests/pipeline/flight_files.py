@@ -6,12 +6,12 @@ from pathlib import Path
 
 from flight_kit import ROOMS, Rows, linked
 
-from flowctl.flight.reading import read_flights
-from flowctl.flight.viewing import stream_and_link
-from flowctl.flight.whatif.engine import evaluate, recorded_viewer
-from flowctl.flight.whatif.types import RecordedViewer
-from flowctl.pipeline.whatif.grid import in_force
-from flowctl.telemetry.schema import FLIGHT
+from flowctl.analyze.whatif.grid import in_force
+from flowctl.records.flight.reading import read_flights
+from flowctl.records.flight.viewing import stream_and_link
+from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
+from flowctl.records.flight.whatif.types import RecordedViewer
+from flowctl.records.telemetry.schema import FLIGHT
 
 LIMITS = ("6000,0,2s", "9000,0,3s")
 AT = {name: FLIGHT.names.index(name) for name in ("node", "conn_id", "role")}

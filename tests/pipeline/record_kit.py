@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, FORMAT, Kind, Table
+from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, FORMAT, Kind, Table
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 TYPES = {
@@ -106,7 +106,7 @@ def write_opens(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
 
 def read_hours(spark, listing, hours, *, now_us: int, used=()):
     """Read the records of some hours; `used`: identities of files that other hours have used."""
-    from flowctl.pipeline.records.read import Read, check_any, judged, look
+    from flowctl.analyze.records.read import Read, check_any, judged, look
 
     read = Read(lambda: spark, listing, now_us)
     looked = judged(look(read, listing.of(hours)), lambda _, facts: facts.identity in used)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
-from flowctl.pipeline.records.place import Place
-from flowctl.pipeline.report import gather, job
-from flowctl.pipeline.report.found import Found
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.analyze.records.place import Place
+from flowctl.analyze.report import gather, job
+from flowctl.analyze.report.found import Found
+from flowctl.records.telemetry.schema import CLASS_NAMES
 
 NASTY = (
     "</title></style></svg><script>alert('x')</script>\x1b[31m\u202eevil & \"quoted\" 'single' "

@@ -6,8 +6,8 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
+from flowctl.live.relay.relay import hops_of
 from flowctl.live.settings.relays import MOST_RELAYS, RelayRule, parse_relays
-from flowctl.relay.relay import hops_of
 
 
 def test_rules_when_written_say_pattern_address_and_always():

@@ -6,9 +6,9 @@ import pytest
 
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
-from flowctl.relay.pushing import PushSession
-from flowctl.rtmp.url import parse_url
+from flowctl.live.relay.pushing import PushSession
 from flowctl.testing import ManualClock
+from flowctl.wire.rtmp.url import parse_url
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import zlib
 from pathlib import Path
 
 from flowctl.flv import FlvReader
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.remux.files import NameTemplate, PartFile
-from flowctl.remux.flvform import FlvForm
-from flowctl.remux.intake import Began, Came, Ended
-from flowctl.remux.recorder import Recorder, RecordSettings
+from flowctl.live.remux.files import NameTemplate, PartFile
+from flowctl.live.remux.flvform import FlvForm
+from flowctl.live.remux.intake import Began, Came, Ended
+from flowctl.live.remux.recorder import Recorder, RecordSettings
 from flowctl.testing import ManualClock
+from flowctl.wire.media.synthetic import SyntheticSource
 
 
 class Disk:

@@ -13,12 +13,12 @@ from remux_kit import checksums, moved, pictures_of, source
 
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flv import FlvReader
-from flowctl.media.sample import find_ffmpeg
-from flowctl.remux.files import Room
-from flowctl.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
-from flowctl.remux.intake import Began, Came, Ended
-from flowctl.remux.recorder import RecorderState
+from flowctl.live.remux.files import Room
+from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
+from flowctl.live.remux.intake import Began, Came, Ended
+from flowctl.live.remux.recorder import RecorderState
 from flowctl.testing import ManualClock
+from flowctl.wire.media.sample import find_ffmpeg
 
 
 class Writing:
@@ -291,7 +291,7 @@ def test_hls_when_the_playlist_cannot_be_written_leaves_no_file_for_ever(tmp_pat
 
 def test_hls_when_messages_are_tiny_holds_no_more_of_them_than_of_others(tmp_path, monkeypatch):
     """Under a clock that stands still a segment ends by what it costs, not by its payload alone."""
-    monkeypatch.setattr("flowctl.remux.hls._MOST_BYTES", 100_000)
+    monkeypatch.setattr("flowctl.live.remux.hls._MOST_BYTES", 100_000)
     writing = Writing(tmp_path)
     headers = [tag for tag in source(1)[:3] if tag.type_id == 8]
     writing.feed([*headers, *(headers[0]._replace(payload=b"\xaf\x01") for _ in range(2000))])

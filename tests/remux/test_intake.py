@@ -7,7 +7,7 @@ import threading
 from live_kit import audio, inter, key
 from remux_kit import source
 
-from flowctl.remux.intake import Began, Came, Ended, Intake, Left
+from flowctl.live.remux.intake import Began, Came, Ended, Intake, Left
 
 TEN = b"x" * 800  # with what is counted beside it, ten of them are 10,000 bytes
 

@@ -7,12 +7,12 @@ import os
 import pytest
 from remux_kit import Bench, Disk, checksums, moved, pictures_of, source
 
-from flowctl.flow.state import MessageClass
-from flowctl.remux.container import Mp4Form, transport
-from flowctl.remux.course import Unit
-from flowctl.remux.files import recover
-from flowctl.remux.recorder import RecorderState
-from flowctl.remux.recovery import whole_bytes
+from flowctl.core.flow.state import MessageClass
+from flowctl.live.remux.container import Mp4Form, transport
+from flowctl.live.remux.course import Unit
+from flowctl.live.remux.files import recover
+from flowctl.live.remux.recorder import RecorderState
+from flowctl.live.remux.recovery import whole_bytes
 
 
 @pytest.mark.parametrize("recipe", ["plain", "b_frames", "hevc", "silent"])

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.remux.playlist import Playlist, Segment
+from flowctl.live.remux.playlist import Playlist, Segment
 
 
 def test_playlist_when_it_slides_counts_what_left():

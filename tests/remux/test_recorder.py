@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from remux_kit import Bench, Disk, moved, source, tags_of
 
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import FlvTag
-from flowctl.remux.files import NameTemplate
-from flowctl.remux.intake import Left
-from flowctl.remux.recorder import RETRY_S, RecorderState
-from flowctl.rtmp.media.media import inspect
+from flowctl.live.remux.files import NameTemplate
+from flowctl.live.remux.intake import Left
+from flowctl.live.remux.recorder import RETRY_S, RecorderState
+from flowctl.wire.rtmp.media.media import inspect
 
 
 def media(tags):

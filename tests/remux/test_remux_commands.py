@@ -10,7 +10,7 @@ import pytest
 
 from flowctl.cli.remux import hls, record
 from flowctl.errors import ConfigError
-from flowctl.remux.files import lock_file
+from flowctl.live.remux.files import lock_file
 
 
 @pytest.mark.parametrize("command", [hls, record])

@@ -12,8 +12,8 @@ import pytest
 from remux_kit import Bench, source, tags_of
 
 from flowctl.errors import ConfigError
-from flowctl.remux.files import NameTemplate, PartFile, Room, recover
-from flowctl.remux.recovery import whole_bytes
+from flowctl.live.remux.files import NameTemplate, PartFile, Room, recover
+from flowctl.live.remux.recovery import whole_bytes
 
 
 def recorded(folder):
@@ -146,7 +146,7 @@ def test_finish_when_the_name_was_taken_meanwhile_writes_over_nothing(tmp_path):
 
 def test_lock_when_recovery_looks_at_the_file_is_waited_for(tmp_path, monkeypatch):
     """A recovery that has the new file open does not leave it without a lock: the next one would take it away."""
-    from flowctl.remux import files
+    from flowctl.live.remux import files
 
     made, looking = files._made, []
 

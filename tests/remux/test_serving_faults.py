@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from unittest.mock import MagicMock
 
-from flowctl.remux.serving import HlsFiles
+from flowctl.live.remux.serving import HlsFiles
 
 
 def test_segment_when_the_disk_cannot_read_it_ends_the_connection_and_closes_once(tmp_path, monkeypatch):

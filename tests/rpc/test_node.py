@@ -13,11 +13,11 @@ from contextlib import aclosing
 import pytest
 
 from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.pollgroup import LoopFactory
-from flowctl.rpc.access.access import AuthLevel
-from flowctl.rpc.message import Message
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.peers.peer import ConnectionID
 
 WAIT_S = 20.0
 

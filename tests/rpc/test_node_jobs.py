@@ -11,10 +11,10 @@ from concurrent.futures import Future, wait
 import pytest
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.nodes.rpc import serving
+from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
+from flowctl.nodes.rpc.node import RpcNode
 from flowctl.pollgroup import GroupState
-from flowctl.rpc import serving
-from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
-from flowctl.rpc.node import RpcNode
 
 WAIT_S = 20.0
 

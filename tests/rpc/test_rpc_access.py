@@ -7,17 +7,17 @@ import itertools
 import pytest
 
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.rpc.access.access import Access, AuthLevel
-from flowctl.rpc.access.admission import (
+from flowctl.nodes.rpc.access.access import Access, AuthLevel
+from flowctl.nodes.rpc.access.admission import (
     BURST_PER_ADDRESS,
     MOST_ADDRESSES,
     NEW_PER_ADDRESS_AND_S,
     AddressRates,
     Admission,
 )
-from flowctl.rpc.access.rules import is_assigned, is_claimed, key_route, refusal_code
-from flowctl.rpc.access.servicenodes import ServiceNodes, checked_keys
-from flowctl.zeromq.zap import Refusal, ZapRequest
+from flowctl.nodes.rpc.access.rules import is_assigned, is_claimed, key_route, refusal_code
+from flowctl.nodes.rpc.access.servicenodes import ServiceNodes, checked_keys
+from flowctl.wire.zeromq.zap import Refusal, ZapRequest
 
 KEY, OTHER = bytes(32), bytes(range(32))
 LEVELS = (AuthLevel.NONE, AuthLevel.BASIC, AuthLevel.ADMIN)

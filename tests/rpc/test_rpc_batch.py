@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.rpc.jobs.batch import NODE_THREAD, Batch, JobResult, TaggedThread
-from flowctl.rpc.jobs.slots import Slots
+from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch, JobResult, TaggedThread
+from flowctl.nodes.rpc.jobs.slots import Slots
 
 
 def test_results_when_jobs_end_in_any_order_are_in_the_order_of_the_jobs():

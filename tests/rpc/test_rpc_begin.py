@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from flowctl.nodes.rpc.jobs.begin import begin
 from flowctl.pollgroup import LoopFactory
-from flowctl.rpc.jobs.begin import begin
 
 NAME: ContextVar[str] = ContextVar("NAME", default="none")
 

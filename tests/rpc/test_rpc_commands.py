@@ -11,13 +11,13 @@ from functools import partial, wraps
 import pytest
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rpc.access.access import Access, AuthLevel
-from flowctl.rpc.commands import Category, Command, HandlerKind, access_of, kind_of
-from flowctl.rpc.describe import described as described_as
-from flowctl.rpc.jobs.slots import Slots
-from flowctl.rpc.message import DeferredSend, Message, parts_of
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.peers.peer import ConnectionID
+from flowctl.nodes.rpc.access.access import Access, AuthLevel
+from flowctl.nodes.rpc.commands import Category, Command, HandlerKind, access_of, kind_of
+from flowctl.nodes.rpc.describe import described as described_as
+from flowctl.nodes.rpc.jobs.slots import Slots
+from flowctl.nodes.rpc.message import DeferredSend, Message, parts_of
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 WAIT_S = 20.0
 

@@ -12,11 +12,11 @@ from math import inf
 import pytest
 
 from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolError
+from flowctl.nodes.rpc.jobs import dispatcher as dispatcher_module
+from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
+from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
+from flowctl.nodes.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
 from flowctl.pollgroup import PollGroup
-from flowctl.rpc.jobs import dispatcher as dispatcher_module
-from flowctl.rpc.jobs.batch import NODE_THREAD, Batch
-from flowctl.rpc.jobs.dispatcher import Dispatcher
-from flowctl.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
 
 WAIT_S = 20.0
 

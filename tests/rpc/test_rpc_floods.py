@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 import zmq
 
-from flowctl.rpc import serving
-from flowctl.rpc.jobs.slots import MOST_WAITING_BYTES, Job, Slots, Verdict
-from flowctl.rpc.message import FRAME_BYTES, Message
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.wire.tag import make_tag
+from flowctl.nodes.rpc import serving
+from flowctl.nodes.rpc.jobs.slots import MOST_WAITING_BYTES, Job, Slots, Verdict
+from flowctl.nodes.rpc.message import FRAME_BYTES, Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.wire.tag import make_tag
 
 WAIT_MS = 20_000
 

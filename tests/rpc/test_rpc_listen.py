@@ -13,13 +13,13 @@ import zmq
 from zmq_kit import NEVER_MS
 
 from flowctl.errors import ClosedError, ConfigError, RpcError
+from flowctl.nodes.rpc.access.access import Access, AuthLevel
+from flowctl.nodes.rpc.access.rules import key_route
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.reach import Reach
 from flowctl.pollgroup import LoopFactory
-from flowctl.rpc.access.access import Access, AuthLevel
-from flowctl.rpc.access.rules import key_route
-from flowctl.rpc.message import Message
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.peers.reach import Reach
-from flowctl.zeromq.curve import KeyPair, dial_curve
+from flowctl.wire.zeromq.curve import KeyPair, dial_curve
 
 WAIT_S = 20.0
 TAG = b"123456789012345"

@@ -10,13 +10,13 @@ import zmq
 from zmq_kit import NEVER_MS
 
 from flowctl.errors import ConfigError, RpcError
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.access.logins import TRIES_PER_CONNECTION, Cost, PasswordHash
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory
-from flowctl.rpc.access.access import AuthLevel
-from flowctl.rpc.access.logins import TRIES_PER_CONNECTION, Cost, PasswordHash
-from flowctl.rpc.message import Message
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.wire.addresses import Address
-from flowctl.zeromq.curve import KeyPair, dial_curve
+from flowctl.wire.zeromq.curve import KeyPair, dial_curve
 
 WAIT_S = 20.0
 TAG = b"123456789012345"

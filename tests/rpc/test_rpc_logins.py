@@ -10,10 +10,9 @@ from concurrent.futures import Future
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.pollgroup import PollGroup
-from flowctl.rpc.access import logins as module
-from flowctl.rpc.access.access import AuthLevel
-from flowctl.rpc.access.logins import (
+from flowctl.nodes.rpc.access import logins as module
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.access.logins import (
     BURST_PER_ADDRESS,
     DEFAULT_COST,
     MOST_PASSWORD_BYTES,
@@ -27,6 +26,7 @@ from flowctl.rpc.access.logins import (
     LoginTries,
     PasswordHash,
 )
+from flowctl.pollgroup import PollGroup
 
 WAIT_S = 20.0
 CHEAP = Cost(log_n=1, r=1, p=1)

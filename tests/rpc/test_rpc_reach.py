@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from flowctl.errors import BusyError, ConfigError
-from flowctl.rpc import subscription as module
-from flowctl.rpc.peers.reach import CONNECT_KEEP_ALIVE_S, SEND_KEEP_ALIVE_S, Connections, Reach
-from flowctl.rpc.subscription import DURATION_S, Subscription
+from flowctl.nodes.rpc import subscription as module
+from flowctl.nodes.rpc.peers.reach import CONNECT_KEEP_ALIVE_S, SEND_KEEP_ALIVE_S, Connections, Reach
+from flowctl.nodes.rpc.subscription import DURATION_S, Subscription
 
 KEY = bytes(32)
 

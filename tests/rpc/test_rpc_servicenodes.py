@@ -10,13 +10,13 @@ from queue import SimpleQueue
 import pytest
 
 from flowctl.errors import RpcError
+from flowctl.nodes.rpc.message import DeferredSend, Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.peer import ConnectionID
+from flowctl.nodes.rpc.peers.reach import Reach
+from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory
-from flowctl.rpc.message import DeferredSend, Message
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.peers.peer import ConnectionID
-from flowctl.rpc.peers.reach import Reach
-from flowctl.rpc.wire.addresses import Address
-from flowctl.zeromq.curve import KeyPair
+from flowctl.wire.zeromq.curve import KeyPair
 
 WAIT_S = 20.0
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError, InternalError
-from flowctl.rpc.jobs import slots as slots_module
-from flowctl.rpc.jobs.slots import Job, Lane, LaneKind, Slots, Verdict
-from flowctl.rpc.jobs.turns import MOST_IN_LINE
+from flowctl.nodes.rpc.jobs import slots as slots_module
+from flowctl.nodes.rpc.jobs.slots import Job, Lane, LaneKind, Slots, Verdict
+from flowctl.nodes.rpc.jobs.turns import MOST_IN_LINE
 
 FEW_LINES = 8
 """What it costs whether a job has others of its sender before it; not how many."""

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowctl.core.loop.deadlines import Deadlines
 from flowctl.errors import ConfigError
-from flowctl.loop.deadlines import Deadlines
-from flowctl.rpc.jobs.timers import Timer
+from flowctl.nodes.rpc.jobs.timers import Timer
 
 
 class Clock:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flowctl.rpc.jobs.turns import MOST_IN_LINE, Turns
+from flowctl.nodes.rpc.jobs.turns import MOST_IN_LINE, Turns
 
 
 @dataclass(eq=False)

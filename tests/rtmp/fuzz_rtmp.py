@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kits"))
 from rtmp_chunk_peer import ChunkPeer, header0, interleave, pieces, random_messages, set_chunk_size
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp import messages
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
-from flowctl.rtmp.handshake.handshake import Handshake
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media.aggregate import split_aggregate
-from flowctl.rtmp.wire import TYPE_AGGREGATE, Message
+from flowctl.wire.rtmp import messages
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
+from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.aggregate import split_aggregate
+from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, Message
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 

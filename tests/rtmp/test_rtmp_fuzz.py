@@ -7,7 +7,7 @@ import random
 import fuzz_rtmp
 import pytest
 
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.wire import Message
 
 
 @pytest.mark.parametrize("data", [*fuzz_rtmp.FOUND, "", "00", "ff", "00c4", "0006"])

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import messages, wire
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.amf.limits import AmfLimits
-from flowctl.rtmp.amf.values import UNDEFINED, AvmPlus, EcmaArray
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media.aggregate import split_aggregate
-from flowctl.rtmp.messages import (
+from flowctl.wire.rtmp import messages, wire
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.limits import AmfLimits
+from flowctl.wire.rtmp.amf.values import UNDEFINED, AvmPlus, EcmaArray
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.aggregate import split_aggregate
+from flowctl.wire.rtmp.messages import (
     Abort,
     Acknowledgement,
     Command,
@@ -29,7 +29,7 @@ from flowctl.rtmp.messages import (
     encode_control,
     encode_data,
 )
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.wire import Message
 
 U32 = st.integers(0, 2**32 - 1)
 

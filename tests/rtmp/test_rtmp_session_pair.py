@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rtmp_session_kit import SPLITS, Pair, ScriptedClient
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
-from flowctl.rtmp.client.states import ClientState
-from flowctl.rtmp.events import (
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
+from flowctl.wire.rtmp.client.states import ClientState
+from flowctl.wire.rtmp.events import (
     ConnectRequested,
     HandshakeDone,
     MetadataReceived,
@@ -26,12 +26,12 @@ from flowctl.rtmp.events import (
     StreamClosed,
     StreamEnded,
 )
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.server.replies import COURTESIES
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.server.states import ConnectionState, StreamState
-from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.server.replies import COURTESIES
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
+from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 AUDIO, VIDEO = 8, 9
 

@@ -6,14 +6,14 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient, single, whole
 
 from flowctl.errors import LimitExceededError, RemoteProtocolError
-from flowctl.rtmp import commands
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.amf.values import UNDEFINED, AvmPlus, Date, EcmaArray, TypedObject
-from flowctl.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
-from flowctl.rtmp.media.media import inspect
-from flowctl.rtmp.messages import Command, SetChunkSize, decode_message, encode_command, encode_control
-from flowctl.rtmp.server.states import StreamState
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.values import UNDEFINED, AvmPlus, Date, EcmaArray, TypedObject
+from flowctl.wire.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.messages import Command, SetChunkSize, decode_message, encode_command, encode_control
+from flowctl.wire.rtmp.server.states import StreamState
+from flowctl.wire.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA_AMF3, COMMAND_AMF3, DATA = 8, 9, 15, 17, 18
 

@@ -3,8 +3,8 @@
 import pytest
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.client.states import CLIENT_TABLE, ClientInput, ClientState, next_client_state
-from flowctl.rtmp.server.states import (
+from flowctl.wire.rtmp.client.states import CLIENT_TABLE, ClientInput, ClientState, next_client_state
+from flowctl.wire.rtmp.server.states import (
     CONNECTION_TABLE,
     STREAM_TABLE,
     ConnectionInput,

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp import url as rtmp_url
-from flowctl.rtmp.url import RtmpUrl, check_name, from_connect, is_path, parse_query, parse_url, redact_url, url_of
+from flowctl.wire.rtmp import url as rtmp_url
+from flowctl.wire.rtmp.url import RtmpUrl, check_name, from_connect, is_path, parse_query, parse_url, redact_url, url_of
 
 
 def code_of(function, *arguments, **keywords):

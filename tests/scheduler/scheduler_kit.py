@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from flowctl.scheduler.offer import FailureCode
-from flowctl.scheduler.policy import SchedulerPolicy
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.nodes.scheduler.offer import FailureCode
+from flowctl.nodes.scheduler.policy import SchedulerPolicy
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 from flowctl.testing import ManualClock
 
 TIMEOUT_S = 5.0

@@ -9,8 +9,8 @@ import pytest
 from scheduler_kit import FakePeer, FakeSender, Response, World
 
 from flowctl.errors import BrokenError, ClosedError, ConfigError
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 from flowctl.pollgroup import PollGroup
-from flowctl.scheduler.scheduler import MessageScheduler
 from flowctl.testing import ManualClock
 
 LIMIT_S = 20.0

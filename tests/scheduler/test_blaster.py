@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from scheduler_kit import FakeReceiver, World
 
-from flowctl.scheduler.requests.blaster import Blaster, BlastResult
+from flowctl.nodes.scheduler.requests.blaster import Blaster, BlastResult
 
 
 class Blasting:

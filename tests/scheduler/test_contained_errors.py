@@ -8,8 +8,8 @@ import pytest
 from scheduler_kit import TIMEOUT_S, CallingSender, FakeReceiver, World
 
 from flowctl.errors import LocalProtocolError
-from flowctl.scheduler.policy import ById, FirstComeFirstServed, SchedulerPolicy
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.nodes.scheduler.policy import ById, FirstComeFirstServed, SchedulerPolicy
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 
 FAULTS = [ValueError("fault"), asyncio.CancelledError(), SystemExit(1)]
 
@@ -84,7 +84,7 @@ def test_error_hook_when_absent_logs(caplog):
     scheduler.schedule(CallingSender(lambda _: None, raiser(ValueError("fault"))))
     scheduler.stop()
     (record,) = caplog.records
-    assert (record.name, record.exc_info[0]) == ("flowctl.scheduler", ValueError)
+    assert (record.name, record.exc_info[0]) == ("flowctl.nodes.scheduler", ValueError)
 
 
 @pytest.mark.parametrize("takes", [False, OSError("gone")])

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from scheduler_kit import TIMEOUT_S, FakePeer, FakeReceiver, World
 
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 from flowctl.testing import ManualClock
 
 LIMIT_S = 20.0

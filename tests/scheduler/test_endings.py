@@ -8,8 +8,8 @@ import pytest
 from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, FakeSender, Response, World
 
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.scheduler.offer import FIRST_ID, LAST_ID
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.nodes.scheduler.offer import FIRST_ID, LAST_ID
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 from flowctl.testing import ManualClock
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_kit import CallingSender, FakePeer, StillLoop, World
 
-from flowctl.scheduler.core import ASKED_PER_JOB
+from flowctl.nodes.scheduler.core import ASKED_PER_JOB
 
 
 def crowded(decliners):

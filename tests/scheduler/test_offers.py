@@ -6,8 +6,8 @@ import pytest
 from scheduler_kit import TIMEOUT_S, CallingSender, FakePeer, FakeReceiver, FakeSender, World
 
 from flowctl.errors import ConfigError
-from flowctl.scheduler.policy import MAX_PRIORITY, PLACES_PER_PRIORITY
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.nodes.scheduler.policy import MAX_PRIORITY, PLACES_PER_PRIORITY
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 
 
 def test_queue_when_a_peer_connects_is_offered_one_channel_each():

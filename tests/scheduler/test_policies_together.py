@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scheduler_kit import FakePeer, Response, World
 
-from flowctl.outcomes.backoff import Backoff
-from flowctl.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettings
-from flowctl.scheduler.policies.budget import RetryBudget
-from flowctl.scheduler.policies.choice import TwoChoices
-from flowctl.scheduler.policies.ejection import EjectionSettings, OutlierEjection
-from flowctl.scheduler.policies.fairness import WeightedFair
-from flowctl.scheduler.policy import SchedulerPolicy
-from flowctl.scheduler.requests.hedging import Hedging
-from flowctl.scheduler.requests.requester import Requester
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.nodes.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettings
+from flowctl.nodes.scheduler.policies.budget import RetryBudget
+from flowctl.nodes.scheduler.policies.choice import TwoChoices
+from flowctl.nodes.scheduler.policies.ejection import EjectionSettings, OutlierEjection
+from flowctl.nodes.scheduler.policies.fairness import WeightedFair
+from flowctl.nodes.scheduler.policy import SchedulerPolicy
+from flowctl.nodes.scheduler.requests.hedging import Hedging
+from flowctl.nodes.scheduler.requests.requester import Requester
 
 IDS = st.integers(0, 7)
 SHARE = 0.5

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 from scheduler_kit import World
 
-from flowctl.outcomes.backoff import Backoff
-from flowctl.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettings
-from flowctl.scheduler.policies.choice import TwoChoices
-from flowctl.scheduler.policies.ejection import EjectionSettings, OutlierEjection
-from flowctl.scheduler.policies.fairness import WeightedFair
-from flowctl.scheduler.policy import ById, SchedulerPolicy
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.nodes.scheduler.policies.adaptive import AdaptiveChannels, AdaptiveSettings
+from flowctl.nodes.scheduler.policies.choice import TwoChoices
+from flowctl.nodes.scheduler.policies.ejection import EjectionSettings, OutlierEjection
+from flowctl.nodes.scheduler.policies.fairness import WeightedFair
+from flowctl.nodes.scheduler.policy import ById, SchedulerPolicy
 
 AWAY = Backoff(first_s=10.0, jitter=0.0, most_s=60.0)
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_kit import TIMEOUT_S, World
 
+from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import ClosedError, ConfigError, ExhaustedError, LocalProtocolError
-from flowctl.outcomes.outcome import Outcome
-from flowctl.scheduler.policies.budget import RetryBudget
-from flowctl.scheduler.policy import SchedulerPolicy
-from flowctl.scheduler.requests.hedging import Hedging
-from flowctl.scheduler.requests.requester import LEAST_TRY_S, LOOK_AGAIN_S, MOST_TRY_S, Requester
+from flowctl.nodes.scheduler.policies.budget import RetryBudget
+from flowctl.nodes.scheduler.policy import SchedulerPolicy
+from flowctl.nodes.scheduler.requests.hedging import Hedging
+from flowctl.nodes.scheduler.requests.requester import LEAST_TRY_S, LOOK_AGAIN_S, MOST_TRY_S, Requester
 
 WAIT_S = 20
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scheduler_kit import TIMEOUT_S, FakePeer, FakeReceiver, FakeSender, Response, StillLoop, World
 
-from flowctl.outcomes.pending import QUANTUM_S
-from flowctl.scheduler import core
-from flowctl.scheduler.policy import FirstComeFirstServed, SchedulerPolicy
-from flowctl.scheduler.scheduler import MessageScheduler
+from flowctl.core.outcomes.pending import QUANTUM_S
+from flowctl.nodes.scheduler import core
+from flowctl.nodes.scheduler.policy import FirstComeFirstServed, SchedulerPolicy
+from flowctl.nodes.scheduler.scheduler import MessageScheduler
 
 PLACES = 3
 PEERS = st.integers(0, 4)

@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
+from flowctl.core.sending.clocks import Clocks
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.reasons import CloseReason
-from flowctl.sending.clocks import Clocks
-from flowctl.sending.settings import SenderSettings
 
 SETTINGS = SenderSettings(stuck_s=15, soft_too_long_s=60, close_deadline_s=5)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.flow.counts import Counts
+from flowctl.core.flow.counts import Counts
+from flowctl.core.sending.episode import DropEpisode
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.sending.slowpeer import SlowPeer
 from flowctl.reasons import DropReason
-from flowctl.sending.episode import DropEpisode
-from flowctl.sending.settings import SenderSettings
-from flowctl.sending.slowpeer import SlowPeer
 
 NOTHING = {}
 TWO = {DropReason.LATE: Counts((0, 0, 0, 2, 0, 0, 0), (0, 0, 0, 900, 0, 0, 0))}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from flowctl.loop.locks import OwnedLock
-from flowctl.sending.postponed import PostponedCalls
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.sending.postponed import PostponedCalls
 
 
 def test_calls_when_the_lock_is_held_wait_for_its_outermost_holder():

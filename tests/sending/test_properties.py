@@ -25,13 +25,13 @@ from flow_kit import (
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import AxisLimits, HardPolicy, Limits
-from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
-from flowctl.flow.state import SendState
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
+from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.core.flow.state import SendState
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import AgeSource, SenderSettings
 from flowctl.testing import ManualGroup
 
 

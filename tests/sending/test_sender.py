@@ -23,17 +23,17 @@ from flow_kit import (
 )
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS, HardPolicy
+from flowctl.core.flow.policy import DropDroppable, LivePolicy, Thin
+from flowctl.core.flow.state import Axis, Cause
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import NO_LIMITS, HardPolicy
-from flowctl.flow.policy import DropDroppable, LivePolicy, Thin
-from flowctl.flow.state import Axis, Cause
-from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
 
 # -- modes and writing

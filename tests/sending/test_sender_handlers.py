@@ -18,18 +18,18 @@ from flow_kit import (
 from sender_kit import OVERLOADED, READY, SOFT_LIMIT, Talker, by_messages
 from slow_kit import Scene, stream
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS, Limits
+from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError, ReentryError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flight.recorded import RecordedSender
-from flowctl.flight.tape import Identity, Tape
-from flowctl.flight.words import TablePolicy
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import NO_LIMITS, Limits
-from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin, Verdict
 from flowctl.reasons import CloseReason, DropReason
+from flowctl.records.flight.recorded import RecordedSender
+from flowctl.records.flight.tape import Identity, Tape
+from flowctl.records.flight.words import TablePolicy
 from flowctl.sender import Sender
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup, ManualHost
 
 

@@ -25,15 +25,15 @@ from flow_kit import (
 from hypothesis import given, settings
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import NO_LIMITS, HardPolicy, Limits
+from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
-from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
-from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 POLICIES = (KeepAll(), LivePolicy(), DropDroppable())

@@ -13,14 +13,14 @@ from flow_kit import (
 )
 from sender_kit import HARD_LIMIT, OVERLOADED, READY, SOFT_LIMIT, TIMELESS, Talker, by_messages
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import AxisLimits, Limits
-from flowctl.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
-from flowctl.flow.state import Axis, Cause
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import AxisLimits, Limits
+from flowctl.core.flow.policy import DropDroppable, KeepAll, LivePolicy, Thin
+from flowctl.core.flow.state import Axis, Cause
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualGroup
 
 HASTY = SenderSettings(stuck_s=10, soft_too_long_s=20, close_deadline_s=5)

@@ -12,16 +12,16 @@ from flow_kit import AUDIO, DISPOSABLE, INTER, KEY, Published
 from hypothesis import given, settings
 from slow_kit import LINES, LIVE_LIMITS, RATE, Scene, Steady, stream
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.counts import NO_COUNTS
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import NO_LIMITS, Limits
-from flowctl.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
-from flowctl.flow.state import SendState
-from flowctl.flow.timing import target_s
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.counts import NO_COUNTS
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS, Limits
+from flowctl.core.flow.policy import AudioFirst, KeepAll, LivePolicy, PicturesFirst
+from flowctl.core.flow.state import SendState
+from flowctl.core.flow.timing import target_s
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.playing import Muted
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.sending.settings import SenderSettings
 
 SECONDS = 100
 # Pictures seen by line, for groups of 1, 2 and 4 s: a simulation of the rule, see docs/concepts.md.

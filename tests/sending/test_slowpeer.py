@@ -10,15 +10,15 @@ from flow_kit import Peer, Published, check_accounts
 from sender_kit import READY
 from slow_kit import Steady
 
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import NO_LIMITS, HardPolicy, Limits
-from flowctl.flow.meters import STALL_S
-from flowctl.flow.policy import Thin
-from flowctl.flow.state import Load, SendState
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS, HardPolicy, Limits
+from flowctl.core.flow.meters import STALL_S
+from flowctl.core.flow.policy import Thin
+from flowctl.core.flow.state import Load, SendState
+from flowctl.core.sending.settings import AgeSource, SenderSettings
+from flowctl.core.sending.slowpeer import SlowPeer, healthy_delay_ms
 from flowctl.reasons import CloseReason
-from flowctl.sending.settings import AgeSource, SenderSettings
-from flowctl.sending.slowpeer import SlowPeer, healthy_delay_ms
 
 STEERED = SenderSettings(stuck_s=0, soft_too_long_s=0)
 

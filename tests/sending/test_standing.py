@@ -8,10 +8,10 @@ import pytest
 from fanout_kit import Stage
 from flow_kit import HEAD_BYTES, Peer
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.sending.standing import STEPS, Standing, step
 from flowctl.errors import InternalError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.state import MessageClass
-from flowctl.sending.standing import STEPS, Standing, step
 
 GONE, QUEUED, SERVED, REFUSED, COHORT = Standing
 

@@ -26,18 +26,18 @@ from flow_kit import (
 from sender_kit import READY, SOFT_LIMIT, Talker, by_messages
 from slow_kit import RATE, Scene, Steady, stream
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
+from flowctl.core.flow.meters import STALL_S
+from flowctl.core.flow.policy import LivePolicy, Thin
+from flowctl.core.outgoing.streamlog import CacheLimits, Entry
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import AgeSource, SenderSettings
+from flowctl.core.sending.slowpeer import SlowPeer
 from flowctl.errors import ConfigError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import NO_LIMITS, Axis, AxisLimits, Limits
-from flowctl.flow.meters import STALL_S
-from flowctl.flow.policy import LivePolicy, Thin
-from flowctl.outgoing.streamlog import CacheLimits, Entry
 from flowctl.reasons import DropReason
 from flowctl.sender import Sender
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import AgeSource, SenderSettings
-from flowctl.sending.slowpeer import SlowPeer
 from flowctl.testing import ManualGroup
 
 RETURNING = SenderSettings(stuck_s=0, soft_too_long_s=0, return_after_s=2.0)

@@ -10,7 +10,7 @@ from flow_kit import AUDIO, DATA, INTER, KEY, OWN, frame
 from hypothesis import given, settings
 from slow_kit import RATE, Scene
 
-from flowctl.flow.limits import Limits
+from flowctl.core.flow.limits import Limits
 
 
 def thin_stream(seconds, gop_s, key_share, *, sound=True, fps=30, seed=1):

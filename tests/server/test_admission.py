@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.server import admission as admission_module
+from flowctl.core.server.admission import Admission, AdmissionLimits, descriptor_limit
+from flowctl.core.server.bans import LIMITED_BURST, LIMITED_NEW_PER_S, Ban, BanAction, BanList
+from flowctl.core.server.proxyheader import TrustedProxies
 from flowctl.errors import ConfigError, LimitExceededError
-from flowctl.server import admission as admission_module
-from flowctl.server.admission import Admission, AdmissionLimits, descriptor_limit
-from flowctl.server.bans import LIMITED_BURST, LIMITED_NEW_PER_S, Ban, BanAction, BanList
-from flowctl.server.proxyheader import TrustedProxies
 
 OPEN = {"connections_per_address": 0, "new_per_address_and_s": 0.0}
 

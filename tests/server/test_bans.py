@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.errors import ConfigError
-from flowctl.server import bans as bans_module
-from flowctl.server.bans import (
+from flowctl.core.server import bans as bans_module
+from flowctl.core.server.bans import (
     NO_BANS,
     Ban,
     BanAction,
@@ -26,6 +25,7 @@ from flowctl.server.bans import (
     render,
     utc_text,
 )
+from flowctl.errors import ConfigError
 
 NOW = 1_795_280_400
 

@@ -10,10 +10,10 @@ import socket
 import pytest
 from connection_kit import WAIT_S, Noting, wait_until
 
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.server.listener import shown
+from flowctl.core.server.server import Server
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.server.admission import AdmissionLimits
-from flowctl.server.listener import shown
-from flowctl.server.server import Server
 
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowctl.core.server.proxyheader import HEADER_BYTES, LINE_BYTES, HeaderReader, ProxyHeaderError, TrustedProxies
 from flowctl.errors import ConfigError
-from flowctl.server.proxyheader import HEADER_BYTES, LINE_BYTES, HeaderReader, ProxyHeaderError, TrustedProxies
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 SIX = ipaddress.ip_address("2001:db8::1").packed

@@ -14,16 +14,16 @@ import time
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, wait_until
 
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server import server as server_module
+from flowctl.core.server.admission import Admission, AdmissionLimits
+from flowctl.core.server.bans import LIMITED_BURST, Ban, BanAction, BanList
+from flowctl.core.server.server import Server
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError
-from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.state import MessageClass
-from flowctl.loop.sockets import SocketOptions
 from flowctl.reasons import CloseReason
-from flowctl.sending.settings import SenderSettings
-from flowctl.server import server as server_module
-from flowctl.server.admission import Admission, AdmissionLimits
-from flowctl.server.bans import LIMITED_BURST, Ban, BanAction, BanList
-from flowctl.server.server import Server
 
 SMALL = SocketOptions(send_buffer_bytes=4096)
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
@@ -530,7 +530,7 @@ def test_trusted_proxy_when_it_says_nothing_of_the_kind_is_refused_by_name(make)
 
 def test_trusted_proxy_when_its_header_does_not_come_is_refused_in_time(make, monkeypatch):
     """The time for it is limited, whether a part of it has come or nothing."""
-    monkeypatch.setattr("flowctl.server.proxied.HEADER_TIME_S", 0.05)
+    monkeypatch.setattr("flowctl.core.server.proxied.HEADER_TIME_S", 0.05)
     server = make(trusted_proxies=["127.0.0.1"])
     with connect(server) as one, connect(server) as two:
         for sock, part in ((one, LINE[:9]), (two, b"")):
@@ -542,8 +542,8 @@ def test_trusted_proxy_when_its_header_does_not_come_is_refused_in_time(make, mo
 
 def test_trusted_proxy_when_too_many_headers_are_waited_for_is_refused(make, monkeypatch):
     """The number of those who are waited for is limited; a stop ends them."""
-    monkeypatch.setattr("flowctl.server.proxied.HEADER_TIME_S", 60)
-    monkeypatch.setattr("flowctl.server.proxied.MOST_WAITING", 2)
+    monkeypatch.setattr("flowctl.core.server.proxied.HEADER_TIME_S", 60)
+    monkeypatch.setattr("flowctl.core.server.proxied.MOST_WAITING", 2)
     server = make(trusted_proxies=["127.0.0.1"])
     with connect(server) as one, connect(server) as two:
         wait_until(lambda: len(server.listeners[0].proxied) == 2)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from flowctl.server.signals import EndSignals
+from flowctl.core.server.signals import EndSignals
 
 PATIENCE_S = 60.0
 
 AT_EACH_STEP = """
 import os, signal, sys, threading
-from flowctl.server.server import Server
+from flowctl.core.server.server import Server
 
 class Signaller:
     '''Traces the main thread; sends SIGTERM at one step of the wait in `Server.run`, counted from its beginning.'''

@@ -17,8 +17,8 @@ import pytest
 from source_kit import ROOT
 
 from flowctl.control.place import SERVICE_FOLDER
+from flowctl.core.server.systemd import Notifier, Pulse, handed_sockets
 from flowctl.errors import ConfigError
-from flowctl.server.systemd import Notifier, Pulse, handed_sockets
 
 UNITS = ROOT / "packaging" / "systemd"
 WAIT_S = 20

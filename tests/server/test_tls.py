@@ -19,19 +19,19 @@ from connection_kit import WAIT_S, Noting, ask, wait_until
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from flowctl.connection import Session
+from flowctl.core.fanout.following import Fanouts, FollowPlace
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.loop.tls import RECORD_BYTES, with_tls
+from flowctl.core.loop.work import HANDSHAKES_TURN_S, WorkBook
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.standing import Standing
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.server.certificate import Certificate
+from flowctl.core.server.server import Server
 from flowctl.errors import ConfigError
-from flowctl.fanout.following import Fanouts, FollowPlace
-from flowctl.flow.limits import NO_LIMITS
-from flowctl.flow.state import MessageClass
-from flowctl.loop.sockets import SocketOptions
-from flowctl.loop.tls import RECORD_BYTES, with_tls
-from flowctl.loop.work import HANDSHAKES_TURN_S, WorkBook
-from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason
-from flowctl.sending.standing import Standing
-from flowctl.server.admission import AdmissionLimits
-from flowctl.server.certificate import Certificate
-from flowctl.server.server import Server
 
 FREE = AdmissionLimits(connections_per_address=0, new_per_address_and_s=0.0)
 NUMBERED = b"".join(struct.pack("!I", number) for number in range(500_000))
@@ -329,7 +329,7 @@ def test_reading_when_it_has_to_write_is_gone_on_with_when_the_socket_is_writabl
 
 def test_follower_of_a_log_when_it_speaks_tls_is_in_the_cohort_and_gets_large_pieces_as_bytes(make, pair, monkeypatch):
     """The fast path of a fan-out works with TLS: where plain viewers get pages of a file, these get the same bytes."""
-    monkeypatch.setattr("flowctl.fanout.fanout.FILE_VIEWERS", 1)
+    monkeypatch.setattr("flowctl.core.fanout.fanout.FILE_VIEWERS", 1)
     server = make()
     frame = NUMBERED[:60_000]
     with secure(server, pair) as sock, socket.create_connection(server.address, WAIT_S) as plain:

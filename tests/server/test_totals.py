@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import NO_COUNTS, Counts, total
-from flowctl.flow.state import CLASS_COUNT
+from flowctl.core.flow.counts import NO_COUNTS, Counts, total
+from flowctl.core.flow.state import CLASS_COUNT
+from flowctl.core.server.totals import NO_FLOW, FlowTotals
 from flowctl.reasons import DropReason
-from flowctl.server.totals import NO_FLOW, FlowTotals
 
 counts = st.lists(st.integers(0, 9), min_size=CLASS_COUNT, max_size=CLASS_COUNT).map(
     lambda numbers: Counts(tuple(numbers), tuple(number * 7 for number in numbers))

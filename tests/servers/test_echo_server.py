@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from flowctl.flow.limits import Limits
-from flowctl.loop.sockets import SocketOptions
+from flowctl.core.flow.limits import Limits
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.server.program import ServeOptions
 from flowctl.reasons import CloseReason
-from flowctl.server.program import ServeOptions
 from flowctl_servers.echo import LINE_BYTES, SERVER
 
 WAIT_S = 20

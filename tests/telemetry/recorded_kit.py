@@ -7,9 +7,9 @@ from telemetry_kit import queued, recorder
 
 from flowctl.live.records.sampler import Sampler
 from flowctl.live.records.sessions import SessionRecords
-from flowctl.telemetry.events import Events
-from flowctl.telemetry.privacy import Privacy
-from flowctl.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES
+from flowctl.records.telemetry.events import Events
+from flowctl.records.telemetry.privacy import Privacy
+from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES
 
 __all__ = ["RecordedWorld", "audio", "config", "inter", "key", "totals"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 from pyarrow import parquet
 
-from flowctl.telemetry.options import EventsOptions
-from flowctl.telemetry.recorder import Recorder
-from flowctl.telemetry.schema import FLOW_EVENTS
+from flowctl.records.telemetry.options import EventsOptions
+from flowctl.records.telemetry.recorder import Recorder
+from flowctl.records.telemetry.schema import FLOW_EVENTS
 
 WALL_NS = 1_795_279_807_000_000_000
 NAMES = tuple(name for name in FLOW_EVENTS.names if name not in {"node", "seq"})

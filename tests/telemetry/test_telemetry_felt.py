@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.counts import NO_FIGURES
-from flowctl.telemetry.felt import PER_OCTAVE, STALL_MS, Felt, tells
-from flowctl.telemetry.sampling import NOTHING, Condition, sums
+from flowctl.core.flow.counts import NO_FIGURES
+from flowctl.records.telemetry.felt import PER_OCTAVE, STALL_MS, Felt, tells
+from flowctl.records.telemetry.sampling import NOTHING, Condition, sums
 
 ERROR = 2 ** (0.5 / PER_OCTAVE) - 1
 LOST = (0, 0, 0, 3, 0, 0, 0, *(0,) * 7)

@@ -17,27 +17,27 @@ from live_kit import disposable
 from recorded_kit import RecordedWorld, audio, config, inter, key, totals
 from telemetry_kit import read
 
-from flowctl.access.request import UNDECIDED, Question, Refusal
-from flowctl.access.rules import Access
 from flowctl.connection import Connection
-from flowctl.flow.counts import Counts, total
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import Cause, MessageClass, SendState, StateChange
+from flowctl.core.flow.counts import Counts, total
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import Cause, MessageClass, SendState, StateChange
+from flowctl.core.loop.sockets import LineFigures
+from flowctl.core.sending.figures import Account
 from flowctl.live import Level, LiveServer, Role
+from flowctl.live.access.request import UNDECIDED, Question, Refusal
+from flowctl.live.access.rules import Access
 from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.playing import CONTROL_LANE
 from flowctl.live.records import sessions
 from flowctl.live.records.recording import Recording
-from flowctl.loop.sockets import LineFigures
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.rtmp import commands
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.url import RtmpUrl
-from flowctl.rtmp.wire import Message
-from flowctl.sending.figures import Account
-from flowctl.telemetry.options import Addresses, EventsOptions, Streams
-from flowctl.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, RECORDED
+from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, RECORDED
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.wire import Message
 
 PLAIN = {"streams": Streams.PLAIN}
 LINE = LineFigures(0, 0, 3, 0, 700, 900, 0)

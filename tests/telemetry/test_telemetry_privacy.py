@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.telemetry.options import Addresses, EventsOptions, Streams
-from flowctl.telemetry.privacy import Privacy, read_key
+from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.privacy import Privacy, read_key
 
 KEY = b"0123456789abcdef"
 CARRYING = (

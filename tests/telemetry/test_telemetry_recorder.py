@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from telemetry_kit import NAMES, WALL_NS, everything, files, options, queued, read, recorder
 
-from flowctl.telemetry.feed import Feed
-from flowctl.telemetry.recorder import Lane, Recorder, WallClock, server_row
-from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, EventName
+from flowctl.records.telemetry.feed import Feed
+from flowctl.records.telemetry.recorder import Lane, Recorder, WallClock, server_row
+from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, EventName
 
 START_US = WALL_NS // 1000
 
@@ -207,9 +207,9 @@ def test_steps_when_asked_for_are_done_once_a_second_and_may_fail(tmp_path):
 
 _WRITER = """
 import sys, time
-from flowctl.telemetry.options import EventsOptions
-from flowctl.telemetry.recorder import Recorder, server_row
-from flowctl.telemetry.schema import FLOW_EVENTS, EventName
+from flowctl.records.telemetry.options import EventsOptions
+from flowctl.records.telemetry.recorder import Recorder, server_row
+from flowctl.records.telemetry.schema import FLOW_EVENTS, EventName
 made = Recorder(EventsOptions(folder=sys.argv[1], node="n1", rotate_s=0.5))
 made.start()
 print("ready", flush=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from recorded_kit import RecordedWorld, inter, key
 from telemetry_kit import read
 
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.live.records.round import Round
-from flowctl.telemetry.sampling import NOTHING, Condition, Crowd, Run, SampleBlock
-from flowctl.telemetry.schema import FLOW_SAMPLES
+from flowctl.records.telemetry.sampling import NOTHING, Condition, Crowd, Run, SampleBlock
+from flowctl.records.telemetry.schema import FLOW_SAMPLES
 
 OWN = bytes((2, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0, 0, 1))
 USE = ("play", "live", "room")

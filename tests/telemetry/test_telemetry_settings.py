@@ -11,7 +11,7 @@ from flowctl.cli.app import app
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.records.recording import usual_node
-from flowctl.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
 
 
 def test_settings_when_none_are_given_hide_names_and_keep_addresses(tmp_path):
@@ -40,7 +40,7 @@ def test_server_when_nothing_is_recorded_has_no_part_of_it(tmp_path):
 def test_server_when_nothing_is_recorded_loads_no_libraries():
     """A live server without records loads no pyarrow, pandas or numpy, and no library of settings."""
     code = (
-        "import sys, flowctl.telemetry.recorder, flowctl.telemetry.sampling, flowctl.live\n"
+        "import sys, flowctl.records.telemetry.recorder, flowctl.records.telemetry.sampling, flowctl.live\n"
         "flowctl.live.LiveServer(flowctl.live.LiveConfig()).stop()\n"
         "print({'pyarrow', 'pandas', 'numpy', 'pydantic'} & set(sys.modules))"
     )

@@ -14,10 +14,10 @@ from pyarrow import parquet
 from telemetry_kit import WALL_NS, everything, files, options, read, recorder
 
 from flowctl.errors import ConfigError
-from flowctl.telemetry import writer as writing
-from flowctl.telemetry.recorder import server_row
-from flowctl.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, TABLES, EventName
-from flowctl.telemetry.writer import RecordFiles, TableWriter, arrow_schema
+from flowctl.records.telemetry import writer as writing
+from flowctl.records.telemetry.recorder import server_row
+from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, TABLES, EventName
+from flowctl.records.telemetry.writer import RecordFiles, TableWriter, arrow_schema
 
 START_US = WALL_NS // 1000
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import Limits
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.contract import SendOutcome
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.limits import Limits
-from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.sending.contract import SendOutcome
-from flowctl.sending.settings import SenderSettings
 from flowctl.testing import ManualClock, ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
 
 

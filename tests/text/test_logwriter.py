@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from flowctl.text import logwriter
-from flowctl.text.logwriter import LineLimiter, LineWriter
+from flowctl.core.text import logwriter
+from flowctl.core.text.logwriter import LineLimiter, LineWriter
 
 PATIENCE_S = 30.0
 
@@ -101,7 +101,7 @@ def test_fork_when_lines_wait_gives_the_child_an_empty_queue_of_its_own():
     """A child writes its own lines and none of its parent's, whatever the parent's thread was doing."""
     script = """
         import os, time
-        from flowctl.text.logwriter import LineWriter
+        from flowctl.core.text.logwriter import LineWriter
         reader, blocked = os.pipe()
         writer = LineWriter(blocked, lambda count: b"", lambda: [])
         for _ in range(300):
@@ -144,7 +144,7 @@ def test_put_when_a_signal_handler_logs_does_not_deadlock():
     """A handler of the interpreter's runs between any two steps, also while its thread holds the lock of the queue."""
     script = """
         import os, signal, sys
-        from flowctl.text.logwriter import LineWriter
+        from flowctl.core.text.logwriter import LineWriter
         writer = LineWriter(os.open(os.devnull, os.O_WRONLY), lambda count: b"", lambda: [])
         signal.signal(signal.SIGALRM, lambda *_: writer.put(b"from the handler\\n"))
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)

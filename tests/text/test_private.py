@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from flowctl.core.text import private
+from flowctl.core.text.private import check_private
 from flowctl.errors import ConfigError
-from flowctl.text import private
-from flowctl.text.private import check_private
 
 OURS, ANOTHER = 4711, 4712
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp.amf import amf0, amf3
-from flowctl.rtmp.amf.values import (
+from flowctl.wire.rtmp.amf import amf0, amf3
+from flowctl.wire.rtmp.amf.values import (
     UNDEFINED,
     Amf3Array,
     Amf3Object,

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp import messages
-from flowctl.rtmp.amf.values import UNDEFINED, EcmaArray
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import serialise
-from flowctl.rtmp.handshake.digest import CLIENT_KEY, find_digest
-from flowctl.rtmp.handshake.handshake import Handshake
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.wire import Message, basic_header
+from flowctl.wire.rtmp import messages
+from flowctl.wire.rtmp.amf.values import UNDEFINED, EcmaArray
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.handshake.digest import CLIENT_KEY, find_digest
+from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.wire import Message, basic_header
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")

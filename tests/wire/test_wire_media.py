@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from flowctl.core.flow.state import MessageClass
 from flowctl.errors import RemoteProtocolError
-from flowctl.flow.state import MessageClass
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media.media import inspect
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.media import inspect
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 FILES = ("rtmp_vectors.json", "rtmp_vectors_more.json", "rtmp_fuzz_seeds.json")

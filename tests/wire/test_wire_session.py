@@ -7,8 +7,8 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.wire import Message
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 

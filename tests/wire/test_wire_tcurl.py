@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flowctl.rtmp.url import from_connect
+from flowctl.wire.rtmp.url import from_connect
 
 VECTORS = Path(__file__).resolve().parents[2].parent / "shared" / "vectors"
 

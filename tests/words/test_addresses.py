@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from flowctl.addresses import listen_addresses, listen_hosts, parse_network
+from flowctl.core.text.addresses import listen_addresses, listen_hosts, parse_network
 from flowctl.errors import ConfigError
 
 

@@ -7,19 +7,19 @@ import math
 import pytest
 
 from flowctl.connection import Session
+from flowctl.core.flow.limits import AxisLimits, Limits
+from flowctl.core.flow.policy import LivePolicy
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.loop.work import WorkLimits
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.admission import AdmissionLimits
+from flowctl.core.server.program import ServeOptions
+from flowctl.core.server.server import Server
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import AxisLimits, Limits
-from flowctl.flow.policy import LivePolicy
 from flowctl.live.config import LiveConfig
-from flowctl.loop.sockets import SocketOptions
-from flowctl.loop.work import WorkLimits
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.admission import AdmissionLimits
-from flowctl.server.program import ServeOptions
-from flowctl.server.server import Server
-from flowctl.telemetry.options import EventsOptions
+from flowctl.records.telemetry.options import EventsOptions
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 
 @pytest.mark.parametrize(

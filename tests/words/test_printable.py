@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flowctl.printable import printable
+from flowctl.core.text.printable import printable
 
 HOSTILE = [chr(code) for code in [*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x2028, 0x202F)]] + [
     *(chr(code) for code in range(0x2066, 0x206A)),

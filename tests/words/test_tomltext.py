@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowctl.core.text.tomltext import MOST_BYTES, TomlText, dotted
 from flowctl.errors import ConfigError
-from flowctl.tomltext import MOST_BYTES, TomlText, dotted
 
 TEXT = '''# a comment
 a = 1

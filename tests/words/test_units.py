@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.printable import short
 from flowctl.units import (
     format_bit_rate,
     format_duration,

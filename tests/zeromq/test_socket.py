@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.zeromq.context import new_context
-from flowctl.zeromq.socket import MESSAGES_PER_TURN, MOST_FRAMES, ZmqSocket
+from flowctl.wire.zeromq.context import new_context
+from flowctl.wire.zeromq.socket import MESSAGES_PER_TURN, MOST_FRAMES, ZmqSocket
 
 WAIT_S = 20.0
 

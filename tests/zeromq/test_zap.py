@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from zmq.utils.monitor import recv_monitor_message
 
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.zeromq.context import new_context
-from flowctl.zeromq.curve import KeyPair
-from flowctl.zeromq.zap import Refusal, ZapHandler, ZapRequest, answer, bind_zap, plain_address, zap_domain
+from flowctl.wire.zeromq.context import new_context
+from flowctl.wire.zeromq.curve import KeyPair
+from flowctl.wire.zeromq.zap import Refusal, ZapHandler, ZapRequest, answer, bind_zap, plain_address, zap_domain
 
 WAIT_S = 20.0
 KEY = bytes(range(32))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flowctl.pipeline.run import AllResult
-    from flowctl.pipeline.spark.progress import Progress
-    from flowctl.pipeline.spark.session import SessionOptions
+    from flowctl.analyze.run import AllResult
+    from flowctl.analyze.spark.progress import Progress
+    from flowctl.analyze.spark.session import SessionOptions
 
 Events = Annotated[str, typer.Argument(metavar="EVENTS", help="Folder that a server wrote with --events.")]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the results; tables in it are replaced.")]
@@ -26,8 +26,8 @@ def options_of(values: Mapping[str, Any], job: str, size_bytes: int | None = Non
     import os
     import re
 
+    from flowctl.analyze.spark.session import SessionOptions
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.spark.session import SessionOptions
 
     settings = {"spark.app.name": f"flowctl {job}"}
     if memory := values["driver_memory"]:
@@ -49,9 +49,9 @@ def started(
     name: str, values: Mapping[str, Any], size_bytes: int | None = None, out: str = ""
 ) -> Iterator[tuple[Callable[[], SparkSession], Progress]]:
     """Give what starts Spark, with progress on standard error; end in order with signals, and leave no process."""
+    from flowctl.analyze.spark.progress import Progress
+    from flowctl.analyze.spark.session import check_available, session, settings_of
     from flowctl.cli.errors import TerminatedError, terminable
-    from flowctl.pipeline.spark.progress import Progress
-    from flowctl.pipeline.spark.session import check_available, session, settings_of
 
     options = options_of(values, name, size_bytes)
     check_available()
@@ -81,7 +81,7 @@ def _private() -> Iterator[None]:
     """
     import os
 
-    from flowctl.text.files import umask
+    from flowctl.core.text.files import umask
 
     before = os.umask(umask() | 0o027)
     try:
@@ -103,8 +103,8 @@ def _silence() -> None:
 
 def check_apart(events: str, out: str) -> None:
     """See to it that results do not get among the records, nor records among the results, which are replaced."""
+    from flowctl.analyze.records.place import resolved
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.records.place import resolved
 
     there, wanted = (f"{resolved(text).rstrip('/')}/" for text in (events, out))
     if wanted.startswith(there) or there.startswith(wanted):
@@ -117,10 +117,10 @@ def check_apart(events: str, out: str) -> None:
 
 def show(result: AllResult, *, as_json: bool) -> None:
     """Write what a run did: data to standard output, warnings and failures to standard error."""
+    from flowctl.analyze.said import lines
     from flowctl.cli.common import print_json
     from flowctl.cli.errors import complain
-    from flowctl.pipeline.said import lines
-    from flowctl.printable import foreign
+    from flowctl.core.text.printable import foreign
 
     warnings = [*result.warnings, *(line for note in result.jobs.values() for line in note.warnings)]
     for line in dict.fromkeys(warnings):

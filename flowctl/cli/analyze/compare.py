@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 
 def compare(
@@ -22,9 +22,9 @@ def compare(
     Both are folders that `flowctl analyze all` wrote with --out. Exit status: 0 done; 2 wrong use, or results that
     cannot be compared: of another version, or without a figure that both have. What else there is, is written then too.
     """
+    from flowctl.analyze import compare as runs
     from flowctl.cli.common import print_json
     from flowctl.errors import ConfigError
-    from flowctl.pipeline import compare as runs
 
     found = runs.compare(before, after)
     if as_json:

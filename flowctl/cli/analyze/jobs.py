@@ -10,7 +10,7 @@ import typer
 
 from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, show, started
 from flowctl.cli.analyze.options import OF_ALL, OF_JOBS, SPARK, WINDOW, Command, Setting, given, shared
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 _ENDS: Final = """
 
@@ -35,15 +35,15 @@ _SKIP: Final = {"skip": Setting("Leave this job out. Repeatable.", "JOB", many=T
 
 def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> None:
     """Run a job, or all of them, and show the result. What is wrong is told before Java is started."""
+    from flowctl.analyze.spark.session import check_available
     from flowctl.cli.errors import FAILED
-    from flowctl.pipeline.spark.session import check_available
 
     check_available()
+    from flowctl.analyze.records.listing import list_records
+    from flowctl.analyze.records.place import Place
+    from flowctl.analyze.records.window import parse_window
+    from flowctl.analyze.run import SUMMARY_FILE, job_of, run
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.records.listing import list_records
-    from flowctl.pipeline.records.place import Place
-    from flowctl.pipeline.records.window import parse_window
-    from flowctl.pipeline.run import SUMMARY_FILE, job_of, run
 
     jobs = _jobs(values["skip"] or []) if name == "all" else [name]
     if events is not None:
@@ -69,8 +69,8 @@ def _run(name: str, events: str | None, out: str, values: dict[str, Any]) -> Non
 
 def _jobs(skip: list[str]) -> list[str]:
     """Return the names of all jobs but some."""
+    from flowctl.analyze.run import JOBS
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.run import JOBS
 
     for name in skip:
         if name not in JOBS:
@@ -79,7 +79,7 @@ def _jobs(skip: list[str]) -> list[str]:
 
 
 def _print_weights(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the option's value
-    from flowctl.pipeline.abuse.weights import Weights
+    from flowctl.analyze.abuse.weights import Weights
 
     if wanted:
         say(Weights().render(), end="")

@@ -70,14 +70,14 @@ def number(text: str, option: str) -> int:
 
 
 def _networks(values: list[str], option: str) -> Any:
-    from flowctl.pipeline.records.addresses import parse_networks
+    from flowctl.analyze.records.addresses import parse_networks
 
     return tuple(parse_networks(values, option))
 
 
 def moment(text: str, option: str) -> float:
     """Return the seconds since the epoch of a time with its zone."""
-    from flowctl.server.bans import parse_utc
+    from flowctl.core.server.bans import parse_utc
 
     try:
         return parse_utc(text).timestamp()
@@ -90,7 +90,7 @@ def _planted(path: str, option: str) -> str:
     """Return the path of a table of planted addresses; one on this machine is looked at."""
     from pyarrow import ArrowException, dataset
 
-    from flowctl.pipeline.records.place import local_path
+    from flowctl.analyze.records.place import local_path
 
     if (place := local_path(path)) is not None:
         try:
@@ -104,7 +104,7 @@ def _planted(path: str, option: str) -> str:
 
 
 def _weights(path: str, option: str) -> Any:
-    from flowctl.pipeline.abuse.weights import parse_weights
+    from flowctl.analyze.abuse.weights import parse_weights
 
     return parse_weights(_text(path, option), path)
 

@@ -8,7 +8,7 @@ import typer
 
 from flowctl.cli.analyze.common import started
 from flowctl.cli.analyze.options import SPARK, moment, number, shared
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 
 @shared(SPARK)
@@ -38,9 +38,9 @@ def synth(
     """
     import time
 
+    from flowctl.analyze.said import figures
+    from flowctl.analyze.synth.people import SynthOptions
     from flowctl.cli.common import optional_duration, print_json
-    from flowctl.pipeline.said import figures
-    from flowctl.pipeline.synth.people import SynthOptions
 
     # Evidence ages: what ended long ago would be worth nothing to a job that judges as of now.
     begin_s = int(time.time() // 3600 * 3600 - days * 86400)
@@ -56,7 +56,7 @@ def synth(
         **({} if worlds is None else {"worlds": tuple(name.strip() for name in worlds.split(","))}),
     )
     with started("synth", values, out=out) as (start_spark, _):
-        from flowctl.pipeline.synth.job import run
+        from flowctl.analyze.synth.job import run
 
         result = run(start_spark, out, options)
     if values["json"]:

@@ -12,7 +12,7 @@ import typer
 
 from flowctl.cli.analyze.common import Events, check_apart, started
 from flowctl.cli.analyze.options import BANS, SPARK, WATCH, given, shared
-from flowctl.text.output import say
+from flowctl.core.text.output import say
 
 _ANSWER: Final = (
     "watch: {batches} batches, {judgements} alarms judged, {late} records too late; "
@@ -31,10 +31,10 @@ def watch(
 
     Ends in order with SIGINT or SIGTERM. Exit status: 0 ended; 1 it failed; 2 wrong use.
     """
+    from flowctl.analyze.abuse.job import BANS_FILE, AbuseOptions
+    from flowctl.analyze.abuse.watch import WatchOptions, run
+    from flowctl.analyze.records.place import Place
     from flowctl.cli.common import print_json
-    from flowctl.pipeline.abuse.job import BANS_FILE, AbuseOptions
-    from flowctl.pipeline.abuse.watch import WatchOptions, run
-    from flowctl.pipeline.records.place import Place
 
     check_apart(events, out)
     Place(out)  # before Java is started

@@ -39,7 +39,7 @@ def run(
     from flowctl.cli.common import print_json, set_up_log
     from flowctl.control.fleet.config import read_config
     from flowctl.control.fleet.process import AgentProcess
-    from flowctl.server.signals import EndSignals
+    from flowctl.core.server.signals import EndSignals
 
     with EndSignals() as ended:
         set_up_log(as_json=log_json)
@@ -69,8 +69,8 @@ def status(
     from flowctl.cli.common import print_json
     from flowctl.control.client import OperationError, call_parts
     from flowctl.control.fleet.config import read_config
+    from flowctl.core.text.output import say
     from flowctl.errors import FlowctlError
-    from flowctl.text.output import say
 
     found = read_config(config)
     try:

@@ -103,8 +103,8 @@ def _run(
     from flowctl.cli.errors import FAILED, complain, terminable
     from flowctl.control.client import MOST_WORDS, call_operation
     from flowctl.control.place import find_server
-    from flowctl.printable import foreign
-    from flowctl.text.output import say
+    from flowctl.core.text.output import say
+    from flowctl.core.text.printable import foreign
 
     seconds, keys = timeout_of(timeout), keys_of(key)
     with terminable():
@@ -136,6 +136,6 @@ def timeout_of(text: str) -> float:
 def keys_of(key: Path | None) -> Any:
     if key is None:
         return None
-    from flowctl.zeromq.curve import KeyPair
+    from flowctl.wire.zeromq.curve import KeyPair
 
     return KeyPair.read(key)

@@ -36,8 +36,8 @@ def keygen(
     own to the server, which has it in the file of control_clients.
     """
     from flowctl.cli.common import print_json
-    from flowctl.text.output import say
-    from flowctl.zeromq.curve import KeyPair
+    from flowctl.core.text.output import say
+    from flowctl.wire.zeromq.curve import KeyPair
 
     keys = KeyPair.generate()
     keys.write(file)
@@ -71,7 +71,7 @@ def call(
     from flowctl.cli.errors import terminable
     from flowctl.control.client import call_parts
     from flowctl.control.place import find_server
-    from flowctl.text.output import say
+    from flowctl.core.text.output import say
 
     seconds, keys = timeout_of(timeout), keys_of(key)
     sent = [_octets(part) for part in parts or ()]
@@ -101,7 +101,7 @@ def describe(
     from flowctl.cli.errors import terminable
     from flowctl.control.operations import OPERATIONS
     from flowctl.control.place import find_server
-    from flowctl.text.output import say
+    from flowctl.core.text.output import say
 
     if address is None:
         found: dict[str, Any] = {"operations": [operation.describe() for operation in OPERATIONS]}
@@ -122,7 +122,7 @@ def describe(
 
 def _lines_of(operation: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is shown of an operation; each part on one line, for a server says what it likes."""
-    from flowctl.printable import foreign
+    from flowctl.core.text.printable import foreign
 
     name, permission, summary = (foreign(operation[key]) for key in ("name", "permission", "summary"))
     yield f"{name} ({permission}): {summary}"
@@ -163,8 +163,8 @@ def _octets(part: str) -> str | bytes:
     """Return a part as it is sent."""
     if not part.startswith("0x"):
         return part
+    from flowctl.core.text.printable import short
     from flowctl.errors import ConfigError
-    from flowctl.printable import short
 
     try:
         return bytes.fromhex(part[2:])

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, Final
 
-from flowctl.printable import printable
-from flowctl.text.output import say
+from flowctl.core.text.output import say
+from flowctl.core.text.printable import printable
 from flowctl.units import format_duration, format_size
 
 _OWN_LINE: Final = frozenset({"why", "detail", "what it does"})

@@ -9,7 +9,7 @@ import typer
 
 from flowctl.cli.control.operations import Key, Server, Timeout, keys_of, timeout_of
 from flowctl.control.ranks import CONNECTION_SORTS
-from flowctl.printable import foreign, printable
+from flowctl.core.text.printable import foreign, printable
 
 _STREAM_ROWS: Final = 5
 """Streams that are shown at most; the rest of the screen is for connections."""
@@ -44,7 +44,7 @@ def top(
     from flowctl.cli.errors import terminable
     from flowctl.control.client import call_operation
     from flowctl.control.place import find_server
-    from flowctl.text.output import say
+    from flowctl.core.text.output import say
     from flowctl.units import parse_duration
 
     every_s, timeout_s, keys = max(0.1, parse_duration(every, "--every")), timeout_of(timeout), keys_of(key)
@@ -84,7 +84,7 @@ def top(
 def _say_json(found: Mapping[str, Any]) -> None:
     import json
 
-    from flowctl.text.output import say
+    from flowctl.core.text.output import say
 
     say(json.dumps(found))
 

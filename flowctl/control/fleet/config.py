@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from flowctl.control.fleet.wire import MOST_NAME
+from flowctl.core.text.printable import short
+from flowctl.core.text.tomltext import MOST_BYTES, TomlText
 from flowctl.errors import ConfigError
-from flowctl.printable import short
-from flowctl.rpc.wire.addresses import Address, Transport
-from flowctl.tomltext import MOST_BYTES, TomlText
-from flowctl.zeromq.keytext import parse_key
+from flowctl.nodes.rpc.wire.addresses import Address, Transport
+from flowctl.wire.zeromq.keytext import parse_key
 
 MOST_MEMBERS: Final = 32
 """Members of one fleet: each speaks with each. Servers by the hundred want a tree, which this is not."""

@@ -12,8 +12,8 @@ from flowctl.control.fleet.keeper import RefusedError
 from flowctl.control.operations import CATEGORY
 from flowctl.control.place import answers, find_server
 from flowctl.errors import BrokenError, ConfigError, RpcError
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.peers.peer import ConnectionID
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 CALL_S: Final = 10.0
 """How long a call may take; writing a ban file of the greatest length takes seconds."""

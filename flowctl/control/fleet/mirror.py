@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from flowctl.control.fleet.stamp import Stamp
 from flowctl.control.fleet.table import Entry, Table
 from flowctl.control.fleet.values import LIMITS, ban_key, ban_of, ban_value, cidr_of, limits_of
-from flowctl.server.bans import Ban, BanAction, parse_utc, utc_text
+from flowctl.core.server.bans import Ban, BanAction, parse_utc, utc_text
 
 _NEAR_S: Final = 1.0
 """A ban ends at a whole second, and what is less than that from its end is over before it would be carried out."""

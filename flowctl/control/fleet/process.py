@@ -24,16 +24,16 @@ from flowctl.control.fleet.replica import COMPARE_S, Letter
 from flowctl.control.fleet.store import Store
 from flowctl.control.fleet.wire import MOST_MESSAGE_BYTES
 from flowctl.control.place import make_way
+from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import BrokenError, BusyError, ConfigError, FlowctlError
-from flowctl.messenger.delivery import DeliverySettings
-from flowctl.messenger.message import Destination, Message
-from flowctl.messenger.messenger import Messenger
-from flowctl.messenger.store import Store as Outbox
-from flowctl.outcomes.backoff import Backoff
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Destination, Message
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.nodes.messenger.store import Store as Outbox
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.node import RpcNode
 from flowctl.pollgroup import PollGroup
-from flowctl.rpc.access.access import AuthLevel
-from flowctl.rpc.node import RpcNode
-from flowctl.zeromq.curve import KeyPair
+from flowctl.wire.zeromq.curve import KeyPair
 
 _log: Final = structlog.get_logger("flowctl.fleet")
 LOOK_S: Final = 0.5

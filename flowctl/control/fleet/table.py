@@ -29,7 +29,7 @@ from math import inf
 from typing import Final
 
 from flowctl.control.fleet.stamp import Stamp
-from flowctl.server.bans import MOST_BANS
+from flowctl.core.server.bans import MOST_BANS
 
 MEMORY_S: Final = 30 * 86_400.0
 """How long it is remembered that an entry was lifted: longer than a machine is away for repair. A member that was away

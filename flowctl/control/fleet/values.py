@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Final
 
+from flowctl.core.server.bans import Ban, BanAction, BanList
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.printable import short
-from flowctl.server.bans import Ban, BanAction, BanList
 
 LIMITS: Final = "limits"
 """Key of the limits."""

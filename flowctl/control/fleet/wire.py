@@ -20,8 +20,8 @@ from typing import Any, Final
 from flowctl.control.fleet.stamp import MOST_COUNTER, Stamp
 from flowctl.control.fleet.table import BUCKETS, Entry
 from flowctl.control.fleet.values import ends_s
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, RemoteProtocolError
-from flowctl.printable import short
 
 VERSION: Final = 1
 """Counted up when a message changes its meaning; what another version sends is counted and dropped."""

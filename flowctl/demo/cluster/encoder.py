@@ -13,12 +13,12 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from flowctl.client.connect import parse_address, start_client
-from flowctl.client.publisher import RtmpPublisher
 from flowctl.flv import FlvTag
-from flowctl.media.stamp import has_slot, stamp
-from flowctl.media.synthetic import SyntheticSource
 from flowctl.pollgroup import PollGroup
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.publisher import RtmpPublisher
+from flowctl.wire.media.stamp import has_slot, stamp
+from flowctl.wire.media.synthetic import SyntheticSource
 
 FrameKey = tuple[int, int]
 """RTMP message type, and number of the frame in its track."""

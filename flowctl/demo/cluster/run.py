@@ -16,6 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.text.files import write_text
+from flowctl.core.text.output import say
 from flowctl.demo.cluster import page
 from flowctl.demo.cluster.encoder import Encoder
 from flowctl.demo.cluster.judge import delay_line, judge
@@ -41,8 +43,6 @@ from flowctl.demo.line import Line
 from flowctl.demo.plan import cache_directory
 from flowctl.errors import FlowctlError
 from flowctl.pollgroup import PollGroup
-from flowctl.text.files import write_text
-from flowctl.text.output import say
 
 _LOOK_S: Final = 0.25
 _END_S: Final = 12.0

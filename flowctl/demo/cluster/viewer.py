@@ -6,12 +6,12 @@ import time
 import zlib
 from typing import Final, NamedTuple
 
-from flowctl.client.connect import parse_address, start_client
-from flowctl.client.player import PlayProfile, RtmpPlayer
-from flowctl.flow.state import MessageClass
-from flowctl.media.stamp import read_stamp
+from flowctl.core.flow.state import MessageClass
 from flowctl.pollgroup import PollGroup
-from flowctl.rtmp.wire import Message
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.player import PlayProfile, RtmpPlayer
+from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.rtmp.wire import Message
 
 
 class Seen(NamedTuple):

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import Limits
-from flowctl.flow.limitsfile import LimitsFile
-from flowctl.loadtest.plan import LoadPlan
+from flowctl.load.plan import LoadPlan
 
 BIT_RATE: Final = 2_000_000
 FPS: Final = 30.0

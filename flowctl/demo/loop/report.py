@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from flowctl.demo.loop.plan import LoopPlan
-from flowctl.loadtest.crowd import source_address
-from flowctl.loadtest.plan import LoadPlan
-from flowctl.loadtest.profiles import parse_profile
-from flowctl.loadtest.results.figures import RunFigures
-from flowctl.loadtest.results.result import PeerKind, RunResult
+from flowctl.load.crowd import source_address
+from flowctl.load.plan import LoadPlan
+from flowctl.load.profiles import parse_profile
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.result import PeerKind, RunResult
 
 _LEAST_FEWER: Final = 2.0
 """Cuts of honest slow viewers have to be fewer by this factor: one less may be chance, half of them is not."""

@@ -19,19 +19,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from flowctl.core.flow.limitsfile import parse_limits_file
+from flowctl.core.flow.limitsfile import render as render_limits
+from flowctl.core.text.files import write_text
+from flowctl.core.text.output import say as output_say
 from flowctl.demo.loop.plan import LoopPlan
 from flowctl.demo.loop.report import Comparison, Side, addresses, side_of
 from flowctl.demo.loop.server import EVENTS_ROTATE_S, LoopServer
 from flowctl.errors import FlowctlError
-from flowctl.flow.limitsfile import parse_limits_file
-from flowctl.flow.limitsfile import render as render_limits
-from flowctl.loadtest.results.failon import parse_condition
-from flowctl.loadtest.results.figures import RunFigures
-from flowctl.loadtest.results.report import render
-from flowctl.loadtest.results.result import RunResult, Sample
-from flowctl.loadtest.run import run_load
-from flowctl.text.files import write_text
-from flowctl.text.output import say as output_say
+from flowctl.load.results.failon import parse_condition
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.report import render
+from flowctl.load.results.result import RunResult, Sample
+from flowctl.load.run import run_load
 
 ANALYZE_S: Final = 1200.0
 """Longest analysis: it takes less than a minute on two free cores; a Java that hangs is not waited for."""

@@ -3,7 +3,7 @@
 A ban of a command or a penalty is in force at once. Where there is a store it is kept there, and the ban file is
 others' alone. Without a store, but with a ban file, that of a command is written to that file, so that neither the
 next reading of the file nor a restart undoes it: others write to the file too, so what is there is read under a lock
-and joined with the new ban (`flowctl.server.bans.merge_bans`), and the file is replaced by rename. Where there is
+and joined with the new ban (`flowctl.core.server.bans.merge_bans`), and the file is replaced by rename. Where there is
 neither, or it cannot be written to, the ban is kept in memory, and its maker is told.
 
 All of it runs on the thread of `flowctl.live.reload.reload.Reload`, and before the start on the starting one.
@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from flowctl.core.server.bans import MOST_BYTES, NO_BANS, Ban, BanList, fitting, merge_bans, render, utc_text
+from flowctl.core.text.files import held, write_text
 from flowctl.errors import ConfigError, FlowctlError, LocalProtocolError
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.reload.reload import rest
 from flowctl.live.reload.watchfile import WatchedFile
-from flowctl.server.bans import MOST_BYTES, NO_BANS, Ban, BanList, fitting, merge_bans, render, utc_text
-from flowctl.text.files import held, write_text
 
 PENALTY: Final = "penalty"
 """Source of a ban that the server has made by itself."""

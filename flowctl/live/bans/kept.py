@@ -19,8 +19,8 @@ from typing import Final, Protocol
 
 import structlog
 
+from flowctl.core.server.bans import MOST_BANS, Ban, BanAction, merge_bans
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.server.bans import MOST_BANS, Ban, BanAction, merge_bans
 
 _log: Final = structlog.get_logger("flowctl.live")
 STEP_S: Final = 2.0

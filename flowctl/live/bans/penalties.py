@@ -2,7 +2,7 @@
 
 Nothing is done per frame or message. Tries that are not allowed and limits that are broken are told by the sessions,
 as to any observer; commands and control messages, which each session counts anyway, are read every two seconds. The
-rules are `flowctl.judging.penalties`; what comes of them is decided on the thread of
+rules are `flowctl.live.judging.penalties`; what comes of them is decided on the thread of
 `flowctl.live.reload.reload.Reload`, several at a time where several offend.
 
 What is no offence of a connection is not counted for its address: what is usual of it, trying the same again, having
@@ -21,18 +21,18 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from flowctl.access.request import LiveRequest
-from flowctl.addresses import Network, address_key, meanings
 from flowctl.connection import Connection
+from flowctl.core.flow.ledger import LedgerEntry
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.server.bans import Ban, BanAction
+from flowctl.core.server.guilt import LIMIT_POINTS, MILD_LIMITS
+from flowctl.core.text.addresses import Network, address_key, meanings
 from flowctl.errors import LimitExceededError
-from flowctl.flow.ledger import LedgerEntry
-from flowctl.judging.penalties import FIRST_S, USUAL, Offence, Penalties, Verdict, networks_of, sentence
+from flowctl.live.access.request import LiveRequest
 from flowctl.live.bans.banning import PENALTY
-from flowctl.loop.locks import OwnedLock
+from flowctl.live.judging.penalties import FIRST_S, USUAL, Offence, Penalties, Verdict, networks_of, sentence
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import events as rtmp_events
-from flowctl.server.bans import Ban, BanAction
-from flowctl.server.guilt import LIMIT_POINTS, MILD_LIMITS
+from flowctl.wire.rtmp import events as rtmp_events
 
 POLL_S: Final = 2.0
 """Between two looks at the counts of all connections: a microsecond for each, a thousandth of a thread for 2000."""

@@ -27,8 +27,8 @@ from typing import Any, Final
 
 import structlog
 
+from flowctl.core.server.bans import Ban, BanAction, parse_utc, utc_text
 from flowctl.errors import ConfigError
-from flowctl.server.bans import Ban, BanAction, parse_utc, utc_text
 
 _log: Final = structlog.get_logger("flowctl.live")
 VERSION: Final = 1

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.flow.counts import NO_COUNTS, Counts
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.flow.state import SendState
+from flowctl.core.flow.counts import NO_COUNTS, Counts
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.state import SendState
 from flowctl.reasons import DropReason
 
 _QUIET_S: Final = 2.0

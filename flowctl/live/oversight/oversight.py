@@ -21,25 +21,25 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from flowctl.addresses import address_key
 from flowctl.connection import Connection
-from flowctl.flow.counts import Counts, total
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.state import SendState
-from flowctl.judging.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
-from flowctl.judging.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
-from flowctl.judging.shares import STATE_COUNT, ViewerShares
+from flowctl.core.flow.counts import Counts, total
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.faults import as_exception
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.figures import SenderStatistics
+from flowctl.core.sending.settings import AgeSource
+from flowctl.core.text.addresses import address_key
 from flowctl.live.config import LiveConfig
+from flowctl.live.judging.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
+from flowctl.live.judging.shadow import NO_SHADOW, Candidate, Shadow, ShadowReport
+from flowctl.live.judging.shares import STATE_COUNT, ViewerShares
 from flowctl.live.oversight.pace import Pace
 from flowctl.live.oversight.signals import Signals
 from flowctl.live.stream import Stream
-from flowctl.loop.faults import as_exception
-from flowctl.loop.locks import OwnedLock
-from flowctl.outgoing.streamlog import StreamLog
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
-from flowctl.sending.figures import SenderStatistics
-from flowctl.sending.settings import AgeSource
 
 _log: Final = structlog.get_logger("flowctl.live")
 

@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from flowctl.flow.state import SendState
-from flowctl.judging.shares import ShareSettings, ShareWatch, ViewerShares
-from flowctl.loop.faults import as_exception
-from flowctl.loop.locks import OwnedLock
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.faults import as_exception
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.live.judging.shares import ShareSettings, ShareWatch, ViewerShares
 
 PARAMETER: Final = "viewer_states"
 """Parameter of a publisher's stream name; its value is the least time between two messages in seconds."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flowctl.flight.flights import Flights
-from flowctl.flight.options import FlightOptions
-from flowctl.flight.recorded import RecordedSender
-from flowctl.flight.tape import Identity
+from flowctl.records.flight.flights import Flights
+from flowctl.records.flight.options import FlightOptions
+from flowctl.records.flight.recorded import RecordedSender
+from flowctl.records.flight.tape import Identity
+from flowctl.records.telemetry.events import Events
+from flowctl.records.telemetry.schema import FLIGHT
 from flowctl.sender import Sender
-from flowctl.telemetry.events import Events
-from flowctl.telemetry.schema import FLIGHT
 
 
 def make_flights(options: FlightOptions, events: Events) -> Flights:

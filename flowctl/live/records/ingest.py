@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 
 GAP_S: Final = 1.0
 """A player has a second or so in store; where no media comes for longer, everybody who watches sees it."""

@@ -13,18 +13,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
-from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.ledger import LedgerEntry
-from flowctl.flow.state import SendState
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.ledger import LedgerEntry
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.sending.figures import Account
+from flowctl.core.text.printable import foreign
+from flowctl.live.access.request import LiveRequest
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.pace import Pace
-from flowctl.loop.locks import OwnedLock
-from flowctl.printable import foreign
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import events as rtmp_events
-from flowctl.sending.figures import Account
+from flowctl.wire.rtmp import events as rtmp_events
 
 MOST_NAMED: Final = 50
 """Streams that have a name of their own; each has some 30 time series, and a database of them is not to drown."""

@@ -1,7 +1,7 @@
 """The last things that happened to the sessions of a server, kept in memory for those who look.
 
 Edges between READY and OVERLOADED are left out: they come with every large key frame at the edge of a link, from
-thousands of viewers, and say little (`flowctl.flow.ledger.Ledger` treats them so too).
+thousands of viewers, and say little (`flowctl.core.flow.ledger.Ledger` treats them so too).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.flow.state import SendState
-from flowctl.loop.locks import OwnedLock
-from flowctl.printable import foreign
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.state import SendState
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.text.printable import foreign
+from flowctl.live.access.request import LiveRequest
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import events as rtmp_events
+from flowctl.wire.rtmp import events as rtmp_events
 
 KEPT: Final = 1024
 """Events kept: seconds of the worst trouble, hours of usual days, and half a megabyte."""

@@ -13,17 +13,17 @@ from typing import Any, Final
 import structlog
 
 from flowctl.connection import Connection
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.server.admission import BANNED
 from flowctl.errors import LimitExceededError
-from flowctl.fanout.fanout import Fanout
-from flowctl.flight.words import limits_as_dict
 from flowctl.live.config import LiveConfig
 from flowctl.live.records.sampler import Sampler
 from flowctl.live.records.sessions import SessionRecords
-from flowctl.server.admission import BANNED
-from flowctl.telemetry.events import Events
-from flowctl.telemetry.options import Addresses, EventsOptions, Streams
-from flowctl.telemetry.privacy import Privacy
-from flowctl.telemetry.recorder import Recorder
+from flowctl.records.flight.words import limits_as_dict
+from flowctl.records.telemetry.events import Events
+from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
+from flowctl.records.telemetry.privacy import Privacy
+from flowctl.records.telemetry.recorder import Recorder
 
 _log: Final = structlog.get_logger("flowctl.live")
 

@@ -11,17 +11,16 @@ from operator import add, attrgetter
 from typing import Any, Final
 
 from flowctl.connection import Connection
-from flowctl.fanout.cohort import Squad
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.counts import NO_FIGURES, Figures, total
-from flowctl.flow.state import SendState
-from flowctl.flow.timing import target_s
-from flowctl.outgoing.streamlog import StreamLog
-from flowctl.sender import Sender
-from flowctl.sending.figures import SenderStatistics
-from flowctl.telemetry.events import ConnectionEvents
-from flowctl.telemetry.felt import NOTHING_FELT, Felt, tells
-from flowctl.telemetry.sampling import (
+from flowctl.core.fanout.cohort import Squad
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.counts import NO_FIGURES, Figures, total
+from flowctl.core.flow.state import SendState
+from flowctl.core.flow.timing import target_s
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.figures import SenderStatistics
+from flowctl.records.telemetry.events import ConnectionEvents
+from flowctl.records.telemetry.felt import NOTHING_FELT, Felt, tells
+from flowctl.records.telemetry.sampling import (
     NOTHING,
     Condition,
     Crowd,
@@ -33,7 +32,8 @@ from flowctl.telemetry.sampling import (
     minus,
     sums,
 )
-from flowctl.telemetry.schema import VIEWING
+from flowctl.records.telemetry.schema import VIEWING
+from flowctl.sender import Sender
 
 KERNEL_ROUNDS: Final = 60
 """A viewer that keeps up is asked about by two system calls once in so many rounds."""

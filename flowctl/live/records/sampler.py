@@ -31,14 +31,14 @@ from typing import Any, Final
 import structlog
 
 from flowctl.connection import Connection
-from flowctl.fanout.cohort import Squad
-from flowctl.fanout.fanout import Fanout
-from flowctl.flow.state import SendState
+from flowctl.core.fanout.cohort import Squad
+from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.state import SendState
+from flowctl.core.sending.figures import SenderStatistics
 from flowctl.live.oversight.pace import Allowance, Pace
 from flowctl.live.records.round import Books, Round, Seen
-from flowctl.sending.figures import SenderStatistics
-from flowctl.telemetry.events import ConnectionEvents, Events
-from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_OPENS, FLOW_SAMPLES, OPENS_EVERY_S, OPENS_FIRST_S
+from flowctl.records.telemetry.events import ConnectionEvents, Events
+from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_OPENS, FLOW_SAMPLES, OPENS_EVERY_S, OPENS_FIRST_S
 
 _log: Final = structlog.get_logger("flowctl.live")
 

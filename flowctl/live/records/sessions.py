@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.access.request import LiveRequest
 from flowctl.connection import Connection
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.live.access.request import LiveRequest
 from flowctl.live.records.flights import name_flight
 from flowctl.live.records.sampler import Sampler, line_columns
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
-from flowctl.rtmp import events as rtmp_events
-from flowctl.rtmp.url import DEFAULT_APP
-from flowctl.telemetry.events import ConnectionEvents, Events
-from flowctl.telemetry.schema import Role
+from flowctl.records.telemetry.events import ConnectionEvents, Events
+from flowctl.records.telemetry.schema import Role
+from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.url import DEFAULT_APP
 
 
 class SessionRecords:

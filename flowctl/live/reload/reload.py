@@ -24,13 +24,13 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.server import bans as bans_format
+from flowctl.core.server.bans import BanList
+from flowctl.core.text.tomltext import MOST_BYTES
 from flowctl.errors import BusyError, ClosedError, ConfigError
-from flowctl.flow.limitsfile import LimitsFile, parse_limits_file
 from flowctl.live.reload.watchfile import FileStatus, WatchedFile
-from flowctl.loop.locks import OwnedLock
-from flowctl.server import bans as bans_format
-from flowctl.server.bans import BanList
-from flowctl.tomltext import MOST_BYTES
 
 _log: Final = structlog.get_logger("flowctl.live")
 _POLL_S: Final = 1.0

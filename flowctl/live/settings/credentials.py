@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from flowctl.core.text.private import check_private
 from flowctl.errors import ConfigError
-from flowctl.text.private import check_private
 
 _USERS: Final = "one user:password per line; chmod 600"
 

@@ -18,23 +18,23 @@ from pydantic import (
     ValidationInfo,
 )
 
-from flowctl.access.keys import KeyFile, read_keys
-from flowctl.access.rules import HookFailure, Proof
-from flowctl.access.tokens import SecretFile, read_secrets
-from flowctl.access.webtokens import WebTokenKey, read_web_token_key
-from flowctl.addresses import Network
+from flowctl.core.flow.limits import Limits, parse_marks, parse_target_delay, target_marks
+from flowctl.core.flow.policy import LIVE_POLICIES
+from flowctl.core.sending.settings import AgeSource
+from flowctl.core.text.addresses import Network
+from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.flight.options import parse_networks
-from flowctl.flow.limits import Limits, parse_marks, parse_target_delay, target_marks
-from flowctl.flow.policy import LIVE_POLICIES
-from flowctl.judging.penalties import Allowance
+from flowctl.live.access.keys import KeyFile, read_keys
+from flowctl.live.access.rules import HookFailure, Proof
+from flowctl.live.access.tokens import SecretFile, read_secrets
+from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
 from flowctl.live.config import Audience, SecondPublisher, parse_audiences
+from flowctl.live.judging.penalties import Allowance
 from flowctl.live.settings.relays import RelayRule, parse_relays
-from flowctl.printable import short
-from flowctl.rtmp.url import redact_url
-from flowctl.sending.settings import AgeSource
-from flowctl.telemetry.options import Addresses, Streams
+from flowctl.records.flight.options import parse_networks
+from flowctl.records.telemetry.options import Addresses, Streams
 from flowctl.units import parse_count, parse_duration, parse_share, parse_size, write_duration, write_size
+from flowctl.wire.rtmp.url import redact_url
 
 
 class Kind(NamedTuple):

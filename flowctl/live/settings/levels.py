@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Any, Final, Generic, Literal, TypeVar
 
+from flowctl.core.flow.limits import Limits, write_marks
+from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
-from flowctl.fieldtypes import check_fields
-from flowctl.flow.limits import Limits, write_marks
 
 MOST_LEVELS: Final = 1000
 """Each new name is compared with all of them, once: some milliseconds."""

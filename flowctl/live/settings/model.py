@@ -23,11 +23,12 @@ from pydantic import (
     model_validator,
 )
 
+from flowctl.core.flow.limits import Limits, write_marks
+from flowctl.core.flow.policy import LIVE_POLICIES
+from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import Limits, write_marks
-from flowctl.flow.policy import LIVE_POLICIES
-from flowctl.judging.shadow import Candidate
 from flowctl.live.config import LiveConfig
+from flowctl.live.judging.shadow import Candidate
 from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.kinds import (
     Admin,
@@ -64,8 +65,7 @@ from flowctl.live.settings.kinds import (
     Workers,
 )
 from flowctl.live.settings.levels import Level, Role, Takes, put, replaced
-from flowctl.server.program import ServeOptions, ServerProgram
-from flowctl.telemetry.privacy import read_key
+from flowctl.records.telemetry.privacy import read_key
 
 _DEFAULTS: Final = LiveConfig()
 _OF_ALL: Final = frozenset(item.name for item in dataclasses.fields(ServeOptions))

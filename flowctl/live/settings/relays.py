@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from flowctl.errors import ConfigError, RemoteProtocolError
-from flowctl.rtmp.url import REDACTED, RtmpUrl, parse_url
+from flowctl.wire.rtmp.url import REDACTED, RtmpUrl, parse_url
 
 MOST_RELAYS: Final = 64
 _ALWAYS: Final = "always"

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from flowctl.flow.limits import Limits, write_marks
-from flowctl.flow.limitsfile import LimitsFile
+from flowctl.core.flow.limits import Limits, write_marks
+from flowctl.core.flow.limitsfile import LimitsFile
+from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.live.config import LiveConfig
 from flowctl.live.settings.levels import MARKS, Level, Levels, Role
 from flowctl.live.settings.model import (
@@ -26,8 +27,7 @@ from flowctl.live.settings.model import (
     value_at,
 )
 from flowctl.live.settings.sources import SERVER, Given, Settings, settings_of_all, validated
-from flowctl.rtmp.url import redact_url
-from flowctl.server.program import ServeOptions, ServerProgram
+from flowctl.wire.rtmp.url import redact_url
 
 _SECRET: Final = re.compile(r"key|secret|token|passw", re.IGNORECASE)
 _MASK: Final = "***"

@@ -16,9 +16,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
-from flowctl.access.rules import PROOF_SETTINGS
+from flowctl.core.flow.limits import Limits, write_marks
+from flowctl.core.server.program import ServeOptions, ServerProgram
+from flowctl.core.text.printable import short
+from flowctl.core.text.tomltext import TomlText, dotted
 from flowctl.errors import ConfigError, InternalError
-from flowctl.flow.limits import Limits, write_marks
+from flowctl.live.access.rules import PROOF_SETTINGS
 from flowctl.live.config import Difference, LiveConfig
 from flowctl.live.settings.levels import MARKS, Level, Role, Takes, differing
 from flowctl.live.settings.model import (
@@ -33,10 +36,7 @@ from flowctl.live.settings.model import (
     taken,
     value_at,
 )
-from flowctl.printable import short
-from flowctl.rtmp.limits import WireLimits
-from flowctl.server.program import ServeOptions, ServerProgram
-from flowctl.tomltext import TomlText, dotted
+from flowctl.wire.rtmp.limits import WireLimits
 
 _ROLES: Final = {item.value: item for item in Role}
 ENVIRONMENT: Final = "FLOWCTL_"

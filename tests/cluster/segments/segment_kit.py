@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flowctl.cluster.segments.cutter import Cut, Cutter
-from flowctl.cluster.segments.segment import Frame, SegmentId
-from flowctl.rtmp.media.media import inspect
+from flowctl.live.cluster.segments.cutter import Cut, Cutter
+from flowctl.live.cluster.segments.segment import Frame, SegmentId
+from flowctl.wire.rtmp.media.media import inspect
 
 VIDEO_HEADER = Frame(9, 0, b"\x17\x00\x00\x00\x00\x01\x64\x00\x1f\xff\xe1\x00\x01\x67\x01\x00\x01\x68")
 AUDIO_HEADER = Frame(8, 0, b"\xaf\x00\x12\x10")

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 from segment_kit import HEADERS, cut, key, movie
 
-from flowctl.cluster.edge.copy import DOUBT_S, ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
-from flowctl.cluster.edge.publications import TIMELINES
-from flowctl.cluster.segments.cutter import PART_MS
-from flowctl.cluster.segments.segment import BODY_BYTES, Segment, Then
-from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.errors import BusyError
+from flowctl.live.cluster.edge.copy import DOUBT_S, ENDED_S, GONE_S, HOLD_S, LIVE_S, SETTLE_S, StreamCopy
+from flowctl.live.cluster.edge.publications import TIMELINES
+from flowctl.live.cluster.segments.cutter import PART_MS
+from flowctl.live.cluster.segments.segment import BODY_BYTES, Segment, Then
+from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.testing import ManualClock
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from segment_kit import AUDIO_HEADER, HEADERS, METADATA, VIDEO_HEADER, audio, cut, feed, inter, key, movie
 
-from flowctl.cluster.segments.cutter import Cutter, timeline_at
-from flowctl.cluster.segments.segment import BODY_BYTES, MESSAGES, PART_BYTES, Frame, Position, Segment, Then
+from flowctl.live.cluster.segments.cutter import Cutter, timeline_at
+from flowctl.live.cluster.segments.segment import BODY_BYTES, MESSAGES, PART_BYTES, Frame, Position, Segment, Then
 
 
 def read(cuts):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from segment_kit import key
 
-from flowctl.cluster.origin import Cutting
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
+from flowctl.live.cluster.origin import Cutting
 from flowctl.testing import ManualClock
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.cluster.segments.segment import (
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.live.cluster.segments.segment import (
     BODY_BYTES,
     ID_BYTES,
     MESSAGES,
@@ -23,7 +24,6 @@ from flowctl.cluster.segments.segment import (
     object_of,
     segment_of,
 )
-from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 
 TYPES = st.sampled_from([8, 9, 15, 18])
 FRAMES = st.lists(st.builds(Frame, TYPES, st.integers(0, 0xFFFFFFFF), st.binary(max_size=40)), min_size=1, max_size=8)

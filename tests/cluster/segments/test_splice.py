@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from segment_kit import HEADERS, cut, feed, movie
 
-from flowctl.cluster.segments.cutter import Cutter
-from flowctl.cluster.segments.segment import Frame, Position, Segment
-from flowctl.cluster.segments.splice import Begins, Gap, Headers, Splice
+from flowctl.live.cluster.segments.cutter import Cutter
+from flowctl.live.cluster.segments.segment import Frame, Position, Segment
+from flowctl.live.cluster.segments.splice import Begins, Gap, Headers, Splice
 
 
 def splice() -> Splice:

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from segment_kit import cut, movie
 
-from flowctl.cluster.segments.segment import object_of
-from flowctl.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.errors import ConfigError
+from flowctl.live.cluster.segments.segment import object_of
+from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
 from flowctl.testing import ManualClock
 
 

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from flowctl.cluster.workers.counts import REGION, Counts, clear
+from flowctl.core.server.admission import Admission, AdmissionLimits
 from flowctl.errors import LimitExceededError
-from flowctl.server.admission import Admission, AdmissionLimits
+from flowctl.live.cluster.workers.counts import REGION, Counts, clear
 
 KEY = bytes(16)
 ADDRESSES = [f"203.0.113.{number}" for number in range(12)]

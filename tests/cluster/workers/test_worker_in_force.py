@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from flowctl.cluster.workers.inforce import InForce
 from flowctl.control.operations import BY_NAME, read_arguments
+from flowctl.core.server.bans import Ban
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.store import BanStore
-from flowctl.server.bans import Ban
+from flowctl.live.cluster.workers.inforce import InForce
 
 SHOWN = {"soft": "1MiB,100,2s", "hard": "2MiB,200,4s", "low": "0,0,0", "target_delay": "auto"}
 

@@ -7,8 +7,13 @@ import json
 import pytest
 from live_kit import config
 
-from flowctl.cluster.workers.inforce import InForce
-from flowctl.cluster.workers.operating import (
+from flowctl.control.operations import BY_NAME, Permission, read_arguments
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.errors import RpcError, RpcTimeoutError
+from flowctl.live.bans.penalties import verdict_line, verdict_of
+from flowctl.live.changes import Changes
+from flowctl.live.cluster.workers.inforce import InForce
+from flowctl.live.cluster.workers.operating import (
     Operating,
     bans_of_lines,
     behaving,
@@ -16,14 +21,9 @@ from flowctl.cluster.workers.operating import (
     punished,
     put_in_force,
 )
-from flowctl.control.operations import BY_NAME, Permission, read_arguments
-from flowctl.errors import RpcError, RpcTimeoutError
-from flowctl.judging.penalties import Offence, Verdict
-from flowctl.live.bans.penalties import verdict_line, verdict_of
-from flowctl.live.changes import Changes
+from flowctl.live.judging.penalties import Offence, Verdict
 from flowctl.live.server import LiveServer
-from flowctl.loop.locks import OwnedLock
-from flowctl.rpc.peers.peer import ConnectionID
+from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 
 class Worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from flowctl.cluster.workers.restarts import HUNG_S, RESTARTS, START_S, STEADY_S, Pulse, Restarts
+from flowctl.live.cluster.workers.restarts import HUNG_S, RESTARTS, START_S, STEADY_S, Pulse, Restarts
 
 
 def test_restarts_when_a_process_has_lived_are_at_once():

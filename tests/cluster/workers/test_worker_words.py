@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowctl.cluster.workers.supervisor import Worker, how_it_ended
+from flowctl.live.cluster.workers.supervisor import Worker, how_it_ended
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from flowctl.control.fleet.store import Store
 from flowctl.control.fleet.table import version
 from flowctl.control.fleet.values import ban_value
 from flowctl.control.fleet.wire import Changes, encode
+from flowctl.core.server.bans import Ban
 from flowctl.errors import BrokenError, BusyError, ConfigError, FlowctlError
-from flowctl.server.bans import Ban
 
 NOW = 1_700_000_000.0
 BAN = Ban(cidr="203.0.113.1/32", expires=None)

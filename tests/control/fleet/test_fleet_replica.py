@@ -18,8 +18,8 @@ from flowctl.control.fleet.stamp import MOST_AHEAD_S, Clock
 from flowctl.control.fleet.table import BUCKETS, Table
 from flowctl.control.fleet.values import LIMITS, MOST_VALUE_BYTES, ban_key, ban_of, ban_value, ends_s, limits_value
 from flowctl.control.fleet.wire import Changes, Compare, Part, Sums, decode, encode, entry_of, pages
+from flowctl.core.server.bans import Ban
 from flowctl.errors import ConfigError, RemoteProtocolError
-from flowctl.server.bans import Ban
 
 NOW = 1_700_000_000.0
 

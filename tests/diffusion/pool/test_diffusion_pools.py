@@ -10,13 +10,13 @@ import tempfile
 
 import pytest
 
-from flowctl.diffusion.diffusion import ObjectDiffusion
-from flowctl.diffusion.pool import files as files_module
-from flowctl.diffusion.pool.files import FilePool
-from flowctl.diffusion.pool.memory import MemoryPool
-from flowctl.diffusion.pool.pool import sha256_of
-from flowctl.diffusion.streams.memory import memory_pair
 from flowctl.errors import ConfigError, StoreError
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.pool import files as files_module
+from flowctl.nodes.diffusion.pool.files import FilePool
+from flowctl.nodes.diffusion.pool.memory import MemoryPool
+from flowctl.nodes.diffusion.pool.pool import sha256_of
+from flowctl.nodes.diffusion.streams.memory import memory_pair
 
 
 def name(data):
@@ -242,7 +242,7 @@ def test_disk_when_full_makes_the_oldest_objects_go_and_is_no_fault_of_a_peer(tm
 
 KILLED = """
 import asyncio, os, sys
-from flowctl.diffusion.pool import files
+from flowctl.nodes.diffusion.pool import files
 write, count = files._write, 0
 def dies(path, object_id, data):
     global count

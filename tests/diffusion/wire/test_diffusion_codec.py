@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.diffusion.wire.codec import MAX_ID_BYTES, MAX_ITEMS, MAX_OBJECT_BYTES, Decoder, encode, reply_bytes
-from flowctl.diffusion.wire.messages import (
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.nodes.diffusion.wire.codec import MAX_ID_BYTES, MAX_ITEMS, MAX_OBJECT_BYTES, Decoder, encode, reply_bytes
+from flowctl.nodes.diffusion.wire.messages import (
     Announced,
     Done,
     Init,
@@ -21,8 +22,7 @@ from flowctl.diffusion.wire.messages import (
     RequestObjects,
     Subscribe,
 )
-from flowctl.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State
-from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.nodes.diffusion.wire.protocol import SIZE_LIMIT_BYTES, State
 
 EXACT = [
     (State.INIT, Init(), "81 00"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.diffusion.wire.messages import (
+from flowctl.errors import RemoteProtocolError
+from flowctl.nodes.diffusion.wire.messages import (
     Announced,
     Done,
     Init,
@@ -15,7 +16,7 @@ from flowctl.diffusion.wire.messages import (
     RequestObjects,
     Subscribe,
 )
-from flowctl.diffusion.wire.protocol import (
+from flowctl.nodes.diffusion.wire.protocol import (
     AGENCY,
     SIZE_LIMIT_BYTES,
     TABLE,
@@ -26,7 +27,6 @@ from flowctl.diffusion.wire.protocol import (
     after,
     input_of,
 )
-from flowctl.errors import RemoteProtocolError
 
 MESSAGES = {
     Input.INIT: Init(),

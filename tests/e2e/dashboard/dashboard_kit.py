@@ -16,7 +16,7 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-from flowctl.admin.listener import AdminListener
+from flowctl.live.admin.listener import AdminListener
 from flowctl_servers.live import SERVER
 
 PATIENCE_S = 20.0

@@ -11,15 +11,15 @@ from dashboard_kit import COLOURS, PHONE, WIDE, Browser, contrast, luminance, op
 from e2e_kit import NAME, Clients, wait_for_keys, wait_until
 from selenium.webdriver.common.keys import Keys
 
-from flowctl.access.keys import hash_key, make_key, read_keys
-from flowctl.access.rules import Access, Proof
-from flowctl.client.player import PlayProfile
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import SendState
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.demo.line import Line
-from flowctl.flow.limits import Limits
-from flowctl.flow.state import SendState
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.server.admission import AdmissionLimits
+from flowctl.live.access.keys import hash_key, make_key, read_keys
+from flowctl.live.access.rules import Access, Proof
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
 THROTTLED = PlayProfile(rate=200_000)
 LIMITS = Limits.parse("64KiB,0,0", "64MiB,0,0")

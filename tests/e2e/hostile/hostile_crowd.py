@@ -11,13 +11,13 @@ import json
 import sys
 import time
 
-from flowctl.client.connect import parse_address, start_client
-from flowctl.client.player import HEALTHY, RtmpPlayer
-from flowctl.client.publisher import RtmpPublisher
-from flowctl.media.stamp import read_stamp
-from flowctl.media.synthetic import SyntheticSource
 from flowctl.pollgroup import PollGroup
-from flowctl.rtmp.wire import TYPE_VIDEO
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.player import HEALTHY, RtmpPlayer
+from flowctl.wire.client.publisher import RtmpPublisher
+from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.wire import TYPE_VIDEO
 
 SOURCE = SyntheticSource(video_bit_rate=1_200_000, audio=False, fps=25, key_interval_s=0.6)
 PATIENCE_S = 30.0

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from e2e_kit import wait_until
 
-from flowctl.loadtest.hostile.base import AttackContext
-from flowctl.loadtest.hostile.registry import hostile_profile
+from flowctl.load.hostile.base import AttackContext
+from flowctl.load.hostile.registry import hostile_profile
 
 HERE = Path(__file__).parent
 APP, STREAM = "live", "arena"

@@ -15,13 +15,13 @@ import json
 import sys
 from traceback import format_exception
 
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.server import LiveServer
 from flowctl.log import configure
-from flowctl.loop.sockets import SocketOptions
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.sending.settings import SenderSettings
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 TIMES = {
     "handshake_time_s": 1.5,

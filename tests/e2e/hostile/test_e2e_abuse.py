@@ -14,12 +14,12 @@ import pytest
 from e2e_kit import PATIENCE_S, connection_to, resident_bytes, viewer_of, wait_for_end, wait_for_viewers, wait_until
 from e2e_raw import RawPlayer
 
-from flowctl.client.player import PlayProfile
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.admission import AdmissionLimits
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
 
 SOURCE = SyntheticSource(video_bit_rate=500_000, key_interval_s=0.5)
 BYSTANDER = "live/bystander"

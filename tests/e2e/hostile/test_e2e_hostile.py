@@ -16,9 +16,9 @@ import pytest
 from hostile_defences import DEFENCES
 from hostile_kit import APP, Arena, Program
 
-from flowctl.loadtest.hostile.attacks.session import CANARY
-from flowctl.loadtest.hostile.base import AttackContext, Outcome
-from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
+from flowctl.load.hostile.attacks.session import CANARY
+from flowctl.load.hostile.base import AttackContext, Outcome
+from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 32 * MIB

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hostile_kit import Arena
 
-from flowctl.loadtest.hostile.attacks.work import PROFILES
-from flowctl.loop.work import MEMORY_S, WorkLimits
+from flowctl.core.loop.work import MEMORY_S, WorkLimits
+from flowctl.load.hostile.attacks.work import PROFILES
 
 MIB = 1 << 20
 MOST_DELAY_MS = 250.0

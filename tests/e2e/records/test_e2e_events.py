@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from flowctl.telemetry.schema import CLASS_NAMES, RECORDED
+from flowctl.records.telemetry.schema import CLASS_NAMES, RECORDED
 
 
 def read(folder, table):

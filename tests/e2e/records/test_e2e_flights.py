@@ -14,15 +14,15 @@ import sys
 
 from e2e_kit import connection_to, wait_for_end, wait_for_viewers, wait_until
 
-from flowctl.client.player import PlayProfile
-from flowctl.flight.options import FlightOptions, parse_networks
-from flowctl.flight.replay import compare, read_flight, replay
-from flowctl.flow.limits import Limits
-from flowctl.loop.sockets import SocketOptions
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.sending.settings import SenderSettings
-from flowctl.telemetry.flightfiles import flight_files, list_flights
-from flowctl.telemetry.options import EventsOptions, Streams
+from flowctl.core.flow.limits import Limits
+from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.records.flight.options import FlightOptions, parse_networks
+from flowctl.records.flight.replay import compare, read_flight, replay
+from flowctl.records.telemetry.flightfiles import flight_files, list_flights
+from flowctl.records.telemetry.options import EventsOptions, Streams
+from flowctl.wire.client.player import PlayProfile
+from flowctl.wire.media.synthetic import SyntheticSource
 
 SOURCE = SyntheticSource(video_bit_rate=2_000_000, key_interval_s=1.0)
 SMALL = SocketOptions(notsent_lowat_bytes=16 * 1024, send_buffer_bytes=16 * 1024)

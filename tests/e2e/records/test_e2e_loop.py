@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 
+from flowctl.core.flow.limitsfile import parse_limits_file
+from flowctl.core.server.bans import BanList
 from flowctl.demo.loop.plan import LoopPlan
 from flowctl.demo.loop.report import addresses
 from flowctl.demo.loop.run import run_loop
 from flowctl.errors import FlowctlError
-from flowctl.flow.limitsfile import parse_limits_file
 from flowctl.reasons import CloseReason
-from flowctl.server.bans import BanList
 
 pytestmark = pytest.mark.pipeline  # a program with a Java of its own
 
@@ -24,8 +24,8 @@ PLAN = LoopPlan(duration_s=12.0, healthy=4, slow=2)
 def _spark_there():
     """Skip, visibly, where there is no pyspark or no Java."""
     pytest.importorskip("pyspark")
-    from flowctl.pipeline.spark.java import find_java
-    from flowctl.pipeline.spark.session import check_available
+    from flowctl.analyze.spark.java import find_java
+    from flowctl.analyze.spark.session import check_available
 
     try:
         check_available()

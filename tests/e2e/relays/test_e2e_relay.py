@@ -13,16 +13,16 @@ import pyarrow.parquet
 import pytest
 from e2e_kit import NAME, PATIENCE_S, Play, frames_of, open_live_server, wait_until
 
-from flowctl.client.player import HEALTHY
-from flowctl.client.source import FlvFile
-from flowctl.flow.limits import Limits
+from flowctl.core.flow.limits import Limits
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
 from flowctl.live.config import LiveConfig
+from flowctl.live.relay.relay import Relays
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.relays import parse_relays
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.relay.relay import Relays
-from flowctl.telemetry.options import EventsOptions, Streams
+from flowctl.records.telemetry.options import EventsOptions, Streams
+from flowctl.wire.client.player import HEALTHY
+from flowctl.wire.client.source import FlvFile
+from flowctl.wire.media.synthetic import SyntheticSource
 
 NGINX = Path("/usr/sbin/nginx")
 NGINX_RTMP = Path("/usr/lib/nginx/modules/ngx_rtmp_module.so")
@@ -162,9 +162,9 @@ def deaf_server(listener):
     """A server that lets a publisher in, and reads nothing from then on."""
     import threading
 
-    from flowctl.rtmp.events import ConnectRequested, PublishRequested
-    from flowctl.rtmp.server.session import ServerSession
-    from flowctl.rtmp.session_config import ServerSessionConfig
+    from flowctl.wire.rtmp.events import ConnectRequested, PublishRequested
+    from flowctl.wire.rtmp.server.session import ServerSession
+    from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
     done = threading.Event()
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from flowctl.control.client import call_operation
 from flowctl.errors import FlowctlError
-from flowctl.loadtest.hostile.peer import Peer, PeerGoneError, RefusedError
+from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError
 
 MARK = "kanarie7d1f"
 """In every secret, with a number behind it that tells by which door it went in."""

@@ -8,9 +8,9 @@ import pytest
 from e2e_kit import NAME, PATIENCE_S, wait_until
 from hook_kit import HookServer, http
 
-from flowctl.access.keys import KeyFile, StoredKey, hash_key
-from flowctl.access.rules import Access, Proof
-from flowctl.access.tokens import SecretFile, signed_query
+from flowctl.live.access.keys import KeyFile, StoredKey, hash_key
+from flowctl.live.access.rules import Access, Proof
+from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 

@@ -8,18 +8,18 @@ import json
 import pytest
 from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
 
+from flowctl.analyze.whatif.grid import in_force as choice_in_force
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limitsfile import LimitsFile
+from flowctl.core.flow.limitsfile import render as render_limits
+from flowctl.core.flow.policy import LIVE_POLICIES
+from flowctl.core.server.program import ServerProgram
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import Limits
-from flowctl.flow.limitsfile import LimitsFile
-from flowctl.flow.limitsfile import render as render_limits
-from flowctl.flow.policy import LIVE_POLICIES
 from flowctl.live.config import LiveConfig
 from flowctl.live.records.recording import in_force
 from flowctl.live.server import build_live_server
 from flowctl.live.settings.sources import read_settings
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.pipeline.whatif.grid import in_force as choice_in_force
-from flowctl.server.program import ServerProgram
+from flowctl.wire.media.synthetic import SyntheticSource
 
 LIVE = ServerProgram(name="live", summary="", default_port=0, build=build_live_server)
 FIRST = 'soft = "1MiB,1000,4s"\nstuck = "15s"\nmemory_budget = "1GiB"\ncontrol = "off"\n'

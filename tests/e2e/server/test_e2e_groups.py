@@ -6,7 +6,7 @@ import itertools
 
 from e2e_kit import NAME, connection_to, figures, wait_for_end, wait_for_viewers, wait_until
 
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.wire.media.synthetic import SyntheticSource
 
 SOURCE = SyntheticSource(video_bit_rate=4_000_000, fps=60.0, key_interval_s=0.5)
 VIEWERS = 4

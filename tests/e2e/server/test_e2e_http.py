@@ -8,7 +8,7 @@ import pytest
 from e2e_kit import NAME, wait_for_keys, wait_for_viewers
 from e2e_programs import watch
 
-from flowctl.httpd.serving import listen_http
+from flowctl.live.httpd.serving import listen_http
 from flowctl.live.server import LiveServer
 
 CASES = {

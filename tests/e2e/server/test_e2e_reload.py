@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 import pytest
 from e2e_kit import NAME, connection_to, wait_for_viewers, wait_until
 
-from flowctl.flow.ledger import LedgerKind
-from flowctl.flow.limits import Limits
-from flowctl.flow.limitsfile import LimitsFile
-from flowctl.flow.limitsfile import render as render_limits
+from flowctl.core.flow.ledger import LedgerKind
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limitsfile import LimitsFile
+from flowctl.core.flow.limitsfile import render as render_limits
+from flowctl.core.server.bans import Ban, render
 from flowctl.live.config import parse_audiences
 from flowctl.reasons import CloseReason
-from flowctl.server.bans import Ban, render
 
 FAR = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 

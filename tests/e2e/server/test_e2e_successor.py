@@ -11,9 +11,9 @@ from e2e_kit import wait_for_end, wait_for_viewers, wait_until
 from flowctl.control.client import call_operation
 from flowctl.control.listener import listener_of
 from flowctl.control.place import find_server, servers_here
+from flowctl.core.server.bans import Ban
 from flowctl.live import LiveServer
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.server.bans import Ban
+from flowctl.wire.media.synthetic import SyntheticSource
 
 
 def operated(config):

@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import structlog
 
+from flowctl.core.server.bans import Ban, BanAction
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.store import BanStore
-from flowctl.server.bans import Ban, BanAction
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 ONE = Ban(
@@ -60,7 +60,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from flowctl.live.bans.store import BanStore
-from flowctl.server.bans import Ban
+from flowctl.core.server.bans import Ban
 store = BanStore(Path(sys.argv[1]))
 for number in range(1_000_000):
     block = f"10.{number >> 8 & 255}.{number & 255}"

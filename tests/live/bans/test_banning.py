@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from flowctl.core.server.bans import MOST_BYTES, NO_BANS, Ban, BanAction, BanList, render
 from flowctl.live.bans.banning import Banning
 from flowctl.live.bans.kept import KeptBans
 from flowctl.live.bans.store import BanStore
 from flowctl.live.reload.watchfile import WatchedFile
-from flowctl.server.bans import MOST_BYTES, NO_BANS, Ban, BanAction, BanList, render
 
 CIDR = "192.0.2.1/32"
 

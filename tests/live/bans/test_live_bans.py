@@ -9,8 +9,8 @@ import pytest
 from e2e_kit import open_live_server
 
 from flowctl.control.operations import Permission, perform
+from flowctl.core.server.bans import BanList
 from flowctl.errors import LocalProtocolError
-from flowctl.server.bans import BanList
 
 FILE = '{"cidr": "127.0.0.7/32", "reason": "flood", "score": 4, "evidence": {"hard limit": 9}, "expires": null}\n'
 

@@ -13,15 +13,15 @@ import structlog
 from e2e_kit import Clients, open_live_server, wait_for_viewers, wait_until
 
 from flowctl.control.operations import Permission, perform
-from flowctl.judging.penalties import Allowance, PenaltyLimits
+from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.hooks import LiveHooks
+from flowctl.live.judging.penalties import Allowance, PenaltyLimits
 from flowctl.live.server import LiveServer
-from flowctl.loadtest.hostile.base import AttackContext
-from flowctl.loadtest.hostile.peer import Peer, RefusedError
-from flowctl.loadtest.hostile.registry import hostile_profile
-from flowctl.media.synthetic import SyntheticSource
+from flowctl.load.hostile.base import AttackContext
+from flowctl.load.hostile.peer import Peer, RefusedError
+from flowctl.load.hostile.registry import hostile_profile
 from flowctl.reasons import CloseReason
-from flowctl.server.admission import AdmissionLimits
+from flowctl.wire.media.synthetic import SyntheticSource
 
 ABUSER = "127.0.9.1"
 OTHERS = "127.0.0.1"

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowctl.access.request import LiveRequest
 from flowctl.errors import LimitExceededError
-from flowctl.judging.penalties import MILD_S, Allowance, Offence, Penalties, PenaltyLimits, sentence
+from flowctl.live.access.request import LiveRequest
 from flowctl.live.bans.penalties import POLL_S, PenaltyWatch
+from flowctl.live.judging.penalties import MILD_S, Allowance, Offence, Penalties, PenaltyLimits, sentence
 from flowctl.reasons import CloseReason
-from flowctl.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.url import RtmpUrl
 
 ONE = "192.0.2.1"
 TOO_FAST = LimitExceededError("new_per_address_and_s", 21, 20)

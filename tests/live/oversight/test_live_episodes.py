@@ -6,14 +6,14 @@ import pytest
 import structlog
 from live_kit import AVC_HEADER, World, audio, config, disposable, inter, key
 
-from flowctl.flow.counts import NO_COUNTS, Counts
-from flowctl.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.flow.limits import Axis, Limits
-from flowctl.flow.state import Cause, SendState, StateChange
+from flowctl.core.flow.counts import NO_COUNTS, Counts
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.limits import Axis, Limits
+from flowctl.core.flow.state import Cause, SendState, StateChange
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.oversight.episodes import Episode
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.rtmp.wire import Message
-from flowctl.sending.settings import SenderSettings
+from flowctl.wire.rtmp.wire import Message
 
 TIGHT = Limits.parse("8KiB,0", "32KiB,0", target_delay_ms=0)
 FIELDS = {"stream": "live/a", "peer": "192.0.2.1:1", "connection": 1}

@@ -9,16 +9,16 @@ import pytest
 import structlog
 from live_kit import World, audio, config, inter, key
 
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import KeepAll, LivePolicy
-from flowctl.flow.state import MessageClass, SendState
-from flowctl.judging.shadow import Candidate
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import KeepAll, LivePolicy
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.live.config import SecondPublisher
+from flowctl.live.judging.shadow import Candidate
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.rtmp.messages import Acknowledgement, encode_control
 from flowctl.sender import Sender
-from flowctl.sending.settings import AgeSource, SenderSettings
+from flowctl.wire.rtmp.messages import Acknowledgement, encode_control
 
 FRAME = 4000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from live_kit import World, inter, key
 
-from flowctl.judging.shares import ShareSettings
+from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.oversight.signals import EVENT_NAME, publisher_settings
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.wire import TYPE_DATA_AMF0
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.wire import TYPE_DATA_AMF0
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import threading
 import pytest
 import structlog
 
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limitsfile import LimitsFile
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.bans import BanList
+from flowctl.core.server.signals import EndSignals
 from flowctl.errors import BusyError, ClosedError, ConfigError
-from flowctl.flow.limits import Limits
-from flowctl.flow.limitsfile import LimitsFile
 from flowctl.live.config import LiveConfig
 from flowctl.live.reload.reload import Reload
 from flowctl.live.reload.watchfile import WatchedFile
-from flowctl.sending.settings import SenderSettings
-from flowctl.server.bans import BanList
-from flowctl.server.signals import EndSignals
 
 GOOD = 'version = 1\n[limits]\nsoft = "{size},100,4s"\n'
 BAN = '{{"cidr": "127.0.0.{number}", "expires": null}}\n'

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from flowctl.core.flow.limits import Limits
+from flowctl.core.server.program import ServerProgram
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import Limits
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.levels import Level, Role
 from flowctl.live.settings.sources import read_settings
-from flowctl.server.program import ServerProgram
 
 LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServer)
 OTHER = ServerProgram(name="other", summary="", default_port=7000, build=LiveServer, has_streams=False)

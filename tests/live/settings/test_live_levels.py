@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowctl.core.flow.limits import Limits
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import Limits
 from flowctl.live.config import Audience, LiveConfig
 from flowctl.live.settings import levels as levels_module
 from flowctl.live.settings.levels import Level, Role

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from flowctl.access.keys import KeyFile, StoredKey
-from flowctl.access.rules import HookFailure, Proof
-from flowctl.access.tokens import SecretFile
-from flowctl.access.webtokens import WebTokenKey
+from flowctl.core.flow.limits import DEFAULT_LIMITS, Limits
+from flowctl.core.sending.settings import AgeSource
+from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.errors import ConfigError
-from flowctl.flow.limits import DEFAULT_LIMITS, Limits
-from flowctl.judging.penalties import Allowance
+from flowctl.live.access.keys import KeyFile, StoredKey
+from flowctl.live.access.rules import HookFailure, Proof
+from flowctl.live.access.tokens import SecretFile
+from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.live.config import LiveConfig, SecondPublisher, parse_audiences
+from flowctl.live.judging.penalties import Allowance
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.model import LiveSettings, settings_of
 from flowctl.live.settings.relays import RelayRule
 from flowctl.live.settings.sources import RENAMED, hint_for_former, read_file, read_settings
-from flowctl.rtmp.limits import WireLimits
-from flowctl.sending.settings import AgeSource
-from flowctl.server.program import ServeOptions, ServerProgram
-from flowctl.telemetry.options import Addresses, Streams
+from flowctl.records.telemetry.options import Addresses, Streams
+from flowctl.wire.rtmp.limits import WireLimits
 
 LIVE = ServerProgram(name="live", summary="", default_port=1935, build=LiveServer)
 OTHER = dataclasses.replace(LIVE, name="other", has_streams=False, default_port=7000, extra={"colour": "of the lines"})

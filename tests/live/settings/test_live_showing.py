@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from flowctl.flow.limits import Limits
-from flowctl.flow.limitsfile import LimitsFile
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limitsfile import LimitsFile
+from flowctl.core.server.program import ServerProgram
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import build_live_server
 from flowctl.live.settings.levels import Role
 from flowctl.live.settings.model import LiveSettings, roles_of, settings_of
 from flowctl.live.settings.showing import effective, sample
 from flowctl.live.settings.sources import gather, read_settings
-from flowctl.server.program import ServerProgram
 
 LIVE = ServerProgram(
     name="live",

@@ -9,16 +9,16 @@ import socket
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.hostile import bystanders
-from flowctl.loadtest.hostile.base import ANY, ENDED, STAYS, AttackContext, Form, HostileProfile, Outcome
-from flowctl.loadtest.hostile.octets import MARK_AT, picture
-from flowctl.loadtest.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
-from flowctl.loadtest.hostile.types import AttackResult, FormResult
-from flowctl.loadtest.results.result import PeerEnd
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media.media import inspect
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.session_config import ServerSessionConfig
+from flowctl.load.hostile import bystanders
+from flowctl.load.hostile.base import ANY, ENDED, STAYS, AttackContext, Form, HostileProfile, Outcome
+from flowctl.load.hostile.octets import MARK_AT, picture
+from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
+from flowctl.load.hostile.types import AttackResult, FormResult
+from flowctl.load.results.result import PeerEnd
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
 pytestmark = pytest.mark.realtime
 

@@ -10,19 +10,19 @@ import time
 
 import pytest
 
-from flowctl.loadtest.peers.link import HANDSHAKE_BYTES, Target
-from flowctl.loadtest.peers.measures import StreamClock, ViewerMeasure
-from flowctl.loadtest.peers.skim import FrameBook
-from flowctl.loadtest.peers.viewer import Viewer
-from flowctl.loadtest.profiles import parse_profile
-from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult
-from flowctl.loop.sockets import unacknowledged_bytes
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.chunk.writer import serialise
-from flowctl.rtmp.events import Acknowledged, ConnectRequested, PlayRequested
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
-from flowctl.rtmp.url import parse_url
+from flowctl.core.loop.sockets import unacknowledged_bytes
+from flowctl.load.peers.link import HANDSHAKE_BYTES, Target
+from flowctl.load.peers.measures import StreamClock, ViewerMeasure
+from flowctl.load.peers.skim import FrameBook
+from flowctl.load.peers.viewer import Viewer
+from flowctl.load.profiles import parse_profile
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.events import Acknowledged, ConnectRequested, PlayRequested
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.session_config import ClientSessionConfig, ServerSessionConfig
+from flowctl.wire.rtmp.url import parse_url
 
 CONFIG = ServerSessionConfig()
 

@@ -8,12 +8,12 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, Ping, Pong
 
 from flowctl import flv
-from flowctl.client.connect import parse_address
 from flowctl.errors import ConfigError, RemoteProtocolError
-from flowctl.loadtest.peers.http import FlvSkimmer, HttpSpeech
-from flowctl.loadtest.peers.skim import AUDIO, OTHER, VIDEO, FrameBook
-from flowctl.loadtest.target import SCHEMES
-from flowctl.rtmp.events import HandshakeDone, Rejected
+from flowctl.load.peers.http import FlvSkimmer, HttpSpeech
+from flowctl.load.peers.skim import AUDIO, OTHER, VIDEO, FrameBook
+from flowctl.load.target import SCHEMES
+from flowctl.wire.client.connect import parse_address
+from flowctl.wire.rtmp.events import HandshakeDone, Rejected
 
 TAGS = [
     flv.tag(9, 0, AVC_HEADER),

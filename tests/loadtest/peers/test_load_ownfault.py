@@ -11,14 +11,14 @@ import time
 import pytest
 from result_kit import some_run, viewer
 
-from flowctl.loadtest.hostile.base import STAYS, AttackContext, Form, HostileProfile, Outcome
-from flowctl.loadtest.peers.link import Link, Target
-from flowctl.loadtest.peers.reactor import Reactor
-from flowctl.loadtest.results import summary
-from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult
-from flowctl.rtmp.client.session import ClientSession
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.url import parse_url
+from flowctl.load.hostile.base import STAYS, AttackContext, Form, HostileProfile, Outcome
+from flowctl.load.peers.link import Link, Target
+from flowctl.load.peers.reactor import Reactor
+from flowctl.load.results import summary
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import parse_url
 
 pytestmark = pytest.mark.realtime
 
@@ -67,7 +67,7 @@ def test_attack_when_there_is_no_descriptor_left_is_the_testers_fault():
 
 def test_attack_when_its_source_address_is_not_ours_is_the_testers_fault(monkeypatch):
     """Neither is the server to blame for a newcomer that could not even try to get in."""
-    monkeypatch.setattr("flowctl.loadtest.hostile.bystanders.PROBE_S", 0.3)
+    monkeypatch.setattr("flowctl.load.hostile.bystanders.PROBE_S", 0.3)
     verdict = verdict_of(knock, source=FOREIGN, probe=True)
     assert (verdict.end, verdict.met, verdict.newcomer) == (PeerEnd.TESTER_FAILED, None, None)
 

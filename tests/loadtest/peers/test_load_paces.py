@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.client.throttle import Constant, RatePace
-from flowctl.loadtest.peers.paces import UNLIMITED, RhythmPace, Sawtooth, StallPace, Trace, parse_trace
+from flowctl.load.peers.paces import UNLIMITED, RhythmPace, Sawtooth, StallPace, Trace, parse_trace
+from flowctl.wire.client.throttle import Constant, RatePace
 
 PACKET = 1400
 

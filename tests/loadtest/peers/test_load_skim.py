@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rtmp_chunk_peer import ChunkPeer, basic, header0, interleave, random_messages
 
-from flowctl.client.gaps import GapFinder
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.loadtest.peers.measures import FASTEST, ORIGIN, STAMP, StreamClock, ViewerMeasure
-from flowctl.loadtest.peers.skim import AUDIO, OTHER, VIDEO, Frame, FrameBook, Skimmer
-from flowctl.loadtest.results.histogram import DelayHistogram
-from flowctl.loadtest.results.result import PeerKind, PeerResult
-from flowctl.media.stamp import has_slot, read_stamp, stamp
-from flowctl.media.synthetic import SyntheticSource
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import ChunkWriter
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.media.media import inspect
-from flowctl.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
-from flowctl.rtmp.wire import Message
+from flowctl.load.peers.measures import FASTEST, ORIGIN, STAMP, StreamClock, ViewerMeasure
+from flowctl.load.peers.skim import AUDIO, OTHER, VIDEO, Frame, FrameBook, Skimmer
+from flowctl.load.results.histogram import DelayHistogram
+from flowctl.load.results.result import PeerKind, PeerResult
+from flowctl.wire.client.gaps import GapFinder
+from flowctl.wire.media.stamp import has_slot, read_stamp, stamp
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import ChunkWriter
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.wire.rtmp.wire import Message
 
 LIMITS = WireLimits()
 BASE_US = 1_700_000_000_000_000

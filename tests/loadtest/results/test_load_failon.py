@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from result_kit import some_run, viewer
 
 from flowctl.errors import ConfigError
-from flowctl.loadtest.results.failon import _UNITS, MAX_CONDITIONS, parse_condition, parse_conditions
-from flowctl.loadtest.results.figures import FIGURES, RunFigures
-from flowctl.loadtest.results.result import PeerKind
-from flowctl.loadtest.results.scope import SCOPES
+from flowctl.load.results.failon import _UNITS, MAX_CONDITIONS, parse_condition, parse_conditions
+from flowctl.load.results.figures import FIGURES, RunFigures
+from flowctl.load.results.result import PeerKind
+from flowctl.load.results.scope import SCOPES
 
 CROWD = {"healthy": PeerKind.HEALTHY, "slow@1.5M": PeerKind.SLOW, "sawtooth@1M-2M/3s": PeerKind.SLOW}
 OPERATORS = {

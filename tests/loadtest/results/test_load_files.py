@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flowctl.core.text.files import check_target, held, umask, write_text
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.text.files import check_target, held, umask, write_text
 
 
 def test_result_when_the_name_is_a_pipe(tmp_path):

@@ -15,17 +15,17 @@ from page_kit import Page
 from result_kit import NASTY, some_run, some_samples, viewer
 
 from flowctl.charts.page import STYLE
+from flowctl.core.text.files import check_target, replacing, write_text
+from flowctl.core.text.printable import foreign, printable
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.loadtest.results import parquet as parquet_module
-from flowctl.loadtest.results import summary
-from flowctl.loadtest.results.failon import parse_condition
-from flowctl.loadtest.results.figures import RunFigures
-from flowctl.loadtest.results.plots import plots_of
-from flowctl.loadtest.results.report import render
-from flowctl.loadtest.results.result import PeerEnd, PeerKind, PeerResult, Sample
-from flowctl.loadtest.results.table import LineDisplay, TableDisplay
-from flowctl.printable import foreign, printable
-from flowctl.text.files import check_target, replacing, write_text
+from flowctl.load.results import parquet as parquet_module
+from flowctl.load.results import summary
+from flowctl.load.results.failon import parse_condition
+from flowctl.load.results.figures import RunFigures
+from flowctl.load.results.plots import plots_of
+from flowctl.load.results.report import render
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, Sample
+from flowctl.load.results.table import LineDisplay, TableDisplay
 
 CONDITIONS = ["healthy.missing>0", "p99_ms>200", "stall.missing_share>50%"]
 

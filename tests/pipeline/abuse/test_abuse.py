@@ -10,20 +10,20 @@ import pytest
 from abuse_records import BEGIN_S, at, closed, event, hits, there, write
 from pyspark.sql import functions as f
 
-from flowctl.addresses import address_key
+from flowctl.analyze.abuse import job
+from flowctl.analyze.abuse.job import JOB, AbuseOptions, merge_lists
+from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.job import JobState
+from flowctl.analyze.records import addresses
+from flowctl.analyze.records.addresses import parse_networks
+from flowctl.analyze.records.window import Window
+from flowctl.analyze.run import run
+from flowctl.analyze.synth import job as synth
+from flowctl.analyze.synth.people import SynthOptions
+from flowctl.core.server.bans import MOST_EVIDENCE, Ban, BanAction, BanList, render
+from flowctl.core.server.guilt import PROOF
+from flowctl.core.text.addresses import address_key
 from flowctl.errors import ConfigError
-from flowctl.pipeline.abuse import job
-from flowctl.pipeline.abuse.job import JOB, AbuseOptions, merge_lists
-from flowctl.pipeline.abuse.weights import Weights
-from flowctl.pipeline.job import JobState
-from flowctl.pipeline.records import addresses
-from flowctl.pipeline.records.addresses import parse_networks
-from flowctl.pipeline.records.window import Window
-from flowctl.pipeline.run import run
-from flowctl.pipeline.synth import job as synth
-from flowctl.pipeline.synth.people import SynthOptions
-from flowctl.server.bans import MOST_EVIDENCE, Ban, BanAction, BanList, render
-from flowctl.server.guilt import PROOF
 
 pytestmark = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
 NOW_S = BEGIN_S + 3600

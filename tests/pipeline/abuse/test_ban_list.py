@@ -9,14 +9,14 @@ import time
 import pytest
 from abuse_records import at
 
+from flowctl.analyze.abuse.job import AbuseOptions
+from flowctl.analyze.abuse.watch import SOURCE, WatchOptions, merge_into
+from flowctl.analyze.records.place import MOST_TEXT_BYTES, Place
+from flowctl.core.server import bans as bans_module
+from flowctl.core.server.bans import MOST_BYTES, Ban, BanList, render
 from flowctl.errors import ConfigError
 from flowctl.live.bans.banning import Banning
 from flowctl.live.reload.watchfile import WatchedFile
-from flowctl.pipeline.abuse.job import AbuseOptions
-from flowctl.pipeline.abuse.watch import SOURCE, WatchOptions, merge_into
-from flowctl.pipeline.records.place import MOST_TEXT_BYTES, Place
-from flowctl.server import bans as bans_module
-from flowctl.server.bans import MOST_BYTES, Ban, BanList, render
 
 NOW_S = time.time()
 
@@ -51,12 +51,12 @@ def test_list_when_a_batch_is_run_again_is_the_same(tmp_path):
 
 def test_list_when_bans_expire_leaves_them_out(tmp_path, monkeypatch):
     """A ban is on the list until it expires, its own or of others; it goes with the next batch."""
-    monkeypatch.setattr("flowctl.pipeline.abuse.watch.time.time", lambda: NOW_S)
+    monkeypatch.setattr("flowctl.analyze.abuse.watch.time.time", lambda: NOW_S)
     others(tmp_path, ban("198.51.100.1", lasts_s=15, source=""), ban("198.51.100.2", lasts_s=-1, source=""))
     add(tmp_path, ban("192.0.2.1", lasts_s=10), ban("192.0.2.2", lasts_s=20))
     assert listed(tmp_path) == {"198.51.100.1", "192.0.2.1", "192.0.2.2"}
     for later_s, left in ((11, {"198.51.100.1", "192.0.2.2"}), (16, {"192.0.2.2"}), (21, set())):
-        monkeypatch.setattr("flowctl.pipeline.abuse.watch.time.time", lambda later_s=later_s: NOW_S + later_s)
+        monkeypatch.setattr("flowctl.analyze.abuse.watch.time.time", lambda later_s=later_s: NOW_S + later_s)
         add(tmp_path)
         assert listed(tmp_path) == left
 

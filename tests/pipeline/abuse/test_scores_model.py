@@ -12,12 +12,12 @@ from abuse_records import closed, event, hits, there, write
 from pyarrow.dataset import dataset
 from test_abuse import CLOSED, DEAF, NEVER_READ, NOW_S, SLOW, UNKNOWN
 
-from flowctl.pipeline.abuse.job import JOB, AbuseOptions
-from flowctl.pipeline.abuse.scores import attackers
-from flowctl.pipeline.abuse.weights import Weights
-from flowctl.pipeline.job import JobState
-from flowctl.pipeline.run import run
-from flowctl.server.guilt import PROOF
+from flowctl.analyze.abuse.job import JOB, AbuseOptions
+from flowctl.analyze.abuse.scores import attackers
+from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.job import JobState
+from flowctl.analyze.run import run
+from flowctl.core.server.guilt import PROOF
 
 pytestmark = pytest.mark.timeout(900)
 WEIGHTS = Weights(half_life_s=7200.0)
@@ -177,6 +177,6 @@ def test_scores_when_parts_are_large_are_the_same(spark, judged, monkeypatch):
     """Judged by Spark's workers, each some subnets, all is as judged in this process; the list too."""
     _, scores, folder = judged
     bans = (folder / "out" / "bans.jsonl").read_text()
-    monkeypatch.setattr("flowctl.pipeline.run.SMALL_BYTES", -1)
+    monkeypatch.setattr("flowctl.analyze.run.SMALL_BYTES", -1)
     assert judge(spark, folder) == scores
     assert (folder / "out" / "bans.jsonl").read_text() == bans

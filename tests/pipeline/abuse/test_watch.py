@@ -26,16 +26,16 @@ import pytest
 from abuse_records import at, closed, event, hits, there, write
 from test_abuse import WORLD
 
+from flowctl.analyze.abuse import watch as watching
+from flowctl.analyze.abuse.job import JOB, AbuseOptions
+from flowctl.analyze.abuse.watch import WatchOptions, merge_into
+from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.record import RECORD_FORMAT
+from flowctl.analyze.records.place import Place
+from flowctl.analyze.run import locked
+from flowctl.analyze.run import run as run_jobs
+from flowctl.core.server.bans import Ban, BanList, render
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.abuse import watch as watching
-from flowctl.pipeline.abuse.job import JOB, AbuseOptions
-from flowctl.pipeline.abuse.watch import WatchOptions, merge_into
-from flowctl.pipeline.abuse.weights import Weights
-from flowctl.pipeline.record import RECORD_FORMAT
-from flowctl.pipeline.records.place import Place
-from flowctl.pipeline.run import locked
-from flowctl.pipeline.run import run as run_jobs
-from flowctl.server.bans import Ban, BanList, render
 
 pytestmark = pytest.mark.timeout(900)
 PATIENCE_S = 400.0

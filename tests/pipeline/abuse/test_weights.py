@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from flowctl.analyze.abuse.weights import DEFAULT_WEIGHTS, Weights, parse_weights
 from flowctl.errors import ConfigError
-from flowctl.pipeline.abuse.weights import DEFAULT_WEIGHTS, Weights, parse_weights
-from flowctl.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.limits import WireLimits
 
 
 def test_weights_when_rendered_and_parsed_are_the_same():

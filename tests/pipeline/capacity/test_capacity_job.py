@@ -9,11 +9,11 @@ import pytest
 from pyspark.sql import functions as f
 from record_kit import sample, write_samples
 
-from flowctl.pipeline.capacity.job import JOB, NODE_COLUMNS, CapacityOptions
-from flowctl.pipeline.capacity.loads import loads
-from flowctl.pipeline.capacity.node import MEASURE
-from flowctl.pipeline.run import run
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.analyze.capacity.job import JOB, NODE_COLUMNS, CapacityOptions
+from flowctl.analyze.capacity.loads import loads
+from flowctl.analyze.capacity.node import MEASURE
+from flowctl.analyze.run import run
+from flowctl.records.telemetry.schema import CLASS_NAMES
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from flowctl.pipeline.capacity.job import nodes_for
+from flowctl.analyze.capacity.job import nodes_for
 
 
 @pytest.mark.parametrize(

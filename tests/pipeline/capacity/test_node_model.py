@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from source_kit import ROOT
 
-from flowctl.errors import ConfigError
-from flowctl.pipeline.capacity.node import (
+from flowctl.analyze.capacity.node import (
     BYTE_US,
     FIGURES,
     Measurement,
@@ -23,6 +22,7 @@ from flowctl.pipeline.capacity.node import (
     reference,
     why_weak,
 )
+from flowctl.errors import ConfigError
 
 
 def crowd(viewers, bit_rate=2_500_000.0, *, idle_us=5_000.0, write_us=9.0, byte_us=BYTE_US, **more):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from record_kit import event, write, write_closes
 
+from flowctl.analyze.records.accounts import Accounts
+from flowctl.analyze.records.listing import list_records
+from flowctl.analyze.records.window import ODD_HOUR, Window, begin_of, hour_of, parse_window
 from flowctl.errors import ConfigError
-from flowctl.pipeline.records.accounts import Accounts
-from flowctl.pipeline.records.listing import list_records
-from flowctl.pipeline.records.window import ODD_HOUR, Window, begin_of, hour_of, parse_window
 
 FILES = st.lists(
     st.tuples(

@@ -17,12 +17,12 @@ from hypothesis import settings as hypothesis_settings
 from pyarrow.fs import LocalFileSystem
 from record_kit import at, close, event, folder, sample, schema_of, write, write_closes, write_samples
 
-from flowctl.pipeline.records import footers
-from flowctl.pipeline.records.checks import MOST, MOST_COUNT, MOST_S, checks_of
-from flowctl.pipeline.records.footers import Facts, facts_of
-from flowctl.pipeline.records.listing import list_records
-from flowctl.pipeline.records.read import judged, look, meeting
-from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, FORMAT, TABLES
+from flowctl.analyze.records import footers
+from flowctl.analyze.records.checks import MOST, MOST_COUNT, MOST_S, checks_of
+from flowctl.analyze.records.footers import Facts, facts_of
+from flowctl.analyze.records.listing import list_records
+from flowctl.analyze.records.read import judged, look, meeting
+from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, FORMAT, TABLES
 
 HOUR = ("2026-03-01", "12")
 NOW_US = int(at(7200).timestamp() * 1e6)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from record_kit import at, close, event, read_hours, sample, schema_of, write, write_closes, write_samples
 
-from flowctl.pipeline.records.listing import list_records
-from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES
+from flowctl.analyze.records.listing import list_records
+from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES
 
 PEER = {"peer_ip": "192.0.2.1", "peer_port": 50_000}
 WATCHES = PEER | {"role": "play", "app": "live", "stream": "s"}

@@ -24,11 +24,11 @@ from record_kit import (
     write_opens,
 )
 
+from flowctl.analyze.records.listing import list_records
+from flowctl.analyze.records.read import Read, judged, look
+from flowctl.analyze.records.window import ODD_HOUR
 from flowctl.errors import ConfigError
-from flowctl.pipeline.records.listing import list_records
-from flowctl.pipeline.records.read import Read, judged, look
-from flowctl.pipeline.records.window import ODD_HOUR
-from flowctl.telemetry.schema import FLOW_CLOSES, FLOW_SAMPLES, TABLES
+from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_SAMPLES, TABLES
 
 NOW_US = int(at(7200).timestamp() * 1e6)
 
@@ -83,7 +83,7 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
     (folder(root, FLOW_CLOSES) / "x.parquet").write_bytes(b"")
     found = []
     for files in (256, 0):
-        monkeypatch.setattr("flowctl.pipeline.records.read.DRIVER_FILES", files)
+        monkeypatch.setattr("flowctl.analyze.records.read.DRIVER_FILES", files)
         read = read_all(spark, root)
         found.append({key: item.as_dict() for key, item in read.accounts.items()} | {"identities": identities(read)})
     assert found[0] == found[1]
@@ -160,7 +160,7 @@ def test_read_hours_when_no_file_can_be_used_says_why(spark, tmp_path):
 
 def test_read_hours_when_there_are_many_files_names_their_folders(spark, tmp_path, monkeypatch):
     """Hours into which nothing comes any more are named by their folder; of the one that is written, each file is."""
-    monkeypatch.setattr("flowctl.pipeline.records.read.MOST_NAMED", 3)
+    monkeypatch.setattr("flowctl.analyze.records.read.MOST_NAMED", 3)
     for number in range(4):
         write(tmp_path, [event(number, 1, "dropped")], str(number))
     write(tmp_path, [event(3601, 2, "dropped")], hour="13")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowctl.pipeline.records.seen import apart, holds, joined, refined
+from flowctl.analyze.records.seen import apart, holds, joined, refined
 
 at_ease = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 RECORDS = st.frozensets(st.integers(0, 40), min_size=1)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyarrow._fs import _MockFileSystem
 
+from flowctl.analyze.records.place import MOST_TEXT_BYTES, Place, Storage, local_path, s3_options
+from flowctl.analyze.run import locked
+from flowctl.core.text.files import held
 from flowctl.errors import BusyError, ConfigError
-from flowctl.pipeline.records.place import MOST_TEXT_BYTES, Place, Storage, local_path, s3_options
-from flowctl.pipeline.run import locked
-from flowctl.text.files import held
 
 
 def made(place, name, text="new"):
@@ -95,7 +95,7 @@ def test_place_when_another_user_has_put_links_there_takes_them_away(tmp_path, m
     for name in ("parts", "bans.jsonl"):
         (tmp_path / "out" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr("flowctl.pipeline.records.place.planted", lambda path: path.name == "parts")
+    monkeypatch.setattr("flowctl.analyze.records.place.planted", lambda path: path.name == "parts")
     Place(str(tmp_path / "out")).clear_staging()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bans.jsonl"]
     assert (tmp_path / "elsewhere").is_dir()
@@ -134,7 +134,7 @@ def test_lock_when_it_is_a_link_is_not_made_elsewhere(tmp_path):
 
 def test_text_when_another_program_holds_its_folder_is_waited_for_and_then_said(tmp_path, monkeypatch):
     """Who may read the folder can hold it for ever: that is an error in a line, and no run that never ends."""
-    monkeypatch.setattr("flowctl.pipeline.records.place._PATIENCE_S", 0.05)
+    monkeypatch.setattr("flowctl.analyze.records.place._PATIENCE_S", 0.05)
     place = Place(str(tmp_path))
     with held(tmp_path / "bans.jsonl"), pytest.raises(BusyError, match=r"another program writes to .*bans.jsonl"):
         place.change_text("bans.jsonl", lambda there: f"{there}more")
@@ -191,7 +191,7 @@ def test_place_when_elsewhere_works_the_same(monkeypatch, flat):
     """On a store texts are written, read, listed, adopted and deleted likewise, also where folders have no rename."""
     system = _MockFileSystem()
     if flat:
-        monkeypatch.setattr("flowctl.pipeline.records.place._FLAT", (system.type_name,))
+        monkeypatch.setattr("flowctl.analyze.records.place._FLAT", (system.type_name,))
     place, staging = Elsewhere(system, "bucket/out"), Elsewhere(system, "bucket/out/_new")
     for version in ("1", "2"):
         place.write_text("limits.toml", version)

@@ -15,11 +15,11 @@ import pandas as pd
 import pytest
 from report_kit import NASTY, felt, found_of, run_in, session, tables_of
 
+from flowctl.analyze import compare
+from flowctl.analyze.report import gather, job
+from flowctl.analyze.report.found import MEASURES
 from flowctl.cli import main
 from flowctl.errors import ConfigError
-from flowctl.pipeline import compare
-from flowctl.pipeline.report import gather, job
-from flowctl.pipeline.report.found import MEASURES
 
 NOT_KNOWN = "Not known: no figure is known of enough viewers in both runs."
 
@@ -285,7 +285,7 @@ def test_runs_when_a_folder_is_missing_are_refused_and_it_is_not_made(tmp_path):
 
 def test_compare_when_imported_needs_neither_spark_nor_pandas():
     """It starts in a second: what takes seconds to load is not loaded."""
-    loaded = "import sys, flowctl.pipeline.compare; print(sorted({'pyspark', 'pandas'} & set(sys.modules)))"
+    loaded = "import sys, flowctl.analyze.compare; print(sorted({'pyspark', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from report_kit import BEGAN, choice, empty, felt, node, notes, publication
 
+from flowctl.analyze.capacity.node import MEASURE
+from flowctl.analyze.report import answers
+from flowctl.analyze.report.found import Cut, Found
 from flowctl.charts.words import apart, percent, sentences, share, span
-from flowctl.pipeline.capacity.node import MEASURE
-from flowctl.pipeline.report import answers
-from flowctl.pipeline.report.found import Cut, Found
 
 
 def found(jobs=None, totals=None, peaks=None, **tables):

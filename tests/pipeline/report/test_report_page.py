@@ -29,11 +29,11 @@ from report_kit import (
     texts_of,
 )
 
+from flowctl.analyze.records.place import Place, Storage
+from flowctl.analyze.report import evidence, gather, job, page
+from flowctl.analyze.report.page import render
 from flowctl.charts.page import STYLE
-from flowctl.pipeline.records.place import Place, Storage
-from flowctl.pipeline.report import evidence, gather, job, page
-from flowctl.pipeline.report.page import render
-from flowctl.server.bans import BanList
+from flowctl.core.server.bans import BanList
 
 
 def test_page_when_made_answers_first_and_keeps_books_last(tmp_path):
@@ -405,7 +405,7 @@ def test_figures_when_a_window_is_asked_for_are_of_it(tmp_path):
 
 def test_jobs_when_summed_up_are_those_of_the_runner():
     """The names by which tables are taken are those of jobs that there are."""
-    from flowctl.pipeline.run import JOBS as RUN
+    from flowctl.analyze.run import JOBS as RUN
 
     assert set(JOBS) <= set(RUN)
     assert {top.job for top in gather.TOPS.values()} <= set(RUN)

@@ -16,16 +16,16 @@ import pytest
 from record_kit import close, event, write, write_closes
 from report_kit import run_in
 
+from flowctl.analyze import run, said
+from flowctl.analyze.capacity.node import MEASURE
+from flowctl.analyze.job import JobNote, JobState
+from flowctl.analyze.spark import progress
 from flowctl.charts.words import filled
 from flowctl.cli import main
 from flowctl.cli.analyze.app import app
 from flowctl.cli.analyze.common import check_apart, show
 from flowctl.cli.errors import TerminatedError
 from flowctl.errors import ConfigError
-from flowctl.pipeline import run, said
-from flowctl.pipeline.capacity.node import MEASURE
-from flowctl.pipeline.job import JobNote, JobState
-from flowctl.pipeline.spark import progress
 
 
 def flowctl(*arguments, **environment):
@@ -71,7 +71,7 @@ def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
     code = (
         "import sys, pkgutil, importlib, flowctl\n"
         "for item in pkgutil.walk_packages(flowctl.__path__, 'flowctl.'):\n"
-        "    if not item.name.startswith(('flowctl.pipeline', 'flowctl.__main__')):\n"
+        "    if not item.name.startswith(('flowctl.analyze', 'flowctl.__main__')):\n"
         "        importlib.import_module(item.name)\n"
         "print(sorted({'pyspark', 'pandas', 'numpy', 'matplotlib', 'py4j', 'pyarrow'} & set(sys.modules)))"
     )
@@ -82,8 +82,8 @@ def test_import_when_of_all_but_the_pipeline_loads_no_package_of_its_extra():
 @pytest.fixture
 def needs_java():
     """Skip where Java is missing."""
+    from flowctl.analyze.spark.java import find_java
     from flowctl.errors import ConfigError
-    from flowctl.pipeline.spark.java import find_java
 
     try:
         find_java()
@@ -138,7 +138,7 @@ def modes_of(folder, pattern):
 def test_synth_when_the_folder_has_records_says_so_before_java_is_started(monkeypatch, tmp_path, capsys):
     """Records of a server are seen at once."""
     pytest.importorskip("pyspark")
-    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: pytest.fail("Java is started"))
+    monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
     (tmp_path / "flow_closes").mkdir()
     (tmp_path / "flow_closes" / "edge-1-1.parquet").write_bytes(b"")
     assert main(["analyze", "synth", str(tmp_path)]) == 2
@@ -153,7 +153,7 @@ def test_run_when_a_signal_ends_it_says_what_is_left(monkeypatch, tmp_path, caps
     def ended(_):
         raise end
 
-    monkeypatch.setattr("flowctl.pipeline.spark.session.session", ended)
+    monkeypatch.setattr("flowctl.analyze.spark.session.session", ended)
     write_closes(tmp_path / "ev", [close(20, 1)])
     assert main(["analyze", "sessions", str(tmp_path / "ev"), "--out", str(tmp_path / "out")]) in (130, 143)
     assert f"stopped: what is in {tmp_path / 'out'} is whole" in capsys.readouterr().err
@@ -224,7 +224,7 @@ def test_sessions_when_there_are_no_events_fails_in_words(needs_java, tmp_path):
 def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, capsys, words, told):
     """A slip of the pen costs no time: status 2, what is wrong, and what is allowed."""
     pytest.importorskip("pyspark")
-    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: pytest.fail("Java is started"))
+    monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
     assert main(["analyze", *words]) == 2
     errors = capsys.readouterr().err
     assert [item for item in told if item not in errors] == []
@@ -232,7 +232,7 @@ def test_command_when_used_wrongly_says_so_before_java_is_started(monkeypatch, c
 
 def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp_path, monkeypatch):
     """Text is no dump of figures: each answer, what was read, the report's path last; records are listed once."""
-    from flowctl.pipeline.records import listing
+    from flowctl.analyze.records import listing
 
     listed = []
     monkeypatch.setattr(listing, "_tables", lambda *given, real=listing._tables: listed.append(given) or real(*given))
@@ -255,7 +255,7 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp
 def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch, tmp_path):
     """It takes the folder of results and nothing else: where their records lie stands there, and Java is not needed."""
     pytest.importorskip("pyspark")
-    monkeypatch.setattr("flowctl.pipeline.spark.session.session", lambda _: pytest.fail("Java is started"))
+    monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
     out = Path(run_in(tmp_path / "out"))
     (out / "record.json").write_text(json.dumps({"format": 3, "events": "/data/of-servers", "hours": {}}))
     assert main(["analyze", "report", "--out", str(out)]) == 0

@@ -25,15 +25,15 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as f
 from record_kit import at, close, event, sample, write, write_closes, write_samples
 
+from flowctl.analyze.abuse.evidence import EVIDENCE
+from flowctl.analyze.abuse.scores import SCORE_COLUMNS
+from flowctl.analyze.capacity.loads import LOADS
+from flowctl.analyze.job import Answer, Job, Part, arrow_schema
+from flowctl.analyze.records.place import Place
+from flowctl.analyze.records.window import Window
+from flowctl.analyze.report.gather import Tables
+from flowctl.analyze.run import JOBS, run
 from flowctl.errors import ConfigError, FlowctlError
-from flowctl.pipeline.abuse.evidence import EVIDENCE
-from flowctl.pipeline.abuse.scores import SCORE_COLUMNS
-from flowctl.pipeline.capacity.loads import LOADS
-from flowctl.pipeline.job import Answer, Job, Part, arrow_schema
-from flowctl.pipeline.records.place import Place
-from flowctl.pipeline.records.window import Window
-from flowctl.pipeline.report.gather import Tables
-from flowctl.pipeline.run import JOBS, run
 
 pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time
 SUMS = {"event": "string", "rows": "bigint"}
@@ -332,7 +332,7 @@ def test_run_when_flowctl_changes_makes_answers_again(go, tmp_path, monkeypatch)
     events_of(tmp_path / "events", 1)
     made = [go().jobs["seen"].took_s for _ in range(2)]
     assert made[0] > made[1] == 0
-    monkeypatch.setattr("flowctl.pipeline.run._code", lambda: "another")
+    monkeypatch.setattr("flowctl.analyze.run._code", lambda: "another")
     assert go().jobs["seen"].took_s > 0
 
 
@@ -568,7 +568,7 @@ def test_run_when_a_bad_row_or_a_stray_file_is_of_another_time_knows_the_newest_
 @pytest.mark.parametrize("name", ["old", "x=1"])
 def test_run_when_an_hour_has_folders_reads_none_of_their_files(go, tmp_path, monkeypatch, name):
     """They are put aside, also where Spark is given the folder of an hour because its files are many."""
-    monkeypatch.setattr("flowctl.pipeline.records.read.MOST_NAMED", 2)
+    monkeypatch.setattr("flowctl.analyze.records.read.MOST_NAMED", 2)
     for number in range(4):
         path = events_of(tmp_path / "events", number, name=f"f{number}")
     (path.parent / name).mkdir()
@@ -757,8 +757,8 @@ KILLED = """
 import os, sys, signal
 sys.path[:0] = {path!r}
 import test_run
-from flowctl.pipeline import run as runner
-from flowctl.pipeline.spark.session import SessionOptions, session
+from flowctl.analyze import run as runner
+from flowctl.analyze.spark.session import SessionOptions, session
 
 def die(*_, **__):
     print("dying", flush=True)

@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as f
 from record_kit import event, write
 
+from flowctl.analyze import run as runner
+from flowctl.analyze.job import Answer, Job, Part
+from flowctl.analyze.record import ALL, Known, Made, read_record
+from flowctl.analyze.records import footers, read
+from flowctl.analyze.records.listing import File
+from flowctl.analyze.records.place import Place, Storage
+from flowctl.analyze.run import run
 from flowctl.errors import ConfigError
-from flowctl.pipeline import run as runner
-from flowctl.pipeline.job import Answer, Job, Part
-from flowctl.pipeline.record import ALL, Known, Made, read_record
-from flowctl.pipeline.records import footers, read
-from flowctl.pipeline.records.listing import File
-from flowctl.pipeline.records.place import Place, Storage
-from flowctl.pipeline.run import run
-from flowctl.telemetry.schema import FLOW_EVENTS
+from flowctl.records.telemetry.schema import FLOW_EVENTS
 
 pytestmark = pytest.mark.timeout(600)  # Spark on a busy machine takes its time
 COLUMNS = {"ts": "timestamp", "node": "string", "conn_id": "bigint", "event": "string"}
@@ -243,7 +243,7 @@ def test_answers_when_a_signal_ends_one_do_not_hold_the_process():
     """What still computes in another thread goes with the process, which ends at once."""
     script = (
         "import time\n"
-        "from flowctl.pipeline.run import _each\n"
+        "from flowctl.analyze.run import _each\n"
         "def end(_):\n"
         "    raise SystemExit(3)\n"
         "_each(['soon', 'late'], lambda name: name == 'late' and time.sleep(100), end)\n"

@@ -22,13 +22,13 @@ from typing import Any
 from cluster_kit import EXECUTOR_MB
 from pyspark.sql import functions
 
-from flowctl.pipeline import run as runner
-from flowctl.pipeline.abuse import job, watch
-from flowctl.pipeline.records.addresses import unit_digits, with_unit
-from flowctl.pipeline.spark.session import SessionOptions, SparkError, mapped_errors, open_session
-from flowctl.pipeline.synth import job as synth
-from flowctl.pipeline.synth.people import SynthOptions
-from flowctl.pipeline.viewers import experience
+from flowctl.analyze import run as runner
+from flowctl.analyze.abuse import job, watch
+from flowctl.analyze.records.addresses import unit_digits, with_unit
+from flowctl.analyze.spark.session import SessionOptions, SparkError, mapped_errors, open_session
+from flowctl.analyze.synth import job as synth
+from flowctl.analyze.synth.people import SynthOptions
+from flowctl.analyze.viewers import experience
 
 DAYS = 0.125
 SYNTH = SynthOptions(
@@ -139,7 +139,7 @@ def where(spark: Any) -> dict[str, Any]:
 
     def place(_: int) -> str:
         import flowctl.units
-        from flowctl.flow.limits import Limits
+        from flowctl.core.flow.limits import Limits
 
         return f"{flowctl.units.__file__} {Limits.parse('1MiB,1024,2s')}"
 

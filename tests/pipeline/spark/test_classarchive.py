@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from flowctl.pipeline.spark import classarchive
-from flowctl.pipeline.spark.classarchive import archive_path, java_option, make_archive
-from flowctl.pipeline.spark.java import Java, find_java
-from flowctl.pipeline.spark.session import SessionOptions, settings_of
+from flowctl.analyze.spark import classarchive
+from flowctl.analyze.spark.classarchive import archive_path, java_option, make_archive
+from flowctl.analyze.spark.java import Java, find_java
+from flowctl.analyze.spark.session import SessionOptions, settings_of
 
 
 @pytest.fixture

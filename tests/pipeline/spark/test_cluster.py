@@ -26,8 +26,8 @@ import pandas as pd
 from cluster_kit import QUANTILES, difference, drive, open_cluster, rows_of, without_sketches
 from flight_files import write_flights
 
+from flowctl.analyze.run import JOBS
 from flowctl.errors import ConfigError
-from flowctl.pipeline.run import JOBS
 
 pytestmark = [pytest.mark.realtime, pytest.mark.timeout(1800)]
 
@@ -45,7 +45,7 @@ def java():
     """Skip all of this where PySpark or Java is missing."""
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("pyspark is not installed: pip install '.[pipeline]'")
-    from flowctl.pipeline.spark.java import find_java
+    from flowctl.analyze.spark.java import find_java
 
     try:
         find_java()

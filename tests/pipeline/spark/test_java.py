@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flowctl.analyze.spark import setup
+from flowctl.analyze.spark.java import Java, find_java, parse_version
 from flowctl.errors import ConfigError
-from flowctl.pipeline.spark import setup
-from flowctl.pipeline.spark.java import Java, find_java, parse_version
 
 
 def fake(home, text):

@@ -12,11 +12,8 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JError
 
-from flowctl.cli.analyze.common import options_of
-from flowctl.cli.errors import TerminatedError
-from flowctl.errors import ConfigError
-from flowctl.pipeline.said import figures
-from flowctl.pipeline.spark.session import (
+from flowctl.analyze.said import figures
+from flowctl.analyze.spark.session import (
     LARGE_FROM_BYTES,
     PARTITION_BYTES,
     SMALL_JAVA_BYTES,
@@ -28,6 +25,9 @@ from flowctl.pipeline.spark.session import (
     session,
     settings_of,
 )
+from flowctl.cli.analyze.common import options_of
+from flowctl.cli.errors import TerminatedError
+from flowctl.errors import ConfigError
 
 TRACE = """An error occurred while calling o42.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times
@@ -132,7 +132,7 @@ def test_options_when_given_are_settings_of_spark(conf, memory, settings):
 
 def test_pyspark_when_missing_says_what_to_install(monkeypatch):
     """Without the extra, the error names the packages and the hint the command."""
-    monkeypatch.setattr("flowctl.pipeline.spark.session.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("flowctl.analyze.spark.session.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyspark, pyarrow, pandas") as caught:
         check_available()
     assert caught.value.hint == "in flowctl's source folder: pip install '.[pipeline]'"
@@ -199,7 +199,7 @@ def test_compiler_when_records_are_few_is_the_first_alone(monkeypatch, size_byte
 def test_session_when_java_has_ended_stops_without_a_word(monkeypatch):
     """A signal ends Java as well: PySpark's warning about that, with paths of Python in it, helps nobody."""
     ended = SimpleNamespace(stop=lambda: warnings.warn("Unable to cleanly shutdown", RuntimeWarning, stacklevel=1))
-    monkeypatch.setattr("flowctl.pipeline.spark.session.open_session", lambda _: ended)
+    monkeypatch.setattr("flowctl.analyze.spark.session.open_session", lambda _: ended)
     with warnings.catch_warnings(record=True, action="always") as told, session():
         pass
     assert told == []

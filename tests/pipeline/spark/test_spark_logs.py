@@ -11,8 +11,8 @@ pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JError
 
-from flowctl.pipeline.records.place import s3_options
-from flowctl.pipeline.spark.session import (
+from flowctl.analyze.records.place import s3_options
+from flowctl.analyze.spark.session import (
     KEPT_LOGS,
     SessionOptions,
     SparkError,

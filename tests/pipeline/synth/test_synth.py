@@ -6,16 +6,16 @@ import pytest
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
+from flowctl.analyze import run as runner
+from flowctl.analyze.records.place import Place
+from flowctl.analyze.run import locked
+from flowctl.analyze.synth import job as synth
+from flowctl.analyze.synth import people
+from flowctl.analyze.synth.people import SynthOptions, plan
+from flowctl.analyze.synth.worlds import BY_NAME, WORLDS, Kind
+from flowctl.analyze.viewers.ingest import BACK_S
 from flowctl.errors import ConfigError
-from flowctl.pipeline import run as runner
-from flowctl.pipeline.records.place import Place
-from flowctl.pipeline.run import locked
-from flowctl.pipeline.synth import job as synth
-from flowctl.pipeline.synth import people
-from flowctl.pipeline.synth.people import SynthOptions, plan
-from flowctl.pipeline.synth.worlds import BY_NAME, WORLDS, Kind
-from flowctl.pipeline.viewers.ingest import BACK_S
-from flowctl.telemetry.schema import TABLES
+from flowctl.records.telemetry.schema import TABLES
 
 spark_starts = pytest.mark.timeout(900)  # starting Java on a machine that does much else takes minutes
 SMALL = SynthOptions(events=3_000, samples_s=10.0, days=0.125)

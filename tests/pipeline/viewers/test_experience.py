@@ -9,7 +9,7 @@ import random
 import pytest
 
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import CLASS_NAMES, STATE_NAMES
+from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES
 from tests.pipeline.viewers.test_viewer_sessions import modelled
 from tests.pipeline.viewers.viewer_kit import Held, HeldParts, at, close, random_close
 
@@ -35,7 +35,7 @@ class World:
 @pytest.fixture(scope="module", params=[False, True], ids=["large", "small"])
 def world(request, spark):
     """Give a world of 500 connections of four hours, forty of them open; who is, is found by Spark or here."""
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     rng = random.Random(11)
     closes = [random_close(rng, number) for number in range(1, 461)]
@@ -159,7 +159,7 @@ def test_summary_of_experience_is_the_row_of_all(world):
 
 def test_experience_of_many_values_keeps_those_with_most_viewers(spark, monkeypatch):
     """Values beyond the bound are one row that says how many it holds, and nothing is lost in it."""
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     monkeypatch.setattr(experience, "MOST", 2)
     agents = (
@@ -185,7 +185,7 @@ def test_experience_of_many_values_keeps_those_with_most_viewers(spark, monkeypa
 
 
 def test_peaks_in_a_window_count_who_was_there_at_its_begin(spark):
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     early = [close(4000 + number, number, duration_s=2500.0, startup_ms=0.0) for number in range(1, 4)]
     crowd = [close(1000, number, duration_s=30.0, startup_ms=0.0) for number in range(10, 20)]
@@ -197,7 +197,7 @@ def test_peaks_in_a_window_count_who_was_there_at_its_begin(spark):
 
 @pytest.mark.parametrize("small", [False, True])
 def test_sessions_when_a_window_ends_before_their_close_are_open(spark, small):
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0}
     rows = {
@@ -213,7 +213,7 @@ def test_sessions_when_a_window_ends_before_their_close_are_open(spark, small):
 
 def test_ingest_tells_in_a_word_what_is_worst(spark):
     """No media, gaps, came back, rare key frames, jitter, steady, or not known; who was refused never published."""
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     def publisher(seconds: float, conn_id: int, stream: str, **columns) -> dict:
         media = {"ingest_bytes": 10**6, "ingest_pictures": 1500, "startup_ms": 10_000.0, "gap_ms": 0.0}
@@ -251,7 +251,7 @@ def test_ingest_tells_in_a_word_what_is_worst(spark):
 
 def test_ingest_when_a_clock_was_set_does_not_say_who_came_back(spark):
     """Who began before the last one had ended was not away for no time; who took the stream over was."""
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     media = {"role": "publish", "ingest_bytes": 10**6, "gap_ms": 0.0, "jitter_ms": 3.0}
     closes = [
@@ -269,7 +269,7 @@ def test_ingest_when_a_clock_was_set_does_not_say_who_came_back(spark):
 
 def test_experience_when_nobody_got_a_picture_has_no_share_of_them(spark):
     """Players that wait for a stream that is not there and go are exits before start; no picture was wanted."""
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     nothing = {"asked_ms": 30.0, "pictures_wanted": 0, "pictures_sent": 0}
     closes = [close(60, number, duration_s=53.0, **nothing) for number in range(1, 4)]
@@ -283,7 +283,7 @@ def test_sums_when_they_are_beyond_64_bits_end_there(spark):
     """Counts at the marks of the checks may add up to more than fits: that sum is 2^63 - 1, and so is one of such."""
     from pyspark.sql import functions as f
 
-    from flowctl.pipeline.records.expressions import summed
+    from flowctl.analyze.records.expressions import summed
 
     most, last = (1 << 48) - 1, (1 << 63) - 1
     counts = {"octets": f.lit(most), "one": f.lit(1), "never": f.lit(None)}
@@ -299,7 +299,7 @@ def test_sums_when_they_are_beyond_64_bits_end_there(spark):
 @pytest.mark.parametrize("small", [False, True])
 def test_peaks_after_a_restart_leave_out_whom_the_killed_server_had(spark, small):
     """Who was open as a server was killed is gone when its next process has viewers; other nodes' are not."""
-    from flowctl.pipeline.viewers import experience, sessions
+    from flowctl.analyze.viewers import experience, sessions
 
     def there(node, seconds, conn_id):
         return close(seconds, conn_id, node=node, reason=None, startup_ms=0.0)

@@ -11,7 +11,7 @@ from tests.pipeline.viewers.viewer_kit import NOON, Held, HeldParts, at, close
 @pytest.fixture(scope="module")
 def told(spark):
     """Give the results of a world in which two viewers were sampled, one was not, and one is open."""
-    from flowctl.pipeline.viewers import experience, fleet, sessions
+    from flowctl.analyze.viewers import experience, fleet, sessions
 
     def one(second: float, conn_id: int, **columns) -> dict:
         blank = dict.fromkeys(_samples())
@@ -43,7 +43,7 @@ def told(spark):
 
 
 def _samples() -> tuple[str, ...]:
-    from flowctl.telemetry.schema import FLOW_SAMPLES
+    from flowctl.records.telemetry.schema import FLOW_SAMPLES
 
     return FLOW_SAMPLES.names
 
@@ -92,7 +92,7 @@ def test_subnets_are_all_networks_with_the_figures_of_viewers(told):
 
 def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
     """Who was sampled, and still is there, is spread like others where no samples are read; that is said."""
-    from flowctl.pipeline.viewers import experience, fleet, sessions
+    from flowctl.analyze.viewers import experience, fleet, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0, "samples_count": 60}
     rows = {
@@ -116,7 +116,7 @@ def test_minutes_when_samples_are_gone_are_those_of_sessions(spark):
 @pytest.mark.parametrize("hour", [0, 1])
 def test_minutes_when_samples_of_one_hour_are_gone_count_once(spark, hour):
     """Of a viewer of two hours, minutes of the hour with samples are theirs, and the others its session's."""
-    from flowctl.pipeline.viewers import experience, fleet, sessions
+    from flowctl.analyze.viewers import experience, fleet, sessions
 
     closes = [close(3720, 1, duration_s=240.0, startup_ms=0.0, asked_ms=0.0, samples_count=8)]
     rows = [sample(0, 1) | {"ts": at(3500 + 120 * hour + 30 * number), "interval_ms": 30_000.0} for number in range(3)]
@@ -136,7 +136,7 @@ def test_minutes_of_long_sessions_are_kept_by_hours_and_told_one_by_one(spark):
 
     Kept are a row for each hour in the middle, and those of minutes at both ends, of all viewers of a stream together.
     """
-    from flowctl.pipeline.viewers import experience, fleet, sessions
+    from flowctl.analyze.viewers import experience, fleet, sessions
 
     media = {"startup_ms": 0.0, "asked_ms": 0.0, "pictures_wanted": 10, "pictures_sent": 9}
     spans = {1: (-40 * 86_400 + 30, 90), 2: (-7_230, 10_000), 3: (-3_600, 3_600), 4: (-3_590, 0), 5: (0, 59)}

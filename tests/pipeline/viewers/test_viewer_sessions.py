@@ -8,7 +8,7 @@ import random
 import pytest
 
 from flowctl.reasons import SLOW_ENDS
-from flowctl.telemetry.schema import CLASS_NAMES
+from flowctl.records.telemetry.schema import CLASS_NAMES
 from tests.pipeline.viewers.viewer_kit import Held, at, close, random_close
 
 RENAMED = {
@@ -60,7 +60,7 @@ def modelled(row: dict) -> dict:
 
 
 def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[str]) -> dict:
-    """Return whose fault it was, by the rules of `flowctl.pipeline.viewers.blame`."""
+    """Return whose fault it was, by the rules of `flowctl.analyze.viewers.blame`."""
     troubled = (
         set(worst) & {"hard", "soft"}
         or max(trouble_ms, zero["stall_ms"]) > max(1000.0, 10 * row["duration_s"])
@@ -90,7 +90,7 @@ def blamed(row: dict, zero: dict, dropped: int, trouble_ms: float, worst: list[s
 @pytest.fixture(scope="module")
 def many(spark):
     """Give six hundred random closes, and their sessions by connection."""
-    from flowctl.pipeline.viewers.sessions import OPEN_COLUMNS, seen_sessions
+    from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, seen_sessions
 
     rng = random.Random(7)
     rows = [random_close(rng, number) for number in range(1, 601)]
@@ -144,8 +144,8 @@ def test_sessions_of_random_closes_have_no_figure_that_is_none(many):
 @pytest.mark.parametrize("most", [0, 1_000])
 def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark, monkeypatch, most):
     """Of each hour a connection has its latest row, unless it closed in that hour; a close of another hour is later."""
-    from flowctl.pipeline.viewers import sessions
-    from flowctl.pipeline.viewers.sessions import open_sessions
+    from flowctl.analyze.viewers import sessions
+    from flowctl.analyze.viewers.sessions import open_sessions
 
     monkeypatch.setattr(sessions, "MOST_BROADCAST", most)
 
@@ -165,7 +165,7 @@ def test_open_sessions_are_the_latest_of_the_hour_that_did_not_close_in_it(spark
 
 def test_open_sessions_when_they_are_few_send_no_row_of_records_to_another_task(spark, capsys):
     """Who is open is found from keys; rows themselves, a hundred columns wide, stay where they are read."""
-    from flowctl.pipeline.viewers.sessions import open_sessions
+    from flowctl.analyze.viewers.sessions import open_sessions
 
     held = Held(spark, {"flow_opens": [close(10, 1, reason=None)], "flow_closes": [close(20, 2)]})
     spark.conf.set("spark.sql.autoBroadcastJoinThreshold", -1)  # as if all tables were large

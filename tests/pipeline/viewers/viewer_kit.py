@@ -9,9 +9,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from flowctl.flow.state import MessageClass
+from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import CloseReason
-from flowctl.telemetry.schema import FLOW_CLOSES, TABLES, Kind
+from flowctl.records.telemetry.schema import FLOW_CLOSES, TABLES, Kind
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 _numbers = itertools.count(1)
@@ -64,7 +64,7 @@ def random_close(rng: random.Random, conn_id: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(slots=True)
 class Held:
-    """Records of any hours, held in memory (`flowctl.pipeline.job.Records`)."""
+    """Records of any hours, held in memory (`flowctl.analyze.job.Records`)."""
 
     spark: Any
     rows: dict[str, list[dict[str, Any]]]
@@ -87,7 +87,7 @@ class Held:
 
 
 class HeldParts:
-    """Parts and results of held records (`flowctl.pipeline.job.Parts`), without files."""
+    """Parts and results of held records (`flowctl.analyze.job.Parts`), without files."""
 
     def __init__(
         self,

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.errors import ConfigError
-from flowctl.flow.limits import HardPolicy
-from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
-from flowctl.pipeline.whatif.recommend import (
+from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid, parse_grid, scaled
+from flowctl.analyze.whatif.recommend import (
     HONEST_TOLERANCE,
     mark_front,
     parse_objective,
     recommend,
     without_gain,
 )
+from flowctl.core.flow.limits import HardPolicy
+from flowctl.errors import ConfigError
 
 
 def row(number, disconnects=0.0, delay=100.0, memory=1000, **columns):

@@ -8,8 +8,8 @@ import random
 import pandas as pd
 import pytest
 
-from flowctl.pipeline.whatif.strata import CALM, CUT, TROUBLED, Stratum, drawn, errors, weighted
-from flowctl.pipeline.whatif.trials import PEAK
+from flowctl.analyze.whatif.strata import CALM, CUT, TROUBLED, Stratum, drawn, errors, weighted
+from flowctl.analyze.whatif.trials import PEAK
 
 COST_S = 40.0
 

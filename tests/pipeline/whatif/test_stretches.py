@@ -7,17 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_kit import sample
 
-from flowctl.flight.recorded import begin_detail
-from flowctl.flight.viewing import StreamAndLink
-from flowctl.flight.whatif.engine import evaluate
-from flowctl.flight.whatif.types import REFUSED, TAKEN, Choice, RecordedViewer, on_grid
-from flowctl.flight.words import TablePolicy
-from flowctl.flow.limits import Limits
-from flowctl.flow.policy import DropDroppable
-from flowctl.flow.state import MessageClass
-from flowctl.pipeline.whatif.job import choice_rows
-from flowctl.pipeline.whatif.recommend import recommend
-from flowctl.pipeline.whatif.stretches import (
+from flowctl.analyze.whatif.job import choice_rows
+from flowctl.analyze.whatif.recommend import recommend
+from flowctl.analyze.whatif.stretches import (
     AFTER_S,
     BEFORE_S,
     STRETCH_COLUMNS,
@@ -26,8 +18,16 @@ from flowctl.pipeline.whatif.stretches import (
     of_samples,
     of_viewer,
 )
-from flowctl.pipeline.whatif.trials import ALL_CHOICES, DELAY, tally, viewer_of
-from flowctl.sending.settings import SenderSettings
+from flowctl.analyze.whatif.trials import ALL_CHOICES, DELAY, tally, viewer_of
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.policy import DropDroppable
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.records.flight.recorded import begin_detail
+from flowctl.records.flight.viewing import StreamAndLink
+from flowctl.records.flight.whatif.engine import evaluate
+from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, RecordedViewer, on_grid
+from flowctl.records.flight.words import TablePolicy
 
 KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)
 CHOICES = [

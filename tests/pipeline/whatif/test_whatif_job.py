@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 from record_kit import at, close, event, opened, sample, write, write_closes, write_opens, write_samples
 
-from flowctl.flight.words import limits_as_dict
-from flowctl.flow.limits import target_marks
-from flowctl.flow.limitsfile import LimitsFile, parse_limits_file, render
-from flowctl.pipeline.records.window import Window
-from flowctl.pipeline.run import run
-from flowctl.pipeline.whatif.grid import DEFAULT_IN_FORCE, default_grid
-from flowctl.pipeline.whatif.job import JOB, Sample, WhatifOptions, _in_force
-from flowctl.pipeline.whatif.stretches import SERVER
-from flowctl.telemetry.schema import FLIGHT
+from flowctl.analyze.records.window import Window
+from flowctl.analyze.run import run
+from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid
+from flowctl.analyze.whatif.job import JOB, Sample, WhatifOptions, _in_force
+from flowctl.analyze.whatif.stretches import SERVER
+from flowctl.core.flow.limits import target_marks
+from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file, render
+from flowctl.records.flight.words import limits_as_dict
+from flowctl.records.telemetry.schema import FLIGHT
 from tests.pipeline.flight_files import write_flights
 
 pytestmark = pytest.mark.timeout(600)
@@ -87,7 +87,7 @@ def test_run_when_viewers_are_slow_writes_choices_and_a_limits_file(spark, tmp_p
     again = run(pytest.fail, str(tmp_path / "events"), str(tmp_path / "out"), [JOB], other)
     assert (again.failed, again.hours_read) == ([], 0)
     # Where parts are large Spark takes the sample, and finds the same.
-    monkeypatch.setattr("flowctl.pipeline.run.SMALL_BYTES", -1)
+    monkeypatch.setattr("flowctl.analyze.run.SMALL_BYTES", -1)
     assert job(spark, tmp_path, options, "large")[2] == rows
 
 

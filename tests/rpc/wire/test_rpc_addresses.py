@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.rpc.wire.addresses import MOST_CHARS, MOST_PATH_BYTES, Address, Transport
-from flowctl.zeromq.keytext import KeyEncoding
+from flowctl.nodes.rpc.wire.addresses import MOST_CHARS, MOST_PATH_BYTES, Address, Transport
+from flowctl.wire.zeromq.keytext import KeyEncoding
 
 KEY = bytes.fromhex("f16ba5591039f089b42a834175093094074d0d937a79e53e5ce730f946e14b88")
 HEX = KEY.hex()

@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.rpc.arguments import Arguments
-from flowctl.rpc.commands import HandlerKind, kind_of
-from flowctl.rpc.message import octets, parts_of
+from flowctl.nodes.rpc.arguments import Arguments
+from flowctl.nodes.rpc.commands import HandlerKind, kind_of
+from flowctl.nodes.rpc.message import octets, parts_of
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from flowctl.rpc.peers.peer import Call, Calls
+from flowctl.nodes.rpc.peers.peer import Call, Calls
 
 
 def call(number: int, command: bytes = b"a.b") -> Call:

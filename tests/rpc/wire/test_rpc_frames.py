@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.rpc.wire import frames as wire
-from flowctl.rpc.wire.tag import LONGEST_MS, MOST_CREDIT, NUMBERS, TAG_BYTES, make_tag, read_tag
+from flowctl.nodes.rpc.wire import frames as wire
+from flowctl.nodes.rpc.wire.tag import LONGEST_MS, MOST_CREDIT, NUMBERS, TAG_BYTES, make_tag, read_tag
 
 
 @given(

@@ -13,11 +13,11 @@ import pytest
 import zmq
 
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.rpc.message import Message
-from flowctl.rpc.node import RequestFuture, RpcNode
-from flowctl.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
-from flowctl.rpc.wire.tag import make_tag, read_tag
-from flowctl.zeromq.curve import KeyPair, serve_curve
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RequestFuture, RpcNode
+from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
+from flowctl.nodes.rpc.wire.tag import make_tag, read_tag
+from flowctl.wire.zeromq.curve import KeyPair, serve_curve
 
 WAIT_S = 20.0
 

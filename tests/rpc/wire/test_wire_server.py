@@ -11,10 +11,10 @@ import pytest
 import zmq
 from zmq_kit import NEVER_MS
 
-from flowctl.rpc.access.access import Access, AuthLevel
-from flowctl.rpc.message import Message
-from flowctl.rpc.node import RpcNode
-from flowctl.rpc.wire.tag import make_tag
+from flowctl.nodes.rpc.access.access import Access, AuthLevel
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.wire.tag import make_tag
 
 WAIT_S = 20.0
 LONG = b"a." + b"x" * 250

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, RemoteProtocolError
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.amf.amf0 import walk
-from flowctl.rtmp.amf.limits import AmfLimits
-from flowctl.rtmp.amf.values import AvmPlus, Date, EcmaArray, TypedObject, Xml
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.amf0 import walk
+from flowctl.wire.rtmp.amf.limits import AmfLimits
+from flowctl.wire.rtmp.amf.values import AvmPlus, Date, EcmaArray, TypedObject, Xml
 
 LIMITS = AmfLimits()
 SHARED = [1.0]

@@ -5,9 +5,9 @@ import enum
 import pytest
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.amf import amf0, limits
-from flowctl.rtmp.amf.limits import AmfLimits
-from flowctl.rtmp.amf.values import (
+from flowctl.wire.rtmp.amf import amf0, limits
+from flowctl.wire.rtmp.amf.limits import AmfLimits
+from flowctl.wire.rtmp.amf.values import (
     Amf3Array,
     Amf3Object,
     AvmPlus,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.amf import amf0, amf3
-from flowctl.rtmp.amf.limits import AmfLimits
-from flowctl.rtmp.amf.values import (
+from flowctl.wire.rtmp.amf import amf0, amf3
+from flowctl.wire.rtmp.amf.limits import AmfLimits
+from flowctl.wire.rtmp.amf.values import (
     UNDEFINED,
     Amf3Array,
     Amf3Object,

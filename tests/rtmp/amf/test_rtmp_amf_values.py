@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 from flowctl.errors import ConfigError
-from flowctl.rtmp.amf import amf0, amf3
-from flowctl.rtmp.amf.limits import DEFAULT_LIMITS, AmfLimits
-from flowctl.rtmp.amf.values import (
+from flowctl.wire.rtmp.amf import amf0, amf3
+from flowctl.wire.rtmp.amf.limits import DEFAULT_LIMITS, AmfLimits
+from flowctl.wire.rtmp.amf.values import (
     UNDEFINED,
     UNSUPPORTED,
     Amf3Array,

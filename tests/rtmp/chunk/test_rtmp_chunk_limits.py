@@ -10,8 +10,8 @@ import pytest
 from rtmp_chunk_peer import basic, header0, header1, set_chunk_size
 
 from flowctl.errors import ConfigError, LimitExceededError, RemoteProtocolError
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.limits import WireLimits
 
 
 def refused(data: bytes, limits: WireLimits | None = None) -> LimitExceededError:

@@ -20,10 +20,10 @@ from rtmp_chunk_peer import (
 )
 
 from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import serialise
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.wire import Message
 
 HEAD_BYTES = 16
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from rtmp_chunk_peer import header0, pieces, random_messages
 
 from flowctl.errors import LocalProtocolError
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.chunk.writer import ChunkWriter, serialise
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.wire import Message, basic_header
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.chunk.writer import ChunkWriter, serialise
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.wire import Message, basic_header
 
 
 def read(data: bytes) -> list[Message]:

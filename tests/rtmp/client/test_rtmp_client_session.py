@@ -4,12 +4,12 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedServer
 
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import commands
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.amf.values import EcmaArray
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.client.states import ClientState
-from flowctl.rtmp.events import (
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.values import EcmaArray
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.client.states import ClientState
+from flowctl.wire.rtmp.events import (
     Acknowledged,
     Connected,
     HandshakeDone,
@@ -23,8 +23,8 @@ from flowctl.rtmp.events import (
     StreamCreated,
     StreamEnded,
 )
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.messages import (
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_PING_RESPONSE,
     EVENT_STREAM_EOF,
@@ -36,8 +36,8 @@ from flowctl.rtmp.messages import (
     decode_message,
     encode_control,
 )
-from flowctl.rtmp.session_config import ClientSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 URL = "rtmp://example.com/live/room?token=t"
 PUBLISH_START, PLAY_START = "NetStream.Publish.Start", "NetStream.Play.Start"

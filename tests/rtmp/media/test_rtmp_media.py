@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.state import MessageClass
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.amf.values import EcmaArray
-from flowctl.rtmp.media.enhanced import MAX_MODIFIERS, MAX_TRACKS
-from flowctl.rtmp.media.media import inspect
+from flowctl.core.flow.state import MessageClass
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.values import EcmaArray
+from flowctl.wire.rtmp.media.enhanced import MAX_MODIFIERS, MAX_TRACKS
+from flowctl.wire.rtmp.media.media import inspect
 
 AUDIO, VIDEO, DATA_AMF3, DATA = 8, 9, 15, 18
 

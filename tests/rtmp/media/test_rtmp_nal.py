@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.flow.state import MessageClass
-from flowctl.rtmp.media.nal import AVC_VERDICTS, HEVC_VERDICTS, MAX_NAL_HEADERS, is_open, survey
+from flowctl.core.flow.state import MessageClass
+from flowctl.wire.rtmp.media.nal import AVC_VERDICTS, HEVC_VERDICTS, MAX_NAL_HEADERS, is_open, survey
 
 AVC_SLICE, AVC_NON_REFERENCE, AVC_IDR, AVC_SEI, AVC_SPS, AVC_PPS, AVC_DELIMITER = (
     0x41,

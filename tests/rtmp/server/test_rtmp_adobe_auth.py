@@ -9,7 +9,7 @@ import pytest
 from rtmp_session_kit import SPLITS, Pair, ScriptedClient
 
 from flowctl.errors import ConfigError
-from flowctl.rtmp.adobe_auth import (
+from flowctl.wire.rtmp.adobe_auth import (
     AUTH_FAILED,
     CHALLENGE_PERIOD_S,
     NEED_AUTH,
@@ -20,9 +20,9 @@ from flowctl.rtmp.adobe_auth import (
     response,
     split_answer,
 )
-from flowctl.rtmp.events import ConnectRefused, ConnectRequested, PublishStarted, Rejected
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.url import parse_query
+from flowctl.wire.rtmp.events import ConnectRefused, ConnectRequested, PublishStarted, Rejected
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.url import parse_query
 
 USERS = {"bob": "hunter2"}
 SECRET = b"0123456789abcdef"

@@ -7,9 +7,9 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient, single
 
 from flowctl.errors import ConfigError, LimitExceededError
-from flowctl.rtmp import commands
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.events import (
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.events import (
     Acknowledged,
     BufferLength,
     PauseRequested,
@@ -17,8 +17,8 @@ from flowctl.rtmp.events import (
     PublishRequested,
     StreamClosed,
 )
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.messages import (
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_PING_RESPONSE,
     EVENT_SET_BUFFER_LENGTH,
@@ -28,8 +28,8 @@ from flowctl.rtmp.messages import (
     WindowAckSize,
     encode_control,
 )
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA = 8, 9, 18
 

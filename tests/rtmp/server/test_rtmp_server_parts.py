@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from flowctl.errors import LimitExceededError, RemoteProtocolError
-from flowctl.rtmp.server.held import HeldMessages
-from flowctl.rtmp.server.replies import COURTESIES
-from flowctl.rtmp.server.session import ServerSession
-from flowctl.rtmp.server.states import StreamInput, StreamState
-from flowctl.rtmp.server.streams import MessageStreams
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.server.held import HeldMessages
+from flowctl.wire.rtmp.server.replies import COURTESIES
+from flowctl.wire.rtmp.server.session import ServerSession
+from flowctl.wire.rtmp.server.states import StreamInput, StreamState
+from flowctl.wire.rtmp.server.streams import MessageStreams
+from flowctl.wire.rtmp.wire import Message
 
 OVERHEAD_BYTES = 96
 

@@ -4,10 +4,10 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
-from flowctl.rtmp import commands
-from flowctl.rtmp.amf.values import UNDEFINED
-from flowctl.rtmp.chunk.reader import ChunkReader
-from flowctl.rtmp.events import (
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.amf.values import UNDEFINED
+from flowctl.wire.rtmp.chunk.reader import ChunkReader
+from flowctl.wire.rtmp.events import (
     ConnectRequested,
     HandshakeDone,
     Ignored,
@@ -20,8 +20,8 @@ from flowctl.rtmp.events import (
     SeekRefused,
     StreamClosed,
 )
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.messages import (
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
     EVENT_STREAM_BEGIN,
     EVENT_STREAM_DRY,
@@ -33,9 +33,9 @@ from flowctl.rtmp.messages import (
     decode_message,
     encode_control,
 )
-from flowctl.rtmp.server.states import ConnectionState, StreamState
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 AUDIO, VIDEO, DATA = 8, 9, 18
 

@@ -4,12 +4,12 @@ import pytest
 from rtmp_session_kit import SPLITS, ScriptedClient
 
 from flowctl.errors import LimitExceededError
-from flowctl.rtmp import commands
-from flowctl.rtmp.amf import amf0
-from flowctl.rtmp.events import PlayRequested, StreamClosed
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.server.session import STEP_MESSAGES
-from flowctl.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, TYPE_COMMAND_AMF0, TYPE_DATA_AMF3, Message
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.events import PlayRequested, StreamClosed
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.server.session import STEP_MESSAGES
+from flowctl.wire.rtmp.wire import TYPE_AGGREGATE, TYPE_AUDIO, TYPE_COMMAND_AMF0, TYPE_DATA_AMF3, Message
 
 
 def aggregate(count, first=0):

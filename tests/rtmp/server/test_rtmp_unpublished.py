@@ -6,11 +6,11 @@ import pytest
 from rtmp_session_kit import ScriptedClient
 
 from flowctl.errors import LimitExceededError
-from flowctl.rtmp import commands
-from flowctl.rtmp.events import PublishRequested
-from flowctl.rtmp.limits import WireLimits
-from flowctl.rtmp.session_config import ServerSessionConfig
-from flowctl.rtmp.wire import Message
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.events import PublishRequested
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.wire import Message
 
 PIECE = 4096
 LIMITS = WireLimits(unpublished_bytes=16 * 1024)

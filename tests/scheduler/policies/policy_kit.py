@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import ref
 
-from flowctl.scheduler.policy import PeerState
+from flowctl.nodes.scheduler.policy import PeerState
 
 
 class Anything:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import peer_of
 
+from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import ConfigError
-from flowctl.outcomes.outcome import Outcome
-from flowctl.scheduler.policies.adaptive import LEAST_ROUND, AdaptiveChannels, AdaptiveSettings, ChannelCount
+from flowctl.nodes.scheduler.policies.adaptive import LEAST_ROUND, AdaptiveChannels, AdaptiveSettings, ChannelCount
 
 
 def settle(count: ChannelCount, capacity: int, answers: int, service_s=lambda: 0.1) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.scheduler.policies.fairness import WeightedFair
+from flowctl.nodes.scheduler.policies.fairness import WeightedFair
 
 
 class Queue:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_kit import peer_of
 
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import ConfigError
-from flowctl.outcomes.backoff import Backoff
-from flowctl.outcomes.outcome import Outcome
-from flowctl.scheduler.policies.ejection import EjectionSettings, OutlierEjection
+from flowctl.nodes.scheduler.policies.ejection import EjectionSettings, OutlierEjection
 
 AWAY = Backoff(first_s=10.0, factor=2.0, most_s=60.0, jitter=0.0)
 GOOD, BAD = Outcome.RESPONSE, Outcome.TIMEOUT

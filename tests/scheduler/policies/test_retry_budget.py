@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.scheduler.policies.budget import RetryBudget
-from flowctl.scheduler.policies.meters import BUCKET_S, BUCKETS, MinuteMeter
+from flowctl.nodes.scheduler.policies.budget import RetryBudget
+from flowctl.nodes.scheduler.policies.meters import BUCKET_S, BUCKETS, MinuteMeter
 
 
 def test_budget_when_spent_allows_a_share_of_first_tries():

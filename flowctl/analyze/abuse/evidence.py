@@ -1,0 +1,197 @@
+"""What a record says about its address: evidence against it, and who behaves there. Kept per hour as part `evidence`.
+
+Each record is judged alone: the end of a connection (`flow_closes`) tells how long it was open, and what it took since
+it left READY; an event (`flow_events`) tells of a limit that was hit, or of refusals. `flow_opens` tells who is there:
+connections that play or publish are kept one by one, by `node` and `conn_id`, so that `scores` can follow them from
+hour to hour. One that was given no media, and publishes none, only waits: it does not behave, but people may wait.
+
+An address is one of `addresses.with_unit`: of IPv6 it is the /64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.analyze.abuse.weights import BEFORE_PLAYING, Weights
+from flowctl.analyze.job import Part
+from flowctl.analyze.records import addresses
+from flowctl.reasons import SLOW_ENDS, CloseReason
+from flowctl.records.telemetry.schema import VIEWING, EventName, Role
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from flowctl.analyze.job import Records
+
+_HIT, _REFUSED, _STARTED = (
+    name.value for name in (EventName.LIMIT_HIT, EventName.CONN_REFUSED, EventName.SERVER_STARTED)
+)
+_OPEN: Final = "open"
+"""As which a row of `flow_opens` goes among events; one of `flow_closes` has no event."""
+_IDENTITY: Final = ("date", "hour", "ts", "node", "conn_id", "peer_ip", "role")
+_OF_EVENTS: Final = ("event", "reason", "axis", "count")
+_OF_CLOSES: Final = (
+    "reason",
+    "code",
+    "limit_name",
+    "handshake_ms",
+    "duration_s",
+    "startup_ms",
+    "unrecovered_ms",
+    "unrecovered_bytes",
+    "sent_bytes",
+    "window_bytes",
+    "retransmits",
+    "probes",
+)
+_BEFORE_HANDSHAKE: Final = ("not-rtmp", "tls-on-plain-port", "rtmpe", "real-ip-prefix")
+"""Codes of protocol errors of the handshake."""
+_MARKS: Final = ("short_s", "deaf_bytes_per_s", "settled_s")
+"""Of the weights: what the part is made with."""
+_WAIT_LIMIT: Final = "player_wait_s"
+"""Limit that ends those who wait for long."""
+_LEFT: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
+_BAD: Final = ("deaf_close", "never_read", "deaf_http", "cut_at_once", "protocol_error", "short_connection")
+"""Ends of connections that are no good standing."""
+_DEAF_FROM_MS: Final = 5_000.0
+"""Of trouble: a publisher's picture of some MB has viewers cut in milliseconds, before any can have read of it."""
+_SEGMENT_BYTES: Final = 1460
+"""A peer's window with less room than a segment is closed: its program does not read what its kernel has."""
+_UNANSWERED: Final = 2
+"""Retransmissions or probes without an answer that make a line lost: one may just be under way, or was not answered
+because kernels answer only two of them in a second."""
+_HELD_BYTES: Final = 16 * 1024 * 1024
+"""A kernel may hold so much for a program that reads nothing (Linux tunes up to 6 MiB, who owns it may set more): who
+was sent less, for less than a minute (`Weights.settled_s`), need not have read at all."""
+_MOST_NAME: Final = 80
+"""Of a limit or a reason: a ban takes kinds of 100 characters that can be printed."""
+_MOST_AMOUNT: Final = 1_000_000
+"""Refusals that one record may sum up."""
+
+COLUMNS: Final = {
+    "minute": "timestamp",
+    "address": "string",  # null: of a server: `last_seen` is when its process began
+    "kind": "string",  # of evidence; null: none
+    "node": "string",  # with conn_id: of a connection that plays, publishes or does harm; null: of many others
+    "conn_id": "bigint",  # 0: of many
+    "amount": "bigint",  # occurrences
+    "opened": "bigint",  # connections that have ended
+    "good_ms": "bigint",  # for how long one that ended well was served, or published
+    "begun": "timestamp",  # when one that was seen open began to play or publish
+    "waits": "bigint",  # 1: it waits for a stream, or did until we ended that
+    "first_seen": "timestamp",
+    "last_seen": "timestamp",
+}
+"""One row per address and minute for each kind of evidence, and one per hour for what is none."""
+
+
+def with_evidence(rows: DataFrame, weights: Weights) -> DataFrame:
+    """Add `address`, `kind` (of evidence; null: none) and `amount`; works on a stream and on a table alike."""
+    amount = f.least(f.greatest(f.coalesce("count", f.lit(1)), f.lit(1)), f.lit(_MOST_AMOUNT))
+    found = addresses.with_unit(rows, "peer_ip").withColumn("kind", _kind(weights))
+    return found.withColumn("amount", f.when(f.col("kind").isNotNull(), amount).otherwise(0))
+
+
+def _make(records: Records, options: Any) -> DataFrame:
+    """Return the rows of the part: one sum over what the three tables say."""
+    closes, opens, events = map(records.table, EVIDENCE.reads)
+    event, kind, started = f.col("event"), f.col("kind"), f.col("event").eqNullSafe(_STARTED)
+    served = f.col("startup_ms").isNotNull()
+    waits = f.col("role").isin(*VIEWING) & ~served
+    there = opens.where(served | waits).select(*_IDENTITY, "duration_s", "startup_ms", f.lit(_OPEN).alias("event"))
+    told = events.select(*_IDENTITY, *_OF_EVENTS).where(event.isin(_HIT, _REFUSED, _STARTED))
+    rows = closes.select(*_IDENTITY, *_OF_CLOSES)
+    for more in (there, told):
+        rows = rows.unionByName(more, allowMissingColumns=True)
+    is_open, closed = event.eqNullSafe(_OPEN), event.isNull()
+    good = closed & served & ~f.coalesce(kind.isin(*_BAD), f.lit(False))
+    serious = f.coalesce(~kind.isin(*BEFORE_PLAYING) & ~kind.startswith("refused."), f.lit(False))
+    ours = (f.col("reason") == CloseReason.SHUTDOWN.value) | f.col("limit_name").eqNullSafe(_WAIT_LIMIT)
+    waits = f.coalesce(waits & (is_open | (closed & ours)), f.lit(False))
+    single = started | is_open | good | serious | waits
+    served_ms = f.greatest(f.col("duration_s") * 1000 - f.col("startup_ms"), f.lit(0.0))
+    minute, begun_us = f.date_trunc("minute", "ts"), f.unix_micros("ts") - (served_ms * 1000).cast("bigint")
+    found = with_evidence(rows.where(started | (f.col("peer_ip") != "")), options.weights).select(
+        *("date", "hour", "ts", "address", "kind", "amount"),
+        f.when(single, f.col("node")).alias("node"),
+        f.when(single, f.col("conn_id")).otherwise(0).alias("conn_id"),
+        f.when(kind.isNotNull(), minute).alias("within"),
+        closed.cast("bigint").alias("opened"),
+        f.when(good, served_ms).otherwise(0).cast("bigint").alias("good_ms"),
+        f.when(is_open & served, f.timestamp_micros(begun_us)).alias("begun"),
+        waits.cast("bigint").alias("waits"),
+    )
+    return found.groupBy("date", "hour", "address", "kind", "node", "conn_id", "within").agg(
+        f.max(minute).alias("minute"),
+        *(f.sum(name).alias(name) for name in ("amount", "opened", "good_ms")),
+        f.max("waits").alias("waits"),
+        f.min("begun").alias("begun"),
+        f.min("ts").alias("first_seen"),
+        f.max("ts").alias("last_seen"),
+    )
+
+
+EVIDENCE: Final = Part(
+    name="evidence",
+    columns=COLUMNS,
+    make=_make,
+    reads=("flow_closes", "flow_opens", "flow_events"),
+    depends=lambda options: " ".join(f"{getattr(options.weights, name):g}" for name in _MARKS),
+    version=5,
+    looks_back_h=24,
+)
+
+
+def _kind(weights: Weights) -> Column:
+    """Return the kind of evidence that a record is; null: none."""
+    event = f.col("event")
+
+    def named(column: str) -> Column:
+        words = f.regexp_replace(f.coalesce(column, f.lit("unknown")), r"[^\w.-]", "_")
+        return f.substring(words, 1, _MOST_NAME)
+
+    ends = f.coalesce(*(f.when(is_one, kind) for kind, is_one in _ends(weights).items()))
+    return (
+        f.when(event == _HIT, f.concat(f.lit("limit_hit."), named("axis")))
+        .when(event == _REFUSED, f.concat(f.lit("refused."), named("reason")))
+        .when(event.isNull(), ends)
+    )
+
+
+def _ends(weights: Weights) -> dict[str, Column]:
+    """Return how connections end: kind of evidence -> whether one that is none of those before is one.
+
+    Whether one that was cut as slow reads: the kernel's buffers are full by then, so even the first octet says that it
+    does. Where the record does not tell, only who was *stuck* does not: for that reason nothing was taken for seconds.
+    Of one who was cut within moments nothing is known. Whether its line was lost: its own kernel says so, which closes
+    its window and answers probes of it for as long as there is a line, while a program takes nothing. Where the record
+    does not tell that (there is a proxy in between), a line is lost of one who had read for longer.
+    Whether a protocol error came after the handshake: where the record does not tell, it did not.
+    """
+    reason, code, role = f.col("reason"), f.col("code"), f.col("role")
+    broken, slow, left = reason == CloseReason.PROTOCOL_ERROR.value, reason.isin(*SLOW_ENDS), reason.isin(*_LEFT)
+    of_handshake = f.coalesce(code.isin(*_BEFORE_HANDSHAKE) | code.startswith("handshake"), f.lit(True))
+    unknown = f.coalesce(role == Role.UNKNOWN.value, f.lit(True))
+    trouble_ms, taken, short_ms = f.col("unrecovered_ms"), f.col("unrecovered_bytes"), f.lit(weights.short_s * 1000)
+    before_ms = f.col("duration_s") * 1000 - f.coalesce("startup_ms", f.lit(0.0)) - trouble_ms
+    reads = taken >= f.greatest(trouble_ms, f.lit(1000.0)) / 1000 * weights.deaf_bytes_per_s
+    told = trouble_ms.isNotNull() & taken.isNotNull()
+    closed = f.col("window_bytes") < _SEGMENT_BYTES
+    stalls = closed & (f.col("retransmits") + f.col("probes") < _UNANSWERED)  # null: not told
+    return {
+        "handshake_timeout": reason == CloseReason.HANDSHAKE_TIMEOUT.value,
+        "not_rtmp": broken & of_handshake & unknown & f.col("handshake_ms").isNull(),
+        "protocol_error": broken,
+        "auth_refused": reason == CloseReason.AUTH_REFUSED.value,
+        "slow_close": slow & f.when(told, reads).otherwise(reason != CloseReason.STUCK.value),
+        "lost_line": slow & f.coalesce(~stalls, before_ms >= f.greatest(trouble_ms, short_ms)),
+        "cut_at_once": slow & (trouble_ms < _DEAF_FROM_MS),
+        "paused": slow & stalls & ((f.col("sent_bytes") > _HELD_BYTES) | (before_ms >= weights.settled_s * 1000)),
+        "deaf_http": slow & (role == Role.HTTP_FLV.value),
+        "never_read": slow & (before_ms < short_ms),
+        "deaf_close": slow,
+        "fruitless_connection": left & unknown,
+        "short_connection": left & (f.col("duration_s") < weights.short_s),
+    }

@@ -1,0 +1,206 @@
+"""``flowctl analyze abuse``: whom to keep out or to slow down, from what each address did, and the list of it.
+
+`evidence` keeps what the records of each hour say, `scores` makes verdicts of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+from pyspark.sql import functions as f
+
+from flowctl.analyze.abuse.evidence import EVIDENCE
+from flowctl.analyze.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_scores, begin_us
+from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.job import Answer, Job
+from flowctl.analyze.records import addresses
+from flowctl.charts.words import plural
+from flowctl.core.server.bans import MOST_BANS, MOST_EVIDENCE, Ban, BanAction, fitting, merge_bans, parse_lines, render
+from flowctl.core.text.addresses import Network
+from flowctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from flowctl.analyze.job import Parts
+
+BANS_FILE: Final = "bans.jsonl"
+_WORDS: Final = {"ban": "", "shared": "shared: ", "limit": "limited: "}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbuseOptions:
+    """How to judge.
+
+    Args:
+        allow: networks that are neither banned nor limited: trusted proxies, monitors.
+        private: whether loopback and private networks are judged as any other. False: they are allowed.
+        most_bans: bans and limits that this job makes at most; bans first, and of these the highest scores.
+        replace_bans: whether the list that is there is replaced. False: its bans that last are kept.
+        now_s: time of the judgement, seconds since the epoch: evidence ages up to it and bans begin at it. None: now.
+        truth: path of a table of planted addresses (``address``, ``kind``, ``abuser``, ``honest``), to tell how many
+            were found. None: none.
+    """
+
+    weights: Weights = field(default_factory=Weights)
+    allow: tuple[Network, ...] = ()
+    private: bool = False
+    most_bans: int = 10_000
+    now_s: float | None = None
+    truth: str | None = None
+    replace_bans: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.most_bans <= MOST_BANS:
+            raise ConfigError(f"--max-bans is {self.most_bans}, allowed is 1 to {MOST_BANS}")
+
+    @property
+    def spared(self) -> tuple[Network, ...]:
+        """All networks that are neither banned nor limited."""
+        return self.allow if self.private else (*self.allow, *addresses.PRIVATE)
+
+
+def _bans(rows: Sequence[Mapping[str, Any]], weights: Weights, begin_s: float) -> list[Ban]:
+    """Return the bans of rows of scores; one of which none can be made must not cost the others."""
+    bans = []
+    for row in rows:
+        score = max(row["score"], weights.threshold)  # of a shared address it is divided by all who behave there
+        length_s = min(weights.longest_ban_s, weights.ban_s * score / weights.threshold)  # the higher, the longer
+        told = {name: value for name, value in json.loads(row["evidence"]).items() if value}
+        heaviest = sorted(told, key=lambda name: (-told[name] * weights.of(name), name))[:MOST_EVIDENCE]
+        with contextlib.suppress(ConfigError, ValueError, OverflowError):
+            ban = Ban(
+                cidr=row["cidr"],
+                action=ACTIONS[row["verdict"]],
+                reason=f"{_WORDS[row['verdict']]}{next(iter(heaviest), '')}",
+                score=row["score"],
+                evidence={name: told[name] for name in heaviest},
+                expires=datetime.fromtimestamp(begin_s + length_s, UTC),
+            )
+            bans.append(ban)
+    return bans
+
+
+def merge_lists(there: str, made: str, options: AbuseOptions, warn: Callable[[str], None] = lambda _: None) -> str:
+    """Return what the ban list holds after this job: others write to it as well, and none ends a ban of another.
+
+    A list that is too long, also one that is there, is cut to what servers take: what is least is left out.
+    """
+    if options.replace_bans:
+        return made
+    # By the clock of the bans: with `now_s` in the past what lasted then is kept, and the server knows the time.
+    now_s = time.time() if options.now_s is None else options.now_s
+    try:
+        merged = merge_bans(parse_lines(there, BANS_FILE), parse_lines(made), now_s, options.allow)
+        fits = fitting(merged)
+    except ConfigError as error:
+        told = f"the ban list that is there cannot be read, so it is not replaced: {error}"
+        raise ConfigError(told, hint="mend or move the file, or begin a new list with --replace-bans") from error
+    if left := len(merged) - len(fits):
+        warn(
+            f"{left} of {len(merged)} bans and limits are not on the list, which is full: those with the lowest scores"
+        )
+    return render(fits)
+
+
+def found_of(scores: DataFrame, truth: str) -> dict[str, Any]:
+    """Return how many of the planted abusers were found, and what honest ones got.
+
+    An address may have both behind it. Found is an abuser whose address is banned or limited. Honest are addresses with
+    anybody honest behind them: planted ones who look bad, those beside an abuser, and all others.
+    """
+    planted = scores.sparkSession.read.parquet(truth).withColumnRenamed("kind", "who")
+    judged = scores.where(f.col("kind") == "address").join(planted, "address", "full_outer")
+    others: dict[str, Any] = {"who": "ordinary", "abuser": False, "honest": True}
+    counts = (
+        judged.fillna(others)
+        .groupBy(*others)
+        .agg(
+            f.count("*").alias("all"),
+            f.count_if(f.col("verdict").isin("ban", "subnet_ban")).alias("banned"),
+            f.count_if(f.col("verdict").isin("shared", "limit")).alias("limited"),
+        )
+    )
+    rows = counts.orderBy(*others).toArrow().to_pandas()
+    abusers, honest, alone = rows[rows["abuser"]], rows[rows["honest"]], rows[rows["abuser"] & ~rows["honest"]]
+    sums = {
+        "abusive_addresses": abusers["all"].sum(),
+        "found": abusers[["banned", "limited"]].to_numpy().sum(),
+        "alone": alone["all"].sum(),
+        **{f"alone_{name}": alone[name].sum() for name in ("banned", "limited")},
+        "honest_addresses": honest["all"].sum(),
+        "honest_banned": honest["banned"].sum(),
+    }
+    sums = {name: int(value) for name, value in sums.items()}
+    by_kind = {
+        f"{row.who}{' beside others' if row.abuser and row.honest else ''}": (
+            f"{row.banned} banned and {row.limited} limited of {row.all}"
+        )
+        for row in rows.itertuples()
+    }
+    return sums | {"found_share": sums["found"] / max(sums["abusive_addresses"], 1), "by_kind": by_kind}
+
+
+def answer(parts: Parts, options: AbuseOptions) -> Answer:
+    """Judge the addresses; write ``abuse_scores`` and ``bans.jsonl``."""
+    begin_s = time.time() if options.now_s is None else options.now_s
+    last_s = parts.newest.timestamp() if parts.newest is not None else 0.0
+    weights, most = options.weights, options.most_bans
+    seen_us, now_us = int(last_s * 1e6), int(begin_s * 1e6)
+    rules = Rules(weights=weights, seen_us=seen_us, now_us=now_us, since_us=begin_us(parts), spared=options.spared)
+    table = all_scores(parts, rules)
+    parts.write("abuse_scores", table, SCORE_COLUMNS)
+    if isinstance(table, pd.DataFrame):
+        verdicts, listed = table.groupby(["kind", "verdict"]).size().to_dict(), table[table["action"].notna()]
+    else:
+        scores = parts.result("abuse_scores")
+        verdicts = {
+            (kind, verdict): count for kind, verdict, count in scores.groupBy("kind", "verdict").count().collect()
+        }
+        best = scores.where(f.col("action").isNotNull()).orderBy("action", f.desc("score"), "cidr")
+        listed = best.limit(most).toArrow().to_pandas()
+    listed = listed.sort_values(["action", "score", "cidr"], ascending=[True, False, True]).head(most)
+    bans = _bans(listed.to_dict("records"), weights, begin_s)
+    fits = fitting(merge_bans((), bans, begin_s, options.allow))
+    parts.write_text(BANS_FILE, render(fits))
+    limits = sum(ban.action is BanAction.LIMIT for ban in fits)
+    wanted = sum(count for (_, verdict), count in verdicts.items() if verdict in ACTIONS)
+    summary: dict[str, Any] = {
+        "bans": len(fits) - limits,
+        "limits": limits,
+        "bans_left_out": wanted - len(listed) + len(bans) - len(fits),
+        "bans_invalid": len(listed) - len(bans),
+        "verdicts": {f"{kind}_{verdict}": count for (kind, verdict), count in sorted(verdicts.items())},
+        "data_ends_s_ago": round(begin_s - last_s),
+    }
+    if options.truth is not None:
+        summary["truth"] = found_of(parts.result("abuse_scores"), options.truth)
+    warnings = []
+    if (spared := verdicts.get(("address", "allowed"), 0)) and not options.private:
+        warnings.append(
+            f"{plural(spared, 'address', 'addresses')} with enough evidence are neither banned nor limited: loopback "
+            "and private networks are allowed, as is what --allow names; --judge-private judges them as any other"
+        )
+    if last_s and begin_s - last_s > weights.half_life_s:
+        warnings.append(
+            f"the records end {(begin_s - last_s) / 3600:.0f} hours ago, and evidence is halved every "
+            f"{weights.half_life_s / 3600:g} hours up to now; --now TIME judges as at another time"
+        )
+    return Answer(summary=summary, warnings=warnings)
+
+
+JOB: Final = Job(
+    name="abuse",
+    parts=(EVIDENCE,),
+    results=("abuse_scores", BANS_FILE),
+    answer=answer,
+    options=AbuseOptions,
+    merge={BANS_FILE: merge_lists},
+)

@@ -1,0 +1,269 @@
+"""``capacity``: how many viewers a node carries, by which resource, and how many nodes a crowd takes.
+
+Theory of operation. A node model (`flowctl.analyze.capacity.node`) is fitted to measurements: a file of them, where
+one is given; else what was recorded of the servers' threads, where crowds were large enough to say something; else the
+reference machine, and the answer in words is that it is not known. A node carries so many viewers as keep the wanted
+busy share of a thread, and memory below its bound. How sure that is: twice the model's residual gives the range, and
+the largest measured crowd is predicted from the others, with that error beside the answer. What was not measured is
+null. A crowd takes so many nodes that each has `headroom` free, and that any one may die.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.analyze.capacity import node
+from flowctl.analyze.capacity.loads import LOADS, WINDOW_S
+from flowctl.analyze.capacity.node import MEASURE, Measurement, NodeModel, fit, why_weak
+from flowctl.analyze.job import Answer, Job, Parts
+from flowctl.charts.words import figure, percent, plural, sentences, size, told
+from flowctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_REACH: Final = 4
+"""No node of more than so many times the largest measured crowd is answered for: the reference machine's cost per
+viewer changes by a fifth from 1000 to 4000 viewers."""
+_BOUNDS: Final = {
+    "viewers": (1, 1e8), "bit_rate": (1_000, 1e9), "slow_share": (0, 1),
+    "busy": (0.01, 1), "memory_bytes": (1, 1e15), "headroom": (0, 0.9),
+}  # fmt: skip
+NODE_COLUMNS: Final[dict[str, str]] = {
+    "node": "string", "carries_viewers": "bigint", "carries_from": "string", "carries_at_least": "boolean",
+    **dict.fromkeys(("viewers_peak", "load_peak", "viewers_mean", "recorded_s", "bit_rate", "busy_peak"), "double"),
+    "trouble_share": "double",
+}  # fmt: skip
+"""Contract of ``capacity_nodes``. Grain: one node. `load_peak`: `viewers_peak` of `carries_viewers`. `bit_rate`: of one
+viewer. `recorded_s`: of windows with viewers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityOptions:
+    """What crowd, and what a node may be asked; `ConfigError` where a value is out of range."""
+
+    viewers: int = 1_000_000  # of the whole crowd
+    bit_rate: float | None = None  # of the stream, bits per second; None: as recorded, else 2.5 Mbit/s
+    slow_share: float | None = None  # viewers whose link does not carry the stream; None: as recorded, else 5 %
+    busy: float = 0.7  # share of a thread that may be used
+    memory_bytes: int | None = None  # that a node has; None: not asked
+    measurements: str | None = None  # text of a file, which goes before what was recorded
+    measurements_name: str = "measurements"  # its name, for errors
+    headroom: float = 0.2  # share of each node that is kept free while all nodes live
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is {value}, it must be {least:g} to {most:g}")
+
+
+def carried(model: NodeModel, options: CapacityOptions, error: float = 0.0) -> tuple[int, str]:
+    """Return the viewers that a node carries where they cost `error` more than the model says, and what ends it.
+
+    That is "processor", "memory", or "measured": nobody knows what comes beyond the crowds that were measured.
+    """
+    rate, mean = options.bit_rate or 0.0, 1 + (options.slow_share or 0.0) * node.SLOW_MORE
+    ends = {"processor": (options.busy * 1e6 / (1 + error) - model.cpu.idle) / (model.cpu.one(rate) * mean)}
+    if options.memory_bytes is not None and model.memory is not None:
+        ends["memory"] = (options.memory_bytes - model.memory.idle) / model.memory.one(rate)
+    ends["measured"] = MOST_REACH * model.largest
+    limit = min(ends, key=lambda name: ends[name])
+    return max(0, int(ends[limit])), limit
+
+
+def nodes_for(viewers: float, carries: float, headroom: float) -> int:
+    """Return how many nodes serve `viewers` (1 and more) with `headroom` kept free, and without it when one has died.
+
+    `carries` is what one of them carries, 1 and more.
+    """
+    return max(math.ceil(viewers / (carries * (1 - headroom))), math.ceil(viewers / carries) + 1)
+
+
+def estimate(points: list[Measurement], options: CapacityOptions) -> dict[str, Any]:
+    """Return the answer, what it rests on, and how far that was from a real crowd."""
+    source, used, weak = "records", points, ""
+    if options.measurements is not None:  # of whole servers from outside: more than a thread's own meter knows
+        source, used = "measurements", node.parse_measurements(options.measurements, options.measurements_name)
+    elif weak := why_weak(points):
+        source, used = "reference", node.reference()
+    model, rate = fit(used), options.bit_rate or 0.0
+    memory, held_out, off = model.memory, node.held_out_error(used), min(2 * model.residual, 0.9)
+    if options.memory_bytes is not None and memory is None:
+        raise ConfigError(
+            "a node's memory is to be kept, but what a viewer takes of it was not measured",
+            hint="give --measurements of crowds of several sizes with memory (python bench capacity), or no --memory",
+        )
+    viewers, ended_by = carried(model, options)
+    found = {
+        "viewers_per_node": viewers or None,
+        "ended_by": ended_by,
+        "at_least": ended_by == "measured",
+        "viewers_per_node_low": carried(model, options, off)[0],
+        "viewers_per_node_high": carried(model, options, -off)[0],
+        "memory_bytes_per_node": round(memory.of(viewers, rate)) if memory and viewers else None,
+        "nodes": nodes_for(options.viewers, viewers, options.headroom) if viewers else None,
+        "headroom_share": options.headroom,
+        "cpu_us_per_viewer_s": round(model.cpu.one(rate), 1),
+        "memory_bytes_per_viewer": round(memory.one(rate)) if memory else None,
+        "bit_rate": rate,
+        "fitted_to": source,
+        "records_weak": weak,
+        "measured_crowds": model.points,
+        "measured_bit_rates": [pick(point.bit_rate for point in used) for pick in (min, max)],
+        "largest_measured_viewers": model.largest,
+        "largest_recorded_viewers": max((point.viewers for point in points), default=None),
+        "residual_share": round(model.residual, 4),
+        "error_share": round(held_out[0], 4) if held_out else None,
+    }
+    return {"answer": said(found, options), **found}
+
+
+MOST_NAMED: Final = 5
+"""Nodes in a sentence; the table has all."""
+_HEADLINE: Final = """
+Nodes carry {each} (viewers of {rate}).
+{one?}A node carries {one} viewers of {rate}.
+{nodes?}{crowd} viewers take {nodes}.
+"""
+_SAID: Final = """
+{each?}Node by node: {each}.
+{none?}A node carries no {asked} as was asked for, and how many nodes the crowd takes is not known.
+{at_least?}{a_node} carries AT LEAST {viewers_per_node} {asked}: NOT KNOWN BEYOND, that is {reach} times the largest \
+measured crowd.
+{resource?}{a_node} carries {viewers_per_node} {asked}, {low} to {high} by the residual of the \
+fit; what ends it is its {resource}.
+{viewers_per_node?}{memory}. {crowd} viewers need {most} nodes, any one of which may die, with {free} of \
+each free while all live.
+Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers, residual {residual}.
+NO CROWD NEAR {bit_rate} was measured: {far} were.
+The largest of them, predicted from the smaller ones, was missed by {error}.
+RECORDED: nodes that together carry {carry_viewers} viewers, and {carry_viewers_one_down} with the largest dead; at \
+most {viewers_peak} viewers at once, {watched_s} of watching. ASSUMED: {assumed} of the crowd, to be like them.
+"""
+"""The answer, where the machine was measured."""
+
+
+def said(found: dict[str, Any], options: CapacityOptions) -> str:
+    """Return the answer in words."""
+    if found["fitted_to"] == "reference":
+        return f"{MEASURE[0].upper()}{MEASURE[1:]}: {found['records_weak']}."
+    (low, high), rate, viewers = found["measured_bit_rates"], found["bit_rate"], found["viewers_per_node"]
+    beyond, memory, error = found["at_least"], found["memory_bytes_per_node"], found["error_share"]
+    facts = found | {
+        "asked": f"viewers of {told('bit_rate', rate)} at {percent(options.busy)} of a thread",
+        "far": "" if low / 2 <= rate <= high * 2 else f"{told('bit_rate', low)} to {told('bit_rate', high)}",
+        "a_node": "One like all of them together" if found.get("nodes_recorded", 0) > 1 else "A node",
+        "none": not viewers,
+        "reach": MOST_REACH,
+        "low": figure(found["viewers_per_node_low"]),
+        "high": figure(found["viewers_per_node_high"]),
+        "resource": "" if beyond else found["ended_by"],
+        "memory": "Memory not measured" if memory is None else f"{size(memory)} of memory",
+        "crowd": options.viewers,
+        "most": f"{'at most ' if beyond else ''}{figure(found['nodes'])}",
+        "residual": percent(found["residual_share"]),
+        "free": percent(found["headroom_share"]),
+        "error": "" if error is None else f"{error:+.1%}",
+        "assumed": percent(max(0.0, 1 - found.get("viewers_peak", 0.0) / options.viewers)),
+    }
+    return sentences(facts, _SAID)
+
+
+def headline(found: dict[str, Any], options: CapacityOptions) -> str:
+    """Return the answer in a line: what each node carries, where nodes were recorded."""
+    if found["fitted_to"] == "reference":
+        return MEASURE
+    least, viewers = "at least " if found["at_least"] else "", found["viewers_per_node"]
+    facts = {
+        "each": found.get("each"),
+        "one": not found.get("each") and f"{least}{figure(viewers)}" if viewers else "no",
+        "rate": told("bit_rate", found["bit_rate"]),
+        "crowd": figure(options.viewers),
+        "nodes": found["nodes"] and plural(found["nodes"], "node"),
+    }
+    return sentences(facts, _HEADLINE).removesuffix(".")
+
+
+def _each(nodes: Sequence[str], carries: Sequence[tuple[int | None, str, bool]]) -> str:
+    """Return what each of these nodes carries, the first by name alone; "": that is known of none."""
+    texts = [
+        f"{name} {'at least ' if least else ''}{viewers:,}" if viewers else f"{name}: not known"
+        for name, (viewers, _, least) in zip(nodes, carries, strict=True)
+    ]
+    more = [f"{len(texts) - MOST_NAMED:,} more in capacity_nodes"] if texts[MOST_NAMED:] else []
+    return ", ".join(texts[:MOST_NAMED] + more) if any(viewers for viewers, _, _ in carries) else ""
+
+
+def measured(loads: pd.DataFrame) -> list[Measurement]:
+    """Return what was recorded of nodes as crowds, one for each step of a tenth more viewers."""
+    sums = loads[loads["step"] >= 0].groupby("step")[["windows", "ms", "accepted", "trouble_ms", "busy_ppm"]].sum()
+    return [
+        Measurement(
+            viewers=round(row.ms / row.windows / (WINDOW_S * 1000)),
+            bit_rate=row.accepted * 8000 / row.ms,
+            cpu_us_per_s=row.busy_ppm / row.windows,
+            slow_share=min(row.trouble_ms / row.ms, 1.0),
+        )
+        for row in sums.itertuples()
+    ]
+
+
+def nodes_table(loads: pd.DataFrame, carries: Sequence[tuple[int | None, str, bool]]) -> pd.DataFrame:
+    """Return ``capacity_nodes``; `carries` are its columns of what each node carries, nodes by name."""
+    add = dict.fromkeys(("windows", "ms", "accepted", "trouble_ms"), "sum")
+    found = loads.groupby("node").agg({**add, "peak_ms": "max", "peak_busy_ppm": "max"}).reset_index()
+    found[["carries_viewers", "carries_from", "carries_at_least"]] = carries
+    found["viewers_peak"] = found["peak_ms"] / (WINDOW_S * 1000)
+    return found.assign(
+        load_peak=found["viewers_peak"] / found["carries_viewers"].astype("Float64"),
+        viewers_mean=found["ms"] / found["windows"] / (WINDOW_S * 1000),
+        recorded_s=found["windows"] * float(WINDOW_S),
+        bit_rate=found["accepted"] * 8000 / found["ms"],
+        trouble_share=found["trouble_ms"] / found["ms"],
+        busy_peak=found["peak_busy_ppm"] / 1e6,
+    )
+
+
+def answer(parts: Parts, options: CapacityOptions) -> Answer:
+    """Fit and answer; of records with viewers write what each node carries."""
+    loads = parts.pandas(LOADS.name) if parts.small else parts.table(LOADS.name).toArrow().to_pandas()
+    whole = loads[loads["node"].isna()]
+    ms, rate, slow = float(whole["ms"].sum()), 2.5e6, 0.05
+    if ms:
+        rate, slow = max(whole["accepted"].sum() * 8000 / ms, 1000.0), whole["trouble_ms"].sum() / ms
+    options = replace(
+        options,
+        bit_rate=float(rate) if options.bit_rate is None else options.bit_rate,
+        slow_share=float(slow) if options.slow_share is None else options.slow_share,
+    )
+    points = measured(loads)
+    found = estimate(points, options)
+    if not ms:
+        return Answer(summary=found | {"headline": headline(found, options)})
+    names = [str(name) for name, _ in loads.groupby("node")]
+    of_all, carries = (found["viewers_per_node"], found["fitted_to"], found["at_least"]), []
+    for _, rows in loads.groupby("node"):
+        own = measured(rows)
+        if of_all[1] == "measurements" or why_weak(own):
+            carries.append((None, "", False) if of_all[1] == "reference" else of_all)
+        else:
+            viewers, ended_by = carried(fit(own), options)
+            carries.append((viewers or None, "own records", ended_by == "measured"))
+    parts.write("capacity_nodes", nodes_table(loads, carries), NODE_COLUMNS)
+    carry = [viewers or 0 for viewers, _, _ in carries]
+    found |= {
+        "nodes_recorded": len(carry),
+        "carry_viewers": sum(carry),
+        "carry_viewers_one_down": sum(carry) - max(carry),
+        "viewers_peak": round(float(whole["peak_ms"].max()) / (WINDOW_S * 1000), 1),
+        "watched_s": round(ms / 1000, 1),
+        "each": _each(names, carries),
+    }
+    return Answer(summary=found | {"answer": said(found, options), "headline": headline(found, options)})
+
+
+JOB: Final = Job(name="capacity", parts=(LOADS,), results=("capacity_nodes",), answer=answer, options=CapacityOptions)

@@ -1,0 +1,111 @@
+"""Addresses as expressions of Spark: hexadecimal digits and subnets; all built in.
+
+The common form is the address in hexadecimal digits, 8 for IPv4 and 32 for IPv6. A network is a prefix of it. What is
+no address, a hash for instance, has no digits (null), and nothing is said of it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as f
+
+from flowctl.core.text.addresses import EMBEDDED, Network, parse_network
+from flowctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+IPV4_DIGITS: Final = 8
+_DIGITS: Final = "0123456789abcdef"
+_OCTET: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4: Final = rf"^{_OCTET}(\.{_OCTET}){{3}}$"
+"""No leading zeros: some read 010 as eight, so it is no address to Python, nor to the server that takes the bans."""
+_IPV6: Final = r"^[0-9a-fA-F]{0,4}(:[0-9a-fA-F]{0,4}){2,8}$"
+_NOT_IPV6: Final = r":::|::.*::|^:[^:]|[^:]:$"
+"""Two gaps, or a colon at an end that is part of none."""
+_MAPPED: Final = r"(?i)^::ffff:([0-9.]+)$"
+_CUT: Final = r"^([0-9.]+/24|[0-9a-fA-F:]+/48)$"
+"""What is recorded with ``events_addresses=truncated``."""
+_PRIVATE: Final = "127.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 100.64.0.0/10"
+PRIVATE: Final = tuple(map(ipaddress.ip_network, (*_PRIVATE.split(), "::1/128", "fe80::/10", "fc00::/7")))
+"""Loopback and networks of one's own: monitors, load balancers and proxies are there, and no stranger. Of 100.64.0.0/10
+(RFC 6598) are the balancers of some clouds."""
+MOST_NETWORKS: Final = 200
+"""Networks that an address may be compared with in one expression; beyond, plans take seconds to compile."""
+
+
+def parse_networks(texts: Sequence[str], option: str) -> list[Network]:
+    """Return the networks that `texts` name, an address meaning itself alone; `option` is where they were given."""
+    if len(texts) > MOST_NETWORKS:
+        raise ConfigError(f"{option} was given {len(texts)} times, {MOST_NETWORKS} are allowed")
+    return [parse_network(text, option, exact=True) for text in texts]
+
+
+def digits(address: Column) -> Column:
+    """Return the hexadecimal digits of an address, 8 or 32; null for what is none."""
+    octets = f.transform(f.split(address, r"\."), lambda octet: f.lpad(f.hex(octet.cast("bigint")), 2, "0"))
+    return f.when(address.rlike(_IPV4), f.lower(f.concat_ws("", octets))).otherwise(_digits6(address))
+
+
+def _digits6(address: Column) -> Column:
+    """Return the 32 digits of an IPv6 address; null for what is none."""
+    sides = f.split(address, "::")
+    head, tail = (
+        f.filter(f.split(f.coalesce(f.get(sides, f.lit(side)), f.lit("")), ":"), lambda part: part != "")
+        for side in (0, 1)
+    )
+    written = f.size(head) + f.size(tail)
+    between = f.array_repeat(f.lit("0"), f.greatest(f.lit(0), 8 - written))
+    groups = f.transform(f.concat(head, between, tail), lambda part: f.lpad(f.lower(part), 4, "0"))
+    # A gap stands for one group at least; without a gap all eight are written.
+    fits = f.when(address.contains("::"), written <= 7).otherwise(written == 8)
+    return f.when(address.rlike(_IPV6) & ~address.rlike(_NOT_IPV6) & fits, f.concat_ws("", groups))
+
+
+def with_unit(frame: DataFrame, name: str) -> DataFrame:
+    """Add ``address``: who an address stands for, as text.
+
+    An IPv4 address stands for itself, also one within an IPv6 address (`EMBEDDED`). Another IPv6 address stands for its
+    /64, the smallest network that a holder of IPv6 has: a holder of one address of it has 2^64. Other text stays as it
+    is. `name` is the column with the address as recorded.
+    """
+    text, six = f.col(name), f.col("_six")
+    # In steps: the digits are a long expression, which Spark would compile once per use.
+    frame = frame.withColumn("_six", f.when(text.contains(":") & ~text.contains("."), _digits6(text)))
+    frame = frame.withColumn("_four", f.coalesce(*(_embedded(six, *item) for item in EMBEDDED)))
+    parts = [f.conv(f.substring("_four", start, 2), 16, 10) for start in (1, 3, 5, 7)]
+    four = f.when(f.col("_four").isNotNull(), f.concat_ws(".", *parts))
+    found = f.coalesce(four, _network6(six, 64), f.regexp_replace(text, _MAPPED, "$1"))
+    return frame.withColumn("address", f.when(text.contains(":"), found).otherwise(text)).drop("_six", "_four")
+
+
+def _embedded(six: Column, prefix: str, begin: int, inverted: bool) -> Column:  # noqa: FBT001 - an `Embedding`
+    """Return the digits of the IPv4 address in the digits of an IPv6 address; null where it is not of this kind."""
+    four = f.substring(six, begin + 1, IPV4_DIGITS)
+    return f.when(six.startswith(prefix), f.translate(four, _DIGITS, _DIGITS[::-1]) if inverted else four)
+
+
+def unit_digits(who: Column) -> Column:
+    """Return the `digits` of a unit, as of `with_unit`: of a /64 those of its first address; null for what is none."""
+    return digits(f.regexp_replace(who, "::/64$", "::"))
+
+
+def subnet(who: Column, hexadecimal: Column) -> Column:
+    """Return the /24 of IPv4 or the /48 of IPv6, which one holder often has, of an address or a unit with its digits.
+
+    A network that was recorded instead of an address is its own subnet.
+    """
+    four = f.concat(f.substring_index(who, ".", 3), f.lit(".0/24"))
+    found = f.when(f.length(hexadecimal) == IPV4_DIGITS, four).otherwise(_network6(hexadecimal, 48))
+    return f.coalesce(found, f.when(who.rlike(_CUT), who))
+
+
+def _network6(hexadecimal: Column, length: int) -> Column:
+    """Return the network of `length` bits, a multiple of 16, of an IPv6 address, as text; null for null."""
+    starts = range(1, length // 4 + 1, 4)
+    groups = [f.regexp_replace(f.substring(hexadecimal, start, 4), "^0{1,3}", "") for start in starts]
+    text = f.concat(f.regexp_replace(f.concat_ws(":", *groups), "(^0)?(:0){1,7}$", ""), f.lit(f"::/{length}"))
+    return f.when(hexadecimal.isNotNull(), text)

@@ -1,0 +1,424 @@
+"""What to do, and how sure that is: the opening of the report, as rules over facts (pure).
+
+Each answer is an order first, then what it would change or what was seen, then what it rests on: how many viewers, how
+much was recorded, how much assumed. Facts are texts by name, and a sentence that lacks one of its facts is left out
+(`flowctl.charts.words.sentences`), so a rule is its sentences: the first of a question whose order can be said is the
+answer. Viewers are taken as independent, which those of one stream at one moment are not: nothing stands out below
+`SURE` standard errors.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from flowctl.analyze.capacity.node import MEASURE
+from flowctl.analyze.report.found import Found, Row, json_of
+from flowctl.analyze.viewers.ingest import GAP_MAX_MS, GAP_SHARE, JITTER_MS, KEY_MAX_MS
+from flowctl.charts.words import (
+    FEW,
+    apart,
+    figure,
+    filled,
+    number,
+    percent,
+    plural,
+    sentences,
+    share,
+    span,
+    told,
+    whole,
+    words,
+)
+
+SURE: Final = 3.0
+"""Standard errors: chance does that once in 370 times, and a page has some dozen networks and nodes."""
+LEAST_TROUBLED: Final = 5
+"""Viewers in trouble from which a network or a thread is worth a call."""
+SURE_OF_CHANGE: Final = 2.4
+"""Standard errors of a change in who is cut, as of six viewers all to one side: chance does that once in 32 times."""
+FREE: Final = 0.2
+"""Share of each node that is kept free for the death of another one, where the job capacity does not say it."""
+LEAST_DAYS: Final = 3
+"""Of records for a trend of the daily peaks."""
+SOON_S: Final = 15.0
+"""An encoder that lost its connection tries again within seconds; after more somebody has ended and begun anew."""
+LEAST_BACK: Final = 3
+"""Such returns from which a publisher is worth a call: one or two happen to every line."""
+LEAST_MEASURED_S: Final = 10.0
+"""Of publishing: in less hardly a key frame is due again, and a connection of a moment says nothing of its stream."""
+MOST_NAMED: Final = 5
+CHANGES: Final = {
+    "p95 of the delay": "delay_p95_ms",
+    "p99 of it": "delay_p99_ms",
+    "dropped": "dropped_share",
+    "memory of one viewer, at most": "memory_peak_bytes",
+}
+_SOURCES: Final = {"own records": "their own records", "records": "the records of all nodes"}
+Facts = dict[str, Any]
+
+
+class Advice(NamedTuple):
+    """One answer.
+
+    Args:
+        about: what is asked: limits, bans, capacity, calls, network, publisher, node.
+        kind: "act", "fine" (nothing to do) or "unknown".
+    """
+
+    about: str
+    kind: str
+    do: str
+    why: str = ""
+    sure: str = ""
+
+
+_LIMITS: Final = """
+{viewers}.
+They are a sample: {taken} of those recorded.
+{assumed_share} of what was tried is assumed, beyond what was recorded.
+{ended} of them had been cut: what would have followed nobody has seen.
+{few?}So few viewers show what limits do, not what they are worth.
+Only {viewers_refused} of them were ever refused anything: all that limits do was seen of these.
+Only {moved} would have stayed or gone: for others it may be none.
+{same?}No viewer would have stayed or gone.
+{defaults?}Which limits were in force is not in the records: the defaults are taken for them.
+Asked for: {objective}.
+{bounds?}No choice keeps all bounds that were asked for.
+Viewers with a target delay or policy of their own ({audiences}) were judged with those of each choice, and keep \
+their own.
+"""
+_BANS: Final = """
+{recorded}
+{known} made {fewest} or more.
+Little evidence: {few} of them made fewer than 20.
+Who else is behind an address and was not recorded is not known.
+"""
+_CAPACITY: Final = """
+What {unknown} can carry is {measure}.
+What a node carries comes from {sources}, for {known}.
+Fitted to {measured_crowds} crowds of up to {largest_measured_viewers} viewers.
+A load that was held out was missed by {error}.
+Peaks are of ten seconds, of {recorded_s} in which a node had viewers.
+"""
+RULES: Final = (
+    Advice("limits", "fine", "{best?}Leave the limits as they are: of {tried} the one in force is the best.",
+           "{choice}.", _LIMITS),
+    Advice("limits", "act",
+           "{set?}Set the limits of limits.toml, which lies beside this page: that rests on {rests} in trouble.",
+           "{choice}.\nThe same viewers would have had: {changes}.", _LIMITS),
+    Advice("limits", "act", "{set?}Set the limits of limits.toml, which lies beside this page.",
+           "{choice}.\nThe same viewers would have had: {changes}.", _LIMITS),
+    Advice("limits", "unknown",
+           "Leave the limits as they are: of {tried} that were tried none meets what was asked for.", "", _LIMITS),
+    Advice("bans", "fine",
+           "Keep nobody out: {spared} with enough evidence are allowed, being private, loopback or named by --allow.",
+           "`flowctl analyze abuse --judge-private` judges private networks and loopback as any other.", "{recorded}"),
+    Advice("bans", "fine", "Keep nobody out: of {many} with evidence against them none has enough.", "", "{recorded}"),
+    Advice("bans", "act", "{order}: see bans.jsonl.", "{named}.", _BANS),
+    Advice("capacity", "act",
+           "Add a node, or move streams away from {full}: {left}.",
+           "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
+           "The thread of {hung} had no room: it counts as full, whatever the model says.\n"
+           "{free} of each node are kept free.\n{next}", _CAPACITY),
+    Advice("capacity", "fine", "No node is needed now: there is room for {room}.",
+           "At its peak the fullest node, {fullest}, had {load} of what it carries.\n"
+           "{free} of each node are kept free.\n{next}", _CAPACITY),
+    Advice("network", "act", "Call the operator of the network {name}.",
+           "{part} of its viewers had trouble by their own link; of all others {others}.",
+           "{viewers}, {errors} standard errors from the others; 3 are asked for.\n"
+           "Only {few} viewers: the share may well be another one.\n"
+           "{one?}All of the trouble is at one address: it may be the line of one house."),
+    Advice("publisher", "act", "Call the publisher of {name}.",
+           "{wrong}.\n{hashed?}Its name is known as a hash alone: it comes from {address} to the node {node}.",
+           "Measured where it comes in, over {measured} of one connection."),
+    Advice("node", "act", "Look at the thread of node {name}: give it more processor, or fewer viewers.",
+           "It had no room for {part} of the viewers who were in trouble there.",
+           "{viewers} of that node. Without samples a thread is never blamed."),
+    Advice("calls", "fine", "{recorded?}Call nobody: no network, publisher or node stands out.", "", "{recorded}"),
+    Advice("calls", "fine", "{published?}Call nobody: no publisher stands out.", "",
+           "Recorded: {published}, and no viewer."),
+    *(Advice(about, "unknown", "{why_not}", "", _CAPACITY if about == "capacity" else "")
+      for about in ("limits", "bans", "capacity", "calls")),
+)  # fmt: skip
+"""What is said of each question: texts of `flowctl.charts.words.sentences`; the first whose order has its facts."""
+
+
+def answers(found: Found) -> list[Advice]:
+    """Return all answers, in the order of the page."""
+    hung = threads(found)
+    said = [_said(about, facts(found)) for about, facts in (("limits", limits), ("bans", bans))]
+    said.append(_said("capacity", capacity(found, {row["name"] for row in hung})))
+    calls = list[Advice]()
+    for about, items in (("network", networks(found)), ("publisher", publishers(found)), ("node", hung)):
+        calls += [_said(about, facts) for facts in items[:MOST_NAMED]]
+        if more := items[MOST_NAMED:]:
+            calls.append(Advice(about, "act", f"And {plural(len(more), f'more {about}')}: see the tables."))
+    missing = found.why_not("experience" if found.totals else "sessions")
+    published = plural(found.tables["ingest"].total, "publication") if found.rows("ingest") else ""
+    return said + (calls or [_said("calls", {"recorded": recorded(found), "published": published, "why_not": missing})])
+
+
+def _said(about: str, facts: Facts) -> Advice:
+    """Return the first rule about it of which the order can be said."""
+    rules = [rule for rule in RULES if rule.about == about and sentences(facts, rule.do)]
+    return Advice(about, rules[0].kind, *(sentences(facts, text) for text in rules[0][2:]))
+
+
+def recorded(found: Found) -> str:
+    """Return how much was recorded, as one sentence; "" if that is unknown."""
+    totals = found.totals or {}
+    viewers, drawn = number(totals.get("viewers")), number(totals.get("drawn_share")) or 1.0
+    facts = {
+        "viewers": viewers is not None and plural(viewers, "viewer"),
+        "span": span(totals.get("span_s")),
+        "few": 0 < (viewers or 0) < FEW,
+        "drawn": viewers is not None and drawn < 1 and percent(drawn),
+        "listed": totals.get("listed") and plural(totals["listed"], "connection"),
+    }
+    return sentences(facts, _RECORDED)
+
+
+_RECORDED: Final = """
+Recorded: {viewers} in {span}.
+{few?}That is few: read it as what happened to these, not as what will happen to others.
+Curves and errors are of a random sample, {drawn}.
+{listed} came from addresses to be kept out or limited: figures over viewers have these too, but whom to call and the \
+worst off leave them out.
+"""
+
+
+def limits(found: Found) -> Facts:
+    """Return what is known of the limits to set, and what they would have changed."""
+    rows, said = found.rows("whatif_choices"), found.summary("whatif")
+    if not rows:
+        nobody = said.get("viewers") == 0
+        return {"why_not": f"Not known: {words(said.get('why'), 400)}." if nobody else found.why_not("whatif")}
+    chosen = next((row for row in rows if row.get("recommended")), None)
+    present = next((row for row in rows if row.get("in_force")), None)
+    row = chosen or rows[0]
+    viewers, refused = whole(row.get("viewers")), number(said.get("viewers_refused", FEW)) or 0.0
+    taken = number(row.get("sampled_share"))
+    cut, share_cut = (
+        [number(one.get(name)) or 0.0 for one in (row, present or row)]
+        for name in ("disconnected", "disconnected_share")
+    )
+    moved, off = abs(whole(cut[0] - cut[1])), number(row.get("change_error"))
+    chance = off is not None and abs(share_cut[0] - share_cut[1]) < SURE_OF_CHANGE * off
+    how = {"flight": ", recorded message by message", "samples": ", recorded second by second"}
+    best = chosen is not None and bool(chosen.get("in_force"))
+    facts: Facts = {
+        "tried": plural(found.tables["whatif_choices"].total, "choice"),
+        "best": best,
+        "set": chosen is not None and not best,
+        "choice": choice_text(row),
+        "viewers": f"{plural(viewers, 'viewer')}{how.get(str(said.get('source')), '')}",
+        "taken": taken is not None and taken < 1 and percent(taken),
+        "assumed_share": row.get("assumed_share"),
+        "ended": whole(said.get("viewers_cut")) and plural(said["viewers_cut"], "viewer"),
+        "rests": "viewers_refused" in said and refused < FEW and plural(refused, "viewer"),
+        "few": viewers < FEW,
+        "viewers_refused": viewers >= FEW and refused < FEW and f"{refused:.0f}",
+        "moved": viewers >= FEW and moved > 0 and chance and plural(moved, "viewer"),
+        "same": chosen is not None and present is not None and not best and not moved,
+        "defaults": str(said.get("in_force")).startswith("not in the records"),
+        "objective": said.get("objective") and words(said["objective"], 200),
+        "bounds": said.get("bounds_kept") is False,
+        "audiences": said.get("audiences") and words(said["audiences"], 200),
+    }
+    if present is not None:
+        pairs = {name: [told(column, one.get(column)) for one in (present, row)] for name, column in CHANGES.items()}
+        pairs = {"disconnected": [share(one.get("disconnected"), one.get("viewers")) for one in (present, row)]} | pairs
+        facts["changes"] = "; ".join(f"{name} {' → '.join(pair)}" for name, pair in pairs.items() if "-" not in pair)
+    return facts
+
+
+def choice_text(row: Row) -> str:
+    """Return a choice as one writes it down: limits, policy, target delay."""
+    return words(row.get("choice") or row.get("choice_id"), 160)
+
+
+def bans(found: Found) -> Facts:
+    """Return whom to keep out, and for what."""
+    scores, rows = found.tables.get("abuse_scores"), found.rows("bans")
+    if scores is None and "bans" not in found.tables:
+        return {"why_not": found.why_not("abuse")}
+    facts: Facts = {"recorded": recorded(found)}
+    if not rows:
+        spared = whole((found.summary("abuse").get("verdicts") or {}).get("address_allowed"))
+        facts["spared"] = spared and plural(spared, "address", "addresses")
+        return facts | {"many": plural(scores.total if scores else 0, "address or subnet", "addresses and subnets")}
+    kinds, addresses = Counter(map(_kind, rows)), ("address or subnet", "addresses and subnets")
+    banned = kinds.pop("banned", 0)
+    orders = [f"keep out {plural(banned, *addresses)}"] if banned else []
+    why = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(kinds.items()))
+    orders += [f"limit new connections of {plural(sum(kinds.values()), *addresses)} ({why})"] if kinds else []
+    order = " and ".join(orders)
+    named = [f"{words(row.get('cidr'))}: {evidence_text(row.get('evidence'))}" for row in rows[:MOST_NAMED]]
+    named += [f"and {len(rows) - MOST_NAMED:,} more"] if len(rows) > MOST_NAMED else []
+    on_list = {row.get("cidr") for row in rows}
+    made = [whole(row.get("connections")) for row in found.rows("abuse_scores") if row.get("cidr") in on_list]
+    few = sum(count < FEW for count in made)
+    return facts | {
+        "order": order[:1].upper() + order[1:],
+        "named": "; ".join(named),
+        "known": "Each of them" if len(made) == len(rows) else "Each of those whose connections are known",
+        "fewest": made and plural(min(made), "connection"),
+        "few": few and str(few),
+    }
+
+
+def _kind(ban: Row) -> str:
+    if ban.get("action") != "limit":
+        return "banned"
+    if ban.get("expires", "") is None or not (ban.get("score") or ban.get("evidence")):  # as `Ban.by_hand`
+        return "set by hand"
+    return "others behave there" if str(ban.get("reason")).startswith("shared") else "mild evidence only"
+
+
+def evidence_text(value: Any) -> str:
+    """Return evidence, a map or its JSON text, as one line: what and how often, the most frequent first."""
+    items = (value if isinstance(value, Mapping) else json_of(str(value))).items()
+    order = sorted(items, key=lambda item: (-(number(item[1]) or 0.0), str(item[0])))
+    return ", ".join(f"{words(name)} {figure(amount)}" for name, amount in order[:8]) or "-"
+
+
+def capacity(found: Found, hung: set[str]) -> Facts:
+    """Return how many more viewers there is room for, and when the next node is needed; `hung` nodes have none."""
+    said = found.summary("capacity")
+    everyone = {words(row.get("node"), 48): row for row in found.rows("capacity_nodes")}
+    rows = {name: row for name, row in everyone.items() if whole(row.get("carries_viewers"))}
+    sources = Counter(str(row.get("carries_from")) for row in rows.values())
+    unknown, error = len(everyone) - len(rows), number(said.get("error_share"))
+    kept = number(said.get("headroom_share"))
+    free = FREE if kept is None else kept
+    facts: Facts = {
+        **said,
+        "why_not": (said.get("answer") and words(said["answer"], 1500)) or found.why_not("capacity"),
+        "unknown": rows and unknown and plural(unknown, "node"),
+        "measure": MEASURE,
+        "known": rows and sources and plural(sources.total(), "node"),
+        "sources": " and ".join(_SOURCES.get(name, words(name, 24)) for name in sorted(sources)),
+        "error": error is not None and percent(abs(error)),
+        "recorded_s": rows and span(max(number(row.get("recorded_s")) or 0.0 for row in rows.values())),
+        "free": percent(free),
+    }
+    if not rows:
+        facts |= dict.fromkeys(("measured_crowds", "error"))
+    load = {name: number(row.get("load_peak")) or 0.0 for name, row in rows.items()}
+    full = [name for name in everyone if name in hung or load.get(name, 0.0) >= 1 - free]
+    if not rows and not full:
+        return facts
+    rest = {name: row for name, row in rows.items() if name not in full}
+    rooms = {
+        name: int((1 - free) * whole(row["carries_viewers"]) - (number(row.get("viewers_peak")) or 0.0))
+        for name, row in rest.items()
+    }
+    least = {name: "at least " if row.get("carries_at_least") else "" for name, row in rest.items()}
+    named = [f"{least[name]}{rooms[name]:,} on {name}" for name in sorted(rooms, key=rooms.__getitem__)]
+    named = [*named[:MOST_NAMED], *([f"more on {len(named) - MOST_NAMED:,} others"] if named[MOST_NAMED:] else [])]
+    room = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]])).replace(" on ", " more viewers on ", 1)
+    fullest = max(load, key=load.__getitem__, default="")
+    beside = f"what others carry is {MEASURE}" if unknown and len(full) < len(everyone) else "no node has room"
+    return facts | {
+        "left": f"there is room for {room}" if room else beside,
+        "full": ", ".join(full[:MOST_NAMED]) + (f" and {len(full) - MOST_NAMED:,} more" if full[MOST_NAMED:] else ""),
+        "hung": ", ".join(sorted(hung & everyone.keys())[:MOST_NAMED]),
+        "room": room,
+        "fullest": fullest,
+        "load": fullest and percent(load[fullest]),
+        "next": rows and _next_node(found.peaks, float(sum(rooms.values()))),
+    }
+
+
+def _next_node(peaks: Mapping[int, float], free: float) -> str:
+    """Return when the next node is needed, by the trend of the daily peaks (least squares)."""
+    if len(peaks) < LEAST_DAYS:
+        unknown = "When the next one is needed is not known: that takes the peaks of"
+        return f"{unknown} {LEAST_DAYS} whole days, and more is better."
+    days = list(peaks)
+    slope, begin = statistics.linear_regression(days, list(peaks.values()))
+    rest = sum((peak - begin - slope * day) ** 2 for day, peak in peaks.items())
+    error = (rest / (len(days) - 2) / (statistics.pvariance(days) * len(days))) ** 0.5
+    if slope <= max(2 * error, 1e-9):
+        return f"The peaks of {plural(len(days), 'day')} show no growth that is more than chance."
+    return (
+        f"Daily peaks grow by {figure(slope)} viewers a day: the next one is needed in {figure(free / slope)} days, "
+        f"in {figure(free / (slope + 2 * error))} at the earliest ({plural(len(days), 'day')} recorded)."
+    )
+
+
+def networks(found: Found) -> list[Facts]:
+    """Return the networks whose viewers have trouble by their link more often than all others, the clearest first.
+
+    Trouble that is the server's, the publisher's or the limits' fault is no reason to call who carries it.
+    """
+    links = {row["key"]: row for row in found.rows("links")}
+    troubled, viewers = sum(row["troubled"] for row in links.values()), whole((found.totals or {}).get("people"))
+    clear = []
+    for row in (links[row["key"]] for row in found.rows("network") if row.get("key") in links):
+        part = row["troubled"]
+        of, others = max(row["viewers"], part), troubled - part
+        errors = apart(part, of, others, viewers - of) if viewers > of else 0.0
+        if part >= LEAST_TROUBLED and errors >= SURE:
+            facts = {"name": words(row["key"]), "part": share(part, of), "others": share(others, viewers - of)}
+            facts |= {"viewers": plural(of, "viewer"), "errors": f"{errors:.1f}", "few": of < FEW and str(of)}
+            clear.append((errors, facts | {"one": row["addresses"] == 1}))
+    return [facts for _, facts in sorted(clear, key=lambda item: -item[0])]
+
+
+def publishers(found: Found) -> list[Facts]:
+    """Return the streams that come to us badly, the worst first, each with the worst of its publications."""
+    streams: dict[str, list[Row]] = {}
+    for row in found.rows("ingest"):
+        name = words("/".join(str(row[part]) for part in ("app", "stream") if row.get(part)))
+        streams.setdefault(name, []).append({**row, "silent": int(row.get("health") == "no media")})
+    told = []
+    for name, rows in streams.items():
+        long = [row for row in rows if (number(row.get("duration_s")) or 0.0) >= LEAST_MEASURED_S]
+        aways_s = [number(row.get("away_s")) or 0.0 for row in rows]  # 0: its clock was set back
+        back = {**rows[0], "back": sum(0 < away_s < SOON_S for away_s in aways_s)}
+        worst = [
+            (place, text, _most([*long, back] if of == "back" else long or [{}], of), of, mark)
+            for place, (of, mark, text) in enumerate(_WRONG)
+        ]
+        bad = [(place, text, row) for place, text, row, of, mark in worst if (number(row.get(of)) or 0.0) > mark]
+        if bad:
+            line = "; ".join(filled(text, row) for _, text, row in bad)
+            row = bad[0][2]
+            facts: Facts = {"name": name, "wrong": line[0].upper() + line[1:], "measured": span(row.get("duration_s"))}
+            facts |= {"hashed": str(row.get("stream")).startswith("h:"), "address": words(row.get("peer_ip"))}
+            facts |= {"node": words(row.get("node"), 48)}
+            told.append((bad[0][0], facts))
+    return [facts for _, facts in sorted(told, key=lambda item: item[0])]
+
+
+def _most(rows: Sequence[Row], column: str) -> Row:
+    return max(rows, key=lambda row: number(row.get(column)) or 0.0)
+
+
+_WRONG: Final = (
+    ("silent", 0, "no media"),
+    ("gap_share", GAP_SHARE, "no media for {gap_ms} in all"),
+    ("gap_max_ms", GAP_MAX_MS, "no media for up to {gap_max_ms}"),
+    ("back", LEAST_BACK - 1, "came back {back} times within seconds"),
+    ("key_interval_max_ms", KEY_MAX_MS, "key frames up to {key_interval_max_ms} apart"),
+    ("jitter_ms", JITTER_MS, "jitter {jitter_ms}"),
+)
+"""Columns of ``ingest``, above what they are worth a call, and how that is said; the worst first."""
+
+
+def threads(found: Found) -> list[Facts]:
+    """Return the nodes whose own thread was what made viewers slow."""
+    nodes: dict[str, Counter[str]] = {}
+    for row in found.rows("nodes"):
+        nodes.setdefault(str(row.get("node")), Counter())[str(row.get("blame"))] += whole(row.get("count"))
+    told = []
+    for node, blames in sorted(nodes.items(), key=lambda item: -item[1]["server_loop"]):
+        part, troubled = blames["server_loop"], blames.total() - blames["none"]
+        if part >= LEAST_TROUBLED and part * 2 >= troubled:
+            viewers = plural(blames.total(), "viewer")
+            told.append({"name": words(node, 48), "part": share(part, troubled), "viewers": viewers})
+    return told

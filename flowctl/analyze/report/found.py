@@ -1,0 +1,131 @@
+"""What the report is made of: figures over viewers, bounded rows of the result tables, and what they are (pure).
+
+The report of a hundred million viewers holds no more than that of ten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from flowctl.charts.words import share, told
+
+Row = Mapping[str, Any]
+
+FORMAT: Final = 4
+"""Of the figures over viewers in a summary, counted up when one changes its meaning: such runs cannot be compared."""
+SURE: Final = 2.6
+"""Standard errors: chance alone does that once in a hundred times, and a dozen figures are looked at."""
+STEP: Final = 0.06
+"""From one bucket of delay to the next: each viewer's delay is the middle of one, so 3 % off at most, up or down."""
+STATES: Final = ("ready", "overloaded", "soft", "hard")
+"""As in the names of columns, from good to bad."""
+
+
+class Known(NamedTuple):
+    """What a figure over viewers is; its unit is the end of its name (`flowctl.charts.words.told`).
+
+    Args:
+        kind: "share" of a total, "quantile" over viewers, or "ratio" of sums.
+        least: change that matters, in its unit: a smaller one is none, however sure.
+        of: of a share: the total; of a quantile: the column of the sessions; of a ratio: the column of the sessions
+            that each viewer weighs by.
+        step: share of it by which it is measured in steps: a change of one step may be none.
+        tile: whether it is one of the few figures that one looks for first.
+    """
+
+    kind: str
+    words: str
+    better: int
+    least: float
+    of: str
+    at: float = 0.0
+    step: float = 0.0
+    tile: bool = False
+
+
+MEASURES: Final[Mapping[str, Known]] = {
+    "start_failures": Known("share", "attempts that failed to start", -1, 0.002, "attempts", tile=True),
+    "exits_before_start": Known("share", "left before the first frame", -1, 0.002, "attempts"),
+    "troubled": Known("share", "viewers in trouble", -1, 0.005, "plays", tile=True),
+    "cut_slow": Known("share", "disconnected for being slow", -1, 0.002, "plays", tile=True),
+    "first_frame_p50_ms": Known("quantile", "first frame (median)", -1, 50, "first_frame_ms", 0.5, tile=True),
+    "first_frame_p95_ms": Known("quantile", "first frame (p95)", -1, 50, "first_frame_ms", 0.95),
+    "delay_p50_ms": Known("quantile", "delay (median of medians)", -1, 50, "delay_p50_ms", 0.5, STEP),
+    "delay_p95_ms": Known("quantile", "delay (p95 of medians)", -1, 50, "delay_p50_ms", 0.95, STEP, tile=True),
+    "stall_ratio": Known("ratio", "time stalled", -1, 0.001, "play_s", tile=True),
+    "picture_share": Known("ratio", "pictures delivered", 1, 0.002, "pictures_wanted", tile=True),
+    "late_share": Known("ratio", "time beyond the target delay", -1, 0.005, "sampled_ms"),
+    "bit_rate": Known("ratio", "bit rate", 0, 10e3, "play_s"),
+    "frames_per_s": Known("ratio", "frames per second", 0, 0.2, "play_s"),
+}
+"""Figures over viewers: name in the row of all of `experience` -> what it is. Tiles, tables and compare follow."""
+
+
+def measured(name: str, one: Row) -> str:
+    """Return a figure over viewers as people read it."""
+    return told(name, one["value"]) if one.get("part") is None else share(one["part"], one["n"], brief=True)
+
+
+class Cut(NamedTuple):
+    """The first rows of a table, and how many it has."""
+
+    rows: Sequence[Row] = ()
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All that a report shows.
+
+    Args:
+        jobs: name -> what became of it, as in ``summary.json``.
+        totals: connections, span_s and drawn_share of all sessions, and of how many viewers the address is `listed` in
+            bans; viewers, plays, troubled, play_s and sent_bytes of the row of all of `experience`. None: no sessions.
+        measures: name (see `MEASURES`) -> figure over viewers (see `measured`).
+        curves: name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that).
+        tables: name (see `flowctl.analyze.report.evidence`) -> its first rows.
+        moments: rows over time: from_s (Unix time), length_s, shares of the states, viewers.
+        peaks: whole days since the first record -> most viewers at once on that day.
+        missing: name of a job -> which of its tables could not be read, and why.
+    """
+
+    events: str
+    made_at: datetime
+    window: str = ""
+    jobs: Mapping[str, Row] = field(default_factory=dict)
+    totals: Row | None = None
+    measures: Mapping[str, Row] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    tables: Mapping[str, Cut] = field(default_factory=dict)
+    moments: Sequence[Row] = ()
+    peaks: Mapping[int, float] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self, table: str) -> Sequence[Row]:
+        return self.tables.get(table, Cut()).rows
+
+    def summary(self, job: str) -> Row:
+        found = self.jobs.get(job, {}).get("summary")
+        return found if isinstance(found, Mapping) else {}
+
+    def why_not(self, job: str) -> str:
+        note = self.jobs.get(job, {})
+        if note.get("state") == "failed":
+            return f"Not known: the job {job} failed: {str(note.get('message'))[:400]}"
+        if job in self.missing:
+            return f"Not known: a table could not be read ({self.missing[job][:400]})."
+        if note.get("state") == "done":
+            return f"Not known: the job {job} found nothing to say."
+        return f"Not known: the job {job} was not run. `flowctl analyze {job}` runs it."
+
+
+def json_of(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

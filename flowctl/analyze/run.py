@@ -1,0 +1,779 @@
+"""The runner: reads the records that are new, makes the parts of their hours, then the answers of all jobs.
+
+Theory of operation. What was read is remembered in ``OUT/record.json``: where the records lie, and of each part of each
+hour with what it was made and which records it was made of, as spans of `seq` (`flowctl.analyze.records.seen`). A run
+lists the files, looks at those of hours whose files are not as they were, or of which a part is missing or was made
+with other options, and reads only what parts need, all in one query per part. Then the answers are made of the parts
+of all hours in the window, in a folder of their own; results are renamed when a job is done. Before, ``summary.json``
+gives up what it names of that job, and it is written anew at the end: who finds a summary finds all that it names.
+
+Parts are made in a folder of their own, too. First the record is written, which says what it is made of now and where
+each of these parts has to go (`settle`); then they go there. A run that is killed before has changed nothing; one that
+is killed after is ended by the next.
+
+An answer is kept where all that it follows from is the same as when it was made (what is known of the hours, options,
+window, flowctl itself) and its results lie there as they were written. Always made are answers of jobs whose
+results others write too (`Job.merge`), which go by the clock, and of those that read no parts, which tell of the
+others. Spark is started when the first step needs it, so a run with nothing new goes without.
+
+Records that are there no more change nothing: a recorder removes its oldest files, and what was learnt from them stays.
+Where new ones come to such an hour, it is not made again: their parts are put beside its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import functools
+import importlib
+import inspect
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from flowctl.analyze.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
+from flowctl.analyze.record import (
+    ALL,
+    DOUBTED,
+    RECORD_FILE,
+    RECORD_FORMAT,
+    Known,
+    Made,
+    Plan,
+    content_of,
+    plans_of,
+    read_json,
+    read_record,
+    settle,
+)
+from flowctl.analyze.records import checks, footers
+from flowctl.analyze.records.footers import DAMAGED, UNREADABLE, Facts
+from flowctl.analyze.records.listing import File, Listing, RecordsError, list_records
+from flowctl.analyze.records.place import Place, local_path, resolved
+from flowctl.analyze.records.read import Read, check_any, judged, look
+from flowctl.analyze.records.seen import Content, apart, holds, joined
+from flowctl.analyze.records.window import Hour, Window, begin_of, end_of
+from flowctl.analyze.spark.session import SparkError, fit, mapped_errors
+from flowctl.core.text.files import sync
+from flowctl.core.text.printable import foreign
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.records.telemetry import schema
+from flowctl.units import format_count
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOBS: Final = {
+    "sessions": "flowctl.analyze.viewers.sessions",
+    "experience": "flowctl.analyze.viewers.experience",
+    "fleet": "flowctl.analyze.viewers.fleet",
+    "abuse": "flowctl.analyze.abuse.job",
+    "whatif": "flowctl.analyze.whatif.job",
+    "capacity": "flowctl.analyze.capacity.job",
+    "report": "flowctl.analyze.report.job",
+}
+"""Name of a job -> the module with its `JOB`, in the order in which their answers are made."""
+SUMMARY_FILE: Final = "summary.json"
+FORMAT: Final = 2
+"""Of the summary; counted up when a key goes or changes its meaning."""
+QUARANTINE: Final = "quarantine"
+MOST_DAMAGED: Final = 8
+"""More is not a damaged file, but a disk that fails."""
+AT_A_TIME: Final = 2
+"""Parts, or answers: while one is planned, which one core does, another can be computed."""
+SMALL_BYTES: Final = 32 << 20
+"""Parts of so much, as they lie on disk, are some 200 MB in pandas at most."""
+
+
+_Of = TypeVar("_Of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllResult:
+    """What a run did."""
+
+    jobs: Mapping[str, JobNote]  # by name, in the order in which they ran
+    outputs: Mapping[str, str]  # name -> path, of all results
+    accounts: Sequence[Mapping[str, Any]]  # of each table over the hours of the window
+    hours: int  # that the answers rest on
+    hours_read: int  # of these, in this run
+    window: Mapping[str, str]  # begin of the first of these hours, end of the last; "": there are none
+    warnings: Sequence[str]  # of the run as a whole
+    errors: Mapping[str, FlowctlError]  # of jobs that failed
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the jobs that failed."""
+        return [name for name, note in self.jobs.items() if note.state is JobState.FAILED]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values for JSON."""
+        found = {name: getattr(self, name) for name in self.__slots__ if name != "errors"}
+        jobs = {name: note.as_dict() for name, note in self.jobs.items()}
+        return {"format": FORMAT, "passed": not self.failed, "failed": self.failed, **found, "jobs": jobs}
+
+
+def run(
+    spark: SparkSession | Callable[[], SparkSession],
+    events: str | None,
+    out: str,
+    jobs: Sequence[Job | str],
+    options: Mapping[str, Any] | None = None,
+    window: Window | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    listing: Listing | None = None,
+) -> AllResult:
+    """Run jobs: read what is new, make its parts, then the answers; jobs that fail are told, not raised."""
+    opened: list[SparkSession] = []
+    opening = threading.Lock()
+
+    def session() -> SparkSession:
+        with opening:
+            if not opened:
+                opened.append(spark() if callable(spark) else spark)
+        return opened[0]
+
+    settings = {}
+    if not callable(spark) or local_path(out) is None:
+        settings = dict(session().sparkContext.getConf().getAll())
+    if listing is None and events is not None:
+        # Before a folder is made for results of nothing.
+        listing = list_records(events, window and window.with_day_before(), settings)
+    place = Place(out, settings)
+    with locked(place):
+        record, known = read_record(place)
+        settle(place, record.get("pending", {}))
+        place.clear_staging()
+        staging = place.staging()
+        whole = (window or Window()).whole()
+        work = _Run(session, events, listing, place, staging, whole, tell, dict(options or {}), known)
+        try:
+            if window not in (None, whole):
+                bounds = (
+                    f"{word} {at:%Y-%m-%d %H:%M}" for word, at in (("from", whole.since), ("to", whole.until)) if at
+                )
+                work.warnings.append(f"a window is of whole hours: this one goes {' '.join(bounds)} UTC")
+            return work.all(jobs, record.get("events"))
+        except Exception:
+            raise
+        except BaseException:  # a signal: what runs is given up
+            for found in opened:
+                with contextlib.suppress(Exception):
+                    found.sparkContext.cancelAllJobs()
+            raise
+        finally:
+            if work.settled:
+                staging.remove()
+            for found in opened:
+                with contextlib.suppress(Exception):  # a Java that has died says so where it was asked for something
+                    found.catalog.clearCache()  # a path that is written anew would be taken for what it was
+
+
+@contextlib.contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Keep other runs on this machine out of a folder of results; on a store there is no lock."""
+    if place.storage.prefix:
+        yield
+        return
+    path = place.path("_lock")
+    try:  # a link would have a file made wherever it leads
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        told = f"cannot lock {path}: {error.strerror}"
+        raise ConfigError(told, hint="if it is a link, or another user's, take it away") from error
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            hint = "wait until it has ended, or name another folder with --out"
+            raise ConfigError(f"another run is at work in {place.folder}", hint=hint) from error
+        yield
+    finally:
+        os.close(number)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run; the steps in the order in which they are done."""
+
+    session: Callable[[], SparkSession]
+    events: str | None
+    listing: Listing | None
+    place: Place
+    staging: Place
+    window: Window
+    tell: Callable[[str], None]
+    options: dict[str, Any]
+    known: dict[Hour, Known]
+    source: str = ""  # where the records lie, without links
+    summary: dict[str, Any] = field(default_factory=dict)  # of the run before, as it lies there
+    settled: bool = True  # all that the record names has its place
+    wanted: dict[str, tuple[Part, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
+    errors: dict[str, FlowctlError] = field(default_factory=dict)  # of jobs
+    broken: dict[str, FlowctlError] = field(default_factory=dict)  # of parts
+    read: set[Hour] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
+    _everything: Content | None = None  # that was known when the run began
+
+    def all(self, asked: Sequence[Job | str], source: str | None) -> AllResult:
+        """Do everything, see `run`; `source`: where the records lay so far."""
+        names = [item if isinstance(item, str) else item.name for item in asked]
+        if self.listing is not None:
+            self.source = resolved(self.listing.root)
+            if source not in (None, self.source):
+                hint = f"name another folder with --out; if the records were moved, say so in {RECORD_FILE} there"
+                raise ConfigError(f"{self.place.folder} has the results of other records, {source}", hint=hint)
+            if self._stale(self.listing, {ALL: _checks()}):
+                with ThreadPoolExecutor(1) as pool:  # pandas and more, while Java starts
+                    pool.submit(lambda: [job_of(name) for name in names if name in JOBS])
+                    self.session()
+        jobs = self._load(dict(zip(names, asked, strict=True)))
+        folders = {part.folder().partition("/")[0] for part, _ in self.wanted.values()}
+        self.place.check_ours({QUARANTINE, *folders, *(name for job in jobs.values() for name in job.results)})
+        for job in jobs.values():
+            for name, merge in job.merge.items():
+                merge(self.place.read_text(name) or "", "", self.options[job.name], lambda _: None)
+        if self.listing is not None:
+            self._read(self.listing)
+        hours = sorted(hour for hour in self.known if self.window.meets(hour))
+        if self.listing is not None and not hours:
+            where = " in the window" if self.window != Window() else ""
+            raise RecordsError(f"{self.events} has no records{where}", hint="is it the folder of --events of a server?")
+        self.summary = read_json(self.place, SUMMARY_FILE, FORMAT)
+        try:
+            jobs_then = self.summary.get("jobs", {})
+            earlier = {
+                name: JobNote(name, **{**item, "state": JobState(item["state"])}) for name, item in jobs_then.items()
+            }
+        except (TypeError, ValueError, KeyError, AttributeError):  # of another flowctl, or by hand: it tells nothing
+            self.summary, earlier = {}, {}
+        notes = {name: note for name, note in earlier.items() if name not in names} if len(names) == 1 else {}
+        last = [name for name, job in jobs.items() if not _needed(job)]  # they tell of the others
+
+        def answers(some: Sequence[str]) -> None:
+            so_far = dict(notes)
+            _each(some, lambda name: self._answer(name, jobs.get(name), hours, so_far, earlier.get(name)), place)
+
+        def place(note: JobNote) -> None:
+            notes[note.name] = replace(self._placed(jobs.get(note.name), note, hours), **self._span(hours))
+
+        answers([name for name in names if name not in last])
+        answers(last)
+        result = self._result({name: notes[name] for name in names}, hours)
+        self._write_summary(result.as_dict() | {"jobs": {name: note.as_dict() for name, note in notes.items()}})
+        return result
+
+    def _write_summary(self, summary: Mapping[str, Any]) -> None:
+        self.place.write_text(SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
+
+    def _load(self, asked: Mapping[str, Job | str]) -> dict[str, Job]:
+        """Return the jobs, find their options and the parts that they make and use; one that is broken has failed."""
+        jobs: dict[str, Job] = {}
+        for name, item in asked.items():
+            with self._kept_as(name, self.errors):
+                jobs[name] = job_of(name) if isinstance(item, str) else item
+                self._want(jobs[name], [part.name for part in jobs[name].parts])
+        for job in jobs.values():
+            for use in set(job.uses) - self.wanted.keys():
+                with self._kept_as(job.name, self.errors):
+                    self._want(_owner(use), [use])
+        return jobs
+
+    def _want(self, job: Job, parts: Sequence[str]) -> None:
+        given = self.options.get(job.name) or {}
+        if isinstance(given, Mapping):
+            given = replace(job.options(), **given) if given else job.options()
+        self.options[job.name] = given
+        self.wanted |= {part.name: (part, given) for part in job.parts if part.name in parts}
+
+    def _made_with(self, name: str) -> str:
+        part, options = self.wanted[name]
+        return part.made_with(options)
+
+    @contextlib.contextmanager
+    def _kept_as(self, name: str, errors: dict[str, FlowctlError]) -> Iterator[None]:
+        """Within this context whatever goes wrong is the error of that job or part: none may cost the others."""
+        try:
+            with mapped_errors():
+                yield
+        except Exception as error:  # noqa: BLE001 - it may fail in any way; a signal is no failure, and ends the run
+            errors[name] = told = _told(error)
+            if told is not error:
+                told.__cause__ = error  # for --debug
+
+    def _stale(self, listing: Listing, wanted: Mapping[str, str]) -> dict[Hour, dict[str, str]]:
+        """Return what of `wanted` is not so in each hour, or whose files were others when it was made."""
+        found, every, files = {}, wanted, _listed(listing)
+        end = max((end_of(hour) for hour in files if self.window.meets(hour)), default=None)
+        for hour, listed in files.items():
+            wanted = every
+            if not self.window.meets(hour):
+                back = {name for name in wanted if name != ALL and end and self._looks_back(name, hour, end)}
+                wanted = {name: given for name, given in wanted.items() if back and name in {ALL, *back}}
+            parts = self.known[hour].parts if hour in self.known else {}
+            made = {name: (parts[name].made_with, parts[name].listed) for name in wanted.keys() & parts.keys()}
+            if other := {name: given for name, given in wanted.items() if made.get(name) != (given, listed)}:
+                found[hour] = other
+        return found
+
+    def _doubt(self, listing: Listing) -> None:
+        """Forget of the record what no longer holds: parts that somebody removed, and why files and rows were left."""
+        storage, listed, there = self.place.storage, {*listing.hours()}, set()
+        for part, _ in self.wanted.values():
+            if storage.is_folder(base := part.folder()):
+                there |= {f"{base}/{path.rpartition('/')[0]}" for path, _ in storage.walk(base)}
+        for hour, known in self.known.items():
+            for name in self.wanted.keys() & known.parts.keys():
+                if known.size_bytes(name) and self.wanted[name][0].folder(hour) not in there:
+                    del known.parts[name]
+            accounts = known.accounts.values()
+            reasons = {reason for told in accounts for reason in (*told["by_reason"], *told["files_by_reason"])}
+            checked = known.parts[ALL].made_with if ALL in known.parts else ""
+            for made in known.parts.values() if reasons and hour in listed else ():
+                if checked != _checks():
+                    made.made_with = DOUBTED + made.made_with.removeprefix(DOUBTED)
+                if UNREADABLE in reasons:
+                    made.listed = ""
+
+    def _read(self, listing: Listing) -> None:
+        """Make parts of the hours that are new or have changed, without files that prove to be damaged."""
+        self._doubt(listing)
+        wanted = {ALL: _checks()} | {name: self._made_with(name) for name in self.wanted}
+        if not (stale := self._stale(listing, wanted)):
+            return
+        self.tell(f"records of {format_count(len(stale), 'hour')}")
+        read = Read(self.session, listing, time.time_ns() // 1_000)
+        looked = {file: self._as_known(file, facts) for file, facts in look(read, listing.of(stale))}
+        told: list[str] = []
+        while found := self._read_files(read, looked, stale):
+            looked |= found
+            told += [f"{foreign(file.path)}: {foreign(facts.detail)}" for file, facts in found.items()]
+            if len(told) > MOST_DAMAGED:
+                raise FlowctlError(
+                    f"{len(told)} files of records are damaged, and a run does without {MOST_DAMAGED} at most; "
+                    f"the first is {told[0]}",
+                    hint="is the disk failing? Put files of a copy in their place, or move them away",
+                )
+        self.warnings += [f"a damaged file is put aside: {line}" for line in told]
+
+    def _as_known(self, file: File, facts: Facts) -> Facts:
+        damaged = facts._replace(problem=DAMAGED, detail="an earlier run found it so")
+        was = facts.problem is None and file.hour in self.known
+        return damaged if was and holds(self.known[file.hour].content(ALL), content_of(file, damaged)) else facts
+
+    def _read_files(
+        self, read: Read, files: Mapping[File, Facts], wanted: Mapping[Hour, Mapping[str, str]]
+    ) -> dict[File, Facts]:
+        """Make parts of hours; return files that prove to be damaged, without which it is to be done again."""
+        listing, looked = read.listing, judged(files.items(), self._used)
+        self.broken.clear()
+        if not self.known:
+            check_any(listing, looked)
+        there: dict[Hour, list[tuple[File, Facts]]] = {}
+        for file, facts in looked:
+            there.setdefault(file.hour, []).append((file, facts))
+        listed = _listed(listing)
+        plans: dict[str, dict[Hour, Plan]] = {}
+        for hour, of_hour in wanted.items():
+            known = self.known.get(hour) or Known()
+            found, told = plans_of(known, listing, of_hour, there[hour], listed[hour])
+            self.warnings += [f"{' '.join(hour)}: {line}" for line in told]
+            for name, plan in found.items():
+                plans.setdefault(name, {})[hour] = plan
+        groups: dict[Any, list[str]] = {}  # parts that are made of the same files
+        for name, by_hour in plans.items():
+            files_of = tuple((hour, plan.add, *plan.beside()) for hour, plan in by_hour.items())
+            groups.setdefault(files_of, []).append(name)
+        for names in groups.values():
+            records = Read(read.session, listing, read.now_us)
+            # That of accounts has the files too that are put aside.
+            first = plans[ALL if ALL in names else names[0]]
+            broken: dict[str, FlowctlError] = {}
+            spark = self.session()
+            with self._kept_as(ALL, broken):
+                records.enter((x.file, x.facts) for plan in first.values() for x in plan.found)
+                fit(spark, records.size_bytes)
+                self._make(records, names, plans, broken)
+            # Of what Spark cannot read it seldom names the file: dictionaries are looked up far from where it is known.
+            damaged = records.damaged() if any(isinstance(error, SparkError) for error in broken.values()) else {}
+            if ALL in broken and not damaged:
+                raise broken[ALL]
+            if not damaged:
+                self.warnings += records.warnings
+                self.broken |= broken
+                self._remember(records, [name for name in names if name not in broken], plans)
+            # What is left is no table, and an answer that looks here first would take it for one.
+            for name in (QUARANTINE, *(self.wanted[name][0].folder() for name in names if name != ALL)):
+                self.staging.delete(name)
+            if damaged:
+                return damaged
+        if not groups:
+            self._write_record({})
+        return {}
+
+    def _used(self, file: File, facts: Facts) -> bool:
+        """Return whether all records of a file are known, and none of them of its own hour."""
+        if not facts.rows:
+            return False
+        if self._everything is None:
+            self._everything = joined(known.content(ALL) for known in self.known.values())
+        content, own = content_of(file, facts), self.known.get(file.hour, Known()).content(ALL)
+        return holds(self._everything, content) and apart(own, content)
+
+    def _make(
+        self,
+        records: Read,
+        names: Sequence[str],
+        plans: Mapping[str, Mapping[Hour, Plan]],
+        broken: dict[str, FlowctlError],
+    ) -> None:
+        """Write what is put aside, and parts, in a query each, to the staging folder; parts that fail are `broken`."""
+        for name, frame in records.quarantine.items() if ALL in names else ():
+            frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
+        parts = [name for name in names if name != ALL]
+        _each(parts, lambda name: self._write(name, records, plans[name], broken))
+
+    def _write(self, name: str, records: Read, plans: Mapping[Hour, Plan], broken: dict[str, FlowctlError]) -> None:
+        part, options = self.wanted[name]
+        anew = {hour for hour, plan in plans.items() if not plan.add}
+        known = {hour: known.content(name) for hour, known in self.known.items() if hour not in anew}
+        with self._kept_as(name, broken):
+            if any(map(records.has, part.reads)):
+                records = replace(records, known=known)
+                save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
+
+    def _remember(self, records: Read, made: Sequence[str], plans: Mapping[str, Mapping[Hour, Plan]]) -> None:
+        """Write down what was read, and only then give parts their places: a run that is killed between is ended."""
+        pending: dict[str, list[str]] = {"whole": [], "more": [], "gone": []}
+        quarantine = {*self.place.names(QUARANTINE), *self.staging.names(QUARANTINE)}
+        for name in made:
+            for hour, plan in plans[name].items():
+                known = self.known.setdefault(hour, Known())
+                key = digest(json.dumps(plan.content, sort_keys=True))
+                beside = key if plan.add else ""
+                if name == ALL:
+                    self._account(records, hour, known, add=plan.add)
+                    folders = [f"{QUARANTINE}/{table}/date={hour[0]}/hour={hour[1]}" for table in sorted(quarantine)]
+                else:
+                    folders = [self.wanted[name][0].folder(hour)]
+                size_bytes = sum(self._stage(folder, beside, pending) for folder in folders)
+                size_bytes += known.size_bytes(name) if plan.add else 0
+                known.enter(name, Made(plan.made_with, size_bytes, key, plan.listed), plan.content)
+                self.read |= {hour}
+        self._write_record(pending | {"staging": self.staging.folder.rpartition("/")[2]})
+
+    def _account(self, records: Read, hour: Hour, known: Known, *, add: bool) -> None:
+        """Enter the accounts and the newest record of an hour."""
+        accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
+        newest = records.newest[hour].isoformat() if hour in records.newest else ""
+        if add:
+            accounts = known.accounts | {
+                table: _sum(known.accounts.get(table, {}), item) for table, item in accounts.items()
+            }
+        known.accounts, known.newest = accounts, max(known.newest, newest) if add else newest
+
+    def _stage(self, folder: str, beside: str, pending: Mapping[str, list[str]]) -> int:
+        """Note what is to be done with the folder of an hour, and return how large its new files are."""
+        storage = self.staging.storage
+        files = [storage.path(f"{folder}/{name}") for name in self.staging.names(folder)]
+        sizes = [info.size or 0 for info in storage.system.get_file_info(files)]
+        if not storage.prefix:
+            for file in files:
+                sync(Path(file))
+        if beside:
+            for number, file in enumerate(files):
+                name = f"{folder}/added-{beside}-{number:05}.zstd.parquet"
+                storage.system.move(file, storage.path(name))
+                pending["more"].append(name)
+        elif files:
+            pending["whole"].append(folder)
+        elif self.place.exists(folder):
+            pending["gone"].append(folder)
+        return sum(sizes)
+
+    def _write_record(self, pending: Mapping[str, Any]) -> None:
+        hours = {" ".join(hour): asdict(known) for hour, known in sorted(self.known.items())}
+        record = {"format": RECORD_FORMAT, "events": self.source, "pending": pending, "hours": hours}
+        self.settled = False
+        try:
+            self.place.write_text(RECORD_FILE, json.dumps(record))
+        except FlowctlError:
+            self.settled = True  # the earlier one counts, of which nothing was touched
+            raise
+        settle(self.place, pending)
+        self.settled = True
+
+    def _answer(
+        self, name: str, job: Job | None, hours: Sequence[Hour], notes: Mapping[str, JobNote], earlier: JobNote | None
+    ) -> JobNote:
+        """Make a job's answer, or find that it is kept; whatever goes wrong with it is its result."""
+        self.tell(name)
+        begun = time.monotonic()
+        needed = _needed(job) if job else ()
+        others = self._others_of(notes, hours)
+        self.warnings += others.values()
+        for part in self.broken.keys() & needed:
+            error = self.broken[part]
+            self.errors.setdefault(name, type(error)(f"no {part}: {error}", hint=error.hint))
+        note = JobNote(name, JobState.DONE)
+        if job is not None and name not in self.errors:
+            with self._kept_as(name, self.errors):
+                if earlier is not None and earlier.made_of and earlier.made_of == self._made_of(job, hours):
+                    return replace(earlier, outputs=self._outputs(job), took_s=0.0)
+                told = {
+                    of: replace(note, warnings=(*note.warnings, others[of]))
+                    for of, note in notes.items()
+                    if of in others
+                }
+                answer = job.answer(self._parts(needed, hours, {**notes, **told}), self.options[name])
+                warnings = (*self._missing(needed, hours), *answer.warnings, *(() if needed else others.values()))
+                note = replace(note, summary=answer.summary, warnings=warnings)
+        return replace(note, took_s=round(time.monotonic() - begun, 3))
+
+    def _placed(self, job: Job | None, note: JobNote, hours: Sequence[Hour]) -> JobNote:
+        """Give the results of an answer their places, in the thread that a signal ends; a kept one has them."""
+        if job is not None and note.name not in self.errors and not note.made_of:
+            with self._kept_as(note.name, self.errors):
+                self._forget(note.name)
+                self._adopt_results(job)
+                note = replace(note, made_of=self._made_of(job, hours), outputs=self._outputs(job))
+        if note.name not in self.errors:
+            return note
+        for result in () if job is None else job.results:
+            self.staging.delete(result)
+        error = self.errors[note.name]
+        return JobNote(note.name, JobState.FAILED, str(error), error.hint or "", note.took_s)
+
+    def _others_of(self, notes: Mapping[str, JobNote], hours: Sequence[Hour]) -> dict[str, str]:
+        """Return what to say of jobs whose results are of other hours than this run, by name."""
+        span = self._span(hours)
+        lines = {}
+        for name, note in notes.items():
+            if note.state is JobState.DONE and note.window and {"hours": note.hours, "window": note.window} != span:
+                bounds = f"from {note.window['since']} to {note.window['until']}"
+                lines[name] = f"the results of {name} are of other hours: {note.hours}, {bounds}"
+        return lines
+
+    def _made_of(self, job: Job, hours: Sequence[Hour]) -> str:
+        """Return what tells an answer and its results, as they lie there, from any other; "": it is not to be kept."""
+        needed = _needed(job)
+        if job.merge or not needed or not _code():
+            return ""
+        known = [
+            [
+                item.newest,
+                item.accounts,
+                [astuple(made)[:3] for made in map(item.parts.get, needed) if made],
+            ]
+            for item in map(self.known.__getitem__, hours)
+        ]
+        known += [
+            [astuple(item.parts[name])[:3] for name in needed if name in item.parts] for _, item in self._before(hours)
+        ]
+        wanted = [self._made_with(name) for name in needed]
+        there = [self.place.state(name) for name in job.results]
+        options = repr((self.window, self.options[job.name]))
+        return digest(json.dumps((_code(), options, wanted, [*map(list, hours)], known, there)))
+
+    def _with_rows(self, name: str, hours: Sequence[Hour]) -> list[Hour]:
+        """Return in which of these hours, those of the window, and of those it looks back to, a part has rows."""
+        made_with = self._made_with(name)
+        before = (
+            hour
+            for hour, known in self._before(hours)
+            if self._looks_back(name, hour, end_of(hours[-1]))
+            if name in known.parts and known.parts[name].made_with == made_with  # another may have other columns
+        )
+        return [hour for hour in (*before, *hours) if self.known[hour].size_bytes(name)]
+
+    def _looks_back(self, name: str, hour: Hour, end: dt.datetime) -> bool:
+        """Return whether a part looks back to an hour from the end of the window."""
+        most = dt.timedelta(hours=self.wanted[name][0].looks_back_h)
+        return begin_of(hour) < end and end - begin_of(hour) <= most
+
+    def _parts(self, names: Sequence[str], hours: Sequence[Hour], notes: Mapping[str, JobNote]) -> Parts:
+        known = {hour: self.known[hour] for hour in hours}
+        there = {name: self._with_rows(name, hours) for name in names}
+        size_bytes = sum(self.known[hour].size_bytes(name) for name, lies in there.items() for hour in lies)
+        newest = max((known[hour].newest for hour in hours), default="")
+
+        def session() -> SparkSession:  # its settings are those of all answers, for another one is made beside
+            fit(self.session(), sum(item.size_bytes(name) for item in known.values() for name in self.wanted))
+            return self.session()
+
+        return Parts(
+            session=session,
+            place=self.place,
+            staging=self.staging,
+            since=self.window.since,
+            until=self.window.until,
+            newest=dt.datetime.fromisoformat(newest) if newest else None,
+            small=size_bytes <= SMALL_BYTES,
+            events=self.events or "",
+            accounts=self._accounts(hours),
+            notes=notes,
+            hours={name: (self.wanted[name][0], lies) for name, lies in there.items()},
+            before={name: [hour for hour, item in self._before(hours) if item.size_bytes(name)] for name in names},
+        )
+
+    def _before(self, hours: Sequence[Hour]) -> list[tuple[Hour, Known]]:
+        return sorted((hour, known) for hour, known in self.known.items() if [hour] < [*hours[:1]])
+
+    def _missing(self, names: Sequence[str], hours: Sequence[Hour]) -> list[str]:
+        """Return what to say of parts that are not as they are wanted, and cannot be made: their records are gone."""
+        lines = []
+        for name in names:
+            made_with = self._made_with(name)
+            made = [self.known[hour].parts.get(name) for hour in hours]
+            if other := sum(part is None or part.made_with != made_with for part in made):
+                of = f"{other} of {len(hours)} hours"
+                lines.append(f"{name} is missing, or was made with other options, of {of} whose records are gone")
+        return lines
+
+    def _outputs(self, job: Job) -> dict[str, str]:
+        """Return where the results of a job are, those first that are parts as well."""
+        names = dict.fromkeys((*(part.name for part in job.parts if part.result), *job.results))
+        return {name: self.place.path(name) for name in names if self.place.exists(name)}
+
+    def _forget(self, name: str) -> None:
+        """Have the summary name no result of a job before they change, so that all that it names is always there."""
+        if note := self.summary.get("jobs", {}).get(name):
+            ended = JobNote(name, JobState.FAILED, "the run that made it anew was ended", "run it again")
+            outputs = {
+                result: path for result, path in self.summary["outputs"].items() if result not in note["outputs"]
+            }
+            jobs = self.summary["jobs"] | {name: ended.as_dict()}
+            failed = [of for of, told in jobs.items() if told["state"] == JobState.FAILED]
+            self.summary |= {"passed": False, "failed": failed, "outputs": outputs, "jobs": jobs}
+            self._write_summary(self.summary)
+
+    def _adopt_results(self, job: Job) -> None:
+        """Give the results of a job their places, but for parts, which have them; delete those it has no longer."""
+        for name in set(job.results) - {part.name for part in job.parts}:
+            if not self.staging.exists(name):
+                self.place.delete(name)
+            elif name not in job.merge:
+                self.place.adopt(self.staging, name)
+            else:
+                self._merge_result(job, name)
+
+    def _merge_result(self, job: Job, name: str) -> None:
+        """Write a result beside what others have written to it."""
+        merge, made, options = job.merge[name], self.staging.read_text(name) or "", self.options[job.name]
+        self.place.change_text(name, lambda there: merge(there, made, options, self.warnings.append))
+
+    def _result(self, notes: Mapping[str, JobNote], hours: Sequence[Hour]) -> AllResult:
+        outputs = {name: path for note in notes.values() for name, path in note.outputs.items()}
+        aside = [f"{QUARANTINE}/{name}" for name in self.place.names(QUARANTINE)]
+        return AllResult(
+            jobs=notes,
+            outputs=outputs | {name: self.place.path(name) for name in aside},
+            accounts=self._accounts(hours),
+            **self._span(hours),
+            hours_read=sum(bool(self.known[hour].newest) for hour in self.read & {*hours}),
+            warnings=[*dict.fromkeys(self.warnings)],  # what was tried again says so twice
+            errors={name: self.errors[name] for name in notes if name in self.errors},
+        )
+
+    def _span(self, hours: Sequence[Hour]) -> dict[str, Any]:
+        """Return how many hours have records that can be used, and from when to when they are."""
+        real = [hour for hour in hours if self.known[hour].newest]
+        bounds = [begin_of(real[0]).isoformat(), end_of(real[-1]).isoformat()] if real else ["", ""]
+        return {"hours": len(real), "window": dict(zip(("since", "until"), bounds, strict=True))}
+
+    def _accounts(self, hours: Sequence[Hour]) -> list[dict[str, Any]]:
+        """Return the accounts of each table, added up over hours."""
+        sums: dict[str, dict[str, Any]] = {}
+        for hour in hours:
+            for table, figures in self.known[hour].accounts.items():
+                sums[table] = _sum(sums.get(table, {}), figures)
+        return list(sums.values())
+
+
+def _each(names: Sequence[str], make: Callable[[str], _Of], then: Callable[[_Of], None] = lambda _: None) -> None:
+    """Make something of each name, `AT_A_TIME` at a time; a signal is not kept waiting for what runs."""
+    futures: dict[str, Future[_Of]] = {name: Future() for name in names}
+    left = deque(names)
+
+    def work() -> None:
+        while left:
+            with contextlib.suppress(IndexError):  # the other one was faster
+                name = left.popleft()
+                try:
+                    futures[name].set_result(make(name))
+                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                    futures[name].set_exception(error)
+
+    for _ in names[:AT_A_TIME]:
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for future in futures.values():
+            then(future.result())
+    finally:
+        left.clear()
+
+
+def _needed(job: Job) -> tuple[str, ...]:
+    """Return the names of the parts that the answer of a job is made of."""
+    return *(part.name for part in job.parts), *job.uses
+
+
+@functools.cache
+def _checks() -> str:
+    """Return what tells the checks of this flowctl from others: their text."""
+    return digest("".join(map(inspect.getsource, (schema, footers, checks))))
+
+
+@functools.cache
+def _code() -> str:
+    """Return what tells this flowctl from another: the files that it is loaded from; "": it is from none (a zip)."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return digest(repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files])) if files else ""
+
+
+def job_of(name: str) -> Job:
+    """Return the job of that name in `JOBS`; loads its module."""
+    found: Job = importlib.import_module(JOBS[name]).JOB
+    return found
+
+
+def _owner(part: str) -> Job:
+    return next(job for job in map(job_of, JOBS) if part in [item.name for item in job.parts])
+
+
+def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return figures by name, added up; texts as they are."""
+    found = dict(one)
+    for name, value in other.items():
+        if isinstance(value, Mapping):
+            found[name] = _sum(found.get(name, {}), value)
+        else:
+            found[name] = value if isinstance(value, str) else found.get(name, 0) + value
+    return found
+
+
+def _listed(listing: Listing) -> dict[Hour, str]:
+    """Return of each hour a digest of its files: their tables, names, sizes and times of change."""
+    found: dict[Hour, list[str]] = {}
+    for file in listing.files:
+        name = file.path.rpartition("/")[2]
+        found.setdefault(file.hour, []).append(f"{file.table} {name} {file.size_bytes} {file.mtime_ns}")
+    return {hour: digest("\n".join(sorted(files))) for hour, files in found.items()}
+
+
+def _told(error: Exception) -> FlowctlError:
+    """Return what to say of an error of a job."""
+    if isinstance(error, FlowctlError):
+        return error
+    line = foreign((str(error).strip().splitlines() or [""])[0], 300)
+    if isinstance(error, OSError):
+        return FlowctlError(line, hint="check that the disk has room and the folder is writable")
+    return FlowctlError(f"{type(error).__name__}: {line}", hint="run it alone with --debug to see where")

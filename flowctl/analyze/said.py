@@ -1,0 +1,64 @@
+"""What a run did, for people: each answer in a line or two, what was read, and last where the report is (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.analyze.records.accounts import Accounts
+from flowctl.charts.words import filled, plural, words
+
+if TYPE_CHECKING:
+    from flowctl.analyze.run import AllResult
+
+ANSWERS: Final = {
+    "sessions": "{sessions}, {open} of them open; {in_trouble} in trouble, by cause: {causes}",
+    "experience": "{viewers}, {peak_viewers} at once; of {attempts} {start_failures} failed to start, "
+    "{exits_before_start} left before; first frame {first_frame_p50_ms}, delay p95 {delay_p95_ms}, {picture_share} of "
+    "the pictures that were published while they were there, {cut_slow} cut for being slow",
+    "fleet": "{minutes} of streams on nodes, {networks}",
+    "abuse": "{bans} to be banned and {limits} to be limited",
+    "whatif": "{choices} tried on {viewers}; recommended:\n  {recommended}\n  {why}",
+    "report": "what to do",
+}
+"""Name of a job -> its answer, of figures of its summary; the job capacity words its own (`headline`)."""
+_COUNTED: Final = {
+    "sessions": "connection",
+    "viewers": "viewer",
+    "attempts": "attempt",
+    "choices": "choice",
+    "minutes": "minute",
+    "networks": "network",
+}
+"""Figures that are told with what they count."""
+_REPORT: Final = "report.html"
+
+
+def lines(result: AllResult) -> Iterator[str]:
+    """Yield what each job answers, the accounts, and where the results are, the report last."""
+    for name, note in result.jobs.items():
+        said = note.summary
+        causes = figures({cause: count for cause, count in said.get("blame", {}).items() if cause != "none"})
+        counted = {figure: plural(said[figure], noun) for figure, noun in _COUNTED.items() if figure in said}
+        told = {**said, **counted, "causes": causes}
+        answer = words(said["headline"], 600) if "headline" in said else filled(ANSWERS.get(name, ""), told)
+        yield f"{name}: {answer if said else note.state.value}"
+        yield from (f"  {words(item['do'], 600)}" for item in said.get("answers", ()))
+        if "truth" in said:
+            yield f"  planted: {figures(said['truth'])}"
+    yield f"records of {plural(result.hours, 'hour')}, read now: {result.hours_read}"
+    yield from (f"  {Accounts(**account).line()}" for account in result.accounts)
+    others = [name for name in result.outputs if name != _REPORT]
+    if others:
+        folder = result.outputs[others[0]].removesuffix(others[0])
+        yield f"in {folder}: {', '.join(others)}"
+    if _REPORT in result.outputs:
+        yield f"report: {result.outputs[_REPORT]}"
+
+
+def figures(value: Any) -> str:
+    """Return a figure, or figures by name, as people read them."""
+    if not isinstance(value, Mapping):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    told = ((name, figures(item), isinstance(item, Mapping)) for name, item in value.items())
+    return ", ".join(f"{name} ({item})" if nested else f"{name} {item}" for name, item, nested in told)

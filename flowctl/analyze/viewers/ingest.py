@@ -1,0 +1,83 @@
+"""``ingest``: how well publishers brought their streams: gaps, distance of key frames, jitter, rates, comings back.
+
+One row per connection that began to publish, those that are still open among them; one that was refused (a wrong key, a
+name that is taken) never did. `health` says in a word what is worst: the first of `HEALTH` that holds, null where
+records do not tell what came in. A publisher has come back if a connection that published the same stream on the same
+node had ended less than `BACK_S` before it was opened. Two never publish a stream of a node at once: where one began
+before the other had ended, a clock was set, and nothing is said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as f
+
+from flowctl.analyze.records.expressions import share
+from flowctl.analyze.viewers.sessions import OPEN_COLUMNS, still_open
+from flowctl.records.telemetry.schema import Role
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from flowctl.analyze.job import Parts
+
+BACK_S: Final = 60.0
+"""Encoders that lost their connection try again within seconds; after a minute it is a new broadcast."""
+GAP_SHARE: Final = 0.01
+"""Of the time without media from which viewers see it: a player's buffer of some seconds is used up."""
+GAP_MAX_MS: Final = 5_000.0
+"""One gap that no player's buffer bridges."""
+KEY_MAX_MS: Final = 10_000.0
+"""Who joins or has lost pictures waits for a key frame: encoders are told 2 s, and 10 s is their largest default."""
+JITTER_MS: Final = 100.0
+"""Three pictures at 30 a second: they come in bursts, and queues of viewers grow with each."""
+
+TAKEN_OVER_S: Final = 1.0
+"""Between the first media of one that takes a stream over and the close of the other: they are noted one by one."""
+
+_KEPT: Final = (
+    *("node", "conn_id", "app", "stream", "peer_ip", "agent", "opened_at", "duration_s", "close_reason", "bit_rate"),
+    *("frames_per_s", "ingest_bytes", "ingest_pictures", "ingest_key_frames", "ingest_audio", "key_interval_ms"),
+    *("key_interval_max_ms", "gap_count", "gap_ms", "gap_max_ms", "jitter_ms", "seen_at"),
+)
+COLUMNS: Final[dict[str, str]] = {
+    **{name: OPEN_COLUMNS[name] for name in _KEPT},
+    "gap_share": "double",
+    "away_s": "double",
+    "reconnects": "bigint",
+    "health": "string",
+}
+"""Contract of ``ingest``. Grain: one publishing connection."""
+HEALTH: Final = ("no media", "gaps", "came back", "key frames far apart", "jitter", "steady")
+"""From worst to best."""
+
+
+def _health() -> Column:
+    """Return the first word of `HEALTH` that holds."""
+    holds = (
+        f.col("ingest_bytes") == 0,
+        (f.col("gap_share") > GAP_SHARE) | (f.col("gap_max_ms") > GAP_MAX_MS),
+        f.col("away_s").isNotNull(),
+        f.col("key_interval_max_ms") > KEY_MAX_MS,
+        f.col("jitter_ms") > JITTER_MS,
+        f.col("ingest_bytes").isNotNull(),
+    )
+    return f.coalesce(*(f.when(true, f.lit(word)) for word, true in zip(HEALTH, holds, strict=True)))
+
+
+def ingest(parts: Parts) -> DataFrame:
+    """Return the table ``ingest``: `COLUMNS`."""
+    needed, still = ("role", "startup_ms", *_KEPT[:-1]), still_open(parts)
+    closed = parts.table("sessions").select(*needed, f.col("closed_at").alias("seen_at"))
+    rows = closed.union(still.select(*needed, "seen_at"))
+    rows = rows.filter((f.col("role") == Role.PUBLISH.value) & f.col("startup_ms").isNotNull())
+    of_stream = Window.partitionBy("node", "app", "stream").orderBy("opened_at", "conn_id")
+    away_s = (f.unix_micros("opened_at") - f.unix_micros(f.lag("seen_at").over(of_stream))) / 1e6
+    back = (away_s < BACK_S) & (away_s + f.col("startup_ms") / 1e3 > -TAKEN_OVER_S)
+    rows = rows.withColumn("away_s", f.when(back, f.greatest(f.lit(0.0), away_s)))
+    so_far = of_stream.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    gap_share = share(f.col("gap_ms"), f.col("duration_s") * 1e3)
+    rows = rows.withColumns({"reconnects": f.count("away_s").over(so_far), "gap_share": gap_share})
+    return rows.withColumn("health", _health()).select(*COLUMNS)

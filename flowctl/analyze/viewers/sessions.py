@@ -1,0 +1,221 @@
+"""``sessions``: one row per connection, with what it was, how long it was in which state, what it lost, and why.
+
+Theory of operation. The close of a connection says all that is known of it in typed columns, so a session is one row of
+`flow_closes`, projected: no aggregation, no join, no text taken apart. A connection that is still open has its latest
+row of `flow_opens` instead (`closed_by` is ``open``), as long as no close of it is there.
+
+What a viewer got is told in shares: `picture_share` is of the pictures that were published while it was connected,
+without those that were queued when it left or that it had muted; `line_of_stream` is what its line carries, of the rate
+of the stream, while there was always something to send. Both are null where the records do not say, which is not 100 %.
+
+Words of quality of experience as in CTA-2066: `first_frame_ms` is its video startup time (from the request to play),
+`stall_ratio` its rebuffering ratio (stalled time over play time), `start_failure` its video start failure, and
+`exit_before_start` its exit before video start. What is called a stall here is seen from the server: the peer takes
+nothing while something waits. A player that plays from its buffer meanwhile shows none.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as f
+
+from flowctl.analyze.job import Answer, Job, Part
+from flowctl.analyze.records.expressions import added, not_negative, share, zero
+from flowctl.analyze.viewers import blame
+from flowctl.reasons import CloseReason
+from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES, VIEWING, Role
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+    from flowctl.analyze.job import Parts, Records
+
+KEYS: Final = ("node", "conn_id")
+RECORD: Final = (*KEYS, "seq")
+"""Names one row of a table of records."""
+MOST_BROADCAST: Final = 500_000
+"""Names of rows that every task is given as they are: 130 octets each, of the 2 GiB of the driver."""
+_CLOSED: Final = 1 << 62
+"""Beyond every `seq`."""
+BY_PEER: Final = (CloseReason.PEER_CLOSED.value, CloseReason.PEER_RESET.value)
+"""Reasons of a close that was the peer's doing; all others are ours."""
+LEAST_PLAY_S: Final = 1.0
+"""Rates over less are those of the group of pictures that everybody is given at once."""
+WORST_STATES: Final = ("READY", "OVERLOADED", "SOFT_LIMIT", "HARD_LIMIT")
+
+COLUMNS: Final[dict[str, str]] = {
+    "node": "string",
+    "conn_id": "bigint",
+    "opened_at": "timestamp",
+    "closed_at": "timestamp",
+    **dict.fromkeys(("peer_ip", "role", "app", "stream", "agent", "close_reason", "closed_by", "limit_name"), "string"),
+    **dict.fromkeys(("start_failure", "worst_state", "blame"), "string"),
+    "exit_before_start": "boolean",
+    **dict.fromkeys(("duration_s", "play_s", "handshake_ms", "asked_ms", "startup_ms", "first_frame_ms"), "double"),
+    **{f"time_{name}_ms": "double" for name in STATE_NAMES},
+    **{f"episodes_{name}": "bigint" for name in STATE_NAMES[1:]},
+    **dict.fromkeys(("recover_mean_ms", "recover_max_ms", "trouble_ms"), "double"),
+    **dict.fromkeys(("recoveries", "episodes_late", "returns_to_live", "input_pauses", "limit_hits"), "bigint"),
+    **dict.fromkeys(("peer_port", "sent_bytes", "dropped_messages", "dropped_bytes"), "bigint"),
+    **{f"{what}_messages_{name}": "bigint" for what in ("dropped", "accepted") for name in CLASS_NAMES},
+    **dict.fromkeys(("pictures_wanted", "pictures_sent", "stall_count", "events_count", "samples_count"), "bigint"),
+    **dict.fromkeys(("picture_share", "line_of_stream", "bit_rate", "frames_per_s", "target_delay_ms"), "double"),
+    **{f"delay_{name}_ms": "double" for name in ("p50", "p95", "p99", "max")},
+    **dict.fromkeys(("sampled_ms", "late_ms", "late_share", "stall_ms", "stall_ratio"), "double"),
+    **{f"blame_share_{name}": "double" for name in blame.BLAMES},
+    **dict.fromkeys(("ingest_bytes", "ingest_pictures", "ingest_key_frames", "ingest_audio", "gap_count"), "bigint"),
+    **dict.fromkeys(("key_interval_ms", "key_interval_max_ms", "gap_ms", "gap_max_ms", "jitter_ms"), "double"),
+}
+"""The contract of the table: columns and their types of Spark, in order. Grain: one connection."""
+OPEN_COLUMNS: Final[dict[str, str]] = {**COLUMNS, "seen_at": "timestamp"}
+"""Of connections that are open: the same, `closed_at` and `close_reason` null, and when that was so."""
+
+
+@functools.lru_cache(maxsize=4)
+def projected(closes: DataFrame) -> DataFrame:
+    """Make sessions (`OPEN_COLUMNS`, `date` and `hour`) of closes, or of rows of `flow_opens`, one per connection.
+
+    Every quotient is null where there is nothing to divide by. Asked for twice, it is the same frame: to describe a
+    hundred columns to Java takes as long as small data do.
+    """
+    causes = closes.filter(f.col("conn_id") != 0).withColumns(_columns())
+    return causes.withColumns(blame.shares()).select(*OPEN_COLUMNS, "date", "hour")
+
+
+def _columns() -> dict[str, Column]:
+    """Return the columns that a close has not; in one step, for each step copies every column of every row."""
+    ended = f.col("reason").isNotNull()
+    by_peer = f.col("reason").isin(*BY_PEER)
+    never = f.col("asked_ms").isNotNull() & f.col("startup_ms").isNull()
+    failed = never & (f.col("refusal").isNotNull() | (ended & ~by_peer))
+    publishes = f.col("role") == Role.PUBLISH.value
+    play_s = not_negative(f.col("duration_s") - f.col("startup_ms") / 1e3)
+    rated = f.when(play_s >= LEAST_PLAY_S, play_s)
+    worst = zip(("episodes_hard", "episodes_soft", "episodes_overloaded"), WORST_STATES[:0:-1], strict=True)
+    carried = f.when(publishes, f.col("ingest_bytes")).otherwise(f.col("sent_bytes"))
+    pictures = f.when(publishes, f.col("ingest_pictures")).otherwise(f.col("pictures_sent"))
+    dropped = added(f"dropped_messages_{name}" for name in CLASS_NAMES)
+    trouble_ms = f.greatest(added(f"time_{name}_ms" for name in STATE_NAMES[1:]), zero("trouble_ms"))
+    return {
+        "seen_at": f.col("ts"),
+        "closed_at": f.when(ended, f.col("ts")),
+        "close_reason": f.col("reason"),
+        "closed_by": f.when(~ended, "open").when(by_peer, "peer").otherwise("server"),
+        "play_s": play_s,
+        "first_frame_ms": not_negative(f.col("startup_ms") - f.col("asked_ms")),
+        # Why its request came to nothing, if that was our doing: the refusal, else the code, else the close reason.
+        "start_failure": f.when(failed, f.coalesce("refusal", "code", "reason")),
+        "exit_before_start": never & ~failed & ended,
+        "recover_mean_ms": f.try_divide("recover_ms", "recoveries"),
+        "dropped_messages": dropped,
+        "picture_share": share(f.col("pictures_sent"), f.col("pictures_wanted")),
+        "line_of_stream": f.try_divide("line_bytes", "line_stream_bytes"),
+        "late_share": f.when(f.col("target_delay_ms").isNotNull(), share(f.col("late_ms"), f.col("sampled_ms"))),
+        "episodes_late": f.col("late_episodes"),
+        "returns_to_live": f.col("returns"),
+        "worst_state": f.coalesce(*(f.when(f.col(name) > 0, state) for name, state in worst), f.lit(WORST_STATES[0])),
+        "trouble_ms": trouble_ms,
+        "bit_rate": f.try_divide(carried * 8, rated),
+        "frames_per_s": f.try_divide(pictures, rated),
+        "stall_ratio": share(f.col("stall_ms"), play_s * 1e3),
+        **blame.causes(trouble_ms, dropped),
+    }
+
+
+def viewing() -> Column:
+    """Return whether a session is that of a viewer: of one that watches, or asked for something and was given nothing.
+
+    What was refused before its role was clear counts as a viewer; publishers have told theirs.
+    """
+    unknown = f.coalesce(f.col("role"), f.lit(Role.UNKNOWN.value)) == Role.UNKNOWN.value
+    return f.coalesce(f.col("role").isin(*VIEWING), f.lit(False)) | (unknown & f.col("asked_ms").isNotNull())
+
+
+def seen_sessions(records: Records, _: Any = None) -> DataFrame:
+    """Make the sessions that closed in some hours: `OPEN_COLUMNS`."""
+    return projected(records.table("flow_closes"))
+
+
+def open_sessions(records: Records, _: Any = None) -> DataFrame:
+    """Make the sessions that were open in some hours and did not close in the same: one per hour, `OPEN_COLUMNS`."""
+    opens = records.table("flow_opens")
+    return projected(among(opens, left_open(opens, records.table("flow_closes"))))
+
+
+def left_open(opens: DataFrame, closes: DataFrame) -> DataFrame:
+    """Return `RECORD` of the latest row of each connection and hour that did not close in it.
+
+    Found out from keys alone, in one sum over both tables: a close comes after every other row of its connection.
+    """
+    by_hour = (*KEYS, "date", "hour")
+    keys = opens.select(*by_hour, "seq").union(closes.select(*by_hour, f.lit(_CLOSED)))
+    return keys.groupBy(*by_hour).agg(f.max("seq").alias("seq")).filter(f.col("seq") < _CLOSED).select(*RECORD)
+
+
+def among(rows: DataFrame, wanted: DataFrame) -> DataFrame:
+    """Return those rows that are `wanted` by `RECORD`; where these are few, no others of their columns are touched."""
+    wanted = wanted.persist()
+    few = wanted.count() <= MOST_BROADCAST
+    found = rows.join(f.broadcast(wanted) if few else wanted, list(RECORD), "left_semi")
+    # What is made of them is made behind a shuffle of these few: in one stage with the search it took a third longer.
+    return found.repartition("date", "hour") if few else found
+
+
+def still_open(parts: Parts) -> DataFrame:
+    """Return the connections of the window that were open when last heard of, one row each: `OPEN_COLUMNS`.
+
+    Few are open at the end of an hour, so of all that have closed those that were are looked for first: these few are
+    what is sorted and joined. The answers of several jobs begin with them, so they are kept; and where data are small,
+    they are found here and handed to Spark as rows: to plan the search in each of these queries takes longer.
+    """
+    if parts.small:
+        return parts.spark.createDataFrame(_still_open(parts))
+    last = Window.partitionBy(*KEYS).orderBy(f.desc("seen_at"))
+    rows = parts.table("open_sessions").select(*OPEN_COLUMNS)
+    closed = parts.table("sessions").select(*KEYS).join(rows.select(*KEYS), list(KEYS), "left_semi")
+    rows = rows.join(closed, list(KEYS), "left_anti").withColumn("_rank", f.row_number().over(last))
+    return rows.filter(f.col("_rank") == 1).drop("_rank").persist()
+
+
+def _still_open(parts: Parts) -> pa.Table:
+    """Return the same without Spark."""
+    import pyarrow as pa
+
+    rows = parts.arrow("open_sessions", [*OPEN_COLUMNS]).sort_by("seen_at")
+    closed = parts.arrow("sessions", KEYS)
+    of_rows, gone = (zip(*(table[name].to_pylist() for name in KEYS), strict=True) for table in (rows, closed))
+    latest = {key: place for place, key in enumerate(of_rows)}
+    for key in gone:
+        latest.pop(key, None)
+    return rows.take(pa.array(sorted(latest.values()), pa.int64()))
+
+
+def answer(parts: Parts, _: Any = None) -> Answer:
+    """Write ``sessions_open``; the figures are of both tables."""
+    still, columns = still_open(parts), ("blame", "closed_by", "peer_ip")
+    parts.write("sessions_open", still, OPEN_COLUMNS)
+    both = parts.table("sessions").select(*columns).unionByName(still.select(*columns))
+    counted = both.groupBy("blame").agg(  # five rows at most, and all figures in one pass
+        f.count("*").alias("sessions"),
+        f.count_if(f.col("closed_by") == "open").alias("open"),
+        f.count_if(f.col("peer_ip").isNull()).alias("without_address"),
+    )
+    rows = sorted(counted.collect())
+    summary: dict[str, Any] = {name: sum(row[name] for row in rows) for name in counted.columns[1:]}
+    summary["in_trouble"] = sum(row["sessions"] for row in rows if row["blame"] != "none")
+    return Answer(summary={**summary, "blame": {row["blame"]: row["sessions"] for row in rows}})
+
+
+JOB: Final = Job(
+    name="sessions",
+    parts=(
+        Part("sessions", COLUMNS, seen_sessions, ("flow_closes",), result=True),
+        Part("open_sessions", OPEN_COLUMNS, open_sessions, ("flow_opens", "flow_closes")),
+    ),
+    results=("sessions", "sessions_open"),
+    answer=answer,
+)

@@ -1,0 +1,145 @@
+"""From stretches of viewers to sums by choice: each choice of a grid is tried on each of them (pure).
+
+Spark's workers do it. Sums are whole numbers in rows (choice, measure, value), so that adding them up in any order, on
+any cluster, gives the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from flowctl.analyze.whatif.grid import in_force
+from flowctl.core.flow.state import MessageClass
+from flowctl.errors import FlowctlError
+from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
+from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, Outcome, RecordedViewer
+from flowctl.records.telemetry.schema import CLASS_NAMES
+
+ALL_CHOICES: Final = -1
+"""Choice of what every choice does the same."""
+HONEST_SHARE: Final = 0.05
+"""A viewer that takes less than this share of its stream is not watching: it stands still or pretends to read."""
+PEAK: Final = "memory_peak_bytes"
+"""The one measure of which the largest counts, and not the sum."""
+DELAY: Final = "delay."
+"""Begin of the measures that are microseconds by bucket of delay."""
+
+_KEY: Final = int(MessageClass.KEY)
+_DROPS: Final = tuple(f"dropped_messages_{name}" for name in CLASS_NAMES)
+Sums = dict[tuple[int, str], int]
+"""(choice, measure) -> value; choices are numbered as in the grid."""
+
+
+def tally(
+    viewers: Iterable[Sequence[Mapping[str, Any]]], choices: Sequence[Choice], extend_s: float, repeat: int = 0
+) -> Sums:
+    sums: Sums = Counter()
+    for rows in viewers:
+        try:
+            for choice, measure, value in _tried(rows, choices, extend_s, repeat):
+                key = (choice, measure)
+                sums[key] = max(sums[key], value) if measure == PEAK else sums[key] + value
+        except FlowctlError:
+            sums[ALL_CHOICES, "damaged"] += 1
+    return sums
+
+
+def viewer_of(row: Mapping[str, Any], extend_s: float, repeat: int = 0) -> RecordedViewer | None:
+    """Return a stretch as the engine takes it; None: it was calm."""
+    if not row["at_us"]:
+        return None
+    events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
+    strained = [at / 1e6 for at in row["strained_us"] or ()]
+    viewer = recorded_viewer(
+        events,
+        given=row["given"] or 0,
+        restart_bytes=row["restart_bytes"] or 0,
+        ended_s=max(row["ended_us"] / 1e6, events[-1][0]),
+        close_reason=row["close_reason"],
+        strained=[*zip(strained[::2], strained[1::2], strict=True)],
+        extend_s=extend_s,
+        repeat=repeat,
+    )
+    # What is assumed counts like what was recorded: else who would be kept by looser limits has no delay there.
+    return replace(viewer, assumed_from=None)
+
+
+def _tried(
+    rows: Sequence[Mapping[str, Any]], choices: Sequence[Choice], extend_s: float, repeat: int
+) -> Iterator[tuple[int, str, int]]:
+    """Yield the sums of one viewer. Once a choice has closed it, what comes later is nothing to that choice."""
+    recorded = [viewer_of(row, extend_s, repeat) for row in rows]
+    refused = any(viewer is not None and viewer.refused for viewer in recorded)
+    honest = not refused or _honest(rows, recorded)
+    totals = [Counter[str]() for _ in (choices if refused else choices[:1])]
+    for row, viewer in zip(rows, recorded, strict=True):
+        left = [number for number, total in enumerate(totals) if not total["disconnected"]]
+        for number in left:
+            totals[number].update(dict(row["calm"] or ()))
+        if viewer is not None and left:
+            outcomes = evaluate(viewer, [choices[number] for number in left])
+            for number, outcome in zip(left, outcomes, strict=True):
+                total = totals[number]
+                peak = max(total[PEAK], outcome.memory_peak_bytes)
+                total.update(of_outcome(outcome))
+                total["assumed_us"] += max(_us(outcome.watched_s) - int(row["ended_us"]), 0)
+                total[PEAK] = peak
+    if not repeat and in_force(rows[0].get("settings")) == choices[0]:
+        _calibrate(rows[-1].get("recorded"), totals)
+    present = totals[0]["disconnected"]
+    for number, total in enumerate(totals):
+        watched_s, closed = total["watched_us"] / 1e6, total["disconnected"]
+        mean_bytes = round(total.pop("held_byte_ms", 0) / 1000 / watched_s) if watched_s else 0
+        total.update(viewers=1, honest=honest, honest_disconnected=closed and honest, memory_mean_bytes=mean_bytes)
+        total.update(saved=present > closed, lost=closed > present)
+        for measure, value in total.items():
+            yield number if refused else ALL_CHOICES, measure, int(value)
+
+
+def _calibrate(recorded: Any, totals: Sequence[Counter[str]]) -> None:
+    """Have the choice in force do what was recorded, and the others so much more or less than that as when tried.
+
+    Where the trial is wrong about the cut itself, it says nothing of this viewer: what was recorded counts for all.
+    """
+    if not recorded:
+        return
+    known, tried = dict(recorded), Counter(totals[0])
+    wrong = tried["disconnected"] != known["disconnected"]
+    for number, total in enumerate(totals):
+        if wrong:
+            total["disconnected"] = known["disconnected"]
+        for name in _DROPS if not (wrong and number) else ():
+            total[name] = max(total[name] + known.get(name, 0) - tried[name], 0)
+
+
+def of_outcome(outcome: Outcome) -> dict[str, int]:
+    """Return the sums of what became of one stretch, by measure; whole numbers."""
+    return {
+        "disconnected": int(outcome.closed is not None),
+        "watched_us": _us(outcome.watched_s),
+        "ready_us": _us(outcome.time_in_states_s[0]),
+        "stall_us": _us(outcome.stall_s),
+        "held_byte_ms": round(outcome.memory_byte_s * 1000),
+        "offered_messages": sum(outcome.offered_messages),
+        **dict(zip(_DROPS, outcome.dropped_messages, strict=True)),
+        "key_offered": outcome.offered_messages[_KEY],
+        "key_sent": outcome.sent_messages[_KEY],
+        "sent_bytes": outcome.sent_bytes,
+        "edges": outcome.edges,
+        "returns": outcome.returns,
+        **{f"{DELAY}{bucket}": _us(seconds) for bucket, seconds in outcome.delay},
+    }
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _honest(rows: Sequence[Mapping[str, Any]], recorded: Sequence[RecordedViewer | None]) -> bool:
+    calm = sum(int(dict(row["calm"] or ()).get("sent_bytes", 0)) for row in rows)
+    events = [event for viewer in recorded if viewer is not None for event in viewer.events]
+    offered = calm + sum(size for _, what, size in events if what >= 0)
+    return calm + sum(size for _, what, size in events if what in (TAKEN, REFUSED)) >= HONEST_SHARE * offered

@@ -1,0 +1,514 @@
+"""Fan-out: writes a stream log to the viewers of one poll group, one system call per viewer and flush.
+
+Theory of operation. Viewers that keep up form the *cohort* (see `core.fanout.cohort`): squads of viewers who share a
+place of the log. A *round* brings all squads to the log's tail: the bytes from their place to there are joined once,
+and written to one member after the other. Nothing else is done per viewer: no lock, no queue, no counter (what a member
+was sent is the distance its place moved, see `Sender.statistics`).
+
+A member for which the kernel takes less leaves the cohort with its cursor where it stands, and is served alone, from
+its own cursor, in turn with others like it, whenever its socket is writable and with each round. Once it has taken
+everything and nothing is refused for it, it enters the cohort again. New viewers start alone, with the GOP cache. Where
+a viewer stands is one field, `Sender.stands` (see `core.sending.standing`); those that are QUEUED are in one queue.
+
+None of this keeps the thread for long. Rounds, viewers served alone, and looks at limits are done in *turns* of a few
+milliseconds, between which the loop sees to everything else: input, other streams, and viewers that have been waiting.
+
+A round begins at most every flush interval, and at once after a pause: the first message after a quiet interval does
+not wait. The interval follows what rounds cost, up to a ceiling (see `flowctl.core.fanout.pacing`). What has not been
+offered to the kernel yet does not count against a viewer's limits, so members have none to cross. Viewers that lag are
+looked at when the log has grown to where their next limit can be crossed, and after each key frame: one that is far
+from any limit costs nothing there either.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from flowctl.core.fanout.cohort import SQUAD_SIZE, Cohort, Slow, Squad
+from flowctl.core.fanout.crossings import Crossings
+from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S, Pacing, RoundMeter
+from flowctl.core.fanout.piece import FILE_VIEWERS, Piece, gather
+from flowctl.core.loop.faults import as_exception
+from flowctl.core.outgoing.streamlog import Entry, StreamLog
+from flowctl.core.sending.standing import Standing
+from flowctl.errors import ClosedError, ConfigError
+from flowctl.sender import FlushResult, Sender
+
+DEFAULT_TURN_S: Final = 0.004
+"""How long a fan-out keeps its thread at a time. A tenth of the flush interval: a round of a thousand viewers takes
+three turns, and what comes in between sees it a few milliseconds later, not a round."""
+
+_QUEUED: Final = Standing.QUEUED
+_SERVED: Final = Standing.SERVED
+_REFUSED: Final = Standing.REFUSED
+
+_MOST_LOOKS: Final = 32
+"""Viewers whose limits are looked at on the spot when a message comes, at 20 us each; the others in turns."""
+
+
+class FanoutHost(Protocol):
+    """What a fan-out needs of its poll group."""
+
+    bytes_out: int
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+
+    def in_thread(self) -> bool:
+        """Return whether the caller is on the group's thread."""
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> Any:
+        """Call on the group's thread. Any thread."""
+
+    def call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> Any:
+        """Call on the group's thread after a while. The group's thread."""
+
+    def processor_share(self) -> float:
+        """Return the processor time of the thread over the time its handlers took, 0 to 1, of late."""
+
+    def gather_pause_s(self) -> float:
+        """Return for how long the input of publishers has waited already, in seconds, where the thread is busy."""
+
+    def busy_fraction(self) -> float:
+        """Return the share of time, 0 to 1, that the thread was busy in the last seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FanoutStatistics:
+    """A snapshot of one fan-out.
+
+    Args:
+        members: viewers in the cohort.
+        alone: viewers served from their own cursor.
+        rounds: rounds so far.
+        left: times a member left the cohort.
+        longest_round_s: longest round so far, from its beginning to the last write to a member.
+        cohort_bytes: bytes written to members.
+        turns: turns so far: each round has one or more.
+        longest_turn_s: longest turn so far, that is how long the fan-out has kept its thread from everything else.
+        interval_s: the flush interval now.
+        rounds_by_duration: rounds that took up to 1, 2, 5, 10, 20, 50, 100 ms, and longer (`ROUND_BOUNDS_MS`).
+        squads: parts of the cohort.
+    """
+
+    members: int
+    alone: int
+    rounds: int
+    left: int
+    longest_round_s: float
+    cohort_bytes: int
+    turns: int = 0
+    longest_turn_s: float = 0.0
+    interval_s: float = 0.0
+    rounds_by_duration: tuple[int, ...] = ()
+    squads: int = 0
+
+
+class Fanout:
+    """The viewers of one log on one poll group. All methods but `appended` belong to the group's thread.
+
+    Args:
+        log: what is fanned out.
+        host: the poll group.
+        flush_interval_s: longest time between two rounds while there is something to send; 0 writes each message at
+            once.
+        adaptive: whether rounds may follow each other sooner while they cost little. If not, they are
+            `flush_interval_s` apart at least.
+        turn_s: how long the thread is kept at a time, in seconds; a turn is at least one squad or one viewer.
+        squad_size: members that are written to without looking at the clock.
+        least_s: returns the least time between two rounds at present, in seconds. None: only what they cost counts.
+
+    Raises:
+        ConfigError: the interval is not between 0 and 10 s.
+    """
+
+    def __init__(
+        self,
+        log: StreamLog,
+        host: FanoutHost,
+        *,
+        flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S,
+        adaptive: bool = True,
+        turn_s: float = DEFAULT_TURN_S,
+        squad_size: int = SQUAD_SIZE,
+        least_s: Callable[[], float] | None = None,
+    ) -> None:
+        if not 0 <= flush_interval_s <= MOST_FLUSH_INTERVAL_S:
+            raise ConfigError(
+                f"flush_interval_s is {flush_interval_s}, it must be between 0 and {MOST_FLUSH_INTERVAL_S:g} s"
+            )
+        self.log = log
+        self.pacing: Final = Pacing(flush_interval_s, adaptive=adaptive)
+        self._turn_s = turn_s
+        self._least_s = least_s
+        self._host = host
+        self._cohort = Cohort(squad_size)
+        self._alone: dict[Sender, None] = {}  # everybody else, in the order in which they came
+        self._queue: OrderedDict[Sender, None] = OrderedDict()  # those of them that are QUEUED, next one first
+        self._looks: deque[Sender] = deque()  # REFUSED ones to be looked at; may hold some that are not any more
+        self._armed = False  # a round is on its way or in progress
+        self._going = False  # a turn is on its way or in progress
+        self._looking = False  # a look at the crossings is on its way
+        self._last_flush = host.now() - flush_interval_s
+        self._fill_bytes = log.fill_bytes  # what kernels were told to take ahead of viewers that keep up
+        self._due_at = 0.0  # of batches, when the next round would be due if none of them came early
+        self._target: Entry | None = None  # where the round in progress leads. None: there is none
+        self._behind: deque[Squad] = deque()  # squads that it has not come to yet
+        self._piece: Piece | None = None  # what it writes; kept for those who stand at the same place
+        self._took_s = 0.0  # time spent in turns since the last round ended, but for the turn in progress
+        self._turn_from = 0.0  # when the turn in progress began, or the round that ended in it
+        self._crossings: Crossings[Sender] = Crossings()  # the lagging viewers, by where to look at them next
+        # Number of the key frame that was newest at the last look. The group itself would hold all that came after it.
+        self._key_sequence = log.gop.key_sequence
+        self._closed = False
+        self._left = self._cohort_bytes = 0
+        self._meter = RoundMeter()
+        log.listen(self)
+
+    # -- viewers come and go
+
+    def add(self, sender: Sender) -> None:
+        """Serve `sender`, which is QUEUED, from its own cursor until it has caught up."""
+        self._alone[sender] = None
+        self._queue[sender] = None
+        self._go_on()
+
+    def left(self, sender: Sender) -> None:
+        """Serve a member, which is QUEUED by now, from its own cursor."""
+        self._cohort.forget(sender)
+        self._left += 1
+        self.add(sender)
+
+    def runnable(self, sender: Sender) -> None:
+        """Serve `sender` in its turn: the kernel takes more again, or it has more to write."""
+        if sender in self._alone and sender.stands is not _QUEUED:
+            self._enqueue(sender)
+            self._go_on()
+
+    def remove(self, sender: Sender) -> None:
+        """Serve `sender`, which has left the cohort, no longer; harmless when it is not served."""
+        self._alone.pop(sender, None)
+        self._queue.pop(sender, None)
+        self._crossings.forget(sender)
+
+    def limits_changed(self, sender: Sender) -> None:
+        """The limits of `sender` are new, or more counts against them."""
+        if sender in self._alone:
+            self._crossings.watch(sender, 0, 0)  # with the next message
+
+    def close(self) -> None:
+        """Listen to the log no longer; the viewers must have been removed."""
+        self._closed = True
+        self._behind.clear()
+        self._queue.clear()
+        self._looks.clear()
+        self._drop_piece()
+        self._target = None
+        self.log.unlisten(self)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody is served."""
+        return not self._cohort.count and not self._alone
+
+    def lagging(self) -> list[Sender]:
+        """Return the viewers that are served from their own cursor, joining ones included. Any thread."""
+        return list(self._alone)  # one step for the interpreter: nobody comes or goes in between
+
+    def keeping_up(self) -> list[Sender]:
+        """Return the viewers of the cohort. Any thread; who comes or goes meanwhile may be in it or not."""
+        return [sender for squad in self._cohort.squads() for sender in list(squad.members)]
+
+    @property
+    def host(self) -> FanoutHost:
+        """The poll group whose thread it is on."""
+        return self._host
+
+    @property
+    def squads(self) -> list[Squad]:
+        """The squads of the cohort. Any thread, to look at; they move on with each round."""
+        return self._cohort.squads()
+
+    def _enqueue(self, sender: Sender) -> None:
+        sender.stand(_QUEUED)
+        self._queue[sender] = None
+
+    def _admit(self, sender: Sender, tail: Entry) -> None:
+        """Take `sender`, who stands at `tail`, into the cohort."""
+        self._alone.pop(sender, None)
+        self._crossings.forget(sender)
+        sender.enter_cohort(self._cohort.admit(sender, tail))
+
+    # -- flushing
+
+    def appended(self, log: StreamLog) -> None:
+        """The log has grown: see that a flush comes, and look at limits. The publisher's thread."""
+        if self._closed or (self._armed and not self._alone):
+            return  # a flush is on its way, and members of the cohort have no limits to cross
+        try:
+            self._note_growth(log)
+        except ClosedError:
+            # The group is gone: the publisher and its other listeners go on. It stays on the log's list, for this is
+            # not the thread to change that list; the code that releases the fan-out does it.
+            self._closed = True
+
+    def _note_growth(self, log: StreamLog) -> None:
+        if not self._armed:
+            self._armed = True
+            if self._host.in_thread():
+                self._schedule()
+            else:
+                self._host.call_soon(self._schedule)
+        tail, crossings = log.tail, self._crossings
+        if (
+            tail.sequence >= crossings.next_sequence
+            or tail.offset >= crossings.next_offset
+            or (log.gop.key_sequence != self._key_sequence and len(crossings))
+        ):
+            if self._host.in_thread():
+                self._look_at_crossings()
+            elif not self._looking:
+                self._looking = True
+                self._host.call_soon(self._look_at_crossings)
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._schedule()
+
+    def _schedule(self) -> None:
+        host, delay_s = self._host, self.pacing.interval_s
+        if self._least_s is not None:
+            delay_s = max(delay_s, self._least_s())
+        if delay_s:
+            # What input was gathered for counts: both pauses together must not pass the ceiling.
+            delay_s += self._paced_from(delay_s) - host.gather_pause_s() - host.now()
+        if delay_s <= 0:
+            self._host.call_soon(self.flush)
+        else:
+            self._host.call_later(delay_s, self.flush)
+
+    def _paced_from(self, interval_s: float) -> float:
+        """Return from when on the interval counts.
+
+        That is the last flush. Of batches it is up to an interval before, as long as there are no more rounds than
+        intervals: what was gathered elsewhere for an interval need not wait for most of another, batch by batch,
+        because the first one came at a bad moment.
+        """
+        return self._due_at - 2 * interval_s if self.log.batched else self._last_flush
+
+    def flush(self) -> None:
+        """Begin a round: write to everybody who can take something what was published before this call."""
+        if self._closed or self._target is not None:
+            return  # the round in progress looks at the log when it is done
+        self._armed = True
+        self._last_flush = now = self._host.now()
+        if self.log.batched:
+            self._due_at = max(self._due_at, now) + self.pacing.interval_s
+        if self.log.fill_bytes != self._fill_bytes:
+            self._fill_anew()
+        tail = self.log.tail
+        squad = self._cohort.only()
+        if squad is not None and self._cohort.count < FILE_VIEWERS and not (self._alone or self._going):
+            self._short_round(squad, tail, now)
+            return
+        self._target = tail
+        self._behind.extend(squad for squad in self._cohort.squads() if squad.entry is not tail)
+        for sender in self._alone:
+            if sender.stands is _SERVED:
+                self._enqueue(sender)
+        if not self._going:  # otherwise a turn is on its way
+            self._turn()
+
+    def _fill_anew(self) -> None:
+        """The rate of the log has become known, or is another by far: kernels take other amounts ahead from now on."""
+        self._fill_bytes = self.log.fill_bytes
+        for sender in (*self.keeping_up(), *self._alone):
+            sender.fill_as_log()
+
+    def _short_round(self, squad: Squad, tail: Entry, began: float) -> None:
+        """Do a round of few viewers, all in one squad, in one go: no lists, no turns."""
+        try:
+            if squad.entry is not tail:
+                data = gather(squad.entry, tail)
+                self._wrote(squad, tail, len(data), squad.write_bytes(data))
+        finally:
+            now = self._host.now()
+            self._meter.short_round(now - began)
+            took_s, self._took_s = self._took_s + now - began, 0.0
+            self._round_over(tail, took_s, now)
+
+    def _end_round(self, now: float) -> None:
+        """All squads have come to where the round led; see whether the next one is due."""
+        tail, self._target = self._target, None
+        self._drop_piece()
+        self._cohort.tidy()
+        self._meter.round(now - self._last_flush)
+        took_s, self._took_s = self._took_s + now - self._turn_from, 0.0
+        self._turn_from = now  # what is left of this turn counts for the next round
+        self._round_over(tail, took_s, now)
+
+    def _round_over(self, tail: Entry | None, took_s: float, now: float) -> None:
+        """Settle the interval after a round to `tail` whose turns took `took_s` seconds; is the next one due?"""
+        host = self._host
+        # What others take of the core meanwhile is in the length of a turn, and no cost of ours.
+        self.pacing.round_ended(took_s * host.processor_share(), host.busy_fraction(), now)
+        # Cleared before the tail is read: an append that comes later finds it cleared and arms the next round.
+        self._armed = False
+        if self.log.tail is not tail:
+            self._arm()
+
+    # -- turns
+
+    def _go_on(self) -> None:
+        """See that a turn comes."""
+        if not self._going:
+            self._going = True
+            self._host.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Do a few milliseconds of what there is to do: squads, viewers served alone, and looks at limits."""
+        if self._closed:
+            return
+        host = self._host
+        self._going = True  # nobody needs to ask for a turn during this one
+        began = self._turn_from = host.now()
+        try:
+            # Half a turn where others wait too: rounds that follow each other without a pause must not starve them.
+            crowded = self._queue or self._looks
+            self._write_squads(began + (self._turn_s / 2 if crowded else self._turn_s))
+            self._serve_queue(began + self._turn_s)
+        finally:
+            ended = host.now()
+            self._took_s += ended - self._turn_from
+            self._meter.turn(ended - began)
+            self._going = False
+            if self._target is not None or self._queue or self._looks:  # `close` leaves nothing of these
+                self._go_on()
+
+    def _write_squads(self, until: float) -> None:
+        """Bring squads to where the round leads, one at least."""
+        target, behind, host = self._target, self._behind, self._host
+        if target is None:
+            return
+        now = host.now()
+        while behind:
+            squad = behind.popleft()
+            if squad.members:
+                self._write_squad(squad, target)
+                now = host.now()
+                if now >= until and behind:
+                    return
+        self._end_round(now)
+
+    def _write_squad(self, squad: Squad, target: Entry) -> None:
+        """Write to one squad, and deal with those who did not take everything."""
+        piece = self._piece
+        if piece is None or piece.start is not squad.entry:
+            self._drop_piece()
+            piece = self._piece = Piece(squad.entry, target)
+        slow = squad.write(piece, as_file=self._cohort.count >= FILE_VIEWERS)
+        self._wrote(squad, target, len(piece.data), slow)
+
+    def _wrote(self, squad: Squad, target: Entry, size_bytes: int, slow: Slow) -> None:
+        """Count what was written to a squad, bring it to `target`, and deal with those who did not take everything."""
+        written = size_bytes * (len(squad.members) - len(slow)) + sum([count for _, count, _ in slow])
+        self._cohort_bytes += written
+        self._host.bytes_out += written
+        for sender, count, _ in slow:
+            sender.leave_cohort(count)
+            self.left(sender)
+        squad.entry = target
+        # Code of the application, which may do something to others: when all books say what was written.
+        for sender, _, failure in slow:
+            if failure is not None:
+                sender.broken(failure)
+
+    def _drop_piece(self) -> None:
+        """Let go of the bytes of a round, and of the log from where they begin."""
+        piece, self._piece = self._piece, None
+        if piece is not None:
+            piece.close()
+
+    def _serve_queue(self, until: float) -> None:
+        """Give viewers their turns, one at least, and look at the limits of some."""
+        queue, looks, now = self._queue, self._looks, self._host.now
+        while queue:
+            sender, _ = queue.popitem(last=False)
+            self._serve(sender)
+            if now() >= until:
+                break
+        while looks:
+            if self._watch(looks.popleft()) and now() >= until:
+                break
+
+    def _serve(self, sender: Sender) -> None:
+        """Give a viewer its turn, and see where it stands now."""
+        sender.stand(_SERVED)
+        try:
+            result = sender.flush()
+        except BaseException as error:  # noqa: BLE001 - a fault in one viewer must not cost the others their stream
+            self.remove(sender)
+            sender.broken(as_exception(error))
+            return
+        if sender.stands is not _SERVED:
+            return  # it asked for another turn; or it has ended, or its handler has ended the following
+        if result is FlushResult.DRAINED:
+            tail = self.log.tail
+            if sender.ready_for_cohort(tail):
+                self._admit(sender, tail)
+        elif result is FlushResult.BLOCKED:
+            sender.stand(_REFUSED)
+            self._watch(sender)
+
+    # -- limits
+
+    def _watch(self, sender: Sender) -> bool:
+        """Look at a viewer, and again when the log has grown to where its next limit can be crossed."""
+        if sender.stands is not _REFUSED or sender not in self._alone:
+            return False
+        try:
+            offset, sequence = sender.log_grew()
+        except BaseException as error:  # noqa: BLE001 - as for a flush
+            self.remove(sender)
+            sender.broken(as_exception(error))
+        else:
+            if sender in self._alone:  # looking at it may have ended it
+                self._crossings.watch(sender, offset, sequence)
+        return True
+
+    def _look_at_crossings(self) -> None:
+        """Have the viewers whose next limit may be reached looked at; after a key frame, all that lag."""
+        if self._closed:
+            return
+        log, self._looking = self.log, False
+        due = self._crossings.due(log.tail.offset, log.tail.sequence)
+        if log.gop.key_sequence != self._key_sequence:
+            self._key_sequence = log.gop.key_sequence
+            due = [sender for sender in self._alone if sender.stands is _REFUSED]
+        for number, sender in enumerate(due):
+            if number == _MOST_LOOKS:
+                self._looks.extend(due[number:])
+                self._go_on()
+                break
+            self._watch(sender)
+
+    def statistics(self) -> FanoutStatistics:
+        """Return a snapshot."""
+        meter = self._meter
+        return FanoutStatistics(
+            members=self._cohort.count,
+            alone=len(self._alone),
+            rounds=meter.rounds,
+            left=self._left,
+            longest_round_s=meter.longest_round_s,
+            cohort_bytes=self._cohort_bytes,
+            turns=meter.turns,
+            longest_turn_s=meter.longest_turn_s,
+            interval_s=self.pacing.interval_s,
+            rounds_by_duration=tuple(meter.by_duration),
+            squads=len(self._cohort.squads()),
+        )

@@ -1,0 +1,148 @@
+"""How often a stream is flushed, and how long its rounds take (pure).
+
+Few viewers cost next to nothing, so they get what was published at once; many are flushed together, because each
+flush costs a system call per viewer. What decides is not their number but what a round of theirs was measured to
+cost in processor time: the interval is the one at which rounds take `ROUND_SHARE` of a core, less where the thread is
+busy with other things, and never above the ceiling that was configured.
+
+So that it does not swing: costs are smoothed, the interval moves on a ladder of seven steps, goes up at once but down
+by one step only after `_CALM_S` in which a shorter one would have been right with room to spare. The busy fraction,
+which the rounds themselves raise, is an average over seconds (`flowctl.core.loop.loadmeter`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+DEFAULT_FLUSH_INTERVAL_S: Final = 0.040
+"""Two and a half frames at 60 fps: the delay nobody sees, at a third of the cost of writing each message.
+It is a ceiling: few viewers are served sooner."""
+MOST_FLUSH_INTERVAL_S: Final = 10.0
+"""Beyond, a stream is no live one."""
+ROUND_SHARE: Final = 0.05
+"""Share of a thread's time that the rounds of one stream may take before it is flushed less often than each message:
+at 10 us a viewer that is some 10 viewers at 2 ms and 200 at the usual ceiling of 40 ms."""
+
+_STEPS: Final = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
+"""Intervals as parts of the ceiling. The first writes each message at once."""
+_AT_ONCE_S: Final = 0.002
+"""A wished-for interval up to this is none: messages of a stream are 10 ms or more apart, so it would join nothing."""
+_AT_ONCE_COST_S: Final = ROUND_SHARE * _AT_ONCE_S
+_IDLE_BUSY: Final = 0.25
+_FULL_BUSY: Final = 0.75
+"""Up to the first busy fraction of the thread a stream has its whole share, from the second on none."""
+_SMOOTHING: Final = 0.1
+"""Weight of the newest round: a key frame, which costs several times a usual round, must not move the interval."""
+_CALM_S: Final = 2.0
+"""Longer than most groups of pictures, so that one step down has seen a key frame."""
+_SPARE: Final = 0.7
+"""A shorter interval is tried when the wished-for one is at most this much of it."""
+
+
+class Pacing:
+    """The flush interval of one stream on one thread. Not thread-safe: its fan-out's.
+
+    Attributes:
+        interval_s: least time between the beginnings of two rounds, in seconds, now.
+    """
+
+    __slots__ = ("_calm_since", "_cost_s", "_step", "adaptive", "ceiling_s", "interval_s")
+
+    def __init__(self, ceiling_s: float, *, adaptive: bool = True) -> None:
+        self.ceiling_s = ceiling_s
+        self.adaptive = adaptive
+        self._cost_s = 0.0
+        self._calm_since: float | None = None  # since when a step down would have been right
+        self._step = 0 if adaptive else len(_STEPS) - 1
+        self.interval_s = ceiling_s * _STEPS[self._step]
+
+    def round_ended(self, cost_s: float, busy: float, now: float) -> None:
+        """Note a round and settle the interval up to the next one."""
+        if not self.adaptive or not self.ceiling_s:
+            return
+        self._cost_s += _SMOOTHING * (cost_s - self._cost_s)
+        if not self._step and self._cost_s <= _AT_ONCE_COST_S and busy <= _IDLE_BUSY:
+            return  # what follows would come to the same
+        wanted_s = self.wanted_s(busy)
+        step = _step_for(wanted_s, self.ceiling_s)
+        if step > self._step:
+            self._move(step)
+        elif self._step and wanted_s <= max(_SPARE * self.ceiling_s * _STEPS[self._step - 1], _SPARE * _AT_ONCE_S):
+            if self._calm_since is None:
+                self._calm_since = now
+            elif now - self._calm_since >= _CALM_S:
+                self._move(self._step - 1)
+        else:
+            self._calm_since = None
+
+    def set_ceiling(self, ceiling_s: float) -> None:
+        """Let `ceiling_s` be the longest interval from now on, in seconds, 0 or more.
+
+        Any thread: the next round ends with an interval of it, whatever a round in progress does meanwhile.
+        """
+        self.ceiling_s = ceiling_s
+        self.interval_s = ceiling_s * _STEPS[self._step]
+
+    def wanted_s(self, busy: float) -> float:
+        """Return the interval in seconds at which rounds take their share of a thread that is `busy` (0 to 1)."""
+        room = min(max((_FULL_BUSY - busy) / (_FULL_BUSY - _IDLE_BUSY), 0.0), 1.0)
+        if not room:
+            return self.ceiling_s
+        return min(self._cost_s / (ROUND_SHARE * room), self.ceiling_s)
+
+    def _move(self, step: int) -> None:
+        self._step = step
+        self._calm_since = None
+        self.interval_s = self.ceiling_s * _STEPS[step]
+
+
+def _step_for(wanted_s: float, ceiling_s: float) -> int:
+    """Return the shortest step that is not below `wanted_s`."""
+    if wanted_s <= _AT_ONCE_S:
+        return 0
+    return min(bisect_left(_STEPS, wanted_s / ceiling_s), len(_STEPS) - 1)
+
+
+ROUND_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100)
+"""Upper bounds of the classes in which rounds are counted, in milliseconds; the last class has none."""
+
+
+class RoundMeter:
+    """What rounds and turns took.
+
+    A *round* brings all viewers to one place of the log, a *turn* is the part of the work that the thread does without
+    looking at anything else.
+
+    Attributes:
+        longest_round_s: longest round, from its beginning to its last write, turns of others in between included.
+        by_duration: rounds by `ROUND_BOUNDS_MS`, one more than there are bounds.
+    """
+
+    __slots__ = ("by_duration", "longest_round_s", "longest_turn_s", "rounds", "turns")
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.turns = 0
+        self.longest_round_s = 0.0
+        self.longest_turn_s = 0.0
+        self.by_duration = [0] * (len(ROUND_BOUNDS_MS) + 1)
+
+    def round(self, took_s: float) -> None:
+        """Count a round of `took_s` seconds."""
+        self.rounds += 1
+        self.longest_round_s = max(self.longest_round_s, took_s)
+        self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
+
+    def short_round(self, took_s: float) -> None:
+        """Count a round of `took_s` seconds that was one turn."""
+        self.rounds += 1
+        self.turns += 1
+        self.longest_round_s = max(self.longest_round_s, took_s)
+        self.longest_turn_s = max(self.longest_turn_s, took_s)
+        self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
+
+    def turn(self, took_s: float) -> None:
+        """Count a turn of `took_s` seconds."""
+        self.turns += 1
+        self.longest_turn_s = max(self.longest_turn_s, took_s)

@@ -1,0 +1,171 @@
+"""Whether a message would reach a viewer that lags in time, and what is left out where it would not (pure).
+
+The rule. A viewer has a *target delay*. When its next picture is to be handed to the kernel, its arrival is reckoned:
+how old it is, and what the kernel still holds for the viewer and the picture itself over the rate at which the viewer
+takes. One that arrives within the target delay is handed over. Otherwise the rest of its group of pictures is left out,
+up to the next key frame that arrives in time; the first pictures of a group need nothing that comes after them, so what
+was handed over decodes. A key frame for which no newer one waits is left out where it would make sound late as well;
+else it goes whatever it takes. Nothing is waited for longer than the hard limits hold of the stream.
+
+There is no state but "until which key frame" (see `flowctl.core.outgoing.cursor`), so nothing flaps, nothing is probed,
+and who recovers is served whole with the next key frame.
+
+How long the classes of messages are waited for is the drop policy's (`DropPolicy.patience`), in multiples of the target
+delay. Precedent for judging by arrival and not by what is queued: CoDel (RFC 8289), which judges by time in the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+from flowctl.core.flow.limits import OFF_MARK, Limits
+from flowctl.core.flow.state import CLASS_COUNT, Load, MessageClass
+
+LEAST_TARGET_S: Final = 1.5
+"""A smaller target without a shorter time between key frames leaves more of the line unused than it saves delay."""
+MOST_TARGET_S: Final = 4.0
+_OF_GROUP: Final = 0.75
+"""Of the time between key frames: with less, a viewer at 85 % is cut so early that its line stands idle."""
+
+_OF_STREAM: Final = 0.9
+"""A line of so much of the last group's rate is taken to carry the stream: groups differ, and the rate is measured."""
+_KEY_PART: Final = 1 / 3
+"""Of what pictures are waited for: so much longer than their key frame takes are they, where that is more. Less, and a
+line of 105 % loses whole groups of 10 s that are a fifth larger than others; more, and delays grow where none need."""
+_OF_HARD: Final = 0.8
+"""Of what the hard marks hold: a rate is that of some seconds, and while a picture is on its way more comes."""
+_CROWDED: Final = 0.9
+"""Of a hard mark: between what is waited for and the end."""
+
+AHEAD_S: Final = 0.2
+"""So much of a lagging viewer's rate is given to the kernel ahead: what it holds is decided that much too early."""
+LEAST_AHEAD_BYTES: Final = 3000
+"""Two packets of the usual size (MTU 1500): with less, a line stands idle between two writes."""
+MOST_AHEAD_BYTES: Final = 128 * 1024
+"""The kernel is given no more than usual, see `flowctl.core.loop.sockets.NOTSENT_LOWAT_BYTES`."""
+
+_KEY: Final = MessageClass.KEY
+_INTER: Final = MessageClass.INTER
+_BEHIND: Final = (_INTER, MessageClass.DISPOSABLE)
+
+
+_LEAST_FILL_BYTES: Final = 16 * 1024
+"""Less would make EAGAIN of an usual burst: rounds of messages that gathered in a pause of the network."""
+
+
+def fill_bytes(bytes_per_s: float, largest_bytes: int, before_bytes: int) -> int:
+    """Return how much the kernel is given ahead of a viewer that keeps up: a second of its stream; 0: as usual.
+
+    As usual is that of a stream of 1 Mbit/s and more. Of a radio it is 11 s, and of a line that carries less than the
+    radio 26 s that nobody would see, since all of that is taken.
+    """
+    wanted = int(max(bytes_per_s, 2 * largest_bytes, _LEAST_FILL_BYTES)) if bytes_per_s else MOST_AHEAD_BYTES
+    size = 1 << (wanted - 1).bit_length()
+    if size <= before_bytes < 4 * size:
+        return before_bytes
+    return size if size < MOST_AHEAD_BYTES else 0
+
+
+def target_s(target_delay_ms: int | None, gop_s: float) -> float:
+    if target_delay_ms is not None:
+        return target_delay_ms / 1000
+    return min(max(LEAST_TARGET_S, _OF_GROUP * gop_s), MOST_TARGET_S)
+
+
+def carries(rate: float, stream_bytes_per_s: float) -> bool:
+    """Return whether a line of `rate` bytes per second carries a stream, with what is usual between groups."""
+    return 0 < _OF_STREAM * stream_bytes_per_s <= rate
+
+
+def most_wait_s(limits: Limits, bytes_per_s: float, messages_per_s: float) -> float:
+    """Return for how long anything can be waited for, in seconds: what comes meanwhile has to fit the hard limits."""
+    size, messages, age_ms = (
+        min(axis.hard or OFF_MARK, OFF_MARK) for axis in (limits.size, limits.messages, limits.age_ms)
+    )
+    charged_per_s = bytes_per_s + messages_per_s * limits.overhead_bytes
+    by_size = size / charged_per_s if charged_per_s else inf
+    return _OF_HARD * min(by_size, messages / messages_per_s if messages_per_s else inf, age_ms / 1000)
+
+
+def crowded(limits: Limits, load: Load) -> bool:
+    """Return whether `load` nears a hard mark of bytes or messages although what is late is left out.
+
+    What is waited for fits the hard marks at the rates of the stream. So this is a burst: of sound, key frames, or
+    frames that no other needs, too fast for its rate to be known, or so small that none is late. An axis without a
+    soft mark is one on which nothing is to be thinned.
+    """
+    pairs = ((load.size_bytes, limits.size), (load.messages, limits.messages))
+    return any(axis.soft and value >= _CROWDED * (axis.hard or OFF_MARK) for value, axis in pairs)
+
+
+def ahead_bytes(rate: float) -> int:
+    """Return how much the kernel is given ahead for a viewer that takes `rate` bytes per second."""
+    return min(max(int(rate * AHEAD_S), LEAST_AHEAD_BYTES), MOST_AHEAD_BYTES)
+
+
+class Timing:
+    """What the rule goes by at one moment, for one viewer."""
+
+    __slots__ = (
+        "_carried",
+        "_due",
+        "_most_behind_s",
+        "_seconds_per_byte",
+        "held_bytes",
+        "key_firm",
+        "now",
+        "sound_last",
+    )
+
+    def __init__(
+        self,
+        now: float,
+        rate: float,
+        held_bytes: int,
+        target_s: float,
+        patience: Sequence[float],
+        most_s: float = inf,
+        *,
+        carried: bool = False,
+        sound: bool = True,
+    ) -> None:
+        self.now = now
+        self.held_bytes = held_bytes
+        self._seconds_per_byte = 1 / rate
+        self._due = [min(item * target_s, most_s) if item < inf else inf for item in patience]
+        # A key frame that a newer one could stand in for is waited for no longer than the pictures after it.
+        self._due[_KEY] = min(self._due[_KEY], self._due[_INTER])
+        self.key_firm = patience[_KEY] < inf  # late, it is left out even where no newer one waits
+        self.sound_last = patience[MessageClass.AUDIO] >= patience[_INTER]  # left out only beside pictures
+        self._carried = carried
+        # Sound that is kept longest must not be late for pictures, but where all of them will be in time again.
+        sound_s = self._due[MessageClass.AUDIO]
+        kept = sound and self.sound_last and not carried
+        self._most_behind_s = (sound_s if sound_s < inf else 0.0) if kept else inf
+
+    def late(
+        self, message_class: MessageClass, size_bytes: int, since: float, ahead_bytes: int, key_bytes: int = 0
+    ) -> bool:
+        """Return whether a message would arrive later than it is waited for."""
+        due = self._due[message_class]
+        if due == inf:
+            return False
+        late_s = self.now - since + (self.held_bytes + ahead_bytes + size_bytes) * self._seconds_per_byte
+        return late_s > due and late_s > self._behind_key(message_class, key_bytes)
+
+    def _behind_key(self, message_class: MessageClass, key_bytes: int) -> float:
+        """Return how late what comes with a key frame may be for the time that this takes by itself, in seconds.
+
+        It is on its way by then, and what comes behind it is no later: left out, it would make nothing younger.
+        """
+        pictures_s, due = self._due[_INTER], self._due[message_class]
+        if pictures_s == inf or not (message_class in _BEHIND or (self._carried and due >= pictures_s)):
+            return 0.0
+        behind_s = min(key_bytes * self._seconds_per_byte + _KEY_PART * pictures_s, self._most_behind_s)
+        return behind_s * due / pictures_s if message_class is MessageClass.DISPOSABLE else behind_s
+
+
+ENDLESS: Final = (inf,) * CLASS_COUNT
+"""Patience of a policy that leaves nothing out."""

@@ -1,0 +1,106 @@
+"""Lingering close: a socket that is done is kept for a while, so that its peer gets what it was sent last.
+
+A kernel answers what comes for a closed socket with a reset, and the reset overtakes what is still on its way: a peer
+that goes on sending, or had sent more than was read, loses the tail of a stream, or never learns why it was refused.
+So our half is ended (shutdown), what still comes is read and thrown away, and the socket is closed when the peer ends
+its half, when nothing moves any more, or after a while. This is nginx's ``lingering_close`` and Apache's too.
+
+What a peer can make of it is bounded: so many bytes are read and no more. Who sends more although it has acknowledged
+all that we sent, the end included, is reset; otherwise the rest stays in the kernel, whose window closes. And the place
+that admission gave the connection is kept until the socket is closed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from flowctl.core.loop.sockets import unacknowledged_bytes
+from flowctl.core.loop.tls import TlsSocket
+from flowctl.pollgroup import PollGroup
+
+LINGER_S: Final = 30.0
+"""The longest time: that of nginx (``lingering_time``) and of Apache (MAX_SECS_TO_LINGER)."""
+LINGER_QUIET_S: Final = 2.0
+"""How long nothing may move, neither input nor what the peer acknowledges: Apache's SECONDS_TO_LINGER."""
+LINGER_BYTES: Final = 1024 * 1024
+"""Input thrown away at most: most of a second of a 10 Mbit/s publisher, which has then heard that we have ended."""
+_TURN_BYTES: Final = 64 * 1024
+"""Input thrown away at a time, before the others on the thread get their turn."""
+
+
+class Lingering:
+    """A socket between the end of its connection and its close; a deadline owner. The thread of its group."""
+
+    __slots__ = ("_discarded_bytes", "_group", "_over", "_patient_until", "_peer_done", "_seen", "_sock", "_until")
+
+    def __init__(
+        self, sock: socket.socket, group: PollGroup, over: Callable[[bool], None], patient_until: float = 0.0
+    ) -> None:
+        self._sock: Final = sock
+        self._group: Final = group
+        self._over: Final = over
+        self._discarded_bytes = 0
+        self._peer_done = False  # it has ended its stream: what lies in the kernel is all that comes
+        self._seen = (unacknowledged_bytes(sock), 0)  # what was unacknowledged and what discarded at the last look
+        self._until: Final = group.now() + LINGER_S
+        self._patient_until: Final = patient_until
+        group.watch_input(sock, self._input_ready)
+        if isinstance(sock, TlsSocket) and sock.kept_bytes:
+            group.watch_output(sock, partial(self._push, sock))
+        group.deadlines.set(self, group.now() + LINGER_QUIET_S)
+
+    def stop(self) -> None:
+        """Watch and wait no more; `over` is not called."""
+        self._group.unwatch_input(self._sock)
+        self._group.unwatch_output(self._sock)
+        self._group.deadlines.remove(self)
+
+    def _push(self, sock: TlsSocket) -> None:
+        """Have the kernel take what TLS has kept, and the end of the stream behind it."""
+        try:
+            if sock.push():
+                self._group.unwatch_output(sock)
+        except OSError:
+            self._end(reset=False)
+
+    def _input_ready(self) -> None:
+        try:
+            count = len(self._sock.recv(_TURN_BYTES))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        self._discarded_bytes += count
+        if not count:
+            self._end(reset=False)
+        elif self._discarded_bytes >= LINGER_BYTES and not self._peer_done:
+            if unacknowledged_bytes(self._sock):
+                self._group.watch_end(self._sock, self._peer_ended)
+            else:
+                self._end(reset=True)
+
+    def _peer_ended(self, broken: bool) -> None:  # noqa: FBT001 - the signature of `watch_end`
+        if broken:
+            self._end(reset=False)
+        else:
+            self._peer_done = True
+            self._group.watch_input(self._sock, self._input_ready)
+
+    def deadline_due(self, now: float) -> None:
+        """Look whether anything has moved since the last look."""
+        seen = (unacknowledged_bytes(self._sock), self._discarded_bytes)
+        useless = self._discarded_bytes >= LINGER_BYTES and not seen[0]
+        still = seen == self._seen and not (seen[0] and now < self._patient_until)
+        if now >= self._until or still or useless:
+            # What is not acknowledged by now is not read, and the kernel would keep it for minutes.
+            self._end(reset=useless or seen[0] > 0)
+        else:
+            self._seen = seen
+            self._group.deadlines.set(self, min(self._until, now + LINGER_QUIET_S))
+
+    def _end(self, *, reset: bool) -> None:
+        self.stop()
+        self._over(reset)

@@ -1,0 +1,43 @@
+"""When to try again: longer each time, up to a limit, and not all at the same moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from flowctl.core.text.fieldtypes import check_fields
+from flowctl.errors import ConfigError
+
+_MOST_DOUBLINGS = 64  # beyond, any factor above 1 has long reached the limit; a power must not overflow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backoff:
+    """Times between the tries of one thing.
+
+    Args:
+        most_s: longest wait, `first_s` or more.
+        jitter: share of a wait that is left to chance, 0 to 1: the wait is between ``1 - jitter`` and 1 times its
+            full length. Peers that lost the same server at the same moment must not come back at the same moment.
+    """
+
+    first_s: float = 0.25
+    factor: float = 2.0
+    most_s: float = 30.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.first_s > 0:
+            raise ConfigError(f"first_s is {self.first_s}, it must be more than 0")
+        if not self.factor >= 1:
+            raise ConfigError(f"factor is {self.factor}, it must be 1 or more")
+        if not self.most_s >= self.first_s:
+            raise ConfigError(f"most_s is {self.most_s}, it must be first_s ({self.first_s}) or more")
+        if not 0 <= self.jitter <= 1:
+            raise ConfigError(f"jitter is {self.jitter}, it must be 0 to 1")
+
+    def delay_s(self, tries: int, rng: Random) -> float:
+        """Return how long to wait after `tries` tries, 1 or more, in seconds."""
+        full = min(self.most_s, self.first_s * self.factor ** min(tries - 1, _MOST_DOUBLINGS))
+        return full * (1 - self.jitter * rng.random())

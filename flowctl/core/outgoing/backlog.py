@@ -1,0 +1,187 @@
+"""A Sender's own messages: the control lane, and a plain queue of what is sent to this peer alone (pure).
+
+The control lane is never refused and never thinned; it has a small limit of its own, so that a peer cannot make us
+queue replies without end. Everything else goes through the other queue: the policy decides when a message is offered,
+and what may be dropped can be thrown away later. A queue knows nothing of pictures that refer to each other. Frames
+that may be dropped go through a stream log, also where they are for one peer alone: what follows from the loss of one
+is decided in `flowctl.core.outgoing.cursor`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+from flowctl.core.flow.counts import Tally
+from flowctl.core.flow.policy import DROPPABLE_MASK, Room
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.queue import Item, MessageQueue, OwnItem
+from flowctl.errors import LocalProtocolError
+from flowctl.reasons import DropReason
+
+_HEADER: Final = MessageClass.HEADER
+_CONTROL: Final = MessageClass.CONTROL
+NEEDED: Final = frozenset({MessageClass.KEY, MessageClass.INTER})
+"""Frames that others refer to: after the loss of one nothing decodes until the next key frame."""
+
+
+class Backlog:
+    """Control lane and own queue of one Sender. Not thread-safe: its Sender's lock guards it.
+
+    Attributes:
+        control: the control lane. None while it is empty, as is the own queue: most viewers of a stream log have
+            nothing of their own queued.
+        dropped: what was refused or thrown away, by reason. None: nothing was.
+    """
+
+    __slots__ = ("_own", "accepted", "control", "dropped")
+
+    def __init__(self) -> None:
+        self.control: MessageQueue[Item] | None = None
+        self._own: MessageQueue[OwnItem] | None = None
+        self.accepted = Tally()
+        self.dropped: dict[DropReason, Tally] | None = None
+
+    def __len__(self) -> int:
+        control, own = self.control, self._own
+        return (0 if control is None else len(control)) + (0 if own is None else len(own))
+
+    @property
+    def own_messages(self) -> int:
+        return 0 if self._own is None else len(self._own)
+
+    @property
+    def own_bytes(self) -> int:
+        """Wire bytes in the own queue."""
+        return 0 if self._own is None else self._own.size_bytes
+
+    @property
+    def control_bytes(self) -> int:
+        """Wire bytes in the control lane."""
+        return 0 if self.control is None else self.control.size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Wire bytes in both."""
+        control, own = self.control, self._own
+        return (0 if control is None else control.size_bytes) + (0 if own is None else own.size_bytes)
+
+    @property
+    def oldest_at(self) -> float | None:
+        """Enqueue time of the oldest queued message in seconds. None: nothing is queued."""
+        control, own = self.control, self._own
+        if control is None:
+            return None if own is None else own.oldest_at
+        return control.oldest_at if own is None else min(control.oldest_at, own.oldest_at)
+
+    # -- offering
+
+    def offer(
+        self,
+        wire: bytes,
+        message_class: MessageClass,
+        now: float,
+        *,
+        mask: int,
+        held: bool = False,
+        full: bool = False,
+        droppable: bool | None,
+    ) -> DropReason | None:
+        """Queue one message unless it is refused; return why it is refused, or None."""
+        self.accepted.add(message_class, len(wire))
+        if message_class is _CONTROL:
+            if self.control is None:
+                self.control = MessageQueue()
+            self.control.push((message_class, wire, now))
+            return None
+        may_drop = bool(DROPPABLE_MASK >> message_class & 1) if droppable is None else droppable
+        reason = None
+        if (held or (full and may_drop)) and message_class is not _HEADER:
+            reason = DropReason.HELD
+        elif may_drop and mask >> message_class & 1:
+            reason = DropReason.REFUSED
+        if reason is not None:
+            self._tally(reason).add(message_class, len(wire))
+            return reason
+        if self._own is None:
+            self._own = MessageQueue()
+        self._own.push((message_class, wire, now, may_drop))
+        return None
+
+    # -- taking
+
+    def peek(self, most: int, budget_bytes: int) -> list[Item | OwnItem]:
+        """Return the next messages, control first: at most `most`, and none after `budget_bytes`."""
+        items: list[Item | OwnItem] = []
+        size = 0
+        for queue in (self.control, self._own):
+            for message in queue or ():
+                if len(items) >= most or size >= budget_bytes:
+                    return items
+                items.append(message)
+                size += len(message[1])
+        return items
+
+    def take(self, count: int) -> None:
+        """Remove the first `count` messages that `peek` returned: they are sent, or in flight."""
+        # An empty queue takes 300 bytes and more: nothing a thousand idle viewers should pay for.
+        if self.control is not None:
+            count -= self.control.take(count)
+            self.control = self.control or None
+        if self._own is not None:
+            self._own.take(count)
+            self._own = self._own or None
+
+    # -- dropping
+
+    def drop_droppable(self, reason: DropReason) -> None:
+        """Drop all that may be dropped."""
+        self._drop(self.own_messages, reason)
+
+    def drop_oldest(self, room: Room, reason: DropReason) -> None:
+        """Drop the oldest messages that may be dropped, until what is left fits `room`."""
+        size, messages, first = self.own_bytes, self.own_messages, 0
+        for _, wire, since, may_drop in self._own or ():
+            if room.fits(size, messages, since):
+                break
+            first += 1
+            size -= len(wire) * may_drop
+            messages -= may_drop
+        self._drop(first, reason)
+
+    def _drop(self, first: int, reason: DropReason) -> None:
+        """Drop what may be dropped of the first messages of the own queue."""
+        lost = Tally()
+        if self._own is not None:
+            self._own.drop(lambda item: item[3], lost, first=first)
+            self._own = self._own or None
+        self._lose(lost, reason)
+
+    def drop_everything(self, reason: DropReason) -> None:
+        """Drop both queues, whatever the class: the connection is over."""
+        for queue in self.queues:
+            self._lose(queue.tally, reason)
+        self.control = self._own = None
+
+    # -- accounts
+
+    def _lose(self, lost: Tally, reason: DropReason) -> None:
+        if any(lost):
+            self._tally(reason).add_figures(lost)
+
+    def _tally(self, reason: DropReason) -> Tally:
+        if self.dropped is None:
+            self.dropped = {}
+        return self.dropped.setdefault(reason, Tally())
+
+    @property
+    def queues(self) -> list[MessageQueue[Item] | MessageQueue[OwnItem]]:
+        """The queues that hold something."""
+        return [queue for queue in (self.control, self._own) if queue is not None]
+
+
+def refuse_frame(message_class: MessageClass) -> NoReturn:
+    """Refuse a frame of `NEEDED` that was to be sent to one peer and might be dropped."""
+    raise LocalProtocolError(
+        f"a {message_class.name} frame that may be dropped cannot be sent by itself: others refer to it",
+        hint="append it to a StreamLog that the peer follows, one of its own if need be; or say droppable=False",
+    )

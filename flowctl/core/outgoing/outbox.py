@@ -1,0 +1,407 @@
+"""What is on its way to one peer, in the order in which it goes out (pure).
+
+First the message in flight: its first byte is out, so it is finished whatever happens. Then the `Backlog` (control
+queue, then messages for this peer alone). Then the stream log that is followed, through a `LogCursor`. The outbox
+gathers from the three, keeps what a partial write left, and knows the load and the accounts of all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from operator import add
+from typing import Final
+
+from flowctl.core.flow.counts import NO_FIGURES, Books, Counts, Figures, Tally, add_by_reason, as_counts
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.meters import Trail
+from flowctl.core.flow.policy import Room, Thin
+from flowctl.core.flow.state import Load, MessageClass
+from flowctl.core.flow.timing import Timing
+from flowctl.core.outgoing.backlog import Backlog
+from flowctl.core.outgoing.cursor import LogCursor
+from flowctl.core.outgoing.queue import Item, OwnItem
+from flowctl.core.outgoing.transport import Transport
+from flowctl.reasons import DropReason
+
+_TLS_WOULD_BLOCK: Final = frozenset({"SSLWantReadError", "SSLWantWriteError"})
+
+
+class _InFlight:
+    """The message whose first byte is out: it is finished whatever happens."""
+
+    __slots__ = ("given", "message_class", "own", "rest", "since", "size_bytes")
+
+    def __init__(self, item: Item | OwnItem, written: int, *, given: bool = False, own: bool = False) -> None:
+        self.message_class = item[0]
+        self.rest = memoryview(item[1])[written:]
+        self.size_bytes = len(item[1])
+        self.since = item[2]
+        self.given = given
+        self.own = own
+
+
+class _Past:
+    """Accounts of logs that are no longer followed, and of the message in flight when the connection ended."""
+
+    __slots__ = ("accepted", "dropped", "key_waits_expired", "restarts")
+
+    def __init__(self) -> None:
+        self.accepted = Tally()
+        self.dropped: dict[DropReason, Figures] = {}
+        self.restarts = self.key_waits_expired = 0
+
+
+class Outbox:
+    """Everything queued for one peer. Not thread-safe: its Sender's lock guards it.
+
+    Attributes:
+        backlog: control lane and own messages.
+        cursor: place in the followed log. None: no log is followed.
+        bytes_sent: wire bytes that the kernel took from here.
+    """
+
+    __slots__ = ("_inflight", "_past", "backlog", "bytes_sent", "cursor")
+
+    def __init__(self) -> None:
+        self.backlog = Backlog()
+        self.cursor: LogCursor | None = None
+        self.bytes_sent = 0
+        self._inflight: _InFlight | None = None
+        self._past: _Past | None = None
+
+    # -- writing
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued and no log is followed: a message may go straight to the kernel."""
+        return self.cursor is None and self._inflight is None and not len(self.backlog)
+
+    def empty(self, *, with_log: bool) -> bool:
+        """Return whether nothing is left to write."""
+        cursor = self.cursor
+        done = self._inflight is None and not len(self.backlog)
+        return done and (not with_log or cursor is None or cursor.caught_up)
+
+    @property
+    def own_taken(self) -> bool:
+        """Whether nothing is left of what was sent to this peer alone; a message in flight may be one of a log."""
+        inflight = self._inflight
+        return not len(self.backlog) and (inflight is None or not inflight.own)
+
+    def put_in_flight(self, wire: bytes, message_class: MessageClass, now: float, written: int) -> None:
+        """Take a message, of which the kernel has taken `written` bytes, past the backlog; only while `idle`."""
+        self.backlog.accepted.add(message_class, len(wire))
+        self.bytes_sent += written
+        if written < len(wire):
+            self._inflight = _InFlight((message_class, wire, now), written, own=True)
+
+    def write(
+        self,
+        transport: Transport,
+        most: int,
+        budget_bytes: int,
+        *,
+        with_log: bool,
+        timing: Timing | None = None,
+        trail: Trail | None = None,
+    ) -> tuple[int, bool, OSError | None]:
+        """Write until the turn's budget is used, everything is taken, or the kernel is full."""
+        if self._inflight is not None:
+            most -= 1  # it takes one of the parts that a system call can hold
+        own: list[Item | OwnItem] = self.backlog.peek(most, budget_bytes) if len(self.backlog) else []
+        room = budget_bytes - sum(len(item[1]) for item in own)
+        cursor = self.cursor if with_log else None
+        if timing is not None:
+            timing.held_bytes += budget_bytes - room + self._inflight_bytes
+        wanted = cursor is not None and room > 0 and most > len(own)
+        followed = cursor.peek(most - len(own), room, timing) if cursor is not None and wanted else []
+        items = [*own, *followed]
+        buffers: list[bytes | memoryview] = [item[1] for item in items]
+        if self._inflight is not None:
+            buffers.insert(0, self._inflight.rest)
+        if not buffers:
+            return 0, False, None
+        written, blocked, failure = gather_write(transport, buffers)
+        if written:
+            if trail is not None:
+                trail.note(self.bytes_sent, items[0][2] if self._inflight is None else self._inflight.since)
+            self.bytes_sent += written
+            self._consume(items, len(own), written)
+            if trail is not None and (self._inflight is not None or items):
+                trail.note(self.bytes_sent, items[-1][2] if self._inflight is None else self._inflight.since)
+        return written, blocked, failure
+
+    def consume_followed(self, written: int) -> None:
+        """Somebody else wrote `written` bytes of the followed log for us."""
+        if written and self.cursor is not None:
+            self.bytes_sent += written
+            items = self.cursor.peek(len(MessageClass) + written, written)  # a message has a byte at least
+            self._consume(items, 0, written)
+
+    def _consume(self, items: Sequence[Item | OwnItem], own: int, written: int) -> None:
+        """Move past what was written; what is left of a message written in part is in flight."""
+        inflight = self._inflight
+        if inflight is not None:
+            if written < len(inflight.rest):
+                inflight.rest = inflight.rest[written:]
+                return
+            written -= len(inflight.rest)
+            self._inflight = None
+        taken = 0
+        for item in items:
+            if not written:
+                break
+            taken += 1
+            if written < len(item[1]):
+                self._inflight = _InFlight(item, written, own=taken <= own)
+                break
+            written -= len(item[1])
+        self.backlog.take(min(taken, own))
+        cursor = self.cursor
+        if taken > own and cursor is not None:
+            cursor.take(taken - own)
+            end = cursor.joining_to
+            if self._inflight is not None:
+                self._inflight.given = end is not None and cursor.entry.sequence <= end.sequence
+
+    # -- the load
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """(bytes, messages) that are queued for this peer alone: all that is not read from the followed log."""
+        messages = len(self.backlog)
+        size = self.backlog.size_bytes if messages else 0
+        if self._inflight is not None:
+            size += len(self._inflight.rest)
+            messages += 1
+        if self.cursor is not None:
+            copied_bytes, copied_messages = self.cursor.copied
+            size += copied_bytes
+            messages += copied_messages
+        return size, messages
+
+    def counted(self, now: float, limits: Limits, *, log: bool) -> Load:
+        """Return what counts against `limits` of what is queued, all of which was offered to the kernel.
+
+        Not what joining gave; and not the bytes of a message in flight that is as large as the soft mark: however fast
+        the peer, its kernel cannot take that at once, and what is in flight is finished anyway. Its age counts.
+        """
+        load = self.load(now, limits.overhead_bytes, log=log, given=False)
+        inflight = self._inflight
+        if inflight is None or inflight.size_bytes < limits.size.marks[1]:
+            return load
+        return Load(load.size_bytes - len(inflight.rest), load.messages, load.age_ms)
+
+    def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
+        """Return what is queued."""
+        backlog, cursor, inflight = self.backlog, self.cursor, self._inflight
+        messages = len(backlog)
+        size, oldest = (backlog.size_bytes, backlog.oldest_at) if messages else (0, None)
+        joining = cursor is not None and cursor.joining_to is not None
+        if inflight is not None and (given or not (joining and inflight.given)):
+            size += len(inflight.rest)
+            messages += 1
+            oldest = inflight.since if oldest is None else min(oldest, inflight.since)
+        if cursor is not None and log:
+            since = cursor.oldest_at() if given else cursor.oldest_counted_at()
+            log_size, log_messages = cursor.load()
+            if not given:
+                given_size, given_messages = cursor.allowance()
+                log_size, log_messages = max(log_size - given_size, 0), max(log_messages - given_messages, 0)
+            size += log_size
+            messages += log_messages
+            if since is not None:
+                oldest = since if oldest is None else min(oldest, since)
+        age_ms = 0.0 if oldest is None else max(0.0, (now - oldest) * 1000)
+        return Load(size + messages * overhead_bytes, messages, age_ms)
+
+    @property
+    def joining_load_bytes(self) -> int:
+        """Bytes left of everything queued: what falls while a joiner catches up."""
+        return self._inflight_bytes + (self.cursor.load()[0] if self.cursor is not None else 0)
+
+    @property
+    def cache_taken(self) -> bool:
+        """Whether nothing is left of what joining gave, the message in flight included."""
+        given = self._inflight is not None and self._inflight.given
+        return not given and (self.cursor is None or self.cursor.cache_taken)
+
+    # -- thinning and ending
+
+    def thin(self, mode: Thin, limits: Limits, now: float, reason: DropReason) -> None:
+        """Thin what is queued by `mode`; what is dropped is counted as `reason`."""
+        cursor, backlog = self.cursor, self.backlog
+        if mode is Thin.DROPPABLE:
+            backlog.drop_droppable(reason)
+            if cursor is not None:
+                cursor.drop_droppable(reason, now)
+        elif mode is Thin.TO_KEY_FRAME:
+            if cursor is not None:
+                cursor.thin_to_key_frame(self._room(limits, now, backlog.own_bytes, backlog.own_messages), now, reason)
+            size, messages = cursor.load() if cursor is not None else (0, 0)
+            backlog.drop_oldest(self._room(limits, now, size, messages), reason)
+
+    def cut_behind(self, timing: Timing) -> bool:
+        """Leave out what of the followed log would be late behind all that goes before it; return whether any."""
+        timing.held_bytes += self.backlog.size_bytes + self._inflight_bytes
+        return self.cursor is not None and self.cursor.cut_behind(timing)
+
+    def skip_to_live(self, limits: Limits, now: float) -> bool:
+        """Go to the newest key frame of the followed log; return whether there was one ahead."""
+        cursor, backlog = self.cursor, self.backlog
+        room = self._room(limits, now, backlog.own_bytes, backlog.own_messages)
+        return cursor is not None and cursor.skip_to_live(room, now)
+
+    def _room(self, limits: Limits, now: float, more_bytes: int, more_messages: int) -> Room:
+        """Return what a part of the queue may hold for the whole to be at the low marks; `more_...` is in the rest."""
+        backlog, overhead = self.backlog, limits.overhead_bytes
+        rest = self._inflight_bytes
+        fixed = len(backlog.control or ()) + (1 if rest else 0) + more_messages
+        size = limits.size.marks[0] - rest - backlog.control_bytes - more_bytes - fixed * overhead
+        return Room(size, limits.messages.marks[0] - fixed, now - limits.age_ms.marks[0] / 1000, overhead)
+
+    def follow(self, cursor: LogCursor) -> None:
+        self.cursor = cursor
+
+    def unfollow(self, reason: DropReason) -> None:
+        """Drop what is queued from the followed log and keep its accounts; a message in flight stays."""
+        cursor = self.cursor
+        if cursor is None:
+            return
+        cursor.drop_everything(reason)
+        accepted, dropped, _ = cursor.books()
+        past = self._past = self._past or _Past()
+        past.accepted.add_figures(accepted)
+        add_by_reason(past.dropped, dropped)
+        past.restarts += cursor.restarts
+        past.key_waits_expired += cursor.key_waits_expired
+        self.cursor = None
+
+    def drop_everything(self, reason: DropReason) -> None:
+        """Drop all there is, the message in flight too: the connection is over."""
+        self.unfollow(reason)
+        self.backlog.drop_everything(reason)
+        if self._inflight is not None:
+            past = self._past = self._past or _Past()
+            add_by_reason(past.dropped, {DropReason.CLOSED: self._inflight_figures()})
+            self._inflight = None
+
+    # -- accounts
+
+    def accounts(self) -> tuple[Counts, dict[DropReason, Counts], Counts]:
+        """Return (accepted, dropped by reason, queued) by class; what is in none of the last two was sent.
+
+        A message in flight counts as queued until its last byte is out.
+        """
+        return as_counts(self._books())
+
+    def figures(self) -> tuple[Figures, Figures, Figures]:
+        """Return (accepted, dropped, queued) as `accounts` does, as figures and for all reasons together."""
+        accepted, dropped, queued = self._books()
+        lost = NO_FIGURES
+        for figures in dropped.values():
+            lost = tuple(map(add, lost, figures))
+        return accepted, lost, queued
+
+    def _books(self) -> Books:
+        backlog, past = self.backlog, self._past
+        accepted, dropped, queued = self.cursor.books() if self.cursor is not None else (NO_FIGURES, {}, NO_FIGURES)
+        accepted = tuple(map(add, accepted, backlog.accepted))
+        if backlog.dropped:
+            add_by_reason(dropped, backlog.dropped)
+        if len(backlog):
+            for queue in backlog.queues:
+                queued = tuple(map(add, queued, queue.tally))
+        if self._inflight is not None:
+            queued = tuple(map(add, queued, self._inflight_figures()))
+        if past is not None:
+            accepted = tuple(map(add, accepted, past.accepted))
+            add_by_reason(dropped, past.dropped)
+        return accepted, dropped, queued
+
+    def dropped(self) -> dict[DropReason, Counts]:
+        """What was refused or thrown away, by reason and class."""
+        return self.accounts()[1]
+
+    @property
+    def restarts(self) -> int:
+        """Times the peer was brought to a key frame after a loss."""
+        return sum(part.restarts for part in (self._past, self.cursor) if part is not None)
+
+    @property
+    def key_waits_expired(self) -> int:
+        """Times no key frame came in time."""
+        return sum(part.key_waits_expired for part in (self._past, self.cursor) if part is not None)
+
+    @property
+    def waiting_for_key(self) -> bool:
+        """Whether inter frames are refused until the next key frame."""
+        return self.cursor is not None and self.cursor.waiting_for_key
+
+    @property
+    def _inflight_bytes(self) -> int:
+        return 0 if self._inflight is None else len(self._inflight.rest)
+
+    def _inflight_figures(self) -> Tally:
+        figures = Tally()
+        if self._inflight is not None:
+            figures.add(self._inflight.message_class, self._inflight.size_bytes)
+        return figures
+
+
+def would_block(error: Exception) -> bool:
+    """Return whether a write that raised `error` may be tried again later: EAGAIN, or what TLS says in its place.
+
+    Those two of `ssl` are no BlockingIOError. They are known by their names, for importing `ssl` takes
+    20 ms, which nobody needs whose transports are plain sockets.
+    """
+    return isinstance(error, BlockingIOError) or type(error).__name__ in _TLS_WOULD_BLOCK
+
+
+def gather_write(transport: Transport, buffers: list[bytes | memoryview]) -> tuple[int, bool, OSError | None]:
+    """Write all of `buffers` with as many calls as it takes, until done or EAGAIN.
+
+    A call that takes only a part is followed by another: only EAGAIN itself is proof that the kernel is full.
+    """
+    left = sum(map(len, buffers))
+    written = 0
+    while left:
+        try:
+            count = transport.sendmsg(buffers)
+        except BlockingIOError:
+            return written, True, None
+        except OSError as error:
+            blocked = would_block(error)
+            return written, blocked, None if blocked else error.with_traceback(None)
+        if not count:  # no socket does this; a transport that does must not spin us
+            return written, True, None
+        written += count
+        left -= count
+        if left:
+            buffers = _after(buffers, count)
+    return written, False, None
+
+
+def write_one(transport: Transport, data: bytes) -> tuple[int, bool, OSError | None]:
+    """Do what `gather_write` does for one message, which the kernel nearly always takes whole."""
+    try:
+        written = transport.send(data)
+    except BlockingIOError:
+        return 0, True, None
+    except OSError as error:
+        blocked = would_block(error)
+        return 0, blocked, None if blocked else error.with_traceback(None)
+    if written == len(data):
+        return written, False, None
+    more, blocked, failure = gather_write(transport, [memoryview(data)[written:]]) if written else (0, True, None)
+    return written + more, blocked, failure
+
+
+def _after(buffers: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:
+    """Return what is left of `buffers` after their first `count` bytes."""
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [memoryview(buffer)[count:], *islice(buffers, index + 1, None)]
+        count -= len(buffer)
+    return []

@@ -1,0 +1,221 @@
+"""What a viewer of a log is refused: from which message on which classes, and the wait for a key frame (pure).
+
+What is refused changes at a *gate* of the log: from that entry on, it is a bit mask of classes for each reason. That
+makes the queue of a slow viewer a subtraction: between two gates, the refused messages of a class are the difference of
+the entries' totals. Only a viewer that lags has any.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowctl.core.flow.policy import BROKEN_MASK, KEY_WAIT_S
+from flowctl.core.flow.state import CLASS_COUNT, MessageClass
+from flowctl.core.outgoing.streamlog import Entry
+from flowctl.reasons import DropReason
+
+_KEY: Final = MessageClass.KEY
+_INTER: Final = MessageClass.INTER
+
+Refused = tuple[list[int], DropReason]
+"""(figures, reason)."""
+
+
+class Refusal:
+    """Classes that are refused, each for the reason that came first: what was reported must not change its name.
+
+    Attributes:
+        mask: the classes, as bits by `MessageClass`.
+        parts: (bits, reason); no class is in two of them.
+    """
+
+    __slots__ = ("mask", "parts")
+
+    def __init__(self, mask: int, reason: DropReason) -> None:
+        self.mask = mask
+        self.parts: tuple[tuple[int, DropReason], ...] = ((mask, reason),) if mask else ()
+
+    def copy(self) -> Refusal:
+        """Return the same, to be changed on its own."""
+        other = Refusal(0, DropReason.REFUSED)
+        other.mask, other.parts = self.mask, self.parts
+        return other
+
+    def add(self, mask: int, reason: DropReason) -> None:
+        """Refuse the classes in `mask` as well; those that are refused already keep their reason."""
+        new = mask & ~self.mask
+        if new:
+            self.mask |= new
+            self.parts = (*self.parts, (new, reason))
+
+    def reason_of(self, item: MessageClass) -> DropReason:
+        """Return why a class that is refused is."""
+        return next(reason for mask, reason in self.parts if mask >> item & 1)
+
+
+class Gate:
+    """From `start` on, messages are refused as `refusal` says.
+
+    `restart` holds messages to hand over right before `start`, waiting since `since`.
+    """
+
+    __slots__ = ("refusal", "restart", "since", "start")
+
+    def __init__(self, start: Entry, refusal: Refusal, restart: tuple[bytes, ...], since: float) -> None:
+        self.start = start
+        self.refusal = refusal
+        self.restart = restart
+        self.since = since
+
+    @property
+    def mask(self) -> int:
+        """Classes refused, as bits by `MessageClass`."""
+        return self.refusal.mask
+
+
+class Refusals:
+    """What is refused at one cursor's place and ahead of it.
+
+    A gate that the cursor has reached is kept as a mask alone: it must not hold the log from its start on, for a
+    viewer may stay behind one for hours.
+
+    Attributes:
+        ahead: gates that the cursor has not reached, in order.
+    """
+
+    __slots__ = ("ahead", "here")
+
+    def __init__(self) -> None:
+        self.here = Refusal(0, DropReason.REFUSED)
+        self.ahead: list[Gate] = []
+
+    @property
+    def mask(self) -> int:
+        """Classes refused at the cursor, as bits by `MessageClass`."""
+        return self.here.mask
+
+    @property
+    def open_wide(self) -> bool:
+        """Whether nothing is refused, here or ahead, and nothing is handed over ahead."""
+        return not self.mask and not self.ahead
+
+    @property
+    def last_mask(self) -> int:
+        """What is refused at the log's end."""
+        return self.ahead[-1].mask if self.ahead else self.mask
+
+    def add(self, start: Entry, mask: int, reason: DropReason, restart: tuple[bytes, ...], since: float) -> None:
+        """From `start` on, where no gate lies behind, refuse just `mask`."""
+        ahead = self.ahead
+        if ahead and ahead[-1].start is start:
+            restart = ahead.pop().restart + restart
+        if restart or self.last_mask != mask:
+            ahead.append(Gate(start, Refusal(mask, reason), restart, since))
+
+    def tighten(self, start: Entry, at: Entry, extra: int, reason: DropReason, now: float) -> None:
+        """From `start` on, which is not behind the cursor's place `at`, refuse `extra` as well."""
+        index = 0
+        while index < len(self.ahead) and self.ahead[index].start.sequence < start.sequence:
+            index += 1
+        if start.sequence <= at.sequence:
+            self.here.add(extra, reason)
+        elif index == len(self.ahead) or self.ahead[index].start is not start:
+            before = self.ahead[index - 1].refusal if index else self.here
+            self.ahead.insert(index, Gate(start, before.copy(), (), now))
+        for gate in self.ahead[index:]:
+            gate.refusal.add(extra, reason)
+
+    def arrive(self, sequence: int) -> list[Gate]:
+        """Put in force the gates up to `sequence`, where the cursor is now; return those with messages to hand over."""
+        passed = []
+        while self.ahead and self.ahead[0].start.sequence <= sequence:
+            gate = self.ahead.pop(0)
+            self.here = gate.refusal
+            if gate.restart:
+                passed.append(gate)
+        return passed
+
+    def cut(self, sequence: int) -> list[Gate]:
+        """Forget the gates from `sequence` on, and return them: their messages will not be handed over."""
+        lost = []
+        while self.ahead and self.ahead[-1].start.sequence >= sequence:
+            lost.append(self.ahead.pop())
+        return lost
+
+    def between(self, first: Entry, last: Entry) -> list[Refused]:
+        """Return what is refused from `first`, the cursor's place, up to, not including, `last`."""
+        result: list[Refused] = []
+        refusal, start = self.here, first
+        for gate in self.ahead:
+            if gate.start.sequence >= last.sequence:
+                break
+            _add_refused(result, refusal, start, gate.start)
+            refusal, start = gate.refusal, gate.start
+        _add_refused(result, refusal, start, last)
+        return result
+
+    def restarts(self) -> list[bytes]:
+        """Return all messages to hand over ahead."""
+        return [wire for gate in self.ahead for wire in gate.restart]
+
+
+def _add_refused(result: list[Refused], refusal: Refusal, first: Entry, last: Entry) -> None:
+    if last.sequence <= first.sequence:
+        return
+    for mask, reason in refusal.parts:
+        figures = [0] * (2 * CLASS_COUNT)
+        for item in range(CLASS_COUNT):
+            if mask >> item & 1:
+                figures[item] = last.counts[item] - first.counts[item]
+                figures[item + CLASS_COUNT] = last.sizes[item] - first.sizes[item]
+        result.append((figures, reason))
+
+
+def frames_before(entry: Entry) -> int:
+    """Return the number of frames before `entry` that others may refer to."""
+    return entry.counts[_KEY] + entry.counts[_INTER]
+
+
+class KeyWait:
+    """Inter frames are refused until the first key frame from some place in the log on."""
+
+    __slots__ = ("_frames", "_gop", "_key", "least_s", "lost", "mask", "reason", "since", "start")
+
+    def __init__(self, start: Entry, since: float, mask: int = BROKEN_MASK, *, lost: bool) -> None:
+        self.since = since
+        self.least_s = KEY_WAIT_S
+        self.reason = DropReason.KEY_WAIT
+        self.mask = mask
+        self.lost = lost
+        self._move(start)
+
+    def _move(self, start: Entry) -> None:
+        # Where `start` is the log's tail, another thread may just be making a key frame of it: its group tells.
+        gop = start.gop
+        self._key = start if gop.key_sequence == start.sequence else None
+        self._gop = gop
+        self._frames = frames_before(start)
+        self.start = start.sequence
+
+    @classmethod
+    def after(cls, key: Entry) -> KeyWait:
+        """Return a wait for the key frame after `key`, with nothing lost yet."""
+        wait = cls(key, key.enqueued_at, lost=False)
+        wait._key = None
+        wait._frames += 1
+        wait.start += 1
+        return wait
+
+    @property
+    def key(self) -> Entry | None:
+        """The key frame that was waited for. None: it has not come."""
+        return self._key or self._gop.next_key
+
+    def broken_at(self, end: Entry) -> bool:
+        """Return whether a frame that others may refer to was lost before `end`."""
+        return self.lost or frames_before(end) > self._frames
+
+    def rebase(self, start: Entry) -> None:
+        """Wait from `start` on instead: key frames before it were lost too, or do not count. Holds no older entry."""
+        self.lost = self.broken_at(start)
+        self._move(start)

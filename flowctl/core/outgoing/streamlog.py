@@ -1,0 +1,338 @@
+"""The stream log: one append-only list of messages that any number of viewers follow, each with a cursor.
+
+How it works. A published message is serialised once and becomes an `Entry`; entries are linked forwards only. The log
+always ends in an empty entry, its *tail*, which the next append fills: a cursor is therefore always simply a
+reference to the entry to be sent next, also when it has caught up. Every entry knows the totals before it (offset,
+sequence, and both per class), so the length of any viewer's queue, and what it was given, sent and spared by class,
+is a subtraction.
+
+Nobody trims the log. An entry lives exactly as long as a cursor stands at or before it, or the GOP cache holds it:
+Python's reference counts do the book-keeping that a ring buffer would need a "slowest reader" for, and a viewer that
+falls behind costs no memory of its own. How far behind one may fall is bounded by its limits. For this to hold, every
+reference in here points forwards: an entry to the next one and to its group, a group to the *next* key frame, never
+to its own. A group that held its own key frame would be a cycle, which only the garbage collector could free, and
+would keep all of a group alive for a viewer at its end.
+
+Appending is for one thread at a time (the publisher's). Reading is for any thread and needs no lock: an entry is
+filled before its `next` is set, and `tail` is replaced last.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from flowctl.core.flow.rates import ClassRates
+from flowctl.core.flow.state import CLASS_COUNT, MessageClass
+from flowctl.core.flow.timing import fill_bytes
+from flowctl.core.text.fieldtypes import check_fields
+from flowctl.errors import ConfigError, LocalProtocolError
+
+Wire = bytes | bytearray | memoryview
+"""A message as the application hands it over."""
+
+_ZEROS: Final = (0,) * CLASS_COUNT
+_KEY: Final = MessageClass.KEY
+_VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
+
+
+class Gop:
+    """A group of pictures: a key frame and what follows it up to the next one.
+
+    Attributes:
+        key_sequence: sequence number of its key frame; -1 for what came before the first one. A number and not the
+            entry: see the module.
+        next_key: the key frame that ends this group and opens the following one, `next_key.gop`. None while open.
+        restart: wire messages to send before its key frame to a viewer that starts there (metadata and codec
+            configuration).
+        started_at: enqueue time of its key frame in seconds.
+        offset: wire bytes of the log before its key frame.
+        key_bytes: size of its key frame.
+    """
+
+    __slots__ = ("key_bytes", "key_sequence", "next_key", "offset", "restart", "started_at")
+
+    def __init__(
+        self, key_sequence: int, restart: tuple[bytes, ...], started_at: float, offset: int = 0, key_bytes: int = 0
+    ) -> None:
+        self.offset = offset
+        self.key_bytes = key_bytes
+        self.key_sequence = key_sequence
+        self.next_key: Entry | None = None
+        self.restart = restart
+        self.started_at = started_at
+
+
+class Entry:
+    """One message of a log, or its empty tail.
+
+    Attributes:
+        sequence: number of messages before this one since the log began.
+        offset: wire bytes before this one.
+        counts: messages before this one by class (index: `MessageClass`).
+        sizes: wire bytes before this one by class.
+        wire: the serialised message; empty in the tail.
+        message_class: class of the message; meaningless in the tail.
+        enqueued_at: time of the append in seconds; 0 in the tail.
+        gop: the group that was open when this entry was linked; for a key frame the group that it opens.
+        leading: whether it is a picture that may refer to ones from before its group's key frame (open GOP): who
+            started at that one cannot decode it. No picture behind the leading ones refers to them. Of a key frame:
+            whether such pictures may follow.
+        next: the following entry. None exactly in the tail.
+    """
+
+    __slots__ = (
+        *("counts", "enqueued_at", "gop", "leading", "message_class"),
+        *("next", "offset", "sequence", "sizes", "wire"),
+    )
+
+    def __init__(self, sequence: int, offset: int, counts: tuple[int, ...], sizes: tuple[int, ...], gop: Gop) -> None:
+        self.sequence = sequence
+        self.offset = offset
+        self.counts = counts
+        self.sizes = sizes
+        self.wire = b""
+        self.message_class = MessageClass.CONTROL
+        self.enqueued_at = 0.0
+        self.gop = gop
+        self.leading = False
+        self.next: Entry | None = None
+
+
+class Place:
+    """A position in a log that viewers can share: moving it moves all of them, and holds the log once."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+
+
+class LogListener(Protocol):
+    """Someone who flushes viewers of a log: one per log and poll group."""
+
+    def appended(self, log: StreamLog) -> None:
+        """The log has grown; called on the publisher's thread, must not block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheLimits:
+    """Bounds of the GOP cache; passing any of them empties it until the next key frame.
+
+    Without them a publisher that sends no key frame for minutes would make the log grow without end
+    (precedents: SRS ``gop_cache_max_frames`` 2500; nginx-http-flv issue 29).
+
+    Args:
+        size_bytes: wire bytes from the key frame on. 0: no cache.
+        messages: messages from the key frame on.
+        duration_s: wall-clock seconds since the key frame.
+    """
+
+    size_bytes: int = 16 * 1024 * 1024
+    messages: int = 4096
+    duration_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("size_bytes", "messages", "duration_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} of the GOP cache is {getattr(self, name)}, it must be 0 or more")
+
+
+_names = itertools.count(1)
+
+
+class StreamLog:
+    """An append-only log of serialised messages in one wire format.
+
+    Args:
+        name: for logs and statistics. None: a number.
+        cache: bounds of the GOP cache.
+
+    Attributes:
+        batched: whether what is appended has been gathered already, by another server that flushes about as often.
+    """
+
+    __slots__ = (
+        "_cached",
+        "_listeners",
+        "batched",
+        "cache",
+        "fill_bytes",
+        "gop",
+        "gop_bytes",
+        "gop_duration_s",
+        "has_video",
+        "headers",
+        "largest_bytes",
+        "name",
+        "rates",
+        "tail",
+    )
+
+    def __init__(self, name: str | None = None, *, cache: CacheLimits | None = None) -> None:
+        self.name = name or f"log-{next(_names)}"
+        self.cache = cache or CacheLimits()
+        self.batched = False
+        self.gop = Gop(-1, (), 0.0)
+        self.tail = Entry(0, 0, _ZEROS, _ZEROS, self.gop)
+        self.has_video = False
+        self.headers: tuple[bytes, ...] = ()  # the newest, for a viewer that goes on in the middle of a group
+        self.largest_bytes = 0  # largest message seen: a soft limit below twice of it cannot work
+        self.rates = ClassRates()  # what a second of it holds, by class
+        self.fill_bytes = 0  # what the kernel is given ahead of a viewer that keeps up; 0: as usual
+        self.gop_duration_s = 0.0  # length of the last complete group
+        self.gop_bytes = 0  # what was published in that time
+        self._cached: Entry | None = None  # first entry of the GOP cache
+        self._listeners: tuple[LogListener, ...] = ()
+
+    def append(
+        self,
+        wire: Wire,
+        message_class: MessageClass,
+        now: float,
+        *,
+        restart: tuple[Wire, ...] = (),
+        droppable: bool | None = None,
+        leading: bool = False,
+    ) -> Entry:
+        """Add one message at the end; O(1) in the number of viewers.
+
+        Args:
+            wire: the message as it goes to the socket, complete; not empty. What is no `bytes` is copied, here and in
+                `restart`.
+            message_class: its class; KEY opens a new group.
+            now: time in seconds.
+            restart: for KEY: the wire messages that a viewer who starts at this one needs before it.
+            droppable: whether viewers may be spared it. None: all classes but CONTROL and HEADER. The totals of a log
+                are by class, so what differs from that is filed, and counted, under another: AUDIO and DATA that may
+                not be dropped under CONTROL, which keeps its place in the log, and HEADER that may under DATA.
+            leading: of a picture, see `Entry`.
+
+        Returns:
+            The entry that holds the message.
+
+        Raises:
+            LocalProtocolError: a message is no bytes, or empty. The kernel never takes an empty one, so nobody could
+                pass it. Or a frame was to be kept at any price: without those it refers to it is of no use.
+        """
+        if droppable is not None:
+            message_class = _filed_under(message_class, droppable=droppable)
+        if type(wire) is not bytes:
+            wire = owned_bytes(wire)
+        size = len(wire)
+        headers = _owned(restart) if restart else ()
+        if not size or (headers and not all(headers)):
+            raise LocalProtocolError("an empty message cannot be published", hint="leave it out")
+        entry = self.tail
+        counts, sizes = list(entry.counts), list(entry.sizes)
+        if now >= self.rates.due:
+            self.rates.note(now, entry.counts, entry.sizes)
+            self.fill_bytes = fill_bytes(self.rates.bytes_per_s, self.largest_bytes, self.fill_bytes)
+        if not self.has_video and message_class in _VIDEO:
+            self.has_video = True
+        self.largest_bytes = max(self.largest_bytes, size)
+        counts[message_class] += 1
+        sizes[message_class] += size
+        entry.wire = wire
+        entry.message_class = message_class
+        entry.enqueued_at = now
+        entry.leading = leading
+        if message_class is _KEY:
+            self._open_gop(entry, headers, now)
+        tail = Entry(entry.sequence + 1, entry.offset + size, tuple(counts), tuple(sizes), self.gop)
+        # The order of these two lines is what lets other threads read without a lock.
+        entry.next = tail
+        self.tail = tail
+        if self._cached is not None:
+            self._bound_cache(self._cached, tail, now)
+        for listener in self._listeners:
+            listener.appended(self)
+        return entry
+
+    def _open_gop(self, entry: Entry, restart: tuple[bytes, ...], now: float) -> None:
+        previous = self.gop
+        gop = Gop(entry.sequence, restart, now, entry.offset, len(entry.wire))
+        if previous.key_sequence >= 0:
+            self.gop_duration_s = now - previous.started_at
+            self.gop_bytes = entry.offset - previous.offset
+        # Who finds the key frame through the previous group finds it filled and with its own group.
+        entry.gop = gop
+        previous.next_key = entry
+        self.gop = gop
+        self.headers = restart
+        self._cached = entry
+
+    def _bound_cache(self, cached: Entry, tail: Entry, now: float) -> None:
+        cache = self.cache
+        if (
+            tail.offset - cached.offset > cache.size_bytes
+            or tail.sequence - cached.sequence > cache.messages
+            or now - cached.enqueued_at > cache.duration_s
+        ):
+            self._cached = None
+
+    def drop_cache(self) -> None:
+        """Empty the GOP cache: the next viewer to join waits for a key frame. For a publisher that went away."""
+        self._cached = None
+
+    @property
+    def cached(self) -> Entry | None:
+        """The key frame at which a viewer can start now. None: there is none within the bounds of the cache."""
+        return self._cached
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate of the last complete group of pictures, else that of the last seconds; 0 while neither is known.
+
+        Seconds that hold the key frames of two groups of 10 s, or of none, say little where those are large.
+        """
+        return (
+            self.gop_bytes / self.gop_duration_s if self.gop_bytes and self.gop_duration_s else self.rates.bytes_per_s
+        )
+
+    @property
+    def sounds(self) -> bool:
+        """Whether it is known that sound is published."""
+        by_class = self.rates.by_class
+        return bool(by_class) and by_class[MessageClass.AUDIO] > 0
+
+    def listen(self, listener: LogListener) -> None:
+        """Call `listener.appended` after each append from now on."""
+        self._listeners = (*self._listeners, listener)
+
+    def unlisten(self, listener: LogListener) -> None:
+        """Stop calling `listener`; harmless when it is not listening."""
+        self._listeners = tuple(item for item in self._listeners if item is not listener)
+
+
+def _filed_under(message_class: MessageClass, *, droppable: bool) -> MessageClass:
+    """Return the class of a log whose messages are dropped, or not, as `droppable` says."""
+    if message_class in _VIDEO:
+        if not droppable:
+            raise LocalProtocolError(
+                f"a {message_class.name} of a log cannot be kept from being dropped",
+                hint="what a viewer gets of the frames follows from the key frames it gets; see DropPolicy",
+            )
+        return message_class
+    if message_class is MessageClass.HEADER:
+        return MessageClass.DATA if droppable else message_class
+    return message_class if droppable else MessageClass.CONTROL
+
+
+def owned_bytes(data: object) -> bytes:
+    """Return `data` as bytes of our own: it is sent later, when the caller may have reused its buffer."""
+    try:
+        return data if isinstance(data, bytes) else bytes(memoryview(data))  # type: ignore[arg-type]  # the check: bytes() alone takes numbers and lists
+    except TypeError:
+        raise LocalProtocolError(
+            f"a message must be bytes, not {type(data).__name__}", hint="encode text, for example with str.encode()"
+        ) from None
+
+
+def _owned(messages: tuple[bytes | bytearray | memoryview, ...]) -> tuple[bytes, ...]:
+    """Return messages as bytes of our own; those that are bytes as the same objects, which key frames share."""
+    if all(type(message) is bytes for message in messages):
+        return cast("tuple[bytes, ...]", messages)
+    return tuple(map(owned_bytes, messages))

@@ -1,0 +1,152 @@
+"""What a Sender gives back, and what it needs of its surroundings: frontend, fan-out, and its thread."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, Protocol, TypeVar
+
+from flowctl.core.flow.state import SendState, StateChange
+from flowctl.core.loop.faults import as_exception, log_error
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.reasons import CloseReason
+
+SenderT_contra = TypeVar("SenderT_contra", contravariant=True)
+
+
+class SendOutcome(enum.Enum):
+    """What became of a message: it will be sent, the policy refused it, or the Sender is closed."""
+
+    ACCEPTED = "accepted"
+    DROPPED = "dropped"
+    CLOSED = "closed"
+
+
+class SendResult(NamedTuple):
+    """What `Sender.send` returns, so that a caller need not race the callback.
+
+    Attributes:
+        outcome: what became of the message.
+        state: the Sender's state after it.
+    """
+
+    outcome: SendOutcome
+    state: SendState
+
+
+class FlushResult(enum.Enum):
+    """How a flush ended: all taken, turn used up, kernel full, or connection over."""
+
+    DRAINED = "drained"
+    MORE = "more"
+    BLOCKED = "blocked"
+    CLOSED = "closed"
+
+
+class Frontend(Protocol):
+    """The application's end of a Sender."""
+
+    def send_state_changed(self, state: SendState, change: StateChange) -> None:
+        """Note one edge.
+
+        Called once per edge, in order, under the Sender's lock, from whichever thread caused it. Must not block and
+        must not call a Sender, this one or another: that raises `ReentryError`. Pausing a Receiver is allowed; anything
+        else that is to be done with the connection is scheduled on its Registration. What it raises is contained, and
+        reported when the lock is released.
+        """
+
+
+class CohortLike(Protocol[SenderT_contra]):
+    """What a Sender needs of the fan-out that writes a log to viewers who keep up (see `core.fanout.fanout`)."""
+
+    @property
+    def log(self) -> StreamLog:
+        """The log that is fanned out."""
+
+    def add(self, sender: SenderT_contra) -> None:
+        """Serve `sender` from its own cursor until it has caught up. Owning thread."""
+
+    def left(self, sender: SenderT_contra) -> None:
+        """Serve a member from its own cursor from now on. Owning thread."""
+
+    def runnable(self, sender: SenderT_contra) -> None:
+        """Serve `sender` in its turn: the kernel takes more again, or it has more to write. Owning thread."""
+
+    def remove(self, sender: SenderT_contra) -> None:
+        """Serve `sender` no longer. Owning thread."""
+
+    def limits_changed(self, sender: SenderT_contra) -> None:
+        """The limits of `sender` are new, or more counts against them. Owning thread."""
+
+
+class SenderHost(Protocol):
+    """What a Sender needs of the thread that owns it; a `Connection` is one."""
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+
+    def wrote(self, size_bytes: int) -> None:
+        """Count what the kernel has taken; writes of a cohort are counted by its fan-out. The writing thread."""
+
+    def request_flush(self) -> None:
+        """Call `Sender.flush` soon on the owning thread. Any thread; idempotent while pending."""
+
+    def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - one flag, named by the method
+        """Call, or stop calling, `Sender.writable` when the kernel can take more. Owning thread, or any in tests."""
+
+    def set_deadline(self, when: float) -> None:
+        """Call `Sender.tick` at `when` or, if asked for an earlier time before, already then. Any thread."""
+
+    def terminate(self, reason: CloseReason, details: str) -> None:
+        """End the connection soon, on the owning thread. Any thread; the first reason counts."""
+
+    def in_thread(self) -> bool:
+        """Return whether the caller is on the owning thread."""
+
+    def handler_failed(self, where: str, error: BaseException) -> None:
+        """Log that a handler or policy of the application raised. Any thread, no lock held."""
+
+    def ledger_grew(self) -> None:
+        """The Sender has something in `Sender.unread_ledger`. Any thread; must only schedule."""
+
+    def kernel_bytes(self) -> int:
+        """Return what the kernel has taken and the peer has not acknowledged; 0 where that cannot be told."""
+
+    def limit_unsent(self, size_bytes: int) -> None:
+        """Have the kernel take no more than about `size_bytes` ahead of what it sends; 0: as usual. Owning thread."""
+
+    def strained(self) -> bool:
+        """Return whether the owning thread had no room a moment ago: a peer that seems slow may not be. Any thread."""
+
+
+class NoHost:
+    """Stands in for the host of a Sender that is over, whose connection is gone: nobody is left to ask or tell."""
+
+    __slots__ = ("_ended_at",)
+
+    def __init__(self, ended_at: float) -> None:
+        self._ended_at = ended_at
+
+    def now(self) -> float:
+        """Return when the Sender ended."""
+        return self._ended_at
+
+    def in_thread(self) -> bool:
+        """Return True: any thread is as good."""
+        return True
+
+    def kernel_bytes(self) -> int:
+        """Return 0: the socket is closed."""
+        return 0
+
+    def strained(self) -> bool:
+        """Return False: there is no thread."""
+        return False
+
+    def handler_failed(self, where: str, error: BaseException) -> None:
+        """Log it."""
+        log_error(where, as_exception(error))
+
+    def _nothing(self, *args: object) -> None:
+        """Do nothing."""
+
+    wrote = request_flush = want_writable = set_deadline = terminate = ledger_grew = limit_unsent = _nothing

@@ -1,0 +1,313 @@
+"""What a Sender knows of a peer that does not keep up, and what follows from it (pure).
+
+Theory of operation. A `SlowPeer` is made at the first EAGAIN, so that peers that keep up cost nothing. A *sample*
+(delay and drain rate) is taken about twice a second, on the Sender's timer, and with each write to a viewer that lags:
+what the kernel holds and the drain rate tell what would reach it too late and is left out (`core.flow.timing`), and
+how much the kernel is given *ahead*. A peer that is too far behind is to be brought back to live. The Sender asks, and
+does what it is told: there is no lock, no clock and no socket here.
+
+See `flowctl.core.flow.meters`, `flowctl.core.flow.timing` and `flowctl.core.flow.forecast` for the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from flowctl.core.flow.forecast import Forecast, time_to_hard
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.meters import LEAST_SAMPLE_S, DelayMeter, DrainMeter, PictureMeter, Trail
+from flowctl.core.flow.state import CLASS_COUNT, Load
+from flowctl.core.flow.timing import MOST_TARGET_S, Timing, ahead_bytes, carries, most_wait_s, target_s
+from flowctl.core.outgoing.backlog import Backlog
+from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.sending.settings import AgeSource, SenderSettings
+from flowctl.units import format_size
+
+HEALTHY_MS: Final = 500.0
+"""A peer that is less than this behind is not measured any further unless something else is wrong."""
+_SMOOTHING: Final = 0.3
+"""Weight of the newest fill rate."""
+_HOLD_S: Final = 2.0
+"""So long after a picture was left out, and for two groups of pictures, a peer that has taken all is no healthy one."""
+_EARLY_S: Final = 0.001
+"""A timer may come so much early."""
+_NEVER: Final = float("-inf")
+
+
+class SlowPeer:
+    """Meters and counts of one peer. Not thread-safe: its Sender's lock guards it.
+
+    Attributes:
+        by_delay: whether the delay counts as age against the limits.
+        last_share: that share, of the log that was left last; asked for after the end.
+        behind_ms: how old the oldest was that it had not taken, at the last sample.
+        behind_max_ms: the largest of these since the open episode of drops began.
+        waited: whether something has waited for the peer ever since the last sample of the drain rate.
+        ahead_bytes: how much the kernel takes ahead, as it was told. 0: as usual.
+        returns: times old media were skipped.
+        delay_removed_ms: what skipping and thinning took off the age of the queue.
+    """
+
+    __slots__ = (
+        "_acted_at",
+        "_allowed_bytes",
+        "_before_ms",
+        "_cutting",
+        "_fill_bytes_per_s",
+        "_kept_bytes",
+        "_late",
+        "_left_out_at",
+        "_sampled_at",
+        "_settings",
+        "ahead_bytes",
+        "behind_max_ms",
+        "behind_ms",
+        "by_delay",
+        "delay",
+        "delay_ms",
+        "delay_removed_ms",
+        "drain",
+        "last_share",
+        "pictures",
+        "returns",
+        "trail",
+        "waited",
+    )
+
+    def __init__(self, settings: SenderSettings, trail: Trail | None = None) -> None:
+        self._settings = settings
+        self.by_delay = settings.age_from is AgeSource.DELAY
+        self.delay = DelayMeter()
+        self.drain = DrainMeter()
+        self.pictures = PictureMeter()
+        self.last_share = 1.0
+        self.delay_ms = self.behind_ms = self.behind_max_ms = 0.0
+        self.trail = trail or Trail(0, 0.0)
+        self.waited = False
+        self.ahead_bytes = 0
+        self._allowed_bytes = 0  # of that, what the kernel was not given since it last told that it takes more
+        self.returns = 0
+        self.delay_removed_ms = 0.0
+        self._cutting = False  # something was left out for being late since the peer last kept up
+        self._late = 0  # messages that the followed log has left out, when last looked
+        self._left_out_at = _NEVER  # when it was last seen to leave something out
+        self._sampled_at = _NEVER  # time of the last sample
+        # Time of the last sample that was acted on: the timer counts from here, so that statistics of another thread,
+        # which only measure, cannot keep the peer from being looked at.
+        self._acted_at = _NEVER
+        self._before_ms = 0.0  # the delay at the sample before
+        self._kept_bytes = 0  # what was written or is queued, at the last sample
+        self._fill_bytes_per_s = 0.0  # what is added to the queue and kept, for a peer that follows no log
+
+    # -- samples
+
+    def due(self, now: float) -> bool:
+        """Return whether it is time for a sample that is acted on."""
+        return now - self._acted_at >= self._settings.sample_s - _EARLY_S
+
+    def asked_too_soon(self, now: float) -> bool:
+        """Return whether a sample would disturb the rhythm of the meters: the last answer is given again."""
+        return now - self._sampled_at < self._settings.sample_s - _EARLY_S
+
+    def next_sample_at(self, now: float) -> float:
+        """Return when the next sample is due, in seconds, not before `now`."""
+        return max(self._acted_at, now - self._settings.sample_s) + self._settings.sample_s
+
+    def put_off(self, now: float) -> None:
+        """Leave out the sample that is due: our own thread is late, and would measure itself."""
+        self._acted_at = now
+
+    def sample(
+        self, now: float, queued_bytes: int, written_bytes: int, kernel_bytes: int, queue_age_ms: float = 0.0
+    ) -> None:
+        kept, seconds = queued_bytes + written_bytes, now - self._sampled_at
+        if kept >= self._kept_bytes and seconds > 0:  # else something was thrown away
+            self._fill_bytes_per_s += _SMOOTHING * ((kept - self._kept_bytes) / seconds - self._fill_bytes_per_s)
+        self._kept_bytes = kept
+        if seconds >= LEAST_SAMPLE_S:  # else both would be of the same moment
+            self._before_ms = self.delay_ms
+        self.delay_ms = self.delay.sample(now, queued_bytes, written_bytes, kernel_bytes)
+        self.trail.note(written_bytes, now - queue_age_ms / 1000)
+        behind_ms = self.behind(now, written_bytes, kernel_bytes)
+        self.behind_ms = queue_age_ms if behind_ms is None else behind_ms
+        self.behind_max_ms = max(self.behind_max_ms, self.behind_ms)
+        self.trail.forget(written_bytes - self.delay.untaken_bytes(now, written_bytes, kernel_bytes))
+        self.drain.sample(now, written_bytes - kernel_bytes, waited=self.waited)
+        self._sampled_at = now
+
+    def behind(self, now: float, written_bytes: int, kernel_bytes: int) -> float | None:
+        """Return how old the oldest is that was written and the peer has not taken, in ms; arguments of `sample`.
+
+        It is no older than the connection. None: it has taken all, so that the oldest is the first of our own queue.
+        """
+        untaken = self.delay.untaken_bytes(now, written_bytes, kernel_bytes)
+        if untaken <= 0:
+            return None
+        return max(now - self.trail.since(written_bytes - untaken, written_bytes, now), 0.0) * 1000
+
+    def why_return(self, now: float, queue_age_ms: float) -> str | None:
+        """Judge the last sample: return why the peer is to be brought back to live. None: it is not."""
+        self._acted_at = now
+        behind_ms, limit_ms = max(self.age_ms, queue_age_ms), self._settings.return_delay_s * 1000
+        too_far = 0 < limit_ms <= behind_ms and not self.drain.stalled(now)
+        return f"{behind_ms / 1000:.1f} s behind" if too_far else None
+
+    def returned(self, now: float, removed_ms: float, cause: str) -> LedgerEntry:
+        """Old media were skipped, which made the queue younger by `removed_ms`; return what to note."""
+        self.returns += 1
+        self.delay_removed_ms += removed_ms
+        why = f"returned to live: {removed_ms / 1000:.1f} s of delay removed; {cause}"
+        return LedgerEntry(LedgerKind.RETURN, now, why, delay_removed_ms=removed_ms)
+
+    # -- what a viewer that lags is given
+
+    def paces_anew(self, bytes_per_s: float) -> bool:
+        """Settle how much the kernel is given ahead of a peer that takes so much; return whether that has changed."""
+        ahead = ahead_bytes(bytes_per_s)
+        if 3 * self.ahead_bytes <= 4 * ahead <= 5 * self.ahead_bytes:
+            return False
+        self._allowed_bytes += ahead - self.ahead_bytes
+        self.ahead_bytes = ahead
+        return True
+
+    def timing(
+        self, now: float, rate: float, held_bytes: int, log: StreamLog, limits: Limits, patience: Sequence[float]
+    ) -> Timing:
+        """Return what lateness goes by."""
+        target = target_s(limits.target_delay_ms, log.gop_duration_s)
+        most_s = most_wait_s(limits, log.rates.bytes_per_s, log.rates.messages_per_s)
+        return Timing(
+            now,
+            rate,
+            held_bytes,
+            target,
+            patience,
+            most_s,
+            carried=carries(rate, log.bytes_per_s),
+            sound=log.sounds,
+        )
+
+    def budget_bytes(self, most_bytes: int) -> int:
+        """Return how much may be written now, at most `most_bytes`."""
+        return min(most_bytes, max(self._allowed_bytes, 1)) if self.ahead_bytes else most_bytes
+
+    def gave(self, written_bytes: int) -> bool:
+        """Account for a write; return whether the kernel has got all it is to have until it asks for more."""
+        if not self.ahead_bytes:
+            return False
+        self._allowed_bytes -= written_bytes
+        return self._allowed_bytes <= 0
+
+    def kernel_asked(self) -> None:
+        """The kernel takes more again."""
+        self._allowed_bytes = self.ahead_bytes
+
+    def note_late(self, now: float, late: int) -> LedgerEntry | None:
+        """Note how many messages of the followed log were left out for being late so far."""
+        more, first = late > self._late, not self._cutting  # fewer than before: another log is followed
+        self._late = late
+        if more:
+            self._left_out_at = now
+            self._cutting = True
+        if not (more and first):
+            return None
+        rate = format_size(int(self.drain.rate or 0))
+        return LedgerEntry(LedgerKind.LATE, now, f"pictures would be late; it takes {rate}/s")
+
+    def held_until(self, gop_s: float) -> float:
+        """Return until when this peer counts as one that lags although all is taken: pictures were left out lately.
+
+        It is served whole meanwhile. READY would say that it keeps up, and the cohort gives the kernel too much ahead.
+        """
+        return self._left_out_at + min(max(_HOLD_S, 2 * gop_s), 2 * MOST_TARGET_S)
+
+    def kept_up(self) -> bool:
+        """It lags no longer; return whether the kernel is to be told that it takes as usual again."""
+        self._cutting = False
+        paced, self.ahead_bytes = self.ahead_bytes, 0
+        return paced > 0
+
+    # -- what it is
+
+    @property
+    def age_ms(self) -> float:
+        """The delay as an age: the smaller of the last two samples, so that one big frame under way is no trouble."""
+        return min(self.delay_ms, self._before_ms)
+
+    def aged(self, load: Load) -> Load:
+        """Return `load` with the delay as its age, where that counts and is more."""
+        age_ms = self.age_ms
+        return Load(load.size_bytes, load.messages, age_ms) if self.by_delay and age_ms > load.age_ms else load
+
+    def served(self, load: Load, own: Backlog, now: float) -> Load:
+        """Return `load` with the age that counts of a viewer that gets what its line carries.
+
+        What would be late is left out for it. So what is old is on its way, or waits behind what is: by our choice, or
+        because the kernel was given that before the viewer lagged. Only a time in which it took nothing is its own. Its
+        own messages, which nobody leaves out, are counted as old as they are, up to the time that they take themselves
+        at a rate without a pause.
+        """
+        age_ms = (now - self.drain.taken_at) * 1000
+        if len(own) and self.drain.rate and self.drain.flows(now) and (since := own.oldest_at) is not None:
+            age_ms = max(age_ms, min(now - since, own.size_bytes / self.drain.rate) * 1000)
+        return Load(load.size_bytes, load.messages, min(load.age_ms, age_ms))
+
+    @property
+    def harmless(self) -> bool:
+        """Whether nothing was done to the peer: nothing left out, skipped or thinned."""
+        return not (self.returns or self.delay_removed_ms or self._left_out_at > _NEVER)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it need not be measured: it is hardly behind, and its application does not say that it is."""
+        return self.delay_ms < HEALTHY_MS and not (self.by_delay and self.delay.told)
+
+    def forecast(
+        self,
+        now: float,
+        load: Load,
+        limits: Limits,
+        per_second: tuple[Sequence[float], Sequence[float]] | None,
+        refused_mask: int,
+    ) -> Forecast | None:
+        """Return when the hard limit will be reached if all goes on as now; None: never, or the rate is not known."""
+        drain = 0.0 if self.drain.stalled(now) else self.drain.rate
+        if drain is None:
+            return None
+        if per_second is not None:
+            kept = [item for item in range(CLASS_COUNT) if not refused_mask >> item & 1]
+            messages_per_s, bytes_per_s = (sum(rates[item] for item in kept) for rates in per_second)
+        else:
+            bytes_per_s = self._fill_bytes_per_s
+            messages_per_s = bytes_per_s * load.messages / load.size_bytes if load.size_bytes else 0.0
+        return time_to_hard(
+            load,
+            limits,
+            fill_bytes_per_s=bytes_per_s,
+            fill_messages_per_s=messages_per_s,
+            drain_bytes_per_s=drain,
+        )
+
+    def remarks(self, queued_bytes: int, share: float, stream_bytes_per_s: float | None, behind_ms: float) -> list[str]:
+        """Return what there is to tell of rate, share and delay."""
+        delay_ms, rate = self.delay.with_queue(queued_bytes), self.drain.rate
+        if stream_bytes_per_s is not None and rate is not None and (share < 1 or delay_ms >= HEALTHY_MS):
+            of = f" of {format_size(int(stream_bytes_per_s))}" if stream_bytes_per_s else ""
+            return [
+                f"takes {format_size(int(rate))}/s{of}",
+                f"{share:.0%} of the pictures, {behind_ms / 1000:.1f} s behind",
+            ]
+        if delay_ms >= HEALTHY_MS:
+            return [f"at its rate the peer needs {delay_ms / 1000:.1f} s for what waits"]
+        return []
+
+
+def healthy_delay_ms(kernel_bytes: int, bytes_per_s: float) -> float | None:
+    """Return the delay of a peer that keeps up, in ms. None: it is to be measured."""
+    if not kernel_bytes:
+        return 0.0
+    if bytes_per_s and kernel_bytes * 1000 < HEALTHY_MS * bytes_per_s:
+        return kernel_bytes * 1000 / bytes_per_s
+    return None

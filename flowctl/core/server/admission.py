@@ -1,0 +1,295 @@
+"""Who may connect: nobody who is banned; connections in all, per address, and new ones per address and second.
+
+A network that the ban list limits has one bucket of its own, whichever of its addresses comes.
+
+An address is an IPv4 address or the /64 of an IPv6 one (`core.text.addresses`). The rate is a token bucket per address.
+Addresses are kept in the order in which they were last seen, so that what memory they may take is freed from the front,
+without a search, however many addresses a flood comes from.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.server.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
+from flowctl.core.text.addresses import address_key
+from flowctl.core.text.fieldtypes import check_fields
+from flowctl.errors import ConfigError, LimitExceededError
+
+_RESERVED_DESCRIPTORS: Final = 256
+"""Descriptors kept for what is no connection of media: loops, logs, files, hooks, and the 128 connections of the admin
+surface, so that a flood of viewers keeps no operator out; never more than a quarter of all."""
+_MOST_ADDRESSES: Final = 65_536
+"""Addresses remembered for their rate; beyond it those seen longest ago are forgotten."""
+BANNED: Final = "banned"
+"""Name under which those are counted who were kept out by the ban list; as that of a limit."""
+LIMITED: Final = "limited"
+"""The same of a network that the ban list limits, for the connections beyond its rate."""
+_LOOKS: Final = 64
+"""Addresses looked at to make room for one: bounds the time that an accepted connection costs."""
+
+
+def descriptor_limit() -> int:
+    """Return how many connections the process may have by its limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(soft - min(_RESERVED_DESCRIPTORS, soft // 4), 16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmissionLimits:
+    """Limits on accepting connections; 0 turns one off.
+
+    Args:
+        connections: connections in all. 0: what the limit of open files allows.
+        connections_per_address: connections of one address; for IPv6, of one /64.
+        new_per_address_and_s: rate at which one address may open connections; one of HTTP counts an eighth, and nothing
+            where it was given a stream or a part of one.
+        burst_per_address: how many it may open at once before the rate counts.
+    """
+
+    connections: int = 0
+    connections_per_address: int = 64
+    new_per_address_and_s: float = 20.0
+    burst_per_address: int = 40
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("connections", "connections_per_address", "new_per_address_and_s", "burst_per_address"):
+            if not getattr(self, name) >= 0:  # NaN is neither
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more")
+
+
+class Nodes:
+    """Addresses of other nodes of ours that are connected and have proven it. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock: Final = OwnedLock()
+        self._counts: Counter[str] = Counter()  # guarded by _lock
+
+    def enter(self, address: str) -> None:
+        """One more node is connected from an address."""
+        with self._lock:
+            self._counts[address_key(address)] += 1
+
+    def leave(self, address: str) -> None:
+        """One of them has gone."""
+        with self._lock:
+            self._counts[address_key(address)] -= 1
+            self._counts = +self._counts
+
+    def __contains__(self, address: object) -> bool:
+        with self._lock:
+            return bool(self._counts) and isinstance(address, str) and address_key(address) in self._counts
+
+
+class Elsewhere(Protocol):
+    """The connections of other processes that are the same server; under the lock of `Admission`."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are, with this one."""
+
+    def enter(self, address: str) -> tuple[int, int]:
+        """Count a connection of what counts as one address; return those of the others, in total and of the address."""
+
+    def leave(self, address: str) -> None:
+        """Count it no more."""
+
+
+class _Address:
+    """What is known of one address."""
+
+    __slots__ = ("connections", "filled_at", "in_second", "second", "tokens")
+
+    def __init__(self, tokens: float, now: float) -> None:
+        self.connections = 0
+        self.tokens = tokens
+        self.filled_at = now  # when the tokens were counted last
+        self.second = now  # when the running second of attempts began
+        self.in_second = 0  # attempts in it
+
+    def attempt(self, now: float) -> None:
+        """Count an attempt to connect."""
+        if now - self.second >= 1.0:
+            self.second = now
+            self.in_second = 0
+        self.in_second += 1
+
+
+class Admission:
+    """Counts connections and decides on new ones. Any thread.
+
+    Attributes:
+        bans: who is kept out; immutable, replaced as a whole by any thread.
+        elsewhere: what other processes of the same server have; set before the first connection. None: there are none.
+    """
+
+    def __init__(
+        self,
+        limits: AdmissionLimits,
+        wall: Callable[[], float] = time.time,
+        trusted: Container[str] = (),
+        nodes: Nodes | None = None,
+    ) -> None:
+        self.nodes: Final = nodes or Nodes()
+        self.limits = limits  # replaced as a whole; guarded by _lock
+        self.bans: BanList = NO_BANS
+        self.elsewhere: Elsewhere | None = None
+        self._wall: Final = wall
+        self._trusted: Final = trusted
+        self._most = limits.connections or descriptor_limit()  # guarded by _lock
+        self._lock: Final = OwnedLock()
+        self._connections = 0  # guarded by _lock
+        self._refused: dict[str, int] = {}  # by name of the limit; guarded by _lock
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # least recently seen first; guarded by _lock
+
+    def set_limits(self, limits: AdmissionLimits) -> None:
+        """Decide by other limits from now on; who is connected stays. Any thread."""
+        with self._lock:
+            self.limits, self._most = limits, limits.connections or descriptor_limit()
+
+    @property
+    def connections(self) -> int:
+        """Connections now."""
+        with self._lock:
+            return self._connections
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Connections refused so far, by name of the limit."""
+        with self._lock:
+            return dict(self._refused)
+
+    def enter(self, address: str, now: float, cost: float = 1.0) -> None:
+        """Count a new connection of `address`."""
+        ban = self.ban_of(address)
+        if ban is not None and ban.action is BanAction.BAN:  # first of all: who is banned takes no place of our memory
+            with self._lock:
+                self._refuse_locked(BANNED, ban.score, 0, f"banned: {describe_ban(ban)}")
+        key, elsewhere = address_key(address), self.elsewhere
+        ours = address in self.nodes
+        with self._lock:
+            entry = self._entry_locked(key, now)
+            entry.attempt(now)
+            if elsewhere is None:
+                self._look_locked(entry, ban, now, cost, ours=ours)
+            else:  # counted first: of two processes that do this at the same time one sees the other
+                total, of_address = elsewhere.enter(key)
+                try:
+                    self._look_locked(entry, ban, now, cost, total, of_address, elsewhere.processes, ours=ours)
+                except LimitExceededError:
+                    elsewhere.leave(key)
+                    raise
+            entry.connections += 1
+            self._connections += 1
+
+    def _look_locked(
+        self,
+        entry: _Address,
+        ban: Ban | None,
+        now: float,
+        cost: float,
+        total: int = 0,
+        of_address: int = 0,
+        share: int = 1,
+        *,
+        ours: bool,
+    ) -> None:
+        """See that a connection may be admitted."""
+        self._lock.assert_owned()
+        limits = self.limits
+        if not limits.connections:
+            total = 0  # of open files each process has its own
+        if self._connections + total >= self._most:
+            self._refuse_locked("connections", self._connections + total + 1, self._most)
+        if ours:
+            return
+        most = limits.connections_per_address
+        if most and entry.connections + of_address >= most:
+            self._refuse_locked("connections_per_address", entry.connections + of_address + 1, most)
+        if limits.new_per_address_and_s:
+            rate, burst = limits.new_per_address_and_s / share, max(limits.burst_per_address, 1)
+            self._take_token_locked(entry, "new_per_address_and_s", rate, burst, now, cost)
+        if ban is not None:  # a bucket of its own beside that of the address
+            network = self._entry_locked(f"limited {ban.cidr}", now)
+            network.attempt(now)
+            self._take_token_locked(network, LIMITED, LIMITED_NEW_PER_S / share, LIMITED_BURST, now, cost)
+
+    def ban_of(self, address: str) -> Ban | None:
+        """Return what the ban list says of `address` now, a ban or a limit. None: nothing."""
+        found = self.bans.match(address, self._wall())
+        return None if found is None or address in self._trusted or address in self.nodes else found
+
+    def leave(self, address: str) -> None:
+        """Count the end of a connection that had entered."""
+        with self._lock:
+            entry = self._addresses.get(address_key(address))
+            if entry is not None and entry.connections:
+                entry.connections -= 1
+                self._connections -= 1
+                if self.elsewhere is not None:
+                    self.elsewhere.leave(address_key(address))
+
+    def give_back(self, address: str, cost: float) -> None:
+        """Let a connection that has borne fruit have taken nothing of the rate of its address."""
+        with self._lock:
+            entry = self._addresses.get(address_key(address))
+            if entry is not None:
+                entry.tokens = min(float(max(self.limits.burst_per_address, 1)), entry.tokens + cost)
+
+    def refuse(self, limit: str) -> None:
+        """Count a connection that was refused before it could enter, by name of the limit."""
+        with self._lock:
+            self._refused[limit] = self._refused.get(limit, 0) + 1
+
+    def _take_token_locked(self, entry: _Address, limit: str, rate: float, burst: int, now: float, cost: float) -> None:
+        self._lock.assert_owned()
+        entry.tokens = min(float(burst), entry.tokens + (now - entry.filled_at) * rate)
+        entry.filled_at = now
+        if entry.tokens < cost:
+            message = (
+                f"{limit}: {entry.in_second} attempts in this second, the limit is {rate:g} after a burst of {burst}"
+            )
+            self._refuse_locked(limit, entry.in_second, rate, message)
+        entry.tokens -= cost
+
+    def _refuse_locked(self, limit: str, value: float, most: float, message: str | None = None) -> None:
+        self._lock.assert_owned()
+        self._refused[limit] = self._refused.get(limit, 0) + 1
+        raise LimitExceededError(limit, value, most, message)
+
+    def _entry_locked(self, address: str, now: float) -> _Address:
+        """Return the entry of `address`; where there are too many, the one seen longest ago makes room.
+
+        An address with connections is passed over and counts as seen; as there are fewer connections than places
+        (or else they are what takes the memory), one without is found after few steps on average.
+        """
+        self._lock.assert_owned()
+        addresses = self._addresses
+        entry = addresses.get(address)
+        if entry is not None:
+            addresses.move_to_end(address)
+            return entry
+        for _ in range(_LOOKS):
+            if len(addresses) < _MOST_ADDRESSES:
+                break
+            oldest = next(iter(addresses))
+            if addresses[oldest].connections:
+                addresses.move_to_end(oldest)
+            else:
+                del addresses[oldest]
+        entry = addresses[address] = _Address(float(max(self.limits.burst_per_address, 1)), now)
+        return entry
+
+
+def describe_ban(ban: Ban) -> str:
+    """Return a ban in few words, for logs and close details."""
+    until = "until it is lifted" if ban.expires is None else f"until {utc_text(ban.expires)}"
+    why = f", {ban.reason}" if ban.reason else ""
+    return f"{ban.cidr}, score {ban.score:g}{why}, {until}"

@@ -1,0 +1,178 @@
+"""Listeners: the sockets on which a server accepts, each with what it serves there.
+
+A listener is a pollable of its own: it accepts in turns, rests while the process has no descriptor left and goes on by
+itself, and reads the headers of trusted proxies. What becomes of a connection is for its server to say.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from flowctl.connection import Session
+from flowctl.core.server.certificate import Certificate
+from flowctl.core.server.proxied import Peer, Proxied
+from flowctl.core.server.proxyheader import TrustedProxies
+from flowctl.core.text.addresses import LAST_PORT
+from flowctl.deferred import Registration
+from flowctl.errors import ConfigError, LimitExceededError
+from flowctl.pollgroup import PollGroup
+
+ACCEPTS_PER_TURN: Final = 64
+"""Connections accepted before others get their turn: a burst of joins must not stop the media of those who are in."""
+BACKLOG: Final = 1024
+PAUSE_S: Final = 0.1
+"""How long accepting rests when the process has no descriptor left; the connections wait in the backlog."""
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Host(Protocol):
+    """What a listener asks of its server, on its own thread."""
+
+    @property
+    def trusted(self) -> TrustedProxies:
+        """Whose connections begin with a header that says whom they speak for."""
+
+    def admit(self, group: PollGroup, listener: Listener, sock: socket.socket, peer: Peer) -> None:
+        """Serve or refuse a connection; `sock` is the server's from now on."""
+
+    def refuse(self, group: PollGroup, peer: Peer, refusal: LimitExceededError) -> None:
+        """Count a connection that did not come as far; its socket is closed."""
+
+
+class Listener:
+    """One listening socket of a server; a pollable.
+
+    Attributes:
+        pauses: times that accepting rested because the process had no descriptor left.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        host: Host,
+        session_factory: Callable[[], Session],
+        name: str = "",
+        tls: Certificate | None = None,
+        cost: float = 1.0,
+    ) -> None:
+        self.sock = sock
+        self.session_factory: Final = session_factory
+        self.name: Final = name
+        self.tls: Final = tls
+        self.cost: Final = cost
+        self.address: Final[tuple[str, int]] = sock.getsockname()[:2]
+        self.registration: Final = Registration()
+        self.pauses = 0
+        self._host: Final = host
+        self._exhausted = False  # accepting rests, or has rested and not succeeded since
+        self.proxied: Final = Proxied(self._admit, host.refuse)
+
+    def load(self) -> float:
+        """Weigh nothing, so that rebalancing leaves the listener where it is: moving it would gain nothing."""
+        return 0.0
+
+    def attached(self, group: PollGroup) -> None:
+        """Begin to accept; called by the group."""
+        group.watch_input(self.sock, partial(self._accept, group))
+
+    def detached(self, group: PollGroup) -> None:
+        """Stop accepting; called by the group."""
+        self.proxied.close()
+        group.unwatch_input(self.sock)
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        self.sock.close()
+
+    def _accept(self, group: PollGroup) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, address = self.sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._rest(group, error)
+                return
+            self._exhausted = False
+            peer = str(address[0]), int(address[1])
+            if peer[0] in self._host.trusted:
+                self.proxied.take(group, sock, peer)
+            else:
+                self._admit(group, sock, peer)
+
+    def _admit(self, group: PollGroup, sock: socket.socket, peer: Peer) -> None:
+        self._host.admit(group, self, sock, peer)
+
+    def _rest(self, group: PollGroup, error: OSError) -> None:
+        """Stop accepting for a while; reported once until a connection has been accepted again."""
+        if not self._exhausted:
+            self._exhausted = True
+            self.pauses += 1
+            group.report(f"accept on {shown(*self.address)}", error)
+        group.unwatch_input(self.sock)
+        group.call_later(PAUSE_S, self._resume, group)
+
+    def _resume(self, group: PollGroup) -> None:
+        if self.sock.fileno() >= 0:
+            self.attached(group)
+
+
+def shown(host: str, port: int, name: str = "") -> str:
+    """Return an address as it is written in settings and messages."""
+    text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{text} ({name})" if name else text
+
+
+def listening_socket(host: str, port: int, name: str = "") -> socket.socket:
+    """Return a new listening socket; one of IPv6 takes IPv6 alone, so that ``[::]`` and ``0.0.0.0`` go together."""
+    if not 0 <= port <= LAST_PORT:
+        # getaddrinfo takes 70000, and means 4464.
+        raise ConfigError(f"port is {port}, it must be 0 (any) to {LAST_PORT}")
+    where = shown(host, port, name)
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = infos[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {where}: {error.strerror or error}", hint="give an address of this machine"
+        ) from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}", hint=listen_hint(error)) from error
+    return sock
+
+
+def listen_hint(error: OSError) -> str:
+    """Return what may be done about an address that cannot be listened on."""
+    return {
+        errno.EADDRINUSE: "choose another port, or 0 for any",
+        errno.EADDRNOTAVAIL: "give an address of this machine; 0.0.0.0 and [::] stand for all of them",
+        errno.EACCES: "ports below 1024 need CAP_NET_BIND_SERVICE, or a socket from systemd",
+    }.get(error.errno or 0, "check address and port")
+
+
+def socket_of(descriptor: int) -> socket.socket:
+    try:
+        sock = socket.socket(fileno=descriptor)
+        listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ConfigError(f"listen_fd is {descriptor}, it must be a listening socket: {error.strerror}") from error
+    if not listens:
+        sock.detach()
+        raise ConfigError(f"listen_fd is {descriptor}, a socket that does not listen")
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,123 @@
+"""Addresses and networks (pure): how networks are written, and what counts as one address where limits are per address.
+
+An IPv6 network of 64 bits is what one subscriber is given, and every address in it is his: a limit on single ones would
+be none. An IPv6 address that stands for an IPv4 address (`EMBEDDED`) is that one: mapped by a listener on ``::``; made
+by a translator, of which one /64 is all of IPv4; or of a tunnel, whose holder has 2^16 networks for one address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final, NamedTuple, TypeAlias
+
+from flowctl.core.text.printable import short
+from flowctl.errors import ConfigError
+
+LAST_PORT: Final = 65535
+"""Of TCP."""
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Embedding(NamedTuple):
+    """Addresses of IPv6 that hold an IPv4 address; written as digits, so that columns of text are read by it too."""
+
+    prefix: str  # hexadecimal digits with which the 32 of the address begin
+    begin: int  # number of digits before the IPv4 address
+    inverted: bool = False  # every bit of it
+
+
+EMBEDDED: Final = (
+    Embedding("0" * 20 + "ffff", 24),  # ::ffff:0:0/96, IPv4-mapped: RFC 4291 section 2.5.5.2
+    Embedding("0" * 16 + "ffff0000", 24),  # ::ffff:0:0:0/96, IPv4-translated: RFC 2765 section 2.1
+    Embedding("0064ff9b" + "0" * 16, 24),  # 64:ff9b::/96, NAT64 and SIIT: RFC 6052 section 2.1
+    Embedding("2002", 4),  # 2002::/16, 6to4: RFC 3056 section 2
+    Embedding("20010000", 24, inverted=True),  # 2001::/32, Teredo, the client behind its NAT: RFC 4380 section 4
+)
+"""What Bitcoin Core calls linked addresses (``HasLinkedIPv4`` in netaddress.cpp), for the same reason. Local prefixes
+of NAT64 (64:ff9b:1::/48, RFC 8215) are not among them: where in it the address stands is up to each network."""
+_BITS: Final = tuple(
+    (int(prefix, 16), 128 - 4 * len(prefix), 96 - 4 * begin, 0xFFFFFFFF if inverted else 0)
+    for prefix, begin, inverted in EMBEDDED
+)
+
+
+def parse_network(text: str, field: str, *, exact: bool = False) -> Network:
+    """Return the network that `text` (``10.0.0.0/8``, ``2001:db8::/32``) names; an address is a network of one."""
+    try:
+        return ipaddress.ip_network(text.strip(), strict=exact)
+    except ValueError as error:
+        reason = f": {error}" if exact else ""
+        raise ConfigError(
+            f"{field}: {short(text)} is no address and no network{reason}", hint="write it like 192.0.2.7 or 10.0.0.0/8"
+        ) from error
+
+
+def address_key(address: str) -> str:
+    """Return what counts as one address: an IPv4 address, the /64 of an IPv6 one; what is neither stays as it is."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    four = embedded_ipv4(parsed)
+    return str(ipaddress.IPv6Address(int(parsed) >> 64 << 64)) + "/64" if four is None else str(four)
+
+
+def embedded_ipv4(address: Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address holds, see `EMBEDDED`; None: none, or it is of IPv4."""
+    if address.version == 4:
+        return None
+    value = int(address)
+    for prefix, shift, below, flips in _BITS:
+        if value >> shift == prefix:
+            return ipaddress.IPv4Address(value >> below & 0xFFFFFFFF ^ flips)
+    return None
+
+
+def meanings(address: str) -> tuple[Address, ...]:
+    """Return the addresses by which one is found in networks: itself, then the IPv4 address that it holds.
+
+    Of a mapped one the latter alone; of what is no address none. This is for whom to keep out or to spare: a peer is
+    trusted by its own address only.
+    """
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ()
+    four = embedded_ipv4(parsed)
+    if four is None:
+        return (parsed,)
+    return (four,) if getattr(parsed, "ipv4_mapped", None) else (parsed, four)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine and nobody else: a loopback address, or ``localhost``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen_addresses(text: str, field: str) -> tuple[tuple[str, int], ...]:
+    """Return the (host, port) of addresses to listen on, ``host:port`` with commas between; IPv6 stands in brackets."""
+    found = []
+    for part in map(str.strip, filter(str.strip, text.split(","))):
+        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,:\[\]\s]+)):([0-9]{1,5})", part)
+        if match is None or int(match[3]) > LAST_PORT:
+            raise ConfigError(
+                f"{field}: {short(part)} is no address to listen on",
+                hint="write host:port, for example 0.0.0.0:1936 or [::]:1936",
+            )
+        found.append((match[1] or match[2], int(match[3])))
+    return tuple(found)
+
+
+def listen_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of ``host[,host]``; one of IPv6 may stand in brackets."""
+    return tuple(part.strip().removeprefix("[").removesuffix("]") for part in text.split(","))

@@ -1,0 +1,149 @@
+"""Stream keys: files with their hashes, and looking a key up in a time that does not grow with the file.
+
+A stored key is ``sha256:SALT:DIGEST``, both in hex. A fast hash is enough since a key has 16 characters or more and is
+best made by `make_key`; a slow one would let strangers keep the server's cores busy with wrong keys. The keys of a file
+share their salt, or a few, so that one that is tried is hashed once for each salt and looked up, however many there
+are. Each line of a file may say behind the hash what the key is for: ``publish``, ``play`` or ``edge``, and a
+pattern of ``app/stream``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.live.access.request import Kind, Use
+
+LEAST_KEY_CHARS: Final = 16
+"""Shorter keys can be found by trying, where somebody has the file."""
+_SALT_BYTES: Final = 16
+_KEY_BYTES: Final = 18
+"""144 bits, 24 characters."""
+_MOST_KEYS: Final = 1000
+_MOST_SALTS: Final = 32
+"""A key that is tried is hashed with each of them, a microsecond; files that were put together have a few."""
+_MOST_KEY_CHARS: Final = 1024
+_STORED: Final = re.compile(r"sha256:([0-9a-f]{8,64}):([0-9a-f]{64})")
+USES: Final[tuple[Use, ...]] = ("publish", "play", "edge")
+_HINT: Final = "one sha256:SALT:DIGEST [publish|play|edge] [app/stream] per line, as flowctl key make FILE adds them"
+
+
+def make_key() -> str:
+    """Return a new key, which nobody can guess and any address can hold."""
+    return secrets.token_urlsafe(_KEY_BYTES)
+
+
+def hash_key(key: str, salt: bytes | None = None) -> str:
+    """Return what is stored of a key."""
+    if not LEAST_KEY_CHARS <= len(key) <= _MOST_KEY_CHARS:
+        raise ConfigError(
+            f"the key has {len(key)} characters, it must have {LEAST_KEY_CHARS} to {_MOST_KEY_CHARS}",
+            hint="flowctl key make makes one that nobody can guess",
+        )
+    if not key.isprintable() or re.search(r"[\s&?#/=]", key.rstrip("=")):
+        raise ConfigError("the key has a blank or one of &?#/=, it could not stand in an address")
+    salt = salt or secrets.token_bytes(_SALT_BYTES)
+    return f"sha256:{salt.hex()}:{_digest(salt, key).hex()}"
+
+
+def salt_of(text: str) -> bytes | None:
+    """Return the salt that the next key of a file gets: that of its first. None: it has no key."""
+    found = next((match for line in text.splitlines() if (match := _STORED.match(line.strip()))), None)
+    return None if found is None or len(found[1]) % 2 else bytes.fromhex(found[1])
+
+
+def _digest(salt: bytes, key: str) -> bytes:
+    return hashlib.sha256(salt + key.encode("utf-8", "surrogatepass")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """What is stored of a key, and what it is for.
+
+    Args:
+        kind: ``"publish"``, ``"play"``, or ``"edge"``, which is to play as well. None: to publish and to play.
+    """
+
+    salt: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+    kind: Use | None = None
+    streams: str = "*"
+
+    def is_for(self, kind: Kind | Use, stream: str) -> bool:
+        """Return whether it is for that."""
+        kinds = {None: ("publish", "play"), "edge": ("edge", "play")}.get(self.kind, (self.kind,))
+        return kind in kinds and fnmatchcase(stream, self.streams)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """The keys of a file."""
+
+    path: str
+    keys: tuple[StoredKey, ...]
+    _found: dict[bytes, dict[bytes, list[StoredKey]]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[bytes, dict[bytes, list[StoredKey]]] = {}
+        for stored in self.keys:
+            found.setdefault(stored.salt, {}).setdefault(stored.digest, []).append(stored)
+        object.__setattr__(self, "_found", found)
+
+    def __str__(self) -> str:
+        return self.path
+
+    def allows(self, tried: Iterable[str], kind: Kind | Use, stream: str) -> bool:
+        """Return whether one of the keys that were tried is one of these, for that.
+
+        How long it takes tells at most how a hash begins that has a salt, which nobody outside can know.
+        """
+        return any(stored.is_for(kind, stream) for stored in self._stored(tried))
+
+    def uses(self, tried: Iterable[str]) -> set[Use | None]:
+        """Return what the keys that were tried are for, of whatever streams; empty: none of them is one of these."""
+        return {stored.kind for stored in self._stored(tried)}
+
+    def _stored(self, tried: Iterable[str]) -> Iterator[StoredKey]:
+        for key in set(tried):
+            if 0 < len(key) <= _MOST_KEY_CHARS:
+                for salt, keys in self._found.items():
+                    yield from keys.get(_digest(salt, key), ())
+
+
+def read_keys(path: Path) -> KeyFile:
+    """Return the keys of a file: a stored one per line, ``#`` begins a comment line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the keys file {path}: {error}", hint=_HINT) from error
+    keys = [
+        _stored(line.split(), path, number)
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not 1 <= len(keys) <= _MOST_KEYS:
+        raise ConfigError(f"{path} holds {len(keys)} keys, it must be 1 to {_MOST_KEYS}", hint=_HINT)
+    salts = len({stored.salt for stored in keys})
+    if salts > _MOST_SALTS:
+        raise ConfigError(
+            f"the keys of {path} have {salts} salts, they may have {_MOST_SALTS}: each is a hash for each try",
+            hint="flowctl key make FILE and flowctl key hash FILE give keys the salt that the file has",
+        )
+    return KeyFile(str(path), tuple(keys))
+
+
+def _stored(words: list[str], path: Path, number: int) -> StoredKey:
+    match, more = _STORED.fullmatch(words[0]), words[1:]
+    kind: Use | None = next((use for use in USES if more[:1] == [use]), None)
+    if kind is not None:
+        del more[0]
+    if match is None or len(more) > 1 or len(match[1]) % 2:
+        raise ConfigError(f"{path}, line {number} is no stored key", hint=_HINT)
+    return StoredKey(bytes.fromhex(match[1]), bytes.fromhex(match[2]), kind, more[0] if more else "*")

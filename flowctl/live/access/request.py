@@ -1,0 +1,132 @@
+"""What is asked of a server before somebody connects, publishes or plays, and what it answers: RTMP and HTTP alike."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from flowctl.core.text.fieldtypes import check_fields
+from flowctl.wire.rtmp.url import Query, RtmpUrl
+
+Kind = Literal["connect", "publish", "play"]
+"""What is asked for. Who comes over HTTP is asked about "play" alone: there a connection is for nothing else."""
+Use = Literal["publish", "play", "edge"]
+"""What a proof is for; one for an edge is one to play, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """Somebody asks to connect, or to publish or play a stream. Its ``repr`` shows no secret of the address.
+
+    Args:
+        url: the whole address; for HTTP without the suffix of the format, so that its path is that of the stream.
+        connected: application that the connection was asked about; "" where it was asked about none, as over HTTP.
+        user: who has logged in with a password. None: the server asks for none.
+        bearer: what stands behind ``Bearer`` in the Authorization header of HTTP; "" for RTMP, or where there is none.
+        protocol: ``"rtmp"``; of another, such as ``"http"``, connections are not asked about.
+        page_url: page on which the player is (RTMP ``pageUrl``, HTTP ``Referer``); "" when it does not say.
+    """
+
+    kind: Kind
+    connection: int
+    peer: tuple[str, int]
+    url: RtmpUrl
+    connected: str = ""
+    user: str | None = None
+    user_agent: str = ""
+    protocol: str = "rtmp"
+    bearer: str = field(default="", repr=False)
+    page_url: str = field(default="", repr=False)
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream, ``app/stream``; the application alone of one that connects."""
+        return self.url.path
+
+    @property
+    def query(self) -> Query:
+        """The parameters behind the name: where clients put keys and tokens."""
+        return self.url.query
+
+
+def stream_id(name: str) -> str:
+    """Return the id that a stream has where SRS would give one: of the same name always the same."""
+    return "vid-" + hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+
+
+class Why(enum.Enum):
+    """Why a request is refused; its value is the status code of HTTP."""
+
+    UNAUTHORIZED = 401  #: a key or token is missing, wrong or has expired: another one may help
+    FORBIDDEN = 403  #: whatever the client brings
+    NOT_FOUND = 404  #: there is no such stream
+    UNAVAILABLE = 503  #: it could not be decided, later it may be
+
+    @property
+    def denies(self) -> bool:
+        """Whether it is not allowed; not that there is no such thing, or that nobody could say."""
+        return self in {Why.UNAUTHORIZED, Why.FORBIDDEN}
+
+
+NOT_GENUINE: Final = "The token is not one for this."
+"""What is said of a token that somebody may have made up; of others it is said in other words why they are not good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The answer to a request that is not allowed.
+
+    Args:
+        text: what the client is told; without a secret.
+        guess: whether the client may have guessed; not where it brought no proof, or one that is genuine and not good
+            here or now, nor where its network may not.
+    """
+
+    text: str
+    why: Why = Why.FORBIDDEN
+    guess: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)  # hooks make them, and what is wrong is theirs to hear of
+
+    def __str__(self) -> str:
+        return self.text
+
+
+UNDECIDED: Final = Refusal("The server could not decide whether to allow this.", Why.UNAVAILABLE)
+"""What a client is told when a hook raised something, or returned what is no answer."""
+TOO_SLOW: Final = Refusal("The server did not decide in time.", Why.UNAVAILABLE)
+
+
+class Question:
+    """A decision under way.
+
+    Attributes:
+        under: another one that this one waits for, which is cancelled with it.
+    """
+
+    __slots__ = ("_answer", "_cancelled", "under")
+
+    def __init__(self, answer: Callable[[Question, Refusal | None], None]) -> None:
+        self._answer = answer
+        self._cancelled = False
+        self.under: Question | None = None
+
+    def cancel(self) -> None:
+        """Want no answer any more. Any thread."""
+        self._cancelled = True
+        if self.under is not None:
+            self.under.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether no answer is wanted any more. Any thread."""
+        return self._cancelled
+
+    def tell(self, refusal: Refusal | None) -> None:
+        """Give the answer, if it is still wanted. Any thread."""
+        if not self._cancelled:
+            self._answer(self, refusal)

@@ -1,0 +1,271 @@
+"""What the settings say about who may connect, publish and play: networks, keys, tokens, and which hooks are asked.
+
+In this order, and all of them must allow: the networks that are denied, those that are allowed (where any are named),
+a proof where one is asked for (a key, a signed token or a web token: one of those that count is enough), and then the
+HTTP hooks and the application's own, which `flowctl.live.gate` asks. With none of these set everybody may.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from flowctl.core.text.addresses import Network
+from flowctl.core.text.fieldtypes import check_fields
+from flowctl.errors import ConfigError
+from flowctl.live.access.keys import KeyFile
+from flowctl.live.access.request import NOT_GENUINE, Kind, LiveRequest, Refusal, Why
+from flowctl.live.access.tokens import SecretFile
+from flowctl.live.access.webtokens import WebTokenKey
+from flowctl.wire.rtmp.url import redact_url
+
+KEY_PARAMETERS: Final = ("key", "secret")
+"""Where clients put a key behind the name; ``secret`` is what SRS users write."""
+_MOST_LEEWAY_S: Final = 3600.0
+_MOST_HOOK_S: Final = 60.0
+_MOST_HOOKS: Final = 8
+_NOT_FROM_THERE: Final = Refusal("This is not allowed from your address.", guess=False)
+_WRONG_KEY: Final = "The stream key is wrong."
+_UNCHECKED: Final = Refusal("The server cannot check this proof.", Why.UNAVAILABLE)
+
+
+class Proof(enum.Enum):
+    """What somebody may bring to be let in."""
+
+    KEY = "key"  #: a stream key whose hash is in the keys file
+    TOKEN = "token"  # noqa: S105 - no password but a word: a signed token in the address
+    JWT = "jwt"  #: a JSON web token, in the address or the Authorization header
+
+
+class HookFailure(enum.Enum):
+    """What happens when no HTTP hook could be asked: it is dead, slow, or answers nothing that is an answer."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Access:
+    """Who may connect, publish and play.
+
+    Args:
+        publish_auth: what counts as a proof for publishers, one is enough; empty: none is asked for.
+        play_auth: the same for viewers.
+        keys: of the keys file. None: there is none.
+        token_secrets: sign tokens. None: there are none.
+        jwt_key: looks at web tokens. None: there is none.
+        leeway_s: how far the clocks of those who make tokens may be apart from ours, seconds.
+        allow_connect: networks that may connect; empty: all.
+        deny_connect: networks that may not, whatever else is allowed.
+        allow_publish: likewise.
+        deny_publish: likewise.
+        allow_play: likewise.
+        deny_play: likewise.
+        on_connect: HTTP hooks (URLs) that are asked, all of them, when somebody connects.
+        on_publish: likewise.
+        on_play: likewise.
+        on_unpublish: HTTP hooks that are told when a publication is over.
+        on_stop: of a play.
+        on_close: of a connection.
+        hook_timeout_s: time that all hooks of a question have together.
+        hook_failure: what happens when they fail.
+
+    Raises:
+        ConfigError: a value is out of range, or a hook is no HTTP address.
+    """
+
+    publish_auth: tuple[Proof, ...] = ()
+    play_auth: tuple[Proof, ...] = ()
+    keys: KeyFile | None = None
+    token_secrets: SecretFile | None = None
+    jwt_key: WebTokenKey | None = None
+    leeway_s: float = 10.0
+    allow_connect: tuple[Network, ...] = ()
+    deny_connect: tuple[Network, ...] = ()
+    allow_publish: tuple[Network, ...] = ()
+    deny_publish: tuple[Network, ...] = ()
+    allow_play: tuple[Network, ...] = ()
+    deny_play: tuple[Network, ...] = ()
+    on_connect: tuple[str, ...] = ()
+    on_publish: tuple[str, ...] = ()
+    on_play: tuple[str, ...] = ()
+    on_unpublish: tuple[str, ...] = ()
+    on_stop: tuple[str, ...] = ()
+    on_close: tuple[str, ...] = ()
+    hook_timeout_s: float = 5.0
+    hook_failure: HookFailure = HookFailure.REFUSE
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.leeway_s <= _MOST_LEEWAY_S:
+            raise ConfigError(f"leeway_s is {self.leeway_s}, it must be 0 to {_MOST_LEEWAY_S:g} s")
+        if not 0.05 <= self.hook_timeout_s <= _MOST_HOOK_S:
+            raise ConfigError(f"hook_timeout_s is {self.hook_timeout_s}, it must be 0.05 to {_MOST_HOOK_S:g} s")
+        for name in ("on_connect", "on_publish", "on_play", "on_unpublish", "on_stop", "on_close"):
+            urls: tuple[str, ...] = getattr(self, name)
+            if len(urls) > _MOST_HOOKS:
+                raise ConfigError(f"{name} has {len(urls)} addresses, at most {_MOST_HOOKS} are asked")
+            for url in urls:
+                _check_hook(name, url)
+
+    def asked(self, kind: Kind) -> tuple[str, ...]:
+        """Return the HTTP hooks that decide about `kind`."""
+        if kind == "connect":
+            return self.on_connect
+        return self.on_publish if kind == "publish" else self.on_play
+
+    def told(self, kind: Kind) -> tuple[str, ...]:
+        """Return the HTTP hooks that hear of its end."""
+        if kind == "connect":
+            return self.on_close
+        return self.on_unpublish if kind == "publish" else self.on_stop
+
+    def missing(self) -> str | None:
+        """Return which proof is asked for that nothing is there to check with. None: there is none such."""
+        there = {Proof.KEY: self.keys, Proof.TOKEN: self.token_secrets, Proof.JWT: self.jwt_key}
+        for name, proofs in (("publish_auth", self.publish_auth), ("play_auth", self.play_auth)):
+            for proof in proofs:
+                if there[proof] is None:
+                    return f"{name} asks for {proof.value}, but there is no {PROOF_SETTINGS[proof]}"
+        return None
+
+    def open_to_all(self, kind: Kind, protocol: str = "rtmp") -> bool:
+        """Return whether these settings let everybody publish, or play, from anywhere.
+
+        Args:
+            kind: ``"publish"`` or ``"play"``.
+            protocol: by which; `on_connect` is asked about connections of ``"rtmp"`` alone.
+        """
+        proofs = self.publish_auth if kind == "publish" else self.play_auth
+        allowed = self.allow_connect or (self.allow_publish if kind == "publish" else self.allow_play)
+        connect = self.on_connect if protocol == "rtmp" else ()
+        return not (proofs or allowed or connect or self.asked(kind))
+
+    def check(self, request: LiveRequest, now_s: float) -> Refusal | None:
+        """Return why networks or proofs do not allow a request. None: they do.
+
+        Args:
+            request: the request.
+            now_s: seconds since 1970.
+        """
+        refusal = self.check_network(request)
+        if refusal is not None or request.kind == "connect":
+            return refusal
+        proofs = self.publish_auth if request.kind == "publish" else self.play_auth
+        return self._prove(proofs, request, now_s) if proofs else None
+
+    def check_network(self, request: LiveRequest) -> Refusal | None:
+        """Return why the network that a request comes from does not allow it. None: it does."""
+        allowed, denied = {
+            "connect": (self.allow_connect, self.deny_connect),
+            "publish": (self.allow_publish, self.deny_publish),
+            "play": (self.allow_play, self.deny_play),
+        }[request.kind]
+        allows = [allowed]
+        if request.protocol != "rtmp":
+            # It was not asked about its connection; the networks for that count all the same.
+            allows.append(self.allow_connect)
+            denied += self.deny_connect
+        if denied or any(allows):
+            host = _host(request.peer[0])
+            if _covers(denied, host) or any(item and not _covers(item, host) for item in allows):
+                return _NOT_FROM_THERE
+        return None
+
+    def identity(self, request: LiveRequest, now_s: float) -> str | None:
+        """Return the publisher that a token names, so that one with a newer token is the same; None: no token does.
+
+        A signed token is for one stream alone, so its holder is the one whom the signer lets publish that. Web tokens
+        may be for many streams, and name their holder in ``sub``.
+        """
+        proofs = self.publish_auth if request.kind == "publish" else ()
+        if Proof.TOKEN in proofs and _tries(Proof.TOKEN, request) and self._fault(Proof.TOKEN, request, now_s) is None:
+            return "signed"
+        if Proof.JWT in proofs and self.jwt_key is not None and _tries(Proof.JWT, request):
+            subject = self.jwt_key.subject(_web_token(request), self.leeway_s)
+            return None if subject is None else f"jwt {subject}"
+        return None
+
+    def is_edge(self, request: LiveRequest) -> bool:
+        """Return whether a request to play brings a key or a web token for an edge."""
+        tried = [request.query.get(name, "") for name in KEY_PARAMETERS]
+        if any(tried) and self.keys is not None and self.keys.allows(tried, "edge", request.stream):
+            return True
+        token = _web_token(request)
+        key = self.jwt_key
+        return bool(token) and key is not None and key.fault(token, "edge", request.stream, self.leeway_s) is None
+
+    def _prove(self, proofs: tuple[Proof, ...], request: LiveRequest, now_s: float) -> Refusal | None:
+        """Return why none of the proofs is there; what is said is of the last one that somebody tried."""
+        said = ""
+        unchecked = False
+        for proof in proofs:
+            fault = self._fault(proof, request, now_s)
+            if fault is None:
+                return None
+            unchecked |= fault is _NOTHING_TO_CHECK
+            if not said or _tries(proof, request):
+                said = fault
+        if unchecked and len(proofs) == 1:
+            return _UNCHECKED
+        return Refusal(said, Why.UNAUTHORIZED, guess=said in {_WRONG_KEY, NOT_GENUINE})
+
+    def _fault(self, proof: Proof, request: LiveRequest, now_s: float) -> str | None:
+        query, kind, stream = request.query, request.kind, request.stream
+        if proof is Proof.KEY and self.keys is not None:
+            tried = [query.get(name, "") for name in KEY_PARAMETERS] + [request.bearer]
+            if self.keys.allows(tried, kind, stream):
+                return None
+            return _WRONG_KEY if any(tried) else "A stream key is needed."
+        if proof is Proof.TOKEN and self.token_secrets is not None:
+            return self.token_secrets.fault(query, kind, stream, request.peer[0], now_s, self.leeway_s)
+        if proof is Proof.JWT and self.jwt_key is not None:
+            return self.jwt_key.fault(_web_token(request), kind, stream, self.leeway_s)
+        return _NOTHING_TO_CHECK
+
+
+PROOF_SETTINGS: Final = {Proof.KEY: "keys_file", Proof.TOKEN: "token_secret_file", Proof.JWT: "jwt_key"}
+"""The setting that has what each proof is checked with."""
+_NOTHING_TO_CHECK: Final = "The server has nothing to check this proof with."
+
+
+def _web_token(request: LiveRequest) -> str:
+    query = request.query
+    return query.get("jwt") or request.bearer or query.get("token", "")
+
+
+def _tries(proof: Proof, request: LiveRequest) -> bool:
+    """Return whether the request looks as if it brought that proof."""
+    query = request.query
+    if proof is Proof.KEY:
+        return any(query.get(name) for name in KEY_PARAMETERS)
+    if proof is Proof.TOKEN:
+        return "expires" in query
+    return bool(_web_token(request)) and "expires" not in query
+
+
+def _host(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None  # a Unix socket: it is in no network
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def _covers(networks: tuple[Network, ...], host: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> bool:
+    return host is not None and any(host in network for network in networks)
+
+
+def _check_hook(name: str, url: str) -> None:
+    hint = "write it like http://127.0.0.1:8085/api/v1/streams"
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not url.isprintable() or " " in url:
+        raise ConfigError(f"{name}: {redact_url(url)[:100]!r} is no address of HTTP", hint=hint)

@@ -1,0 +1,185 @@
+"""What stands before the application: who calls, from where, with how much, and for how long.
+
+A page of another site that its visitor's browser opens can send requests to this surface (CSRF), and with a name of its
+own that it has resolve to this machine it could read the answers too (DNS rebinding). So without tokens the Host has to
+be a name of this machine itself, an Origin has to be our own, and what changes something has to be JSON, which no form
+of a browser sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeAlias
+
+from starlette.exceptions import HTTPException
+
+from flowctl.control.operations import MOST_CALL, Permission
+from flowctl.core.text.addresses import address_key, is_loopback
+from flowctl.live.admin.tokens import Tokens, digest_of
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+REQUEST_S: Final = 30.0
+"""How long a request may take: twice what workers that hang are waited for, and more."""
+HEAD_BYTES: Final = 16 * 1024
+EVENTS: Final = "/api/v1/events"
+"""The one request that goes on."""
+_OPEN: Final = frozenset({"/healthz", "/readyz"})
+"""What anybody may ask: whether the server is there, in a word."""
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
+_CHANGES: Final = frozenset({"POST", "PUT", "PATCH"})
+HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+    "worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+)
+
+
+def policy_for(host: str) -> str:
+    """Return the content security policy of pages: no other host, and of this one any port, where the media are."""
+    near = " ".join(f"{scheme}://{host}:*" for scheme in ("http", "https", "ws", "wss")) if host[:1] != "[" else ""
+    return f"{_POLICY}connect-src 'self' {near}; media-src 'self' blob: {near}"
+
+
+class _Denied(Exception):  # noqa: N818 - what is denied need not be anybody's error
+    def __init__(self, status: int, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.said = status, {"code": code, "message": message, "hint": hint}
+
+
+class Guard:
+    """Lets requests through to an ASGI application that may go there."""
+
+    def __init__(self, app: App, tokens: Tokens | None, is_static: Callable[[str], bool]) -> None:
+        self._app: Final = app
+        self._tokens: Final = tokens
+        self._is_static: Final = is_static
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        sending = _Sending(send)
+        try:
+            headers = _headers(scope)
+            sending.host = self._check_place(headers)
+            self._check_form(scope, headers)
+            state = scope.setdefault("state", {})
+            state["permission"] = self._permission(scope["path"], headers)
+            state["caller"] = self._caller(scope, headers)
+            async with asyncio.timeout(None if scope["path"] == EVENTS else REQUEST_S):
+                await self._app(scope, _Body(receive).receive, sending.send)
+        except _Denied as denied:
+            await sending.answer(denied.status, denied.said)
+        except TimeoutError:
+            said = {"code": "TIMEOUT", "message": "the request took too long", "hint": None}
+            await sending.answer(503, said)
+
+    def _check_place(self, headers: dict[bytes, bytes]) -> str:
+        """See that the request is for us, and not sent by the page of another site; return our name."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        found = _HOST.fullmatch(host)
+        if found is None or (self._tokens is None and not is_loopback(found[1] or found[2])):
+            raise _Denied(421, "WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+            raise _Denied(403, "WRONG_ORIGIN", "the page that asks is of another origin")
+        if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
+            raise _Denied(403, "WRONG_ORIGIN", "the page that asks is of another site")
+        return f"[{found[1]}]" if found[1] else found[2]
+
+    def _check_form(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        size = headers.get(b"content-length", b"0")
+        if not size.isdigit() or int(size) > MOST_CALL:
+            raise _Denied(413, "TOO_LONG", f"the body may have {MOST_CALL} bytes")
+        if scope["method"] in _CHANGES:
+            kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if kind != b"application/json":
+                raise _Denied(415, "WRONG_TYPE", "the body must be application/json")
+
+    def _permission(self, path: str, headers: dict[bytes, bytes]) -> Permission:
+        if self._tokens is None:
+            return Permission.ADMIN
+        token = _token(headers)
+        found = self._tokens.permission(token) if token else Permission.NONE
+        if found is Permission.NONE and not (path in _OPEN or self._is_static(path)):
+            raise _Denied(401, "UNAUTHORIZED", "a token is missing or wrong", "Authorization: Bearer TOKEN")
+        return found
+
+    def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        if self._tokens is not None:
+            return digest_of(_token(headers)).hex()
+        return address_key(scope["client"][0]) if scope.get("client") else ""
+
+
+def _token(headers: dict[bytes, bytes]) -> str:
+    """Return the token of a request, an empty text where there is none."""
+    word, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token.strip() if word.lower() == "bearer" else ""
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers by name; one that comes twice where only one makes sense is refused."""
+    size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+    if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
+        # Uvicorn sees to that only where a head comes in several pieces.
+        raise _Denied(431, "TOO_LONG", f"the head of a request may have {HEAD_BYTES} bytes")
+    found: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name in found and name in {b"host", b"origin", b"authorization", b"content-type", b"content-length"}:
+            raise _Denied(400, "WRONG_ARGUMENT", f"there are two headers {name.decode('latin-1')}")
+        found[name] = value
+    return found
+
+
+class _Body:
+    """The body of a request, up to what one may have."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._left = receive, MOST_CALL
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise HTTPException(413, f"the body may have {MOST_CALL} bytes")
+        return message
+
+
+class _Sending:
+    """The answer to a request, with our headers."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self._began, self.host = send, False, "localhost"
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._began = True
+            given = list(message.get("headers", ()))
+            message["headers"] = [*given, *HEADERS, (b"content-security-policy", policy_for(self.host).encode())]
+            if all(name != b"cache-control" for name, _ in given):
+                message["headers"].append((b"cache-control", b"no-store"))
+        await self._send(message)
+
+    async def answer(self, status: int, said: dict[str, Any]) -> None:
+        if self._began:
+            return  # what has begun can only end
+        body = json.dumps(said).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})

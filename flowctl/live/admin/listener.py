@@ -1,0 +1,124 @@
+"""Serves the admin surface: uvicorn on a thread and a loop of its own, in front of the one table of operations.
+
+The poll groups know nothing of it. What is asked for runs on two threads (`live.admin.asking`): one that looks and
+one that changes. It stands beside one server, or beside the supervisor of several workers: both carry out operations.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from flowctl.control.operations import answer
+from flowctl.core.loop.faults import ErrorHook
+from flowctl.core.text.addresses import is_loopback
+from flowctl.errors import ConfigError
+from flowctl.live.admin.asking import Asking, CarryOut
+from flowctl.live.admin.tokens import Tokens
+from flowctl.live.config import LiveConfig
+from flowctl.live.server import LiveServer
+
+if TYPE_CHECKING:
+    import uvicorn
+
+_log: Final = structlog.get_logger("flowctl.admin")
+_GRACE_S: Final = 1.0
+"""How long requests that are cut are waited for."""
+
+
+def tokens_of(config: LiveConfig) -> Tokens | None:
+    """Return the tokens that callers have to show. None: everybody on this machine may call."""
+    if config.admin_token_file is None and not is_loopback(config.admin_address[0]):
+        raise ConfigError(
+            f"admin is {config.admin}, which others can reach, and there is no token: anybody could operate the server",
+            hint="give admin_token_file, or listen on 127.0.0.1",
+        )
+    return None if config.admin_token_file is None else Tokens(config.admin_token_file)
+
+
+def admin_of(server: LiveServer) -> AdminListener:
+    return AdminListener(server.config, partial(answer, server), server.hub.oversight.report)
+
+
+class AdminListener:
+    """The admin surface of a server; a companion of it.
+
+    Attributes:
+        bound: the address of the dashboard, once it has started.
+    """
+
+    def __init__(self, config: LiveConfig, carry_out: CarryOut, report: ErrorHook | None = None) -> None:
+        self._address: Final = config.admin_address
+        self._report: Final = report
+        self._tokens: Final = tokens_of(config)
+        self._asking: Final = Asking(carry_out)
+        try:
+            from flowctl.live.admin.app import AdminApp  # noqa: PLC0415 - brings FastAPI, of an extra of its own
+            from flowctl.live.admin.protocol import make_server  # noqa: PLC0415 - brings uvicorn
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"admin needs the package {error.name}, which is not installed",
+                hint="in flowctl's source folder: pip install '.[admin]', or leave admin off",
+            ) from error
+        self._app: Final = AdminApp(self._asking, self._tokens)
+        self._make_server: Final = make_server
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self.bound: list[str] = []
+
+    def start(self) -> None:
+        """Listen."""
+        sock = self._listen()
+        host, port = sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.bound = [f"http://{shown}:{port}/"]
+        self._server = server = self._make_server(self._app)
+        self._thread = threading.Thread(target=self._run, args=(server, sock), name="flowctl-admin", daemon=True)
+        self._thread.start()
+        _log.info("admin", address=self.bound[0], tokens=self._tokens is not None)
+
+    def _listen(self) -> socket.socket:
+        host, port = self._address
+        try:
+            family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            if self._tokens is None and not is_loopback(str(address[0])):
+                raise ConfigError(f"admin: {host} is {address[0]}, which others can reach", hint="write 127.0.0.1")
+            sock = socket.socket(family, kind, number)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind(address)
+                sock.listen()
+            except BaseException:
+                sock.close()
+                raise
+        except OSError as error:
+            raise ConfigError(
+                f"admin cannot listen on {host}:{port}: {error.strerror or error}",
+                hint="another port, or end what listens there",
+            ) from error
+        return sock
+
+    def _run(self, server: uvicorn.Server, sock: socket.socket) -> None:
+        """Serve; the thread of the surface."""
+        try:
+            server.run(sockets=[sock])
+        except Exception as error:  # noqa: BLE001 - the server goes on without it
+            if self._report is not None:
+                self._report("the admin surface", error)
+        finally:
+            sock.close()
+
+    def stop(self, deadline_s: float) -> None:
+        """End; what is being carried out is not waited for."""
+        server, self._server = self._server, None
+        if server is not None and self._thread is not None:
+            self._app.end()
+            server.should_exit = True
+            self._thread.join(deadline_s)
+            server.force_exit = True
+            self._thread.join(_GRACE_S)
+        self._asking.stop()

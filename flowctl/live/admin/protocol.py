@@ -1,0 +1,218 @@
+"""Uvicorn as the admin surface runs it: who has a place, what is read ahead and kept, and how much of a core it takes.
+
+A stranger needs no token to connect, so what one may hold is bounded here. Those who have shown no token have few
+places, of which the oldest is given up for the next connection: whatever they hold, an operator's connection is taken,
+and keeps its place once it has shown its token. Of each connection one request is read and answered at a time; what
+comes behind it stays in the kernel, but for one read. And the loop rests in proportion to its work, because the threads
+of the media share the interpreter's lock with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from flowctl.control.operations import Permission
+from flowctl.core.text.addresses import address_key
+from flowctl.live.admin.guard import HEAD_BYTES
+
+MOST_CONNECTIONS: Final = 128
+"""Open at a time, with those that listen to events: people, scrapers and their retries."""
+MOST_STRANGERS: Final = MOST_CONNECTIONS // 2
+"""Of them such as have shown no token; one more has the oldest of them closed."""
+MOST_PER_ADDRESS: Final = 8
+"""Of these of one address: a browser opens 6 for a page."""
+HEAD_S: Final = 10.0
+"""How long a peer may take for the head of its first request; uvicorn itself waits for ever."""
+SEND_S: Final = 20.0
+"""How long a peer may take for `SENT_BYTES` of its answer, or what is left of it; also one that is closed already."""
+SENT_BYTES: Final = 16 * 1024
+KEEP_ALIVE_S: Final = 10
+BACKLOG: Final = 64
+"""Connections that wait to be accepted, and that one turn of the loop accepts."""
+GRACE_S: Final = 1
+_WORK_S: Final = 0.001
+_REST: Final = 3.0
+"""How long the loop rests after a millisecond of work or more, as a multiple of it: a quarter of a core is some 250
+requests a second, which no operator needs, and a flood gets no more."""
+_MOST_REST_S: Final = 0.1
+
+
+class _Reading(FlowControl):
+    """Does not go on to read while a request waits behind the one that is answered.
+
+    Uvicorn does for each request whose application asks whether its peer is there still: a thousand requests of one
+    read would have a thousand more reads kept.
+    """
+
+    def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:
+        super().__init__(transport)
+        self._conn: Final = conn
+
+    def resume_reading(self) -> None:
+        """Read, unless h11 has what it may not read yet."""
+        if not (self._conn.their_state is h11.DONE and self._conn.trailing_data[0]):
+            super().resume_reading()
+
+
+class _Timed(H11Protocol):
+    """HTTP/1.1 of uvicorn in bounds of memory and time; one connection."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        transport.max_size = HEAD_BYTES  # type: ignore[attr-defined]  # of a read; asyncio's own are 256 KiB
+        transport.set_write_buffer_limits(0)  # told of all that the kernel does not take, and of its end
+        self.flow = _Reading(transport, self.conn)
+        self.place = address_key(self.client[0]) if self.client else ""
+        self.since = self.loop.time()
+        self.gone = False
+        self._unsent = 0
+        self._stall: asyncio.TimerHandle | None = None
+        self._head: asyncio.TimerHandle | None = None
+        self._arm_head()
+        self._make_room()
+
+    @property
+    def caller(self) -> str:
+        """Who has shown a token here, as `Guard` names them; empty: a stranger."""
+        cycle: Any = self.cycle  # None at first, whatever its type says
+        state = {} if cycle is None else cycle.scope["state"]
+        return str(state["caller"]) if state.get("permission", Permission.NONE) > Permission.NONE else ""
+
+    def _make_room(self) -> None:
+        """Give up a connection of the holder of the most if there are too many: one that was heard, or the oldest."""
+        there = [item for item in self.connections if isinstance(item, _Timed) and not item.gone]
+        strangers = [item for item in there if not item.caller]
+        given_up = [item for item in strangers if item.place == self.place]
+        if len(given_up) <= MOST_PER_ADDRESS:
+            if len(strangers) > MOST_STRANGERS:
+                given_up = _of_most(strangers, lambda item: item.place)
+            elif len(there) > MOST_CONNECTIONS:
+                given_up = _of_most(there, lambda item: item.caller or item.place)
+            else:
+                return
+        min(given_up, key=lambda item: (item.cycle is None, item.since)).cut()
+
+    def cut(self) -> None:
+        """Close at once: what is not sent yet is not waited for."""
+        self.gone = True
+        self.transport.abort()
+
+    def _arm_head(self) -> None:
+        if self._head is None:
+            self._head = self.loop.call_later(HEAD_S, self._late)
+
+    def _late(self) -> None:
+        self._head = None
+        if self._idle():
+            self.cut()
+
+    def _idle(self) -> bool:
+        """Return whether no request is being answered."""
+        cycle: Any = self.cycle  # None at first, whatever its type says
+        return cycle is None or bool(cycle.response_complete)
+
+    def data_received(self, data: bytes) -> None:
+        """Take input; between two requests a new head has its time too."""
+        before = self.cycle
+        if self._idle():
+            self._arm_head()
+        super().data_received(data)
+        if self.cycle is not before:
+            self._disarm_head()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, and read when there is none."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def pause_writing(self) -> None:
+        """See whether the peer goes on taking what is sent."""
+        super().pause_writing()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(SEND_S, self._look_stalled)
+
+    def _look_stalled(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left > self._unsent - SENT_BYTES:
+            self.cut()
+        else:
+            self._unsent, self._stall = left, self.loop.call_later(SEND_S, self._look_stalled)
+
+    def resume_writing(self) -> None:
+        """All is sent."""
+        super().resume_writing()
+        self._disarm_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._disarm_head()
+        self._disarm_stall()
+        super().connection_lost(exc)
+
+    def _disarm_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _disarm_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+
+def _of_most(there: list[_Timed], whose: Callable[[_Timed], str]) -> list[_Timed]:
+    """Return the connections of the holder of the most."""
+    [(most, _)] = Counter(map(whose, there)).most_common(1)
+    return [item for item in there if whose(item) == most]
+
+
+class _Resting(selectors.DefaultSelector):
+    """The selector of the loop; rests before it looks, as long as the thread has worked since."""
+
+    _rested_at = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return what is ready."""
+        worked_s = time.thread_time() - self._rested_at
+        if worked_s >= _WORK_S:
+            time.sleep(min(worked_s * _REST, _MOST_REST_S))
+            self._rested_at = time.thread_time()
+        return super().select(timeout)
+
+
+class _Config(uvicorn.Config):
+    """With a loop that rests."""
+
+    def get_loop_factory(self) -> Any:
+        return lambda: asyncio.SelectorEventLoop(_Resting())
+
+
+def make_server(app: Any) -> uvicorn.Server:
+    """Return uvicorn for an ASGI application; `uvicorn.Server.run` serves on the calling thread."""
+    config = _Config(
+        app,
+        http=_Timed,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # its warnings are what strangers send
+        backlog=BACKLOG,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,737 @@
+"""The copy of one stream at an edge: what is to be fetched for it, and what goes on to the viewers.
+
+Messages come in two ways. Segments are fetched by diffusion; frames are followed from one source, where the edge is
+told to. Both go through a `Splice`, and what comes out of it is published (`Sink`), so viewers get each message once.
+
+Followed frames are cut as an origin cuts them. A segment of ours that has the hash of one that was announced is that
+one: so it is known where in the publication the followed source stands, though its server may have moved the stream on
+its timeline; and what was followed is not fetched, but is offered to others. Another source of the same stream is known
+by its first picture, where that has gone out before. While frames come, announced segments are held: neither fetched
+nor acknowledged. When they stop coming, what is missing is fetched. Where something else was followed than was
+announced for its place, that is fetched too, and shows whether the source, or the way to it, changes octets.
+
+One publication goes out at a time (`Publications`). Two timelines are one publication where both have the same content
+at the same time, however far the clocks of origins are apart; two that one origin announced are two. Another encoder
+that uses the same name at another origin is held, a few seconds of it, for as long as the first one lives, which it
+does while an origin announces more of it. Then the next one goes out at once, and what nobody has is not waited for.
+
+And where something comes and nothing goes out for long, all that was announced stands before what has gone out, or
+before a beginning that nobody has: the copy then begins anew with what there is.
+
+Everything belongs to one thread, that of the node's loop.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, NamedTuple
+
+import structlog
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.errors import BusyError, LimitExceededError, LocalProtocolError
+from flowctl.live.cluster.edge.publications import NOWHERE, Publications, Teller
+from flowctl.live.cluster.follow import Sink
+from flowctl.live.cluster.segments.cutter import TIMELINE_S, Cut, Cutter
+from flowctl.live.cluster.segments.segment import (
+    CLOCK,
+    Frame,
+    Header,
+    Position,
+    Segment,
+    SegmentId,
+    Then,
+    decode_body,
+    following,
+    object_of,
+    segment_of,
+)
+from flowctl.live.cluster.segments.splice import Begins, Gap, Headers, Splice
+from flowctl.live.cluster.segments.window import SegmentPool
+from flowctl.nodes.diffusion.objects import PeerId
+from flowctl.wire.rtmp.media.media import inspect
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+SETTLE_S: Final = 0.3
+"""After the first announcement of a stream, others are listened to for so long: they come oldest first, and the newest
+is where to begin."""
+WAIT_S: Final = 4.0
+"""How long what is missing is waited for: an origin that does not answer is asked in vain for up to 2 s."""
+LIVE_S: Final = 1.0
+"""A followed source that has sent nothing for so long may be dead: segments are fetched from then on."""
+HOLD_S: Final = 5.0
+"""How long a segment is held while its frames are followed, or while another publication goes out; after that it is
+another encoder's, and not fetched."""
+JOIN_S: Final = 5.0
+"""How much later than by another origin a segment may be announced, and show that the two have one publication though
+their clocks say otherwise. One that is published again, octet for octet, is later."""
+BACK_S: Final = 2.0
+"""A publication begins with what was announced of it so long before the one before it was over: origins tell that one
+after the other. Of an encoder that has been there for longer viewers would get all that was held at once."""
+SECOND_S: Final = 1.0
+"""A segment that is known by two names, by origins whose clocks differ, is asked for by the first one for so long."""
+ENDED_S: Final = 3.0
+"""How long the end of a publication is not told yet: one of its origins may have more, and a publisher may be back."""
+GONE_S: Final = 10.0
+"""When nothing has come for so long, viewers are told that the stream has ended: twice as long as any segment takes.
+When something has come and nothing has gone out for so long, the copy begins anew."""
+HELD_BYTES: Final = 64 << 20
+"""What may wait behind a missing segment, of one stream."""
+APART_MS: Final = 200
+"""How far two servers may have moved a publication apart on their timelines: each measures the pause before it."""
+REFUSED_S: Final = 1.0
+"""Between two tries to publish a name that a publisher of this server has."""
+_ANNOUNCED: Final = 512
+DOUBT_S: Final = 0.5
+"""How long the same as was followed may be announced later than something else at its place."""
+_OWN: Final = 32
+"""Segments of what was followed whose hashes are remembered, until they are announced."""
+_UNPLACED: Final = 8192
+"""Messages of a followed source that wait until it is known where they stand: a long group of pictures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyStatistics:
+    """One stream of an edge at one moment.
+
+    Attributes:
+        following: whether frames come by RTMP.
+        last_segment: the newest one that was announced. Empty: none.
+        fetched: segments that came by diffusion.
+        adopted: segments that were followed and need not be fetched.
+        repeated: messages that came more than once.
+        gaps: times that something was missing for good.
+        waiting_bytes: of messages behind something that is missing.
+    """
+
+    published: bool
+    following: bool
+    last_segment: str
+    messages: int
+    fetched: int
+    adopted: int
+    repeated: int
+    gaps: int
+    waiting_bytes: int
+
+
+class _Mapping(NamedTuple):
+    """Where a followed source stands: what is added to the times of its segments, and their timeline."""
+
+    timeline: int
+    shift_ms: int
+
+    def of(self, position: Position) -> Position:
+        return Position(self.timeline, max(position.start_ms + self.shift_ms, 0), position.part)
+
+
+_Content = tuple[bytes, int, int, Then, int]
+
+
+def _content_of(name: SegmentId) -> _Content:
+    """Return all that an id says but where it stands.
+
+    What we offer under an id that somebody has announced has to be what the id says, and not only have its hash: others
+    would take us for the liar.
+    """
+    behind_ms = name.next_ms - name.position.start_ms if name.then is Then.KEY else 0
+    return name.digest, name.size_bytes, name.count, name.then, behind_ms
+
+
+_Key = tuple[Position, _Content]
+"""A segment, by the number of its publication."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A segment that was announced.
+
+    Attributes:
+        name: by which it was announced first, and is known to others.
+    """
+
+    name: SegmentId
+    at: float
+    here: bool = False
+
+
+class StreamCopy:
+    """One stream. A `Sink` of the follow.
+
+    Attributes:
+        flawed: what the followed source sends is not what origins have, whose hashes prove it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pool: SegmentPool,
+        sink: Sink,
+        clock: Callable[[], float],
+        *,
+        follows: bool = False,
+    ) -> None:
+        self.name: Final = name
+        self.follows: Final = follows
+        self._pool = pool
+        self._sink = sink
+        self._clock = clock
+        self._splice = Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
+        self._announced: OrderedDict[_Key, _Heard] = OrderedDict()
+        self._publications: Final = Publications()
+        self._successor: int | None = None  # the publication that is next, once this one has gone out
+        self._warned = False  # clocks of origins differ, which was told
+        self._first_at: float | None = None  # when the first segment was announced
+        self._start: Position | None = None  # where to begin
+        self._live_at = float("-inf")  # when the last frame was followed
+        self._brought_at = float("inf")  # likewise, or when this source was begun with
+        self._came_at = clock()
+        self._stuck_at: float | None = None  # something has come since, and nothing has gone out
+        # What is followed: cut as origins cut, not placed yet, and what was cut, by hash
+        self._cutter: Cutter | None = None
+        self._mapping: _Mapping | None = None
+        self._before: _Mapping | None = None  # of the source before this one
+        self._from_key = False  # frames before the next key frame have no place
+        self._unplaced: list[Callable[[], None]] = []
+        self._own: OrderedDict[tuple[_Content, Position], tuple[bytes, float]] = OrderedDict()
+        self.flawed = False
+        self._sound = False  # only headers of the source differ from those that were announced
+        self._proven = False  # that the mapping holds was seen by a hash, or by a picture
+        self._over: int | None = None  # the followed source is past this timeline: its publication has ended
+        # What goes out
+        self._begun = False
+        self._refused_at = float("-inf")
+        self._headers: dict[object, Header] = {}
+        self._due: tuple[Header, ...] = ()  # headers of the part that goes out next
+        self._moved_ms = 0  # added to times of the publication, which began to go out as another one
+        self._messages = self._fetched = self._adopted = 0
+
+    # -- what origins have
+
+    def announced(self, peer: PeerId, name: SegmentId) -> None:
+        now = self._clock()
+        teller = self._publications.tellers.setdefault(peer, Teller())
+        key = self._key(name)
+        if key not in self._announced:
+            self._join_same(name, teller, now)
+            key = self._key(name)
+        number = key[0].timeline
+        self._publications.announced(teller, number, now, ended=name.then is Then.END)
+        if key not in self._announced:
+            self._note(key, name, now)
+            if self._behind(key[0], now) and self._is_stuck(now):
+                self._begin_anew(now)
+                self._note(key, name, now)
+        self._turn(now)
+
+    def gone(self, peer: PeerId) -> None:
+        """The connection to an origin is lost."""
+        if self._publications.tellers.pop(peer, None) is not None:
+            self._turn(self._clock())
+            self._flush()
+
+    def _key(self, name: SegmentId) -> _Key:
+        """Return where a segment stands, and what it is."""
+        number = self._publications.number_of(name.position.timeline, (self._current, self._successor))
+        return name.position._replace(timeline=number), _content_of(name)
+
+    def known_as(self, name: SegmentId) -> SegmentId:
+        """Return the name by which a segment is kept and offered: that by which it was announced first."""
+        heard = self._announced.get(self._key(name))
+        return name if heard is None else heard.name
+
+    @property
+    def _current(self) -> int | None:
+        """The publication that goes out. None: none yet."""
+        place = self._start if self._splice.cursor is None else self._splice.cursor[0]
+        return None if place is None else place.timeline
+
+    def _turn(self, now: float) -> None:
+        """Go on with another publication where nobody has more of the one that goes out."""
+        current = self._current
+        if current is None or self._publications.lives(current, now):
+            return
+        if self._successor is None or self._successor == current or not self._publications.lives(self._successor, now):
+            best = self._publications.best(now, but=current)
+            if best is None:
+                return
+            if best < current:
+                self._rename(best, best := self._publications.next_number())
+            self._successor = best
+            starts = [
+                (heard.at, place)
+                for (place, _), heard in self._announced.items()
+                if place.timeline == best and not place.part
+            ]
+            if starts:
+                late = [place for at, place in starts if now - at <= BACK_S]
+                self._splice.go_on_at(min(late) if late else max(place for _, place in starts))
+
+    # -- what is wanted, asked by diffusion
+
+    def wants(self, name: SegmentId) -> bool:
+        """Return whether a segment that is not here is to be fetched, now or later."""
+        key, now = self._key(name), self._clock()
+        heard = self._announced.get(key)
+        if heard is None or heard.here:
+            return False
+        if self._doubted(key) is not None:
+            return True
+        if self._behind(key[0], now):
+            return False
+        return not ((self._flows(now) or self._is_apart(key[0].timeline)) and now - heard.at > HOLD_S)
+
+    def ready(self, name: SegmentId) -> bool:
+        """Return whether a wanted segment is to be fetched now."""
+        key, now = self._key(name), self._clock()
+        position, heard = key[0], self._announced.get(key)
+        if self._splice.cursor is None and self._start is None and not self._settle(now):
+            return False
+        if heard is not None and self._doubted(key) is not None:
+            return now - heard.at > DOUBT_S
+        if heard is None or self._is_apart(position.timeline) or self._behind(position, now):
+            return False
+        if heard.name != name and now - heard.at < SECOND_S:
+            return False
+        if not self._flows(now):
+            return True
+        missing = self._splice.missing()
+        return missing is not None and missing[0] <= position < missing[1]
+
+    def _doubted(self, key: _Key) -> tuple[_Content, Position] | None:
+        """Return what was followed where another segment was announced. None: nothing that is known to stand there."""
+        mapping = self._mapping
+        if mapping is None or self._sound or self.flawed or not self._own:
+            return None
+        if not self._proven and len({teller.number for teller in self._publications.tellers.values()}) > 1:
+            return None  # it may be of another encoder
+        place, content = key
+        return next((own for own in self._own if own[0] != content and mapping.of(own[1]) == place), None)
+
+    def _hold_against(self, own: tuple[_Content, Position], segment: Segment) -> None:
+        """Look whether what was followed is what its source should have sent."""
+        body, _ = self._own.pop(own)
+        followed = decode_body(body, 0)[1]
+        pairs = list(zip(followed, segment.frames, strict=False))  # the source may have ended sooner
+        self.flawed = any(mine[::2] != true[::2] for mine, true in pairs)
+        self._sound = not self.flawed and len(followed) == len(segment.frames)
+
+    def known_for_s(self, name: SegmentId) -> float:
+        """Return for how long a segment has been announced, in seconds."""
+        heard = self._announced.get(self._key(name))
+        return 0.0 if heard is None else self._clock() - heard.at
+
+    def _is_apart(self, number: int) -> bool:
+        """Whether a publication is neither the one that goes out nor the next one."""
+        return self._current is not None and number not in (self._current, self._successor)
+
+    def _behind(self, position: Position, now: float) -> bool:
+        """Whether a segment comes too late, or stands before the beginning."""
+        if self._is_apart(position.timeline) and self._publications.lives(position.timeline, now):
+            return False
+        return self._splice.past(position) or (self._start is not None and position < self._start)
+
+    def _join_same(self, name: SegmentId, teller: Teller, now: float) -> None:
+        """Learn from a segment that was announced with another timeline too that the two are one publication."""
+        (timeline, *place), content = name.position, _content_of(name)
+        number = self._publications.number_of(timeline)
+        for (other, same), heard in reversed(self._announced.items()):
+            if same != content or [*other[1:]] != place or other.timeline == number:
+                continue
+            apart = abs(heard.name.position.timeline - timeline)
+            live = now - heard.at <= JOIN_S and self._publications.lives(other.timeline, now)
+            if apart > 1 and (other.timeline in teller.numbers or not live):
+                continue
+            if apart > 1 and not self._warned:
+                self._warned = True
+                hint = "set the clocks of the origins; until then it shows from the content that they have the same"
+                _log.warning("clocks of origins differ", stream=self.name, by_s=apart * TIMELINE_S, hint=hint)
+            if self._current == number:
+                self._rename(other.timeline, number)
+            else:
+                self._rename(number, other.timeline)
+            return
+
+    def _rename(self, number: int, to: int) -> None:
+        """Call a publication by another number from now on: by one that it has too, or by a later one."""
+        self._publications.rename(number, to)
+        announced, self._announced = self._announced, OrderedDict()
+        for heard in announced.values():
+            same = self._announced.setdefault(self._key(heard.name), heard)
+            same.here = same.here or heard.here
+        self._splice.rename(number, to, 0)
+        if self._start is not None and self._start.timeline == number:
+            self._start = self._start._replace(timeline=to)
+        if self._mapping is not None and self._mapping.timeline == number:
+            self._mapping = self._mapping._replace(timeline=to)
+        if self._before is not None and self._before.timeline == number:
+            self._before = self._before._replace(timeline=to)
+        self._over = to if self._over == number else self._over
+        self._successor = to if self._successor == number else self._successor
+
+    def _is_stuck(self, now: float) -> bool:
+        """Note that something has come that does not go out; return whether that has been so for too long."""
+        if self._stuck_at is None:
+            self._stuck_at = now
+        return now - self._stuck_at > GONE_S
+
+    def _begin_anew(self, now: float) -> None:
+        """Begin with what is announced, or followed, from now on: nothing of it was behind what has gone out."""
+        _log.warning("stream begins anew", stream=self.name, why=f"nothing fitted for {GONE_S:g} s")
+        before, self._splice = self._splice, Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
+        self._splice.repeated_count, self._splice.gap_count = before.repeated_count, before.gap_count + 1
+        self._announced.clear()
+        self._own.clear()
+        self._first_at = self._start = self._mapping = self._before = self._stuck_at = self._successor = None
+        self._proven = False
+        self.gap(now)
+
+    def _note(self, key: _Key, name: SegmentId, now: float) -> None:
+        """Take a segment that was announced for the first time."""
+        self._announced[key] = _Heard(name, now, here=self._pool.has(name))
+        if len(self._announced) > _ANNOUNCED:
+            self._announced.popitem(last=False)
+        if self._first_at is None:
+            self._first_at = now
+        cutter = self._cutter
+        if cutter is not None and cutter.position is not None and cutter.frames:
+            self._compare(key[0], name, cutter.position, cutter.frames[0])
+        self._look_for_own(key)
+
+    def _look_for_own(self, key: _Key) -> None:
+        """Look whether a segment that was announced is one that was followed; pictures may repeat, and so hashes."""
+        place, content = key
+        found = [position for same, position in self._own if same == content]
+        mapping = self._mapping
+        here = [position for position in found if mapping is not None and mapping.of(position) == place]
+        if here or self._may_be(place):
+            for position in (here or found)[-1:]:
+                self._match(position, self._own[content, position][0], key)
+
+    def _may_be(self, position: Position) -> bool:
+        """Whether what is followed may stand at a place other than that where it was thought to stand."""
+        if self._over is not None and position.timeline <= self._over:
+            return False
+        return not self._proven or self._mapping is None or position.timeline > self._mapping.timeline
+
+    def _settle(self, now: float) -> bool:
+        """Choose where to begin, once it is known what there is; return whether that is so."""
+        if self.follows and now - self._came_at < LIVE_S:
+            return False  # the followed source comes first
+        if self._first_at is None or now - self._first_at < SETTLE_S:
+            return False
+        best = self._publications.best(now)
+        starts = [
+            place
+            for (place, _), heard in self._announced.items()
+            if not (place.part or heard.here) and best in (None, place.timeline)
+        ]
+        self._start = max(starts, default=None)
+        return bool(starts)
+
+    def _flows(self, now: float) -> bool:
+        """Whether frames are followed and come, and it is known where they stand."""
+        return self._mapping is not None and now - self._live_at < LIVE_S
+
+    # -- what comes
+
+    def segment(self, segment: Segment) -> None:
+        """Take a segment that was fetched."""
+        key = self._key(segment.id)
+        segment = replace(segment, id=replace(segment.id, position=key[0]))
+        if key in self._announced:
+            self._announced[key].here = True
+        own = self._doubted(key)
+        if own is not None:
+            self._hold_against(own, segment)
+        self._fetched += 1
+        self._came_at = self._clock()
+        if self._splice.cursor is None and self._start is not None and segment.id.position >= self._start:
+            self._splice.start(self._start)
+        self._splice.add_segment(segment)
+        self._flush()
+
+    def begin(self, now: float) -> None:
+        """A followed source begins, perhaps behind another one."""
+        del now
+        self._cutter, self._unplaced = Cutter(self.name, NOWHERE), []
+        self._before, self._mapping = self._mapping or self._before, None
+        self._from_key = self._proven = self.flawed = self._sound = False
+        self._own.clear()
+
+    def gap(self, now: float) -> None:
+        """Between two connections to followed sources something is missing: what follows has no place before a key."""
+        del now
+        if self._cutter is not None:
+            headers = self._cutter.known_headers
+            self._cutter, self._unplaced = Cutter(self.name, NOWHERE), []
+            for type_id, payload in headers:
+                self._cutter.add(type_id, 0, payload, MessageClass.HEADER)
+            self._from_key = True
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Take a followed message."""
+        self._live_at = self._brought_at = self._came_at = now
+        message_class = inspect(type_id, payload).message_class
+        if self._cutter is None:
+            self.begin(now)
+        cutter = self._cutter
+        assert cutter is not None  # noqa: S101 - `begin` has made it
+        if self._from_key and message_class is not MessageClass.HEADER:
+            if message_class is not MessageClass.KEY and cutter.has_video:
+                return
+            self._from_key = False
+        for cut in cutter.add(type_id, timestamp, payload, message_class):
+            self._place(partial(self._end_part, cut))
+            self._own_segment(cut)
+        if cutter.position is not None and cutter.frames and cutter.frames[-1].payload is payload:
+            position, index, frame = cutter.position, len(cutter.frames) - 1, cutter.frames[-1]
+            headers = cutter.headers
+            if self._mapping is None and index == 0:
+                self._guess(position, frame)
+            self._place(lambda: self._add(position, index, frame, headers))
+        messages = self._messages
+        self._flush()
+        if self._messages == messages and message_class is not MessageClass.HEADER and self._is_stuck(now):
+            self._begin_anew(now)
+
+    def _guess(self, position: Position, frame: Frame) -> None:
+        """Say where a source stands whose first picture came: as one that is known, or anywhere while nothing is."""
+        if self._splice.cursor is None and self._start is None:
+            best = self._publications.best(self._clock())
+            newest = max((place.timeline for place, _ in self._announced), default=NOWHERE)
+            self._mapping = _Mapping(newest if best is None else best, 0)
+            return
+        shift_ms = 0 if self._before is None else self._before.shift_ms
+        known = [item for item in self._splice.beginning_with(frame) if self._may_be(item)]
+        pictured, most_ms = bool(known), CLOCK
+        if not known:  # begun since: where an announced segment says that the next one begins
+            follow = (
+                following(place, heard.name.then, heard.name.next_ms) for (place, _), heard in self._announced.items()
+            )
+            known = [item for item in follow if item is not None and self._may_be(item)]
+            most_ms = APART_MS
+        # Pictures may be alike: the one where the source before it would have had it.
+        same = min(known, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
+        if same is not None and abs(same.start_ms - position.start_ms - shift_ms) <= most_ms:
+            self._settle_at(_Mapping(same.timeline, same.start_ms - position.start_ms))
+            self._proven = pictured
+
+    def _compare(self, place: Position, name: SegmentId, position: Position, frame: Frame) -> None:
+        """Look whether a segment that was announced says where the open one stands, if that is not known yet."""
+        if self._mapping is None:
+            self._guess(position, frame)
+        elif self._mapping.timeline == NOWHERE:
+            behind = name.next
+            if position.start_ms in (place.start_ms, behind and behind.start_ms):
+                self._settle_at(_Mapping(place.timeline, 0))
+
+    def _settle_at(self, found: _Mapping) -> None:
+        """Learn where the followed source stands, and place what waited for that."""
+        before, self._mapping = self._mapping, found
+        if before is None:
+            steps, self._unplaced = self._unplaced, []
+            for step in steps:
+                step()
+        elif before != found:
+            shift_ms = found.shift_ms - before.shift_ms
+            if self._splice.rename(before.timeline, found.timeline, shift_ms):
+                self._moved_ms -= shift_ms  # viewers saw it begin: their clock goes on
+
+    def _place(self, step: Callable[[], None]) -> None:
+        """Do what needs to know where the followed source stands, now or as soon as that is known."""
+        if self._mapping is not None:
+            step()
+        elif len(self._unplaced) < _UNPLACED:
+            self._unplaced.append(step)
+
+    def _add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> None:
+        mapping = self._mapping
+        if mapping is not None:
+            shifted = frame._replace(timestamp=frame.timestamp + mapping.shift_ms & CLOCK)
+            self._splice.add(mapping.of(position), index, shifted, headers)
+
+    def _end_part(self, cut: Cut) -> None:
+        mapping, behind = self._mapping, cut.next
+        if mapping is not None:
+            next_part = None if behind is None else mapping.of(behind)
+            self._splice.end_part(mapping.of(cut.position), len(cut.frames), next_part)
+
+    def _own_segment(self, cut: Cut) -> None:
+        """Look whether what was followed is a segment that was announced."""
+        try:
+            name, body = segment_of(cut.stream, cut.position, cut.headers, cut.frames, cut.then, cut.next_ms)
+        except (LimitExceededError, LocalProtocolError):
+            return
+        self._own[_content_of(name), cut.position] = body, self._clock()
+        if len(self._own) > _OWN:
+            self._own.popitem(last=False)
+        same = [key for key in self._announced if key[1] == _content_of(name)]
+        here = [key for key in same if self._mapping and key[0] == self._mapping.of(cut.position)]
+        # Pictures repeat: what has gone out may only look like it, and the one that is meant be announced in a moment.
+        ahead = [key for key in same if self._may_be(key[0]) and not self._repeats(key[0])]
+        for known in (here or ahead)[-1:]:
+            self._match(cut.position, body, known)
+
+    def _repeats(self, position: Position) -> bool:
+        """Whether what stands there may only look like what is followed: it has gone out, of the same publication."""
+        last = self._over if self._mapping is None else self._mapping.timeline
+        return self._splice.past(position) and not (last and position.timeline > last)
+
+    def _match_late(self, now: float) -> None:
+        """Take what was announced before it was followed, where nothing that was announced since is the same."""
+        for (content, position), (body, cut_at) in tuple(self._own.items()):
+            if self._proven or now - cut_at < LIVE_S:
+                return
+            same = [key for key in self._announced if key[1] == content]
+            known = max((key for key in same if self._may_be(key[0])), default=None)
+            if known is not None:
+                self._match(position, body, known)
+
+    def _match(self, position: Position, body: bytes, key: _Key) -> None:
+        """Learn that what was followed at `position` is a segment that was announced."""
+        (place, content), heard = key, self._announced[key]
+        self._settle_at(_Mapping(place.timeline, place.start_ms - position.start_ms))
+        self._proven = heard.here = True
+        name = heard.name
+        self._adopted += self._pool.put(name, object_of(name, body))
+        self._splice.end_part(place, name.count, following(place, name.then, name.next_ms))
+        if self._splice.lacks(place):  # its messages came when they seemed to be of the past
+            segment = Segment.decode(object_of(name, body))
+            self._splice.add_segment(replace(segment, id=replace(name, position=place)))
+            self._flush()
+        self._own.pop((content, position), None)
+
+    def end(self, why: str) -> None:
+        """A followed source says that the stream has ended."""
+        del why
+        if self._cutter is not None:
+            for cut in self._cutter.close():
+                self._own_segment(cut)
+        self._cutter, self._unplaced, self._live_at = None, [], float("-inf")
+        if self._mapping is not None and self._mapping.timeline != NOWHERE:
+            self._over = self._mapping.timeline
+
+    def lost(self) -> None:
+        """The followed source is gone: fetch what is missing, until another one is followed."""
+        self._live_at, self._over, self._brought_at = float("-inf"), None, self._clock()
+
+    def overtaken(self, now: float) -> bool:
+        """Whether the followed source is silent while others have announced what it has not brought."""
+        number, cursor = self._current, self._splice.cursor
+        apart = number is not None and self._publications.lives(number, now)
+        told = [
+            (place, heard) for (place, _), heard in self._announced.items() if not (apart and place.timeline != number)
+        ]
+        if self._flows(now) or not told:
+            return False
+        last = told[-1][1]
+        if last.name.next is not None and last.at - self._brought_at > LIVE_S:
+            return True  # though it was fetched: others have what is new sooner
+        newest, heard = max(told, key=lambda item: item[0])
+        return now - heard.at > LIVE_S and (cursor is None or newest > cursor[0])
+
+    # -- what goes out
+
+    def tick(self, now: float) -> None:
+        """Look at what time alone changes."""
+        self._turn(now)
+        self._match_late(now)
+        due = self._splice.next_deadline()
+        if due is not None and now >= due:
+            self._flush()
+        silent_s = now - self._came_at
+        if self._begun and (silent_s > GONE_S or (self._splice.ended and silent_s > ENDED_S)):
+            self._end("its publisher has gone" if self._splice.ended else "nothing has come any more")
+
+    def close(self, why: str) -> None:
+        """Publish it no more."""
+        self._end(why)
+
+    def _flush(self) -> None:
+        now = self._clock()
+        for item in self._splice.take(now, hopeless=self._is_hopeless(now)):
+            match item:
+                case Frame():
+                    self._publish(item, now)
+                case Headers():
+                    self._put_headers(item.headers)
+                case Begins():
+                    self._moved_ms = 0
+                    self._begin(now)
+                case Gap():
+                    _log.warning("messages missing", stream=self.name, at=str(item.position), to=str(item.to))
+
+    def _is_hopeless(self, now: float) -> bool:
+        """Whether there is another publication, and all has come of this one that anybody has who is connected."""
+        current, cursor = self._current, self._splice.cursor
+        if (
+            self._successor in (None, current)
+            or current is None
+            or cursor is None
+            or self._publications.lives(current, now)
+        ):
+            return False
+        return not self._publications.is_had(current) or not any(
+            place.timeline == current and place >= cursor[0] and not heard.here
+            for (place, _), heard in self._announced.items()
+        )
+
+    def _begin(self, now: float) -> None:
+        """Publish, or let another timeline begin."""
+        if now - self._refused_at < REFUSED_S:
+            return
+        try:
+            self._sink.begin(now)
+        except (BusyError, LimitExceededError) as error:
+            self._refused_at, self._begun = now, False
+            _log.warning("stream not published", stream=self.name, why=str(error), hint=error.hint)
+            return
+        self._begun = True
+        self._headers.clear()
+
+    def _put_headers(self, headers: tuple[Header, ...]) -> None:
+        """Note headers, which go out before the next frame where viewers have others."""
+        self._due = headers
+
+    def _publish(self, frame: Frame, now: float) -> None:
+        self._stuck_at = None
+        if not self._begun:
+            self._begin(now)
+            if not self._begun:
+                return
+        frame = frame._replace(timestamp=frame.timestamp + self._moved_ms & CLOCK) if self._moved_ms else frame
+        due, self._due = self._due, ()
+        for type_id, payload in due:
+            key = inspect(type_id, payload).sticky_key
+            if self._headers.get(key) != (type_id, payload):
+                self._headers[key] = type_id, payload
+                self._sink.take(type_id, frame.timestamp, payload, now)
+        info = inspect(frame.type_id, frame.payload)
+        if info.message_class is MessageClass.HEADER:
+            self._headers[info.sticky_key] = frame.type_id, frame.payload
+        self._messages += 1
+        self._sink.take(*frame, now)
+
+    def _end(self, why: str) -> None:
+        begun, self._begun = self._begun, False
+        if begun:
+            self._sink.end(why)
+
+    def statistics(self) -> CopyStatistics:
+        """Return a snapshot."""
+        newest = next(reversed(self._announced.values()), None)
+        return CopyStatistics(
+            published=self._begun,
+            following=self._flows(self._clock()),
+            last_segment="" if newest is None else str(newest.name),
+            messages=self._messages,
+            fetched=self._fetched,
+            adopted=self._adopted,
+            repeated=self._splice.repeated_count,
+            gaps=self._splice.gap_count,
+            waiting_bytes=self._splice.held_bytes,
+        )

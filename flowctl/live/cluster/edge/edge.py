@@ -1,0 +1,568 @@
+"""An edge: a live server whose streams come from origins, or from other edges.
+
+Theory of operation. The edge subscribes at all of its origins to the streams that are wanted, is told of their
+segments, and fetches them by object diffusion; each request takes a channel of the one scheduler of the node. A stream
+is wanted while viewers are there, and for a while after that, or when it fits a pattern that was given. What comes is
+put together per stream (`StreamCopy`) and published in the hub of the server, whose viewers know no difference.
+
+Where the edge is told to follow, the frames of each wanted stream come from one origin by RTMP. When that one is lost,
+what is missing comes as segments from the others, and the next one is followed.
+
+An edge offers what it has, as an origin does, where it is given an address for that.
+
+All of it lives on one thread of its own; publishing is what a publisher's thread would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from glob import escape
+from random import Random
+from typing import Any, Final
+
+import structlog
+
+from flowctl.core.loop.tls import with_tls
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.core.text.fieldtypes import check_fields
+from flowctl.errors import ClosedError, ConfigError, LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.live.cluster.edge.copy import CopyStatistics, StreamCopy
+from flowctl.live.cluster.edge.gate import SchedulerGate
+from flowctl.live.cluster.edge.planner import EdgePlanner
+from flowctl.live.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
+from flowctl.live.cluster.follow import Follow, FollowState, HubSink, Inflow, Source
+from flowctl.live.cluster.origin import POLICY, Cutting, Offering, SegmentListener, finish, keep
+from flowctl.live.cluster.segments.cutter import Cut
+from flowctl.live.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
+from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.live.server import LiveServer
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.objects import PeerId
+from flowctl.nodes.diffusion.outbound import MOST_PATTERNS, check_pattern
+from flowctl.nodes.diffusion.streams.tcp import StreamSession, connect_stream
+from flowctl.pollgroup import PollGroup
+from flowctl.wire.client.connect import client_context
+from flowctl.wire.rtmp.url import RtmpUrl
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+TICK_S: Final = 0.1
+"""How often it is looked who wants what, and whether a followed source has gone."""
+LINGER_S: Final = 10.0
+"""How long a stream is wanted when its last viewer has left: players that reconnect find it."""
+STREAMS: Final = 1000
+"""Streams copied at a time."""
+_UNANNOUNCED: Final = 8
+"""Streams followed at a time that no origin has announced. One that has just begun is announced some seconds later, and
+each costs a connection to an origin, which lets one address have few: viewers can ask for any names."""
+_LOOKED_FOR_S: Final = 2.0
+"""A stream that no origin has announced for so long makes room for another one."""
+_NEVER: Final = Backoff(first_s=3600.0, most_s=3600.0)
+"""A follow of an edge is not tried again by itself: the edge goes on with the next source at once."""
+_SLOW_START_S: Final = 2.0
+"""A source that brings nothing for so long is given up for the next one, if others have the stream."""
+_ROUND: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
+"""Between two rounds through all sources of a stream."""
+HEAD_START_S: Final = 0.2
+"""How long others may take to announce a segment before a slow origin is asked for it."""
+_SLOWER_S: Final = 0.02
+_PROBE_S: Final = 30.0
+"""A slow origin that was not asked for so long is asked as the others: it may have become quick."""
+FLAWED_S: Final = 60.0
+"""How long a source is not followed that sent something else than what origins have: as one that lies is banned."""
+_EXPIRE_TICKS: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeConfig:
+    """What an edge is told beside the settings of its server.
+
+    Args:
+        follow: whether frames come from one of them by RTMP; segments then only repair.
+        streams: patterns of streams that are wanted without viewers, with ``*`` and ``?``.
+        redundancy: of how many origins each segment is fetched, 1 to 8.
+    """
+
+    origins: tuple[OriginAddress, ...]
+    follow: bool = False
+    streams: tuple[str, ...] = ()
+    redundancy: int = 1
+    window: WindowLimits = dataclasses.field(default_factory=WindowLimits)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.origins:
+            raise ConfigError("an edge has no origins", hint="give one or more, like 10.0.0.5:1936")
+        if len(set(self.origins)) != len(self.origins):
+            raise ConfigError("an edge has an origin twice", hint="name each of them once")
+        if len(self.streams) > MOST_PATTERNS:
+            raise ConfigError(
+                f"{len(self.streams)} patterns of streams are given, origins take {MOST_PATTERNS}",
+                hint="a pattern may stand for many streams, as live/* does",
+            )
+        for pattern in self.streams:
+            try:
+                check_pattern(pattern)
+            except LimitExceededError as error:
+                raise ConfigError(f"{pattern!r:.100} is no pattern of streams: {error}") from error
+        if not 1 <= self.redundancy <= 8:
+            raise ConfigError(f"redundancy is {self.redundancy}, it must be 1 to 8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeStatistics:
+    """An edge at one moment.
+
+    Attributes:
+        received_bytes: of all objects that came, copies and what was refused included.
+        followed: by stream, the origin whose frames are followed.
+    """
+
+    origins: list[UpstreamStatistics]
+    streams: dict[str, CopyStatistics]
+    known_streams: int
+    kept_bytes: int
+    received_bytes: int
+    followed: dict[str, str]
+    edges: int
+
+
+class _Followed:
+    """What one follow of a stream hands on, until another one takes its place."""
+
+    def __init__(self, copy: StreamCopy) -> None:
+        self._copy: StreamCopy | None = copy
+
+    def leave(self) -> None:
+        """Hand nothing on any more."""
+        self._copy = None
+
+    def begin(self, now: float) -> None:
+        """Pass it on."""
+        if self._copy is not None:
+            self._copy.begin(now)
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Pass it on."""
+        if self._copy is not None:
+            self._copy.take(type_id, timestamp, payload, now)
+
+    def end(self, why: str) -> None:
+        """Pass it on."""
+        if self._copy is not None:
+            self._copy.end(why)
+
+
+class _Following:
+    """Follows one stream from one of several sources at a time."""
+
+    def __init__(
+        self, copy: StreamCopy, upstreams: list[Upstream], group: PollGroup, rng: Random, inflow: Inflow | None
+    ) -> None:
+        self._copy = copy
+        self._inflow = inflow
+        self._upstreams = upstreams
+        self._group = group
+        self._rng = rng
+        self._next = rng.randrange(len(upstreams))  # edges do not all begin with the same
+        self._tries = 0  # since frames came last
+        self._again_at = 0.0
+        self._since = 0.0
+        self._follow: Follow | None = None
+        self._sink: _Followed | None = None
+        self._told: set[tuple[str, str]] = set()  # sources and why they were lost, since frames came last
+        self._flawed: dict[str, float] = {}  # when sources were found to send what is not the stream
+        self.source = ""
+
+    def tick(self, now: float) -> None:
+        """Go on with the next source where this one has gone."""
+        if self._follow is not None:
+            found = self._follow.statistics()
+            if found.state is FollowState.RUNNING:
+                self._tries = 0
+                self._told.clear()
+            if self._goes_on(found.state, now):
+                return
+            if self._copy.flawed:
+                self._flawed[self.source] = now
+                hint = "its segments are looked at as ever; see what changes bytes on the way of RTMP"
+                why = "its frames are not what origins announce"
+                _log.error("followed origin is wrong", stream=self._copy.name, source=self.source, why=why, hint=hint)
+            elif (found.source, found.why) not in self._told:  # once: it is tried again every few seconds
+                self._told.add((found.source, found.why))
+                _log.warning("follow lost", stream=self._copy.name, source=found.source, why=found.why)
+            self.stop()
+            self._copy.lost()
+            self._tries += 1
+            if self._tries >= len(self._upstreams):
+                self._again_at = now + _ROUND.delay_s(self._tries // len(self._upstreams), self._rng)
+        if now >= self._again_at:
+            self._begin(now)
+
+    def _goes_on(self, state: FollowState, now: float) -> bool:
+        """Whether the source is to be kept: it brings frames, or may soon, or nobody else has more."""
+        if self._copy.flawed:
+            return False
+        if state in (FollowState.CONNECTING, FollowState.WAITING) and now - self._since < _SLOW_START_S:
+            return True
+        return state in (FollowState.RUNNING, FollowState.WAITING) and not self._copy.overtaken(now)
+
+    def _begin(self, now: float) -> None:
+        for _ in self._upstreams:
+            upstream = self._upstreams[self._next % len(self._upstreams)]
+            self._next += 1
+            flawed_s = now - self._flawed.get(str(upstream.address), float("-inf"))
+            if upstream.state is not UpstreamState.BANNED and flawed_s > FLAWED_S:
+                break
+        else:
+            return
+        origin = upstream.address
+        try:
+            url = origin.url(self._copy.name)
+        except RemoteProtocolError:
+            return  # a name that this server's viewers may ask for, and we cannot
+        self._sink, self.source, self._since = _Followed(self._copy), str(origin), now
+        self._follow = Follow(Source(url), self._sink, self._group, backoff=_NEVER, rng=self._rng, inflow=self._inflow)
+        self._follow.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether frames come."""
+        return self._follow is not None and self._follow.statistics().state is FollowState.RUNNING
+
+    def stop(self) -> None:
+        """Follow no more."""
+        if self._follow is not None and self._sink is not None:
+            self._sink.leave()
+            self._follow.stop()
+        self._follow = self._sink = None
+
+
+class _Wanted:
+    """A stream that is copied."""
+
+    def __init__(self, copy: StreamCopy, following: _Following | None, now: float) -> None:
+        self.copy: Final = copy
+        self.following: Final = following
+        self.wanted_at = self.since = now
+        self.announced = False  # by an origin
+
+    @property
+    def is_somewhere(self) -> bool:
+        """Whether an origin has announced it, or sends its frames."""
+        return self.announced or (self.following is not None and self.following.running)
+
+
+def _has_segments(stream: str) -> bool:
+    """Return whether there can be segments of a stream: viewers ask for any names."""
+    try:
+        return len(stream.encode()) <= NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+class Edge:
+    """What makes a live server an edge; a companion of it.
+
+    Attributes:
+        bound: nothing that operators could call.
+    """
+
+    def __init__(self, server: LiveServer, config: EdgeConfig, *, offer: str = "", rng: Random | None = None) -> None:
+        self._server = server
+        self._hub: Final = server.hub
+        self._config = config
+        self._clock = server.clock
+        self._rng = rng or Random()
+        report = server.hub.oversight.report
+        self._listener = SegmentListener(server, offer, self._serve, report) if offer else None
+        self._group = self._listener.group if self._listener is not None else PollGroup("flowctl-edge", on_error=report)
+        self._wanted: dict[str, _Wanted] = {}
+        self.pool: Final = SegmentPool(
+            config.window, server.clock, wants=self._wants, known_as=self._known_as, on_segment=self._came
+        )
+        self.gate: Final = SchedulerGate(server.clock, self._rng)
+        self._planner = EdgePlanner(self._ready, lambda: bool(self._wanted), self._best_s)
+        self._diffusion: ObjectDiffusion | None = None
+        self._offering: Offering | None = None
+        self._upstreams: list[Upstream] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tls = client_context() if any(item.tls for item in config.origins) else None
+        self._slow: set[str] = set()  # connections to origins that answer much later than others
+        self._ticks = 0
+        self._stopping = False
+        self.title: Final = "edge"
+        self.bound: list[str] = []
+        if self._listener is not None:
+            server.hub.taker = Cutting(self._hand_over)
+
+    # -- life
+
+    @property
+    def offers(self) -> str:
+        """Where other edges fetch from this one. Empty: nowhere."""
+        return "" if self._listener is None else self._listener.address
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        if self._listener is not None:
+            self._listener.start()
+        else:
+            self._group.start()
+        self._group.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._diffusion_of_loop()
+        for upstream in self._upstreams:
+            self._task(upstream.run())
+        self._task(self._run())
+        _log.info("edge started", origins=[str(item) for item in self._config.origins], follow=self._config.follow)
+
+    def _diffusion_of_loop(self) -> ObjectDiffusion:
+        """Return the diffusion of the node, made on its thread."""
+        if self._diffusion is None:
+            policy = replace(POLICY, target_object_redundancy=self._config.redundancy)
+            diffusion = self._diffusion = ObjectDiffusion(
+                self.pool,
+                policy=policy,
+                planner=self._planner,
+                gate=self.gate,
+                clock=self._clock,
+                rng=self._rng,
+                on_announced=self._announced,
+            )
+            diffusion.subscribe(*self._config.streams)
+            self.gate.opened = diffusion.gate_opened
+            self._offering = Offering(diffusion, self._server)
+            self._upstreams = [
+                Upstream(item, self._connect, diffusion, self.gate, self._clock, self._rng, self._gone)
+                for item in self._config.origins
+            ]
+        return self._diffusion
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._group.report("edge", error)
+
+    def stop(self, deadline_s: float) -> None:
+        """End; what is under way is given up."""
+        finish(self._end(), self._group, deadline_s)
+        if self._listener is not None:
+            self._listener.stop(deadline_s)
+        else:
+            self._group.stop(deadline_s)
+
+    async def _end(self) -> None:
+        self._stopping = True
+        for wanted in self._wanted.values():
+            if wanted.following is not None:
+                wanted.following.stop()
+            wanted.copy.close("the edge ends")
+        self._wanted.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._offering is not None:
+            await self._offering.close()
+        self.gate.stop()
+
+    async def _connect(self, address: OriginAddress) -> StreamSession:
+        wrap = None if self._tls is None or not address.tls else partial(with_tls, context=self._tls, host=address.host)
+        return await connect_stream(self._group, (address.host, address.port), wrap=wrap)
+
+    def _serve(self, session: StreamSession) -> None:
+        self._diffusion_of_loop()
+        if self._offering is not None:
+            self._offering.serve(session)
+
+    def _hand_over(self, cut: Cut) -> None:
+        """Keep a segment of a stream that is published here."""
+        with contextlib.suppress(ClosedError, LocalProtocolError):
+            self._group.call_soon(keep, self.pool, cut)
+
+    # -- what is wanted
+
+    def _announced(self, peer: PeerId, object_ids: Sequence[bytes]) -> None:
+        """Take what an origin has announced."""
+        for object_id in object_ids:
+            name = self.pool.name_of(object_id)
+            if name is None:
+                continue
+            wanted = self._wanted.get(name.stream)
+            if wanted is None and self._is_asked_for(name.stream):
+                wanted = self._want(name.stream)
+            if wanted is not None:
+                if not wanted.announced:  # not before: viewers ask for any names
+                    _log.info("stream wanted", stream=name.stream)
+                wanted.announced = True
+                wanted.copy.announced(peer, name)
+
+    def _gone(self, peer: PeerId) -> None:
+        """The connection to an origin is lost."""
+        for wanted in self._wanted.values():
+            wanted.copy.gone(peer)
+
+    def _wants(self, name: SegmentId) -> bool:
+        """Return whether a segment that was announced is to be fetched, now or later."""
+        wanted = self._wanted.get(name.stream)
+        return wanted is not None and wanted.copy.wants(name)
+
+    def _known_as(self, name: SegmentId) -> SegmentId:
+        wanted = self._wanted.get(name.stream)
+        return name if wanted is None else wanted.copy.known_as(name)
+
+    def _is_asked_for(self, stream: str) -> bool:
+        return any(fnmatchcase(stream, pattern) for pattern in self._config.streams)
+
+    def _want(self, stream: str) -> _Wanted | None:
+        """Begin to copy a stream. None: there are too many."""
+        now = self._clock()
+        if self._stopping or (len(self._wanted) >= STREAMS and not self._make_room(now)):
+            return None
+        source = Source(RtmpUrl(stream=stream), node="segments")
+        copy = StreamCopy(
+            stream,
+            self.pool,
+            HubSink(self._hub, stream, source),
+            self._clock,
+            follows=self._config.follow,
+        )
+        inflow = None if self._server.recording is None else Inflow(self._server.recording.sessions, stream)
+        following = _Following(copy, self._upstreams, self._group, self._rng, inflow) if self._config.follow else None
+        found = self._wanted[stream] = _Wanted(copy, following, now)
+        if self._diffusion is not None and not self._is_asked_for(stream) and _has_segments(stream):
+            self._diffusion.subscribe(escape(stream))
+        return found
+
+    def _make_room(self, now: float) -> bool:
+        """Let a stream go that was looked for and that no origin has; return whether there was one."""
+        for name, wanted in self._wanted.items():
+            if not wanted.is_somewhere and now - wanted.since > _LOOKED_FOR_S:
+                self._let_go(name, "there are too many")
+                return True
+        return False
+
+    def _ready(self, peer: PeerId, object_id: bytes) -> bool:
+        """Whether a segment is to be fetched from a peer now; from a slow one not before the others can have it."""
+        name = self.pool.name_of(object_id)
+        wanted = None if name is None else self._wanted.get(name.stream)
+        if name is None or wanted is None or not wanted.copy.ready(name):
+            return False
+        return peer not in self._slow or wanted.copy.known_for_s(name) >= HEAD_START_S
+
+    def _best_s(self) -> float | None:
+        """Return how long the best origin takes for a request, in seconds. None: not known."""
+        known = (item.meter.latency_s for item in self._upstreams if item.state is UpstreamState.FETCHING)
+        return min((found for found in known if found is not None), default=None)
+
+    def _prefer(self, now: float) -> None:
+        """Ask origins that take much longer than the best one only for what nobody else has; now and then, try them."""
+        measured = {item: item.meter.latency_s for item in self._upstreams if item.state is UpstreamState.FETCHING}
+        best_s = min((found for found in measured.values() if found is not None), default=0.0)
+        self._slow = {
+            item.peer
+            for item, found in measured.items()
+            if found is not None and found > 2 * best_s + _SLOWER_S and now - item.meter.asked_at < _PROBE_S
+        }
+        if self._diffusion is not None:
+            self._diffusion.last.clear()
+            self._diffusion.last.update(self._slow)
+
+    def _came(self, segment: Segment) -> None:
+        """Put a segment that was fetched to its stream."""
+        self._planner.came()
+        wanted = self._wanted.get(segment.id.stream)
+        if wanted is not None:
+            wanted.copy.segment(segment)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self._tick(self._clock())
+            except Exception as error:  # noqa: BLE001 - of one look; the next may do better
+                self._group.report("edge", error)
+            await asyncio.sleep(TICK_S)
+
+    def _tick(self, now: float) -> None:
+        """Look who wants what, and at what time changes."""
+        self.gate.tick()
+        self._prefer(now)
+        viewed = {stream.name for stream, viewers in self._hub.streams().items() if viewers}
+        for name in viewed:
+            if name not in self._wanted and self._free(name):
+                self._want(name)
+        unannounced = 0
+        for name, wanted in tuple(self._wanted.items()):
+            if name in viewed or self._is_asked_for(name):
+                wanted.wanted_at = now
+            elif now - wanted.wanted_at > LINGER_S:
+                self._let_go(name, "nobody views it any more")
+                continue
+            if wanted.following is not None:
+                unannounced += not wanted.is_somewhere
+                if unannounced <= _UNANNOUNCED or wanted.is_somewhere:
+                    wanted.following.tick(now)
+                else:
+                    wanted.following.stop()
+            wanted.copy.tick(now)
+        self._ticks += 1
+        if self._ticks % _EXPIRE_TICKS == 0:
+            self.pool.expire()
+
+    def _free(self, name: str) -> bool:
+        """Whether no publisher of this server's own has the name."""
+        return self._hub.publisher_of(name) is None
+
+    def _let_go(self, name: str, why: str) -> None:
+        wanted = self._wanted.pop(name)
+        if self._diffusion is not None:
+            self._diffusion.subscribe(escape(name), wanted=False)
+        if wanted.following is not None:
+            wanted.following.stop()
+        wanted.copy.close(why)
+        if wanted.announced:
+            _log.info("stream not wanted any more", stream=name, why=why)
+
+    # -- figures
+
+    def statistics(self) -> EdgeStatistics:
+        """Return a snapshot. Any thread; figures may be a step apart."""
+        return EdgeStatistics(
+            origins=[item.statistics() for item in self._upstreams],
+            streams={name: item.copy.statistics() for name, item in tuple(self._wanted.items())},
+            known_streams=sum(item.announced for item in tuple(self._wanted.values())),
+            kept_bytes=self.pool.size_bytes,
+            received_bytes=0 if self._diffusion is None else self._diffusion.statistics().bytes_received,
+            followed={
+                name: item.following.source
+                for name, item in tuple(self._wanted.items())
+                if item.following is not None and item.following.running
+            },
+            edges=0 if self._offering is None else self._offering.edges,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return the same for operators, as JSON. Any thread."""
+        found = self.statistics()
+        return {
+            "address": self.offers or None,
+            "edges": found.edges,
+            "known_streams": found.known_streams,
+            "kept_bytes": found.kept_bytes,
+            "received_bytes": found.received_bytes,
+            "followed": found.followed,
+            "origins": [dataclasses.asdict(item) for item in found.origins],
+            "copies": [{"stream": name} | dataclasses.asdict(item) for name, item in sorted(found.streams.items())],
+        }

@@ -1,0 +1,94 @@
+"""Publications of one name: which there are, who has announced which, and which of them go on (pure).
+
+Origins say by their clocks when a publication began (its timeline). Here publications have numbers, in the order in
+which they were heard of; several timelines are one publication once somebody has seen that (`rename`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowctl.nodes.diffusion.objects import PeerId
+
+NOWHERE: Final = 0
+"""Number of no publication; those of publications are larger."""
+SILENT_S: Final = 10.0
+"""A publication of which nothing was announced for so long is over: twice as long as any segment takes."""
+TIMELINES: Final = 64
+"""Timelines whose publications are remembered."""
+
+
+@dataclass(slots=True)
+class Teller:
+    """What one origin has announced.
+
+    Attributes:
+        at: when it was last announced, seconds.
+    """
+
+    number: int = NOWHERE
+    ended: bool = False
+    at: float = 0.0
+    numbers: set[int] = field(default_factory=set)
+
+
+class Publications:
+    """All of one name. Not locked: its owner has one thread."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}  # by timeline
+        self._last = NOWHERE
+        self.tellers: dict[PeerId, Teller] = {}
+
+    def number_of(self, timeline: int, keep: Collection[int | None] = ()) -> int:
+        """Return the number of a publication, a new one where it is new; those in `keep` are not forgotten for it."""
+        number = self._numbers.get(timeline)
+        if number is None:
+            if len(self._numbers) >= TIMELINES:
+                self._forget({*keep, *(teller.number for teller in self.tellers.values())})
+            number = self._numbers[timeline] = self.next_number()
+        return number
+
+    def next_number(self) -> int:
+        """Return a number that is greater than all before."""
+        self._last += 1
+        return self._last
+
+    def _forget(self, keep: Collection[int | None]) -> None:
+        """Forget the oldest timeline that is over: an encoder whose clock leaps makes many."""
+        old = next((timeline for timeline, number in self._numbers.items() if number not in keep), None)
+        if old is not None:
+            number = self._numbers.pop(old)
+            for teller in self.tellers.values():
+                teller.numbers.discard(number)
+
+    def announced(self, teller: Teller, number: int, now: float, *, ended: bool) -> None:
+        """Note that an origin has announced a segment, the last of its publication or not."""
+        teller.number, teller.ended, teller.at = number, ended, now
+        teller.numbers.add(number)
+
+    def lives(self, number: int, now: float) -> bool:
+        """Return whether more of a publication may come."""
+        return any(
+            teller.number == number and not teller.ended and now - teller.at < SILENT_S
+            for teller in self.tellers.values()
+        )
+
+    def best(self, now: float, *, but: int | None = None) -> int | None:
+        """Return the living publication that most origins have, of equal ones the last that was heard of."""
+        told = [teller.number for teller in self.tellers.values() if teller.number != but]
+        living = (number for number in told if self.lives(number, now))
+        return max(living, key=lambda number: (told.count(number), number), default=None)
+
+    def is_had(self, number: int | None) -> bool:
+        """Return whether an origin that is connected has announced something of a publication."""
+        return any(number in teller.numbers for teller in self.tellers.values())
+
+    def rename(self, number: int, to: int) -> None:
+        """Call a publication by another number from now on: by one that it has too, or by a later one."""
+        self._numbers = {key: to if value == number else value for key, value in self._numbers.items()}
+        for teller in self.tellers.values():
+            teller.number = to if teller.number == number else teller.number
+            teller.numbers = {to if item == number else item for item in teller.numbers}

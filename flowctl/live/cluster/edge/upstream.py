@@ -1,0 +1,277 @@
+"""One origin of an edge: connects to it, again when the connection is lost, and not soon when it has lied."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+import structlog
+
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.errors import ConfigError, FlowctlError, RemoteProtocolError
+from flowctl.live.cluster.edge.gate import PeerMeter, SchedulerGate
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.errors import NoReplyError
+from flowctl.nodes.diffusion.objects import PeerId
+from flowctl.nodes.diffusion.streams.stream import Stream
+from flowctl.nodes.diffusion.wire.codec import MAX_ID_BYTES
+from flowctl.wire.rtmp.url import DEFAULT_PORTS, RtmpUrl, parse_query, url_of
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+AGAIN: Final = Backoff(first_s=0.2, factor=2.0, most_s=5.0)
+"""Between tries to reach an origin that is not there: viewers wait for it."""
+BANNED: Final = Backoff(first_s=60.0, factor=2.0, most_s=3600.0, jitter=0.2)
+"""Between tries to use an origin that has broken a rule or lied: it would soon do so again."""
+STALLED: Final = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
+"""Between tries to use an origin that did not answer for the 10 s that it has: it, or the way to it, stood still, which
+is no fault as a lie is, but each time costs viewers some seconds."""
+CONNECT_S: Final = 5.0
+_STEADY_S: Final = 10.0
+"""A connection that lasted for so long is a success: the next try is a first one."""
+_NO_ORIGIN_S: Final = 2.0
+"""What ends a connection sooner, without an answer, is perhaps no origin: a server of RTMP hangs up at once."""
+RTMP_PORT: Final = 1935
+SEGMENT_PORT: Final = 1936
+"""Where an origin offers segments unless it says otherwise: beside the port of RTMP."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginAddress:
+    """Where an origin, or an edge that is one for others, is.
+
+    Args:
+        proof: what is brought for both, as players do: ``key=...``. Empty: nothing.
+    """
+
+    host: str
+    port: int = SEGMENT_PORT
+    rtmp_port: int = RTMP_PORT
+    tls: bool = False
+    proof: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> OriginAddress:
+        """Return the address of ``[rtmps://]host[:port][/rtmp port][?key=KEY]``."""
+        text, _, proof = text.partition("?")
+        tls = text.startswith(_RTMPS)
+        place, slash, rtmp = text.removeprefix(_RTMPS).removeprefix("rtmp://").partition("/")
+        host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
+        if not colon:
+            host, port = place, str(SEGMENT_PORT)
+        ports = [port, rtmp if slash else str(DEFAULT_PORTS["rtmps"] if tls else RTMP_PORT)]
+        bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # which colon is that of the port?
+        good = all(item.isascii() and item.isdigit() and 0 < int(item) < 65_536 for item in ports)
+        if bare or not good or not _can_be_looked_up(host):
+            raise ConfigError(
+                f"{text!r:.100} is no origin",
+                hint="write host, host:port or host:port/rtmp-port, for example 10.0.0.5:1936/1935 or [fe80::1]:1936; "
+                "rtmps:// before it for TLS, ?key=KEY behind it",
+            )
+        try:
+            parse_query(proof)
+        except RemoteProtocolError as error:
+            raise ConfigError(f"what {text!r:.100} is given behind the ? is no proof: {error}") from error
+        if len(proof.encode()) > MAX_ID_BYTES:
+            raise ConfigError(f"the proof for {text!r:.100} has more than {MAX_ID_BYTES} bytes")
+        return cls(host.removeprefix("[").removesuffix("]"), int(ports[0]), int(ports[1]), tls, proof)
+
+    def url(self, stream: str) -> RtmpUrl:
+        """Return where a stream can be followed."""
+        found = url_of(stream, self.host, self.rtmp_port)
+        scheme = "rtmps" if self.tls else found.scheme
+        return replace(found, scheme=scheme, raw_query=self.proof, query=parse_query(self.proof))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Return whether a host may be one: a label of it that is empty or too long is an error of each look-up."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host)
+
+
+class UpstreamState(enum.Enum):
+    """How far an origin has come."""
+
+    CONNECTING = "connecting"
+    FETCHING = "fetching"
+    RESTING = "resting"  #: until the next try
+    BANNED = "banned"  #: it has lied, or broken a rule
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamStatistics:
+    """One origin at one moment; the rest is as of `PeerMeter`.
+
+    Attributes:
+        faults: times that it lied or broke a rule.
+    """
+
+    origin: str
+    state: str
+    why: str
+    channels: int
+    connections: int
+    faults: int
+    requests: int
+    in_flight: int
+    requested_bytes: int
+    timeouts: int
+    latency_ms: float | None
+
+
+def _nobody(peer: PeerId) -> None:
+    """Nobody is told."""
+
+
+_HUNG_UP: Final = "it hung up at once"
+_HUNG_UP_HINT: Final = (
+    "give the port of its --origin, not that of RTMP, with rtmps:// where that speaks TLS; or its log says that "
+    "the key is none, or that it lets in no more of this address (--per-address there)"
+)
+_CUT: Final = frozenset({errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE})
+_RTMPS: Final = "rtmps://"
+
+
+def _reason(error: Exception) -> str:
+    """Return why a connection could not be made, in the words of the system."""
+    if isinstance(error, TimeoutError):
+        return "it takes too long"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error)
+
+
+class Upstream:
+    """Fetches from one origin for as long as it runs."""
+
+    def __init__(
+        self,
+        address: OriginAddress,
+        connect: Callable[[OriginAddress], Awaitable[Stream]],
+        diffusion: ObjectDiffusion,
+        gate: SchedulerGate,
+        clock: Callable[[], float],
+        rng: Random,
+        gone: Callable[[PeerId], object] = _nobody,
+    ) -> None:
+        self._gone = gone
+        self.address: Final = address
+        self.state = UpstreamState.CONNECTING
+        self.meter: Final = PeerMeter()
+        self._connect = connect
+        self._diffusion = diffusion
+        self._gate = gate
+        self._clock = clock
+        self._rng = rng
+        self._why = "not tried yet"
+        self._told = ""  # what the log said last of why it is not fetched from; empty: that it is
+        self._tries = self._stalls = self._connections = self._faults = 0
+
+    @property
+    def peer(self) -> str:
+        """The name of its connection for diffusion."""
+        return f"{self.address}#{self._connections}"
+
+    async def run(self) -> None:
+        """Connect, fetch, and connect again."""
+        while True:
+            wait_s = await self._once()
+            await asyncio.sleep(wait_s)
+
+    async def _once(self) -> float:
+        """Connect once and fetch until that is over; return how long to wait, in seconds."""
+        self._tries += 1
+        self.state, began_at = UpstreamState.CONNECTING, self._clock()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                stream = await self._connect(self.address)
+        except (FlowctlError, OSError) as error:
+            cut = getattr(error, "errno", None) in _CUT
+            self._rest(f"cannot connect: {_reason(error)}", **({"hint": _HUNG_UP_HINT} if cut else {}))
+            return AGAIN.delay_s(self._tries, self._rng)
+        self._connections += 1
+        peer, asked = self.peer, self.meter.requests
+        self.state, self._why = UpstreamState.FETCHING, ""
+        # One that has just hung up at once will do so again: it is told when it has not.
+        doubtful = self._told.startswith(_HUNG_UP)
+        telling = asyncio.get_running_loop().call_later(_NO_ORIGIN_S if doubtful else 0.0, self._tell_connected)
+        self._gate.connect(peer, self.meter)
+        try:
+            await self._diffusion.fetch_from(stream, peer, self.address.proof.encode())
+            why = "it has ended"
+        except RemoteProtocolError as error:
+            return self._ban(error)
+        except NoReplyError as error:
+            self._rest(str(error))
+            self._stalls = 1 if self._clock() - began_at > STALLED.most_s else self._stalls + 1
+            return STALLED.delay_s(self._stalls, self._rng)
+        except (FlowctlError, OSError) as error:
+            why = str(error)
+        finally:
+            telling.cancel()
+            self._gate.disconnect(peer)
+            self._gone(peer)
+        lasted_s = self._clock() - began_at
+        if lasted_s > _STEADY_S:
+            self._tries = 1
+        if lasted_s < _NO_ORIGIN_S and self.meter.requests == asked:
+            self._rest(f"{_HUNG_UP} ({why})", hint=_HUNG_UP_HINT)
+        else:
+            self._rest(why)
+        return AGAIN.delay_s(self._tries, self._rng)
+
+    def _tell_connected(self) -> None:
+        self._told = ""
+        _log.info("origin connected", origin=str(self.address))
+
+    def _rest(self, why: str, **hint: str) -> None:
+        """Say once why it is not fetched from."""
+        self.state, self._why = UpstreamState.RESTING, why
+        if why != self._told:
+            self._told = why
+            _log.warning("origin not reached", origin=str(self.address), why=why, **hint)
+
+    def _ban(self, error: RemoteProtocolError) -> float:
+        self._faults += 1
+        wait_s = BANNED.delay_s(self._faults, self._rng)
+        self.state, self._why = UpstreamState.BANNED, str(error)
+        self._told = self._why
+        _log.error(
+            "origin banned",
+            origin=str(self.address),
+            why=str(error),
+            code=error.code,
+            for_s=round(wait_s),
+            hint="its segments come from the others; see whether it is an origin, and what is wrong with it",
+        )
+        return wait_s
+
+    def statistics(self) -> UpstreamStatistics:
+        """Return a snapshot."""
+        meter = self.meter
+        return UpstreamStatistics(
+            origin=str(self.address),
+            state=self.state.value,
+            why=self._why,
+            channels=self._gate.channels(self.peer),
+            connections=self._connections,
+            faults=self._faults,
+            requests=meter.requests,
+            in_flight=meter.in_flight,
+            requested_bytes=meter.requested_bytes,
+            timeouts=meter.timeouts,
+            latency_ms=None if meter.latency_s is None else round(meter.latency_s * 1000, 1),
+        )

@@ -1,0 +1,556 @@
+"""Follows one stream of another server: plays it there over RTMP, and hands each message on, untouched and once.
+
+How it works. A `Follow` has one client connection at a time, on a poll group, to a TCP address or to a Unix socket.
+What comes goes through a `Seam`, which leaves out what another connection brought already, to a `Sink`; `HubSink` is
+the one that publishes it in the local hub. When the connection is lost, the sink keeps the stream for `hold_s`, so that
+viewers see a pause, and the source is tried again, sooner at first. Everything runs on the group's thread, but for
+looking up and connecting to a TCP address, which has a thread of its own for as long as it takes.
+
+A source that sends nothing is asked for a sign of life: a machine that has gone says nothing either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import errno
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Final, Protocol
+
+import structlog
+
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.errors import BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
+from flowctl.live.cluster.seam import Joint, Seam
+from flowctl.live.hub import Hub, Right
+from flowctl.live.observer import Observer
+from flowctl.live.records.ingest import Ingest
+from flowctl.live.stream import Stream
+from flowctl.pollgroup import PollGroup
+from flowctl.reasons import CloseReason
+from flowctl.wire.client.base import ClientEnd, RtmpClient
+from flowctl.wire.client.connect import connect_socket, place_client
+from flowctl.wire.rtmp.events import ClientEvent, PublishRequested, StreamEnded
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl, url_of
+from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+FOLLOW_BACKOFF: Final = Backoff(first_s=0.1, factor=2.0, most_s=3.0)
+"""A source that has gone is looked for often: viewers wait for it."""
+_LOOK_S: Final = 5.0
+"""A source that has sent nothing for so long is sent a ping; one that sends nothing for as long again is given up."""
+_STEADY_S: Final = 10.0
+"""A connection that ends sooner, though it brought something, counts as one more try: a source that lets go of us again
+and again is not asked ten times a second."""
+_LOGINS: Final = 3
+"""Connections of one login: without a user, with the user, with the answer."""
+_MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
+_FOREIGN: Final = (b"\x02\x00\x11|RtmpSampleAccess", b"\x02\x00\x08onStatus")
+"""Beginnings of data messages that servers put before a stream and that are not of it (nginx-rtmp, SRS)."""
+_CONFIG: Final = ClientSessionConfig(flash_version="flowctl follow", buffer_ms=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Inflow:
+    """Who is told of the connections of a follow that bring something, as of those of publishers."""
+
+    observer: Observer
+    name: str
+
+
+class FollowState(enum.Enum):
+    """How far a follow has come."""
+
+    CONNECTING = "connecting"
+    WAITING = "waiting"  #: connected, and nothing has come yet
+    RUNNING = "running"
+    RESTING = "resting"  #: until the next try
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a stream is followed from.
+
+    Args:
+        url: its address; where `path` is given, only the name of the stream counts.
+        path: of a Unix socket. Empty: host and port of the address.
+        node: name of the server for logs and statistics. Empty: its host and port.
+    """
+
+    url: RtmpUrl
+    path: str = ""
+    node: str = ""
+
+    def __str__(self) -> str:
+        return self.node or self.path or f"{self.url.host}:{self.url.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowStatistics:
+    """A snapshot of a follow.
+
+    Args:
+        gaps: times that something was missing between two connections, or may have been.
+        restarts: times that another timeline began.
+    """
+
+    state: FollowState
+    source: str
+    why: str = ""
+    messages: int = 0
+    payload_bytes: int = 0
+    repeated: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    connections: int = 0
+    tries: int = 0
+
+
+class Sink(Protocol):
+    """Takes a stream that is followed. The follow's thread."""
+
+    def begin(self, now: float) -> None:
+        """A timeline begins, perhaps behind another one. A BusyError says that the stream is not wanted."""
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Take one message."""
+
+    def end(self, why: str) -> None:
+        """The stream has ended, or stayed away for too long."""
+
+
+class HubSink:
+    """Publishes a followed stream in the local hub, where it gives way to a publisher of this server's own."""
+
+    def __init__(self, hub: Hub, name: str, source: Source, on_replaced: Callable[[], None] | None = None) -> None:
+        self._hub = hub
+        self._name = name
+        self._stream: Stream | None = None
+        self._on_replaced = on_replaced
+        self.peer: tuple[str, int] = (f"follows {source}", 0)
+        self.number: Final = 0
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call at once: what the hub tells is harmless on any thread."""
+        callback(*args)
+
+    def publish_replaced(self, stream: Stream) -> None:
+        """A publisher of this server's own has taken the name."""
+        if self._stream is stream:
+            self._stream = None
+            self._hub.unpublish(stream, self, grace=False)  # out of the books
+            if self._on_replaced is not None:
+                self._on_replaced()
+
+    def begin(self, now: float) -> None:
+        """Publish, again if it was being published: the timeline of viewers goes on."""
+        del now
+        if self._stream is None:
+            self._stream = self._hub.publish(self._name, self, right=Right.FOLLOWS)
+        else:
+            self._hub.restart(self._stream, self)
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Publish one message."""
+        if self._stream is not None:
+            with contextlib.suppress(LimitExceededError):  # a header that is not kept, as of any publisher
+                self._stream.publish(self, type_id, timestamp, payload, now)
+
+    def end(self, why: str) -> None:
+        """End the publication."""
+        del why
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._hub.unpublish(stream, self, grace=False)
+
+
+class _Link(RtmpClient):
+    """The connection of a follow.
+
+    Attributes:
+        ingest: counts what comes, where somebody is told of it.
+    """
+
+    __slots__ = ("_follow", "_inflow", "_looked_bytes", "_pinged", "_told", "ingest")
+    pinned = True  # to the thread of its follow
+
+    def __init__(
+        self, follow: Follow, url: RtmpUrl, parameters: str, on_end: Callable[[Any], None], inflow: Inflow | None
+    ) -> None:
+        super().__init__(url, config=_CONFIG, parameters=parameters, on_end=on_end)
+        self._protocol.play()
+        self._follow = follow
+        self._inflow = inflow
+        self._told = False
+        self.ingest: Final = Ingest()
+        self._looked_bytes = -1  # received when it was looked at last
+        self._pinged = False
+
+    def opened(self) -> None:
+        """Begin, and look now and then whether anything comes."""
+        super().opened()
+        self.connection.gather_input(wanted=True)  # as that of a publisher
+        self.wake_at(self.connection.clock() + _LOOK_S)
+
+    def media(self, message: Message, now: float) -> None:
+        """Count a message and hand it on."""
+        if self._inflow is not None and message.type_id in _MEDIA:
+            if not self._told:
+                self._tell(self._inflow, now)
+            self.ingest.take(
+                inspect(message.type_id, message.payload).message_class, message.timestamp, len(message.payload), now
+            )
+        self._follow.received(self, message, now)
+
+    def _tell(self, inflow: Inflow, now: float) -> None:
+        """Tell that it brings the stream: not before, for one that never does is no publisher."""
+        self._told = True
+        url = url_of(inflow.name, self.url.host)
+        asked = PublishRequested(stream_id=0, name=url.stream, query=url.query, kind="live", url=url)
+        inflow.observer.asked(self.connection, asked, now)
+        inflow.observer.publish_started(self.connection, inflow.name, now, standby=False)
+
+    def closed(self, reason: CloseReason, details: str) -> None:
+        """Tell of the end, too."""
+        if self._told and self._inflow is not None:
+            self._inflow.observer.closed(self.connection, reason, self.url.masked(details), None, "")
+        super().closed(reason, details)
+
+    def event(self, event: ClientEvent, now: float) -> None:
+        """Tell that the stream has ended."""
+        if isinstance(event, StreamEnded):
+            self.ingest.pause(now)
+            self._follow.stream_ended(self, event.reason, now)
+
+    def due(self, now: float) -> None:
+        """Look for a sign of life; ask for one; give up."""
+        received = self._protocol.bytes_received
+        if received != self._looked_bytes:
+            self._looked_bytes, self._pinged = received, False
+        elif self._pinged:
+            self.connection.close(CloseReason.IDLE, f"nothing came for {2 * _LOOK_S:g} s")
+            return
+        else:
+            self._pinged = True
+            ping = UserControl(EVENT_PING_REQUEST, timestamp=round(now * 1000) & 0xFFFFFFFF)
+            self.connection.sender.send(self._protocol.send_message(encode_control(ping)), droppable=False)
+        self.wake_at(now + _LOOK_S)
+
+
+class Follow:
+    """Follows one stream."""
+
+    def __init__(
+        self,
+        source: Source,
+        sink: Sink,
+        group: PollGroup,
+        *,
+        backoff: Backoff = FOLLOW_BACKOFF,
+        hold_s: float = 3.0,
+        rng: Random | None = None,
+        inflow: Inflow | None = None,
+    ) -> None:
+        self._source = source
+        self._inflow = inflow
+        self._sink = sink
+        self._group = group
+        self._backoff = backoff
+        self._hold_s = hold_s
+        self._rng = rng or Random()
+        self._seam = Seam()
+        self._state = FollowState.RESTING
+        self._why = "not begun"
+        self._told = ""  # why connections end that bring nothing, as the log said it last
+        self._link: _Link | None = None
+        self._before: _Link | None = None  # to the source before, whose last pictures may be under way
+        self._number = 0  # of the present try: what belongs to an earlier one is not for us any more
+        self._begun = False  # the sink has the stream
+        self._refused = False  # the sink does not want what this connection brings
+        self._parked = False  # there is no source for now
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._flaps, self._runs_since = 0, 0.0
+        self._tries = self._connections = self._messages = self._payload_bytes = self._gaps = self._restarts = 0
+
+    # -- any thread
+
+    def start(self) -> None:
+        """Begin."""
+        self._post(self._try)
+
+    def move(self, source: Source) -> None:
+        """Go on from another source; the one before is heard until this one brings something."""
+        self._post(self._move, source)
+
+    def park(self, why: str, *, keep: bool) -> None:
+        """Look for no source until `move` names one; `keep`: the stream may go on, it does not end for viewers yet."""
+        self._post(self._park, why, keep)
+
+    def stop(self, why: str = "") -> None:
+        """End for good; the sink is told."""
+        self._post(self._stop, why)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(ClosedError, LocalProtocolError):  # the group has ended, and everything on it
+            self._group.call_soon(callback, *args)
+
+    def statistics(self) -> FollowStatistics:
+        """Return a snapshot. Figures of the group's thread may be a step apart."""
+        return FollowStatistics(
+            state=self._state,
+            source=str(self._source),
+            why="" if self._state is FollowState.RUNNING else self._why,
+            messages=self._messages,
+            payload_bytes=self._payload_bytes,
+            repeated=self._seam.repeated_count,
+            gaps=self._gaps,
+            restarts=self._restarts,
+            connections=self._connections,
+            tries=self._tries,
+        )
+
+    # -- connecting
+
+    def _try(self, parameters: str = "") -> None:
+        if self._state is FollowState.ENDED:
+            return
+        self._cancel("again")
+        self._number += 1
+        self._tries += 1
+        self._set(FollowState.CONNECTING, "connecting")
+        number, source = self._number, self._source
+        if source.path:
+            try:
+                sock = _connect_local(source.path)
+            except OSError as error:
+                self._failed(number, f"cannot connect to {source.path}: {error.strerror or error}")
+            else:
+                self._connected(number, sock, parameters)
+            return
+        threading.Thread(
+            target=self._connect_remote, args=(number, source, parameters), name="flowctl-follow", daemon=True
+        ).start()
+
+    def _connect_remote(self, number: int, source: Source, parameters: str) -> None:
+        """Look up and connect; a thread of its own."""
+        try:
+            sock = connect_socket(source.url)
+        except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
+            self._post(self._failed, number, str(error))
+            return
+        try:
+            self._group.call_soon(self._connected, number, sock, parameters)
+        except FlowctlError:
+            sock.close()
+
+    def _connected(self, number: int, sock: socket.socket, parameters: str) -> None:
+        if number != self._number or self._state is FollowState.ENDED:
+            sock.close()
+            return
+        ended = partial(self._post, self._link_ended)
+        link = _Link(self, self._source.url, parameters, ended, self._inflow)
+        try:
+            place_client(self._group, link, sock)
+        except (ClosedError, OSError) as error:
+            self._failed(number, str(error))
+            return
+        self._link = link
+        self._connections += 1
+        self._refused = False
+        self._set(FollowState.WAITING, "connected, nothing has come yet")
+
+    def _failed(self, number: int, why: str) -> None:
+        """Try again later."""
+        if number == self._number and self._state is not FollowState.ENDED:
+            self._rest(why)
+
+    def _rest(self, why: str) -> None:
+        self._set(FollowState.RESTING, why)
+        if not self._parked:
+            self._later("again", self._backoff.delay_s(max(self._tries, 1) + self._flaps, self._rng), self._try)
+        self._hold()
+
+    def _link_ended(self, link: _Link) -> None:
+        """Try again after the end of a connection; at once for the next step of a login."""
+        if link is not self._link or self._state is FollowState.ENDED:
+            return
+        self._link = None
+        if "last" in self._timers:
+            self._leave("its source has gone")
+            return
+        if self._state is FollowState.RUNNING:
+            self._flaps = 0 if self._group.now() - self._runs_since >= _STEADY_S else self._flaps + 1
+        end: ClientEnd | None = link.end
+        rejected = link.rejected
+        if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
+            self._try(rejected.retry_parameters)
+            return
+        why = self._source.url.masked(str(end))  # it is logged, and shown in figures
+        # Of connections that bring nothing the first may have come too early; what the others say is told once.
+        if self._state is FollowState.RUNNING or (self._tries > 1 and why != self._told):
+            self._told = why
+            _log.info("follow interrupted", source=str(self._source), stream=self._source.url.path, why=why)
+        self._rest(why)
+
+    def _give_up(self) -> None:
+        """End the stream for viewers: its source has stayed away for too long."""
+        self._timers.pop("hold", None)
+        if self._link is None or self._state is not FollowState.RUNNING:
+            self._end_stream(self._why)
+
+    def _move(self, source: Source) -> None:
+        lasts = self._cancel("last")  # a link whose end was waited for goes on where its source does
+        if self._state is FollowState.ENDED or (source == self._source and (lasts or not self._parked)):
+            self._parked = False
+            return
+        self._source, self._tries, self._flaps, self._parked = source, 0, 0, False
+        if self._state is FollowState.RUNNING:
+            self._before, self._link = self._link, None
+        self._drop_link("another source")
+        self._hold()
+        self._try()
+
+    def _park(self, why: str, keep: bool) -> None:  # noqa: FBT001 - called by the group
+        if self._state is FollowState.ENDED:
+            return
+        self._parked = True
+        self._number += 1  # a connection that is being made comes too late
+        self._cancel("again")
+        if keep:
+            self._drop_link(why)
+            self._set(FollowState.RESTING, why)
+            self._hold()
+        elif self._state is FollowState.RUNNING:  # the last pictures are under way, and behind them it says itself
+            self._later("last", _LOOK_S, partial(self._leave, why))
+        else:
+            self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        """End the stream for viewers, and have nothing to do with its source."""
+        self._cancel("last")
+        self._cancel("hold")
+        self._drop_link(why)
+        self._set(FollowState.RESTING, why)
+        self._end_stream(why)
+
+    def _hold(self) -> None:
+        """Keep the stream for viewers for a while."""
+        if self._begun and "hold" not in self._timers:
+            self._later("hold", self._hold_s, self._give_up)
+
+    def _stop(self, why: str) -> None:
+        if self._state is FollowState.ENDED:
+            return
+        self._set(FollowState.ENDED, why or "stopped")
+        for name in tuple(self._timers):
+            self._cancel(name)
+        self._drop_link(self._why)
+        self._end_stream(self._why)
+
+    def _drop_link(self, why: str) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.connection.close(CloseReason.FINISHED, why)
+
+    def _drop_before(self, why: str) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.connection.close(CloseReason.FINISHED, why)
+
+    # -- the stream; the connection's thread
+
+    def received(self, link: _Link, message: Message, now: float) -> None:
+        if link not in (self._link, self._before) or self._refused:
+            return
+        type_id, timestamp, payload = message.type_id, message.timestamp, message.payload
+        if type_id not in _MEDIA and payload.startswith(_FOREIGN):
+            return
+        if link is self._link and self._state is not FollowState.RUNNING:
+            self._runs()
+        joined = self._seam.take(type_id, timestamp, payload, now)
+        if joined.pieces:
+            self._pass_on(joined.joint, joined.pieces, now)
+
+    def _runs(self) -> None:
+        self._tries, self._told = 0, ""
+        self._runs_since = self._group.now()
+        self._cancel("hold")
+        self._drop_before("another source")
+        self._seam.reconnected()
+        self._set(FollowState.RUNNING, "")
+
+    def _pass_on(self, joint: Joint, pieces: tuple[tuple[int, int, bytes], ...], now: float) -> None:
+        restart = joint is Joint.RESTART
+        self._gaps += joint is Joint.GAP
+        self._restarts += restart
+        if not self._begun or restart:
+            try:
+                self._sink.begin(now)
+            except (BusyError, LimitExceededError) as error:
+                self._refused, self._begun = True, False
+                self._seam.forget()
+                if self._link is not None:  # looked at again with the next connection
+                    self._link.connection.close(CloseReason.FINISHED, f"refused here: {error}")
+                return
+            self._begun = True
+        for type_id, timestamp, payload in pieces:
+            self._messages += 1
+            self._payload_bytes += len(payload)
+            self._sink.take(type_id, timestamp, payload, now)
+
+    def stream_ended(self, link: _Link, reason: str, now: float) -> None:
+        """The source says that nobody publishes the stream any more."""
+        del now
+        if link is self._link:
+            reason = self._source.url.masked(reason)
+            if "last" in self._timers:
+                self._leave(reason)
+                return
+            self._set(FollowState.WAITING, f"the source ended the stream: {reason}")
+            self._end_stream(reason)
+        elif link is self._before:
+            self._drop_before(reason)
+
+    def _end_stream(self, why: str) -> None:
+        self._drop_before(why)
+        begun, self._begun = self._begun, False
+        self._seam.forget()
+        if begun:
+            self._sink.end(why)
+
+    # -- inner steps
+
+    def _set(self, state: FollowState, why: str) -> None:
+        self._state, self._why = state, why
+
+    def _later(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
+        self._cancel(name)
+        self._timers[name] = self._group.call_later(delay_s, callback)
+
+    def _cancel(self, name: str) -> bool:
+        """Cancel a timer; return whether it was set."""
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
+
+
+def _connect_local(path: str) -> socket.socket:
+    """Return a socket connected to the Unix socket at `path`; never waits."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    found = sock.connect_ex(path)
+    if found:
+        sock.close()
+        raise OSError(found, errno.errorcode.get(found, "cannot connect"))
+    return sock

@@ -1,0 +1,152 @@
+"""The names that the publishers of one worker have claimed, and what the directory decided about them.
+
+What the hub of a worker asks before a publish begins (`flowctl.live.hub.Names`). Nobody waits on a thread: the answer
+comes as a message. A claim is given back when it is not wanted any more, answered or not. A publish whose answer does
+not come in time is refused, for two that publish under one name in two workers would each have half of the viewers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.errors import BusyError
+from flowctl.live.cluster.names.desk import Values
+from flowctl.live.cluster.names.directory import Told, Verdict
+from flowctl.live.hub import Hub, Right
+from flowctl.live.owner import Owner
+
+_RIGHTS: Final = {Verdict.GRANTED.value: Right.GRANTED, Verdict.STANDS_BY.value: Right.STANDS_BY}
+_TAKEN: Final = "Another publisher has taken the stream."
+
+
+class NameClaim:
+    """A claim of one connection.
+
+    Attributes:
+        right: what was decided. None: nothing yet.
+        revoked: another publisher has the name now.
+        entered_as: by what right it is in the books of the hub. None: it is not.
+    """
+
+    __slots__ = ("_claims", "answer", "claim", "entered_as", "name", "number", "revoked", "right")
+
+    def __init__(
+        self, claims: NameClaims, name: str, number: int, claim: int, answer: Callable[[str | None], None]
+    ) -> None:
+        self._claims = claims
+        self.name = name
+        self.number = number
+        self.claim = claim
+        self.answer = answer
+        self.right: Right | None = None
+        self.revoked = False
+        self.entered_as: Right | None = None
+
+    def cancel(self) -> None:
+        """Give the name back, or want it no more. Any thread."""
+        self._claims.give_back(self, grace=False)
+
+
+class NameClaims:
+    """The claims of one worker's publishers. Any thread."""
+
+    def __init__(self, hub: Hub, send: Callable[[Values], None]) -> None:
+        self._hub: Final = hub
+        self._send: Final = send
+        self._ids: Final = itertools.count(1)
+        self._lock: Final = OwnedLock()
+        self._claims: dict[tuple[str, int], NameClaim] = {}  # by name and connection; guarded by _lock
+
+    # -- what the hub asks
+
+    def claim(self, name: str, number: int, owner: Owner, answer: Callable[[str | None], None]) -> NameClaim:
+        """Ask for a name; see `flowctl.live.hub.Names`."""
+        claim = NameClaim(self, name, number, next(self._ids), answer)
+        with self._lock:
+            known = self._claims.setdefault((name, number), claim) is not claim
+        if known:
+            answer(f"this connection publishes stream {name} already")
+            return claim
+        asked = {"ask": "claim", "name": name, "claim": claim.claim, "number": number}
+        self._send(asked | {"address": owner.address, "user": owner.user, "key": owner.key.hex()})
+        return claim
+
+    def right(self, name: str, number: int) -> Right:
+        """Return what was decided, and note that it is being carried out."""
+        with self._lock:
+            claim = self._claims.get((name, number))
+            if claim is None or claim.right is None or claim.revoked:
+                raise BusyError(_TAKEN)
+            claim.entered_as = claim.right
+            return claim.right
+
+    def entered(self, name: str, number: int) -> None:
+        """Carry out what was decided while the publication was entered."""
+        with self._lock:
+            claim = self._claims.get((name, number))
+        if claim is not None and claim.revoked:
+            self._hub.revoke(name, number)
+        elif claim is not None and claim.right is not claim.entered_as:
+            self._hub.promote(name, number)
+
+    def left(self, name: str, number: int, *, grace: bool) -> None:
+        """Give the name back: the publication has ended."""
+        with self._lock:
+            claim = self._claims.get((name, number))
+        if claim is not None:
+            self.give_back(claim, grace=grace)
+
+    def give_back(self, claim: NameClaim, *, grace: bool) -> None:
+        with self._lock:
+            if self._claims.get((claim.name, claim.number)) is not claim:
+                return
+            del self._claims[claim.name, claim.number]
+        released = {"ask": "release", "name": claim.name, "claim": claim.claim, "number": claim.number, "grace": grace}
+        self._send(released)
+
+    # -- what the desk tells
+
+    def told(self, values: Values) -> None:
+        """Take a message of the desk about a claim, or about a name that was given."""
+        name = values["name"]
+        match values["tell"]:
+            case "claim":
+                self._decided(values)
+            case "silent?":
+                answer = {"ask": "silent", "name": name, "claim": values["claim"], "worker": values["worker"]}
+                self._send(answer | {"silent": self._hub.silent(name)})
+            case Told.TURN.value:
+                self._change(name, values["value"], revoked=False)
+            case Told.REVOKED.value:
+                self._change(name, values["value"], revoked=True)
+
+    def _decided(self, values: Values) -> None:
+        with self._lock:
+            found = (item for item in self._claims.values() if item.claim == values["claim"])
+            claim = next(found, None)
+            if claim is None:
+                return  # given back meanwhile
+            claim.right = _RIGHTS.get(values["verdict"])
+            if claim.right is None:
+                del self._claims[claim.name, claim.number]
+        if values["limit"]:
+            self._hub.limit_hit(values["limit"])
+        claim.answer(values["why"] or None if claim.right is None else None)
+
+    def _change(self, name: str, number: int, *, revoked: bool) -> None:
+        with self._lock:
+            claim = self._claims.get((name, number))
+            if claim is None:
+                return
+            if revoked:
+                claim.revoked = True
+            else:
+                claim.right = Right.GRANTED
+            entered = claim.entered_as is not None
+        if entered and revoked:
+            self._hub.revoke(name, number)
+        elif entered:
+            self._hub.promote(name, number)

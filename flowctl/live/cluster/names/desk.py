@@ -1,0 +1,114 @@
+"""Where workers claim names and are told what changes: the directory in its supervisor, by messages.
+
+All of it runs on one thread, and everything is a message, answers too, so that a worker is told things in the order in
+which they were decided. Messages are plain values for JSON. A claim for a name whose owner has it already is held until
+the worker of that publisher has said whether it has fallen silent; one that does not say so has fallen silent itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+from flowctl.core.outcomes.pending import Pending
+from flowctl.live.cluster.names.directory import Decision, Directory, Holder, Notice, Rules, Verdict
+from flowctl.live.config import LiveConfig
+from flowctl.live.owner import Owner
+from flowctl.live.settings.levels import Role
+
+Values = dict[str, Any]
+"""A message between a worker and the desk."""
+_ASK_S: Final = 1.0
+"""How long a worker has to say whether a publisher has fallen silent: less than a publish waits for its name."""
+
+
+class _Held(NamedTuple):
+    """A claim that waits for a worker's word on its rival."""
+
+    worker: int
+    values: Values
+    rival: Holder
+
+
+def _rules(config: LiveConfig, name: str) -> Rules:
+    """Return what is set for the publishers of a name."""
+    found = config.at(name, Role.PUBLISHER)
+    return Rules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
+
+
+class NamesDesk:
+    """The directory, and what workers ask of it. One thread."""
+
+    def __init__(
+        self, config: LiveConfig, send: Callable[[int, Values], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.directory: Final = Directory(rules=lambda name: _rules(config, name))
+        self._send: Final = send
+        self._clock: Final = clock
+        self._held: Final[Pending[tuple[int, int], _Held]] = Pending()  # by worker and number of the claim
+
+    def asked(self, worker: int, values: Values) -> None:
+        """Take a message of a worker."""
+        now, name = self._clock(), values["name"]
+        match values["ask"]:
+            case "claim":
+                self._claim(worker, values, None)
+            case "silent":
+                held = self._held.take((values["worker"], values["claim"]))
+                if held is not None:
+                    self._heard(held, silent=bool(values["silent"]))
+            case "release":
+                self._held.take((worker, values["claim"]))
+                holder = Holder(worker, values["number"])
+                self._tell(self.directory.release(name, holder, now, grace=values["grace"]))
+            case "view":
+                self._tell(self.directory.view(name, worker, now))
+            case "unview":
+                self.directory.unview(name, worker)
+
+    def _claim(self, worker: int, values: Values, silent: bool | None) -> None:  # noqa: FBT001 - None: not asked
+        now, name = self._clock(), values["name"]
+        owner = Owner(values["address"], values["user"], bytes.fromhex(values["key"]))
+        decision = self.directory.claim(name, Holder(worker, values["number"]), owner, now, silent=silent)
+        holder = decision.holder
+        if decision.verdict is Verdict.ASK and holder is not None:
+            self._held.add((worker, values["claim"]), _Held(worker, values, holder), now + _ASK_S)
+            self._send(holder.worker, {"tell": "silent?", "name": name, "claim": values["claim"], "worker": worker})
+            return
+        # The claim's answer first: what is told of the name after that is about its new publisher.
+        self._send(worker, _answer(values, decision))
+        self._tell(decision.notices)
+
+    def _heard(self, held: _Held, *, silent: bool) -> None:
+        """Decide a claim now that it is known about its rival, unless another one has the name meanwhile."""
+        same = self.directory.holder_of(held.values["name"]) == held.rival
+        self._claim(held.worker, held.values, silent if same else None)
+
+    def gone(self, worker: int) -> None:
+        """A worker has ended."""
+        self._held.take_where(lambda key, _: key[0] == worker)
+        self._tell(self.directory.worker_gone(worker, self._clock()))
+
+    def tick(self) -> None:
+        """Look at what is due; several times a second."""
+        now = self._clock()
+        for _, held in self._held.take_due(now):
+            self._heard(held, silent=True)
+        self._tell(self.directory.expire(now))
+
+    def _tell(self, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            told = {"tell": notice.told.value, "name": notice.name, "value": notice.value, "keep": notice.keep}
+            self._send(notice.worker, told)
+
+
+def _answer(values: Values, decision: Decision) -> Values:
+    return {
+        "tell": "claim",
+        "name": values["name"],
+        "claim": values["claim"],
+        "verdict": decision.verdict.value,
+        "why": decision.why,
+        "limit": decision.limit,
+    }

@@ -1,0 +1,361 @@
+"""An origin: cuts the streams of a live server into segments, keeps the last ones, and offers them to edges.
+
+How it works. The hub hands each message that it passes on to `Origin.message`, on the publisher's thread and under the
+stream's lock: there it is put into the open segment of its stream, which is an append. A segment that is complete is
+written, hashed and kept on the thread of the origin, which serves the edges by object diffusion as well. So one that
+asks for much slows down other edges, and no viewer.
+
+What an edge may have `flowctl.live.cluster.guard` says: what a player with its proof may play.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from flowctl.core.flow.limits import NO_LIMITS
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.faults import ErrorHook
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.server.server import Server
+from flowctl.errors import ClosedError, ConfigError, FlowctlError, LimitExceededError, LocalProtocolError
+from flowctl.live.cluster.follow import HubSink
+from flowctl.live.cluster.guard import EdgeGuard
+from flowctl.live.cluster.segments.cutter import Cut, Cutter, timeline_at
+from flowctl.live.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
+from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.live.server import LiveServer
+from flowctl.live.stream import StreamMember
+from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
+from flowctl.nodes.diffusion.policy import Policy
+from flowctl.nodes.diffusion.streams.tcp import StreamSession
+from flowctl.nodes.rpc.access.admission import Bucket
+from flowctl.pollgroup import PollGroup
+
+_log: Final = structlog.get_logger("flowctl.cluster")
+POLICY: Final = Policy(
+    max_num_objects_outstanding=2000,
+    max_num_ids_req=1000,
+    max_num_objects_inflight_per_peer=256,
+    target_object_redundancy=1,
+    max_object_id_bytes=ID_BYTES,
+    max_object_size_bytes=OBJECT_BYTES,
+)
+"""Of all nodes: what one side announces the other has to take. Windows are by what a round trip of 0.3 s brings of a
+thousand streams, whose ids take 100 octets each. How many segments a peer is asked for at a time is for its channels
+(`live.cluster.edge.gate`), which grow with what it answers in a round trip: one that is slow has few, and they can
+be had elsewhere."""
+TLS: Final = "tls://"
+_PENDING_BYTES: Final = 64 << 20
+"""Complete segments that wait for the origin's thread: more means that it does not run."""
+_SMALL_BYTES: Final = 131_072
+_SMALL_PER_S: Final = 10.0
+_SMALL_AT_ONCE: Final = 100
+"""Segments of less than `_SMALL_BYTES` that are kept of one stream. Each costs every edge work, be it wanted or
+not, and the clock by which streams are cut is the publisher's: one whose clock leaps would fill the announcements of
+all streams. Encoders make two a second; ten minutes that are sent at ten times their speed are no leap."""
+_TIMELINES: Final = 10_000
+"""Streams whose last timeline is remembered."""
+_FAREWELL_S: Final = 0.2
+_LAST_S: Final = 2.0
+"""How long the end of a node is waited for: nothing that is under way is worth more."""
+_STUCK_S: Final = 10.0
+"""An edge whose connection takes nothing for so long is cut."""
+
+
+class SegmentListener:
+    """Listens for nodes that fetch segments, on one thread, which the node that offers them lives on."""
+
+    def __init__(
+        self,
+        server: LiveServer,
+        address: str,
+        serve: Callable[[StreamSession], None],
+        report: ErrorHook | None = None,
+    ) -> None:
+        host, port = host_and_port(address.removeprefix(TLS))
+        tls = server.certificate if address.startswith(TLS) else None
+        if tls is None and address.startswith(TLS):
+            raise ConfigError("origin: TLS needs a certificate", hint="name its files: tls_certificate and tls_key")
+        self._server: Final = Server(
+            lambda: StreamSession(serve),
+            host,
+            port,
+            limits=NO_LIMITS,
+            settings=SenderSettings(stuck_s=_STUCK_S),
+            group_count=1,
+            on_error=report,
+            rebalance=False,
+            admission=server.config.admission,
+            on_refused=_tell_refused,
+            tls=tls,
+            nodes=server.nodes,
+        )
+
+    @property
+    def group(self) -> PollGroup:
+        """The thread."""
+        return self._server.groups.groups[0]
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        host, port = self._server.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def start(self) -> None:
+        """Begin."""
+        self._server.start()
+
+    def stop(self, deadline_s: float) -> None:
+        """End all connections."""
+        self._server.stop(deadline_s)
+
+
+def _tell_refused(peer: tuple[str, int], refusal: LimitExceededError) -> None:
+    """Say why an edge is not let in: it is cut off without a word, as any peer that is too many."""
+    hint = (
+        "limits per address (--per-address, --new-per-address) are for edges too, unless one has proven that it is one"
+    )
+    _log.warning("edge refused", peer=peer[0], limit=refusal.limit, why=str(refusal), hint=hint)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ConfigError(
+            f"{address!r:.100} is no address of an origin", hint="write host:port, for example 10.0.0.5:1936"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def finish(work: Coroutine[Any, Any, None], group: PollGroup, deadline_s: float) -> None:
+    """Run the end of something on a group's thread, and wait for it for a while; the group may have ended already."""
+    try:
+        future = asyncio.run_coroutine_threadsafe(work, group.loop)
+    except (ClosedError, LocalProtocolError, RuntimeError):
+        work.close()
+        return
+    with contextlib.suppress(TimeoutError, CancelledError, FlowctlError):
+        future.result(min(max(deadline_s, _FAREWELL_S), _LAST_S))
+
+
+class Offering:
+    """Serves the segments of a pool by diffusion; on the thread of its loop."""
+
+    def __init__(self, diffusion: ObjectDiffusion, server: LiveServer) -> None:
+        self._diffusion = diffusion
+        self._server = server
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.served_count = 0
+
+    @property
+    def edges(self) -> int:
+        """How many are served now."""
+        return len(self._tasks)
+
+    def serve(self, session: StreamSession) -> None:
+        """Serve a node that has connected."""
+        self.served_count += 1
+        task = asyncio.get_running_loop().create_task(self._serve(session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Serve nobody any more."""
+        await self._diffusion.close(_FAREWELL_S)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, session: StreamSession) -> None:
+        peer = "{}:{}".format(*session.connection.peer)
+        _log.info("edge connected", peer=peer)
+        why = "it has finished"
+        guard = EdgeGuard(self._server, session.connection.peer, session.connection.number)
+        try:
+            await self._diffusion.serve(session, guard)
+        except (FlowctlError, OSError) as error:
+            why = str(error)
+        finally:
+            guard.left()
+        _log.info("edge gone", peer=peer, why=why)
+
+
+class Origin:
+    """The origin of one live server; a companion and the taker of its hub.
+
+    Attributes:
+        pool: what is kept.
+        lost: segments that were not kept because the origin's thread did not run.
+    """
+
+    def __init__(
+        self,
+        server: LiveServer,
+        address: str,
+        *,
+        window: WindowLimits | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._wall_clock = wall_clock
+        self._window: Final = window or WindowLimits()
+        self._server = server
+        self._listener = SegmentListener(server, address, self._serve, server.hub.oversight.report)
+        self._offering: Offering | None = None
+        self._cutting: Final = Cutting(self._hand_over, wall_clock)
+        self.pool: Final = SegmentPool(self._window, server.clock)
+        self._pending_bytes = 0
+        self._sweeps = False  # a look for what is too old is due
+        self.lost = 0
+        self.title: Final = "origin"
+        self.bound: list[str] = []
+        server.hub.taker = self._cutting
+
+    @property
+    def offers(self) -> str:
+        """Where edges connect."""
+        return self._listener.address
+
+    def start(self) -> None:
+        """Listen."""
+        self._listener.start()
+        _log.info("origin started", address=self.offers)
+
+    def stop(self, deadline_s: float) -> None:
+        """End."""
+        if self._offering is not None:
+            finish(self._offering.close(), self._listener.group, deadline_s)
+        self._listener.stop(deadline_s)
+
+    def figures(self) -> dict[str, Any]:
+        """Return figures for operators. Any thread; they may be a step apart."""
+        return {
+            "address": self.offers,
+            "edges": 0 if self._offering is None else self._offering.edges,
+            "segments": len(self.pool),
+            "kept_bytes": self.pool.size_bytes,
+            "lost": self.lost,
+            "refused": self._cutting.refused,
+        }
+
+    def _serve(self, session: StreamSession) -> None:
+        if self._offering is None:
+            self._offering = Offering(ObjectDiffusion(self.pool, policy=POLICY), self._server)
+        self._offering.serve(session)
+
+    def _hand_over(self, cut: Cut) -> None:
+        """Have a segment kept by our thread. Any thread; the stream's lock is held."""
+        size = sum(len(frame.payload) for frame in cut.frames)
+        if self._pending_bytes + size > _PENDING_BYTES:
+            self.lost += 1
+            return
+        self._pending_bytes += size
+        with contextlib.suppress(ClosedError, LocalProtocolError):  # it has stopped, or not begun
+            self._listener.group.call_soon(self._keep, cut, size)
+
+    def _keep(self, cut: Cut, size: int) -> None:
+        self._pending_bytes -= size
+        keep(self.pool, cut)
+        if not self._sweeps:
+            self._sweeps = True
+            self._listener.group.call_later(self._window.stream_s / 4, self._sweep)
+
+    def _sweep(self) -> None:
+        """Let go what is too old, also when nothing is published any more: nobody is to be offered what is over."""
+        self.pool.expire()
+        self._sweeps = len(self.pool) > 0
+        if self._sweeps:
+            self._listener.group.call_later(self._window.stream_s / 4, self._sweep)
+
+
+def keep(pool: SegmentPool, cut: Cut) -> None:
+    """Write a segment and keep it, unless it cannot be one."""
+    try:
+        pool.put(*cut.write())
+    except (LimitExceededError, LocalProtocolError) as error:
+        _log.warning("segment not kept", stream=cut.stream, why=str(error), hint=error.hint)
+
+
+class Cutting:
+    """Cuts what is published at a live server: the taker of its hub. Copies of other servers' streams are left out.
+
+    Attributes:
+        refused: messages that were too large for a segment, and segments that came too fast.
+    """
+
+    def __init__(
+        self,
+        hand_over: Callable[[Cut], None],
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hand_over = hand_over
+        self._wall_clock = wall_clock
+        self._clock = clock
+        # By stream. Calls for one stream come one after the other, and each touches its own entry only.
+        self._publications: dict[str, _Publication] = {}
+        self._timelines: OrderedDict[str, int] = OrderedDict()
+        self.refused = 0
+
+    def took_over(self, name: str, publisher: StreamMember | None) -> None:
+        """End the publication that there was, and begin another."""
+        ended = self._publications.pop(name, None)
+        if ended is not None:
+            self._complete(ended, ended.cutter.close())
+            if ended.cutter.timeline:
+                self._timelines[name] = ended.cutter.timeline
+                if len(self._timelines) > _TIMELINES:
+                    self._timelines.popitem(last=False)
+        if publisher is not None and not isinstance(publisher, HubSink):
+            pace = Bucket(_SMALL_AT_ONCE, self._clock())
+            self._publications[name] = _Publication(Cutter(name, 0), self._timelines.get(name), pace)
+
+    def message(self, name: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes) -> None:
+        """Put a message into the open segment of its stream."""
+        publication = self._publications.get(name)
+        if publication is None:
+            return
+        cutter = publication.cutter
+        if not cutter.timeline and message_class is not MessageClass.HEADER:
+            cutter.timeline = timeline_at(self._wall_clock(), timestamp, publication.before)
+        refused = cutter.refused
+        done = cutter.add(type_id, timestamp, payload, message_class)
+        if done:
+            self._complete(publication, done)
+        if cutter.refused > refused:
+            self.refused += 1
+            if not refused:
+                _log.warning("message too large for a segment", stream=name, size_bytes=len(payload))
+
+    def _complete(self, publication: _Publication, cuts: list[Cut]) -> None:
+        for cut in cuts:
+            small = sum(len(frame.payload) for frame in cut.frames) < _SMALL_BYTES
+            if not small or publication.pace.take(_SMALL_PER_S, _SMALL_AT_ONCE, self._clock()):
+                self._hand_over(cut)
+                continue
+            self.refused += 1
+            if not publication.leaps:
+                publication.leaps = True
+                hint = "its clock leaps, or it is sent much faster than it plays: viewers at edges miss parts of it"
+                _log.warning("segments come too fast", stream=cut.stream, most_per_s=_SMALL_PER_S, hint=hint)
+
+
+@dataclass(slots=True)
+class _Publication:
+    """A stream that is cut.
+
+    Attributes:
+        leaps: they came too fast, which was told.
+    """
+
+    cutter: Cutter
+    before: int | None
+    pace: Bucket
+    leaps: bool = False

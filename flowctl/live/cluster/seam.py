@@ -1,0 +1,146 @@
+"""The seam between two connections that carry the same stream: nothing twice, and what is missing is told (pure).
+
+A source begins with its GOP cache, so behind a lost connection comes again what came before. The last messages are
+remembered by fingerprint: what of them is repeated is left out, and the stream goes on with the first message that is
+new. It goes on without a gap where that stood right behind the last one that came. Where nothing is repeated,
+timestamps tell whether it is the same timeline, some of which is missing, or another one, whose headers count from then
+on.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from collections import deque
+from typing import Final, NamedTuple
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.wire.rtmp.media.media import inspect
+
+REMEMBERED: Final = 4096
+"""Messages that are remembered: a minute of 25 pictures and 43 audio frames a second, longer than groups of pictures
+are, in some 300 kB."""
+_HEADERS: Final = 64
+"""Headers that are remembered, as many as a stream keeps of its publisher."""
+_SLACK_MS: Final = 2000
+"""How far timestamps may be ahead of the clock and still be of the same timeline: encoders come in bursts."""
+_HALF: Final = 0x80000000
+_CLOCK: Final = 0xFFFFFFFF
+
+
+class Joint(enum.Enum):
+    """What a message is to the stream so far."""
+
+    NEXT = "next"  #: it goes on
+    REPEATED = "repeated"  #: it came before
+    HELD = "held"  #: a header; what follows it decides
+    GAP = "gap"  #: it goes on, and something before it is missing, or may be
+    RESTART = "restart"  #: another timeline begins
+
+
+class Piece(NamedTuple):
+    """A message of the stream."""
+
+    type_id: int
+    timestamp: int
+    payload: bytes
+
+
+class Joined(NamedTuple):
+    """What becomes of a message.
+
+    Attributes:
+        pieces: what is to be passed on now, in order.
+    """
+
+    joint: Joint
+    pieces: tuple[Piece, ...] = ()
+
+
+class Seam:
+    """Joins connections that carry one stream.
+
+    Not locked: its owner has one thread at a time.
+
+    Attributes:
+        repeated_count: messages left out because they came before.
+    """
+
+    __slots__ = ("_again", "_headers", "_held", "_last_at", "_last_timestamp", "_recent", "_repeats", "repeated_count")
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque(maxlen=REMEMBERED)
+        self._headers: dict[object, tuple[int, int]] = {}  # by sticky key: type and checksum
+        self._again: frozenset[int] | None = None  # what may be repeated. None: the connection has shown where it is
+        self._repeats: int | None = None  # fingerprint of the last message that was repeated
+        self._held: list[tuple[object, Piece]] = []  # headers, until a frame shows which timeline it is
+        self._last_timestamp = 0
+        self._last_at = 0.0
+        self.repeated_count = 0
+
+    def reconnected(self) -> None:
+        """Expect repeated messages: another connection carries the stream from now on."""
+        self._held.clear()
+        self._repeats = None
+        self._again = frozenset(self._recent) if self._recent or self._headers else None
+
+    def forget(self) -> None:
+        """Forget what came: the stream has ended, and the next message is the first of another."""
+        self._recent.clear()
+        self._headers.clear()
+        self._held.clear()
+        self._again = self._repeats = None
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> Joined:
+        """Take one message."""
+        piece = Piece(type_id, timestamp, payload)
+        info = inspect(type_id, payload)
+        if info.message_class is MessageClass.HEADER:
+            if self._again is not None:
+                self._held = [*self._held[1 - _HEADERS :], (info.sticky_key, piece)]
+                return Joined(Joint.HELD)
+            self._keep(info.sticky_key, piece)
+            return Joined(Joint.NEXT, (piece,))
+        mark = timestamp << 40 | type_id << 32 | zlib.crc32(payload)
+        if self._again is None:
+            self._note(mark, timestamp, now)
+            return Joined(Joint.NEXT, (piece,))
+        if mark in self._again:
+            self._repeats = mark
+            self.repeated_count += 1
+            return Joined(Joint.REPEATED)
+        return self._go_on(piece, mark, now)
+
+    def _go_on(self, piece: Piece, mark: int, now: float) -> Joined:
+        """Take the first message of a connection that did not come before."""
+        joint = self._joint(piece.timestamp, now)
+        if joint is Joint.RESTART:
+            self._recent.clear()
+            self._headers.clear()
+        held, self._held, self._again = self._held, [], None
+        news = [header for key, header in held if self._keep(key, header)]
+        self._note(mark, piece.timestamp, now)
+        return Joined(joint, (*news, piece))
+
+    def _joint(self, timestamp: int, now: float) -> Joint:
+        if self._repeats is not None:
+            return Joint.NEXT if self._repeats == self._recent[-1] else Joint.GAP
+        if not self._recent:
+            return Joint.NEXT  # nothing but headers came so far
+        ahead_ms = timestamp - self._last_timestamp & _CLOCK
+        elapsed_ms = (now - self._last_at) * 1000
+        # Serial arithmetic: half of the clock is behind.
+        return Joint.GAP if ahead_ms < _HALF and ahead_ms <= elapsed_ms + _SLACK_MS else Joint.RESTART
+
+    def _note(self, mark: int, timestamp: int, now: float) -> None:
+        self._recent.append(mark)
+        self._last_timestamp, self._last_at = timestamp, now
+
+    def _keep(self, key: object, header: Piece) -> bool:
+        """Remember a header; return whether it is another one than before."""
+        value = header.type_id, zlib.crc32(header.payload)
+        known = self._headers.pop(key, None)
+        if len(self._headers) >= _HEADERS:
+            del self._headers[next(iter(self._headers))]
+        self._headers[key] = value
+        return known != value

@@ -1,0 +1,169 @@
+"""The worker's end of its link with the supervisor: RPC over a unix socket in a folder that is the user's alone.
+
+Both ends ask: the worker for what is decided in one place, the supervisor for figures and changes. A link that is lost
+means that the supervisor has gone, and the worker ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from flowctl.control.summary import figures_of
+from flowctl.core.server.bans import Ban
+from flowctl.errors import ClosedError
+from flowctl.live.bans.penalties import verdict_line
+from flowctl.live.changes import Change
+from flowctl.live.cluster.workers.inforce import key_of
+from flowctl.live.cluster.workers.operating import bans_of_lines, behaving, carry_out, punished, put_in_force
+from flowctl.live.cluster.workers.order import WORKER, WORKERS, Order
+from flowctl.live.judging.penalties import Verdict
+from flowctl.live.server import LiveServer
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
+
+_log: Final = structlog.get_logger("flowctl.worker")
+FOR_EVER_S: Final = 10 * 365 * 86_400.0
+_TOLD_S: Final = 30.0
+
+
+class WorkerPart(Protocol):
+    """What else takes part in a worker, such as the streams of others."""
+
+    def add_commands(self, node: RpcNode) -> None:
+        """Add what the supervisor may ask of it, before the link begins."""
+
+    def start(self) -> None:
+        """Begin; the link is there, and no connection has been accepted yet."""
+
+    def stop(self, deadline_s: float) -> None:
+        """End within the time; the server has stopped."""
+
+
+class Link:
+    """The link of one worker.
+
+    Attributes:
+        conn: the supervisor, for `RpcNode.call` and `request`; once `start` has returned.
+        followed: returns how many streams of other workers are followed here.
+    """
+
+    def __init__(self, order: Order, server: LiveServer, lost: Callable[[], None]) -> None:
+        self._order: Final = order
+        self._server: Final = server
+        self._lost: Final = lost
+        self.parts: Final[list[WorkerPart]] = []
+        self.followed: Callable[[], int] = int
+        self._told: Final = threading.Event()  # what was in force before is in force here
+        self.node: Final = RpcNode(name="flowctl-link", on_error=server.hub.oversight.report)
+        self.node.add_category(WORKER, AuthLevel.ADMIN)
+        self.node.add_request_command(WORKER, "alive", self._alive)
+        self.node.add_request_command(WORKER, "operate", self._operate)
+        self.node.add_request_command(WORKER, "figures", self._figures)
+        self.node.add_request_command(WORKER, "behaving", self._behaving)
+        self.node.add_request_command(WORKER, "punish", self._punish)
+
+    def start(self) -> None:
+        """Reach the supervisor, and begin what takes part.
+
+        ClosedError: the server ends, and starts nothing any more.
+        """
+        for part in self.parts:
+            part.add_commands(self.node)
+        self.node.start()
+        self.conn = self.node.connect_remote(self._order.supervisor, auth=AuthLevel.ADMIN)
+        place = {"number": self._order.number, "serial": self._order.serial}
+        reply = self.node.request_future(self.conn, f"{WORKERS}.hello", json.dumps(place)).get()
+        try:
+            said = json.loads(reply[0])
+            if said["ends"]:
+                raise ClosedError("the server ends")
+            put_in_force(self._server, said["orders"], self._all_bans(said["bans"]))
+        finally:
+            self._told.set()
+        self._server.changes.listeners.append(self._changed)
+        if self._server.penalties is not None:
+            self._server.penalties.decide = self._tell_verdicts
+        self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._left, timeout_s=FOR_EVER_S)
+        for part in self.parts:
+            part.start()
+
+    def _all_bans(self, page: list[Any]) -> list[Ban]:
+        """Return the bans that are in force for the whole server, of which this is the first page."""
+        found: list[Ban] = []
+        while page:
+            found += (more := bans_of_lines(page))
+            last = json.dumps({"after": max(map(key_of, more))})
+            page = json.loads(self.node.request_future(self.conn, f"{WORKERS}.bans", last).get()[0])
+        return found
+
+    def _tell_verdicts(self, verdicts: list[Verdict]) -> None:
+        """Have the supervisor decide, which knows who behaves at the other workers."""
+        self.node.send(self.conn, f"{WORKERS}.verdicts", json.dumps([verdict_line(item) for item in verdicts]))
+
+    def _behaving(self, message: Message) -> bytes:
+        """Say who behaves of addresses that are about to be punished, and end the guilty."""
+        return behaving(self._server, message.data[0])
+
+    def _punish(self, message: Message) -> bytes:
+        """Put bans of penalties in force here, after what was set before this worker came."""
+        self._told.wait(_TOLD_S)
+        return punished(self._server, message.data[0])
+
+    def ready(self) -> None:
+        """Tell that this worker serves."""
+        said = {"serial": self._order.serial, "limits": str(self._server.limits)}
+        self.node.request_future(self.conn, f"{WORKERS}.ready", json.dumps(said)).get()
+
+    def stop(self, deadline_s: float = 1.0) -> None:
+        """End what takes part, and the link."""
+        for part in reversed(self.parts):
+            part.stop(deadline_s)
+        self.node.stop(deadline_s)
+
+    def _left(self, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called
+        """Act on the end of the request that the supervisor never answers."""
+        del ok
+        if not self._server.stopping:
+            _log.warning("the supervisor has gone, this worker ends", why=b" ".join(data).decode(errors="replace"))
+        self._lost()
+
+    async def _alive(self, message: Message) -> str:
+        """Answer once every thread of the server has come to it."""
+        del message
+        loop = asyncio.get_running_loop()
+        for group in self._server.groups.groups:
+            passed: asyncio.Future[None] = loop.create_future()
+            group.call_soon(loop.call_soon_threadsafe, _settle, passed)
+            await passed
+        return "yes"
+
+    def _operate(self, message: Message) -> bytes:
+        """Carry out an operation, after what was set before this worker came."""
+        self._told.wait(_TOLD_S)
+        return carry_out(self._server, message.data[0])
+
+    def _figures(self, message: Message) -> str:
+        """Return a line of figures."""
+        del message
+        figures = figures_of(self._server)
+        figures["streams"] -= self.followed()  # another worker counts them
+        return json.dumps(figures)
+
+    def _changed(self, change: Change) -> None:
+        """Tell the supervisor what was taken from a file."""
+        name, _, kind = change.what.partition(" ")
+        if kind == "file":
+            said = {"what": change.what, "detail": change.detail, "digest": self._server.reload.digest(name)}
+            self.node.send(self.conn, f"{WORKERS}.changed", json.dumps(said))
+
+
+def _settle(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,122 @@
+"""A worker: a fresh process that serves one of the listening sockets, and ends with its supervisor."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import json
+import mmap
+import os
+import signal
+import traceback
+from typing import Any, BinaryIO, Final
+
+from flowctl import connection, log
+from flowctl.core.server.signals import EndSignals
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.live.cluster.workers.counts import REGION, Counts
+from flowctl.live.cluster.workers.link import Link
+from flowctl.live.cluster.workers.order import Order, read_order
+from flowctl.live.cluster.workers.streams import join_streams
+from flowctl.live.config import LiveConfig
+from flowctl.live.records.recording import usual_node
+from flowctl.live.server import LiveServer
+
+_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_SET_NAME: Final = 15
+ORPHANED: Final = 3
+"""Exit status of a worker whose supervisor had gone before it began."""
+_STOP_S: Final = 5.0
+_MOST_NODE: Final = 61
+"""Of the name of a server, so that with the number of a worker it has the 64 characters of a node's name."""
+
+
+def main(supervisor_pid: int, file: BinaryIO) -> None:
+    """Serve until told to end; the whole life of the process."""
+    die_with(supervisor_pid)
+    order = read_order(file)
+    file.close()
+    ctypes.CDLL(None).prctl(_SET_NAME, f"flowctl-{order.number}".encode())
+    words = os.fdopen(order.words_fd, "wb", buffering=0)
+    faulthandler.enable(words)  # SIGABRT too, by which the supervisor asks where one hangs
+    try:
+        _serve(order)
+    except BaseException as error:
+        words.write(json.dumps(_said(error)).encode())
+        if not isinstance(error, FlowctlError):
+            raise
+        raise SystemExit(1) from error
+
+
+def die_with(supervisor_pid: int) -> None:
+    """Have the kernel kill this process when its supervisor dies, and end now where it has died already.
+
+    A server alone that is killed costs its connections as well; and a worker without a supervisor would keep its share
+    of the port from the server that comes next, even if it hangs.
+    """
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor_pid:
+        os._exit(ORPHANED)
+
+
+def _said(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, FlowctlError):
+        return {"error": str(error), "hint": error.hint, "config": isinstance(error, ConfigError)}
+    last = traceback.format_exception_only(error)[-1].strip()
+    place = traceback.extract_tb(error.__traceback__)
+    return {"error": f"{last} ({place[-1].filename}:{place[-1].lineno})" if place else last, "hint": None}
+
+
+def options_of(order: Order) -> LiveConfig:
+    """Return the settings of one worker: those of the server, with its own place and its part of what is shared."""
+    options, count = order.options, order.count
+    events = options.events
+    if events.folder:
+        node = f"{(events.node or usual_node(options.port))[:_MOST_NODE]}-{order.number}"
+        events = dataclasses.replace(events, node=node, max_bytes=-(-events.max_bytes // count))
+    flights = dataclasses.replace(options.flights, most_at_once=-(-options.flights.most_at_once // count))
+    return dataclasses.replace(
+        options,
+        listen_fds=order.listen_fds,
+        control="off",
+        ban_store=None,  # it has one writer
+        admin="off",
+        workers=1,
+        events=events,
+        flights=flights,
+        memory_budget_bytes=-(-options.memory_budget_bytes // count),
+    )
+
+
+def counts_of(order: Order) -> Counts:
+    """Return the connections of all workers."""
+    memory = memoryview(mmap.mmap(order.counts_fd, order.count * REGION))
+    os.close(order.counts_fd)
+    return Counts(memory, order.number - 1, order.count, order.counts_key)
+
+
+def _serve(order: Order) -> None:
+    with EndSignals() as ended:
+        log.configure(order.log_level, json=order.log_json, fields={"worker": order.number})
+        connection.number_from(order.first_connection)
+        server = order.program.build(options_of(order))
+        if not isinstance(server, LiveServer):
+            raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
+        server.admission.elsewhere = counts_of(order)
+        if order.options.ban_store is not None:
+            server.keep_bans_elsewhere()
+        link = Link(order, server, ended.end)
+        streams = join_streams(server, link, order.serial, order.folder)
+        link.followed = lambda: len(streams.statistics())
+        server.on_stopped = ended.end
+        try:
+            link.start()
+            if server.reload.watching or server.certificate is not None:
+                ended.calls = {signal.SIGHUP: server.reload.look_now}
+            server.start()
+            link.ready()
+            ended.wait()
+        finally:
+            server.stop(_STOP_S)
+            link.stop()

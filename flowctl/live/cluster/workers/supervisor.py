@@ -1,0 +1,539 @@
+"""The supervisor: starts the workers of one server, watches them, starts them again, and ends them.
+
+Theory of operation. It makes a listening socket for each worker, all on one port, and keeps them open; each worker is a
+fresh process that serves one of them. What changes the set of workers is done on the main thread, in `look`, since the
+kernel ends a worker when the *thread* that started it ends. Threads that wait for processes, and that of the link,
+enter what they saw in a queue and wake it.
+
+It serves no connection itself, and so has nothing that a peer could make it do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import mmap
+import os
+import queue
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import structlog
+
+from flowctl.control.listener import ControlListener
+from flowctl.control.summary import merged, shown
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.server.program import ServerProgram
+from flowctl.core.text.printable import printable
+from flowctl.errors import ClosedError, ConfigError, FlowctlError, RpcError
+from flowctl.live.bans.penalties import verdict_of
+from flowctl.live.changes import Changes
+from flowctl.live.cluster.workers.counts import REGION, clear
+from flowctl.live.cluster.workers.folder import make_folder
+from flowctl.live.cluster.workers.inforce import InForce
+from flowctl.live.cluster.workers.link import FOR_EVER_S
+from flowctl.live.cluster.workers.operating import Operating
+from flowctl.live.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
+from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, Pulse, Restarts
+from flowctl.live.cluster.workers.sockets import close_all, worker_sockets
+from flowctl.live.cluster.workers.streams import SupervisorNames
+from flowctl.live.config import LiveConfig
+from flowctl.live.judging.penalties import Verdict
+from flowctl.live.server import kept_bans
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.peer import ConnectionID
+
+if TYPE_CHECKING:
+    from flowctl.live.admin.listener import AdminListener
+
+_log: Final = structlog.get_logger("flowctl.workers")
+_STOP_S: Final = 7.0
+"""How long workers may take to end: what they give their connections, and to write their records."""
+_LOOK_S: Final = 1.0
+_FIGURES_S: Final = 2.0
+"""How long a line of figures is waited for: the main thread does nothing else meanwhile."""
+_WORDS_S: Final = 0.5
+"""How long a worker that hangs is given to say where."""
+_MOST_WORDS: Final = 4000
+"""Longest last words that are told, characters."""
+
+
+class SupervisorPart(Protocol):
+    """What else takes part in a supervisor, such as the directory of names."""
+
+    def add_commands(self, node: RpcNode) -> None:
+        """Add what workers may ask of it, before the first of them is started."""
+
+    def worker_came(self, serial: int, conn: ConnectionID) -> None:
+        """A process is linked. The thread of the node."""
+
+    def worker_gone(self, serial: int) -> None:
+        """A process has ended. The main thread."""
+
+
+class Worker:
+    """One process of a worker.
+
+    Attributes:
+        conn: its link. None: it has not said so yet.
+    """
+
+    def __init__(self, order: Order, process: subprocess.Popen[bytes], now: float) -> None:
+        self.number: Final = order.number
+        self.serial: Final = order.serial
+        self.words_fd: Final = order.words_fd
+        self.process: Final = process
+        self.pid: Final = process.pid
+        self.started_at: Final = now
+        self.pulse: Final = Pulse(now)
+        self.conn: ConnectionID | None = None
+        self.ready = False
+        self.hung = False
+
+    def last_words(self) -> dict[str, Any]:
+        """Return what it said in the end: ``error``, and maybe ``hint`` or where its threads were, ``stack``."""
+        with contextlib.suppress(OSError):
+            text = os.pread(self.words_fd, 64 * 1024, 0).decode(errors="replace")
+            with contextlib.suppress(ValueError):
+                found = json.loads(text)
+                if isinstance(found, dict):
+                    return found
+            if text:
+                first, _, rest = printable(text[:_MOST_WORDS], lines=True).partition("\n")
+                return {"error": first, "stack": rest.strip("\n")}
+        return {}
+
+
+def how_it_ended(code: int) -> str:
+    """Return the end of a process in words, by its exit status as `subprocess` has it."""
+    if code >= 0:
+        return f"exit status {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"
+
+
+class Supervisor:
+    """The supervisor of one server's workers. Main thread, but where something else is said.
+
+    Attributes:
+        address: that is served.
+        limits: those of new connections, in words; once it has started.
+        node: speaks with the workers.
+        parts: what else takes part; before the start.
+    """
+
+    def __init__(
+        self,
+        program: ServerProgram,
+        options: LiveConfig,
+        count: int,
+        *,
+        wake: Callable[[], None],
+        log_level: str | int = "info",
+        log_json: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if sys.platform != "linux" or not hasattr(socket, "SO_REUSEPORT"):
+            raise ConfigError("several workers need Linux", hint="serve with one: --workers 1")
+        self._program: Final = program
+        self._count: Final = count
+        self._wake: Final = wake
+        self._log_level: Final = log_level
+        self._log_json: Final = log_json
+        self._clock: Final = clock
+        kept = kept_bans(options)
+        try:
+            self._sockets, port = worker_sockets(options, count)
+        except ConfigError:
+            kept.close()
+            raise
+        self.address: tuple[str, int] = self._sockets[0]["rtmp"][0].getsockname()[:2]
+        self.options: Final = dataclasses.replace(options, port=port)
+        self.limits = str(options.limits)
+        self.parts: Final[list[SupervisorPart]] = [SupervisorNames(options)]
+        self._folder: Final = make_folder()
+        self.node: Final = RpcNode(name="flowctl-workers", on_error=self._report)
+        self.node.add_category(WORKERS, AuthLevel.ADMIN)
+        for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
+            self.node.add_request_command(WORKERS, name, handler)
+        self.node.add_request_command(WORKERS, "bans", self._bans)
+        self.node.add_command(WORKERS, "changed", self._changed)
+        self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
+        self._lock: Final = OwnedLock()
+        self._in_force: Final = InForce(options.limits_file, kept)  # guarded by _lock
+        self._verdicts: Final[queue.SimpleQueue[list[Verdict] | None]] = queue.SimpleQueue()
+        self._judge: Final = threading.Thread(target=self._judge_all, name="flowctl-penalties", daemon=True)
+        self.operating: Final = Operating(
+            self.node,
+            self._linked_locked,
+            self._expected,
+            lock=self._lock,
+            in_force=self._in_force,
+            changes=Changes(self._report),
+            drains=self._drain,
+            clock=clock,
+        )
+        self._control: ControlListener | None = None
+        self._admin: AdminListener | None = None
+        if options.admin != "off":
+            # Loaded where it is asked for: it brings FastAPI and uvicorn with it, of an extra of its own.
+            from flowctl.live.admin.listener import AdminListener  # noqa: PLC0415 - as said
+
+            self._admin = AdminListener(options, self.operating.answer, self._report)
+        self._workers: dict[int, Worker] = {}  # by serial; guarded by _lock
+        self._serial = 0
+        self._restarts: Final = {number: Restarts(Random()) for number in range(1, count + 1)}
+        self._due: Final[dict[int, float]] = {}  # when the next process of a worker is started
+        self._gone: Final[queue.SimpleQueue[Worker]] = queue.SimpleQueue()
+        self._counts_fd: Final = os.memfd_create("flowctl-counts", os.MFD_CLOEXEC)
+        os.ftruncate(self._counts_fd, count * REGION)
+        self._counts: Final = memoryview(mmap.mmap(self._counts_fd, count * REGION))
+        self._counts_key: Final = secrets.token_bytes(16)
+        self._started = False
+        self._start_lock: Final = OwnedLock()
+        self._ending = False  # no worker is started any more; guarded by _start_lock
+
+    # -- life
+
+    def start(self, wait: Callable[[float], bool]) -> bool:
+        """Start all workers, and return once all serve."""
+        for part in self.parts:
+            part.add_commands(self.node)
+        self.node.listen_plain(f"ipc://{self._folder / SOCKET}", AuthLevel.ADMIN)
+        self.node.start()
+        self._judge.start()
+        for number in range(1, self._count + 1):
+            self._spawn(number)
+        until = self._clock() + START_S
+        while not all(worker.ready for worker in self.workers()):
+            if wait(_LOOK_S):
+                return False
+            self._see_first_ends()
+            if self._clock() > until:
+                raise ConfigError(f"the workers were not ready within {START_S:g} s", hint="look at the lines above")
+        self._started = True
+        if self.options.control_addresses:
+            self._control = ControlListener(self.options, self.address, self.operating.answer, self._report)
+            self._control.start()
+        if self._admin is not None:
+            self._admin.start()
+        _log.info("workers started", count=self._count, pids=[worker.pid for worker in self.workers()])
+        return True
+
+    def _see_first_ends(self) -> None:
+        """Give up when a worker cannot even begin."""
+        with contextlib.suppress(queue.Empty):
+            worker = self._gone.get_nowait()
+            code = worker.process.wait()
+            words = worker.last_words()
+            self._bury(worker)
+            error = words.get("error") or f"it ended with {how_it_ended(code)}"
+            if words.get("config"):
+                raise ConfigError(str(error), hint=words.get("hint"))
+            raise FlowctlError(f"worker {worker.number} could not start: {error}", hint=words.get("hint"))
+
+    def look(self) -> None:
+        """Start what is due, see who has ended, ask the others whether they are there; each second and when woken."""
+        now = self._clock()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ended(self._gone.get_nowait(), now)
+        for number in [number for number, due in self._due.items() if due <= now]:
+            del self._due[number]
+            self._spawn(number)
+        for worker in self.workers():
+            self._feel_pulse(worker, now)
+        with self._lock:
+            self._in_force.look()
+
+    @property
+    def next_look_s(self) -> float:
+        """How long to wait for the next look, in seconds, at most."""
+        now = self._clock()
+        return max(0.01, min([_LOOK_S, *(due - now for due in self._due.values())]))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it drains and all workers have ended."""
+        return self._ends() and not self.workers()
+
+    def stop(self, deadline_s: float = _STOP_S) -> bool:
+        """End all workers in order, those that take too long at once; return whether all ended in order."""
+        self.accept_no_more()
+        for listener in (self._control, self._admin):
+            if listener is not None:
+                listener.stop(1.0)
+        in_time = True
+        for worker in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.terminate()
+        until = time.monotonic() + deadline_s
+        for worker in self.workers():
+            try:
+                worker.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                in_time = False
+                _log.warning("worker killed, it did not end in time", worker=worker.number, within_s=deadline_s)
+                worker.process.kill()
+                worker.process.wait()
+            self._bury(worker)
+        self._verdicts.put(None)
+        if self._judge.ident is not None:
+            self._judge.join(1.0)
+        self.node.stop(1.0)
+        with self._lock:
+            self._in_force.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return in_time
+
+    def accept_no_more(self) -> None:
+        """Start no worker any more, and let go of the port: only workers that accept hold it now. Any thread."""
+        with self._start_lock:
+            self._ending = True
+            close_all([sock for mine in self._sockets for socks in mine.values() for sock in socks])
+
+    def _drain(self) -> None:
+        """The workers are told to drain, and a successor may begin; on a thread of the listener."""
+        self.accept_no_more()
+        with self._lock:
+            self._in_force.close()
+        if self._control is not None:
+            self._control.leave_names()
+        self._wake()
+
+    @property
+    def bound(self) -> list[str]:
+        """Where operators reach the server."""
+        return [address for item in (self._control, self._admin) if item is not None for address in item.bound]
+
+    @property
+    def listening(self) -> list[tuple[str, tuple[str, int]]]:
+        return [(name, sock.getsockname()[:2]) for name, socks in self._sockets[0].items() for sock in socks]
+
+    def reload_now(self) -> None:
+        """Have all workers look at their files now; nothing is waited for."""
+        for worker in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                worker.process.send_signal(signal.SIGHUP)
+
+    def figures(self) -> dict[str, Any]:
+        """Return a line of figures of all workers; those that do not answer at once are left out, and named."""
+        asked = []
+        for worker in self.workers():
+            if worker.conn is not None:
+                future = self.node.request_future(worker.conn, f"{WORKER}.figures", timeout_s=_FIGURES_S)
+                asked.append((worker.number, future))
+        found, silent = [], []
+        for number, future in asked:
+            try:
+                found.append(json.loads(future.get()[0]))
+            except RpcError:
+                silent.append(number)
+        figures = shown(merged(found)) if found else {}
+        return figures | ({"no_answer_of": silent} if silent else {})
+
+    # -- processes
+
+    def _linked_locked(self) -> list[Worker]:
+        self._lock.assert_owned()
+        return [worker for worker in self._workers.values() if worker.conn is not None]
+
+    def _expected(self) -> Iterable[int]:
+        """Return the numbers of the workers that there are to be; one that has ended is started again."""
+        return () if self._ends() else self._restarts
+
+    def workers(self) -> list[Worker]:
+        """Return the processes that there are, by number. Any thread."""
+        with self._lock:
+            return sorted(self._workers.values(), key=lambda item: item.number)
+
+    def _spawn(self, number: int) -> None:
+        """Start a process, unless the server ends."""
+        with self._start_lock:
+            if not self._ending:
+                self._spawn_locked(number)
+
+    def _spawn_locked(self, number: int) -> None:
+        self._start_lock.assert_owned()
+        self._serial += 1
+        mine = self._sockets[number - 1]
+        words_fd = os.memfd_create("flowctl-words", os.MFD_CLOEXEC)
+        order = Order(
+            number=number,
+            serial=self._serial,
+            count=self._count,
+            folder=self._folder,
+            listen_fds={name: tuple(map(socket.socket.fileno, socks)) for name, socks in mine.items()},
+            words_fd=words_fd,
+            counts_fd=self._counts_fd,
+            counts_key=self._counts_key,
+            program=self._program,
+            options=self.options,
+            log_level=self._log_level,
+            log_json=self._log_json,
+        )
+        order_fd = order.write()
+        try:
+            process = subprocess.Popen(  # noqa: S603 - this very program
+                [sys.executable, "-P", "-c", BOOT, str(order_fd), f"worker {number} of {self.address[1]}"],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(order_fd, words_fd, self._counts_fd, *itertools.chain(*order.listen_fds.values())),
+                process_group=0,  # what a terminal sends its group is the supervisor's to pass on
+            )
+        except OSError as error:
+            os.close(words_fd)
+            if not self._started:
+                raise ConfigError(f"cannot start worker {number}: {error.strerror or error}") from error
+            self._due[number] = self._clock() + self._restarts[number].ended(0.0) + _LOOK_S
+            _log.error("worker cannot be started", worker=number, fault=str(error))
+            return
+        finally:
+            os.close(order_fd)
+        worker = Worker(order, process, self._clock())
+        with self._lock:
+            self._workers[worker.serial] = worker
+        threading.Thread(target=self._wait_for, args=(worker,), name=f"flowctl-worker-{number}", daemon=True).start()
+
+    def _wait_for(self, worker: Worker) -> None:
+        """Wait for the end of a process; a thread of its own, which only sleeps."""
+        worker.process.wait()
+        self._gone.put(worker)
+        self._wake()
+
+    def _bury(self, worker: Worker) -> None:
+        """Forget a process that has ended; harmless when it is forgotten."""
+        with self._lock:
+            known = self._workers.pop(worker.serial, None)
+        if known is not None:
+            os.close(worker.words_fd)
+            clear(self._counts, worker.number - 1)
+            for part in self.parts:
+                part.worker_gone(worker.serial)
+
+    def _ended(self, worker: Worker, now: float) -> None:
+        """Tell of the end of a process, and say when the next is started."""
+        code, words = worker.process.wait(), worker.last_words()
+        lived_s = now - worker.started_at
+        self._bury(worker)
+        if self._ends():
+            return
+        wait_s = self._restarts[worker.number].ended(lived_s)
+        self._due[worker.number] = now + wait_s
+        said = {key: words[key] for key in ("error", "hint", "stack") if words.get(key)}
+        _log.error(
+            "worker has ended, it is started again",
+            worker=worker.number,
+            pid=worker.pid,
+            ended=how_it_ended(code),
+            lived_s=round(lived_s, 1),
+            in_s=round(wait_s, 1),
+            **said,
+        )
+
+    def _feel_pulse(self, worker: Worker, now: float) -> None:
+        if worker.hung:
+            return
+        if worker.pulse.asks(now) and worker.conn is not None:
+            with contextlib.suppress(ClosedError):
+                self.node.request(
+                    worker.conn, f"{WORKER}.alive", on_reply=partial(self._answered, worker), timeout_s=HUNG_S
+                )
+        if worker.pulse.hangs(now):
+            worker.hung = True
+            threading.Thread(target=self._end_hung, args=(worker, now), name="flowctl-hung", daemon=True).start()
+
+    def _answered(self, worker: Worker, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001 - as called
+        del data
+        if ok:
+            worker.pulse.heard(self._clock())
+
+    def _end_hung(self, worker: Worker, now: float) -> None:
+        """Have a worker that hangs say where, and kill it; a thread of its own."""
+        with contextlib.suppress(ProcessLookupError):
+            worker.process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_WORDS_S)
+            silent_s = round(worker.pulse.silent_s(now), 1)
+            _log.error("worker hangs, it is killed", worker=worker.number, pid=worker.pid, silent_s=silent_s)
+            worker.process.kill()
+
+    # -- the link; the node's thread
+
+    async def _hello(self, message: Message) -> str:
+        """Note the link of a worker, and give it what is in force by command."""
+        serial = json.loads(message.data[0])["serial"]
+        with self._lock:  # with its link it is told of changes: those before are in what it is given
+            worker = self._workers.get(serial)
+            orders, bans = self._in_force.orders(), self._in_force.page()
+            if worker is not None:
+                worker.conn = message.conn
+        if worker is not None:
+            worker.pulse.heard(self._clock())
+            for part in self.parts:
+                part.worker_came(serial, message.conn)
+        return json.dumps({"orders": orders, "bans": bans, "ends": self._ends()})
+
+    def _ends(self) -> bool:
+        with self._start_lock:
+            return self._ending
+
+    async def _bans(self, message: Message) -> str:
+        """Give a worker the next page of the bans."""
+        after = json.loads(message.data[0])["after"]
+        with self._lock:
+            return json.dumps(self._in_force.page(after))
+
+    async def _take_verdicts(self, message: Message) -> None:
+        """Have it decided what becomes of addresses that have done too much at a worker."""
+        self._verdicts.put([verdict_of(item) for item in json.loads(message.data[0])])
+
+    def _judge_all(self) -> None:
+        """Decide; a thread of its own, which waits for the workers."""
+        for verdicts in iter(self._verdicts.get, None):
+            try:
+                self.operating.punish(verdicts)
+            except FlowctlError as error:
+                self._report("a penalty", error)
+
+    async def _changed(self, message: Message) -> None:
+        """Enter a change that a worker took from a file."""
+        said = json.loads(message.data[0])
+        self.operating.note_file(said["what"], said["detail"], said["digest"])
+
+    async def _ready(self, message: Message) -> str:
+        """Note that a worker serves."""
+        said = json.loads(message.data[0])
+        with self._lock:
+            worker = self._workers.get(said["serial"])
+        if worker is not None:
+            worker.ready = True
+            self.limits = said["limits"]
+            worker.pulse.heard(self._clock())
+            _log.info("worker serves", worker=worker.number, pid=worker.pid)
+            self._wake()
+        return "yes"
+
+    def _report(self, where: str, error: BaseException) -> None:
+        _log.error("a fault of the supervisor", where=where, exc_info=error)
+
+
+async def _stay(message: Message) -> None:
+    """Never answer: the end of this request is the end of the link, which both ends learn at once."""
+    del message
+    await asyncio.sleep(FOR_EVER_S)

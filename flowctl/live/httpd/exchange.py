@@ -1,0 +1,143 @@
+"""One request and its answer, and the table of handlers.
+
+A handler is asked which stream a path belongs to; the session then asks the gate of the server whether the client may
+play that, and lets the handler answer. It answers at once or later, on the connection's thread, with one call of
+`Exchange.respond`, or with `begin`, any number of `write` and `end`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from flowctl.connection import Connection
+from flowctl.live.access.request import LiveRequest
+
+Headers = Iterable[tuple[str, str]]
+SERVER: Final = "flowctl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request that came whole.
+
+    Args:
+        method: in capitals, GET, HEAD or OPTIONS.
+        raw_query: as it came, without the question mark.
+        live: what is asked of the gate. None: the path belongs to no stream.
+    """
+
+    method: str
+    path: str
+    raw_query: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    version: str = "1.1"
+    live: LiveRequest | None = None
+
+    def header(self, name: str) -> str:
+        """Return the value of the first header of that name, in lower case; empty: there is none."""
+        wanted = name.encode()
+        return next((value.decode("latin-1") for found, value in self.headers if found == wanted), "")
+
+    @property
+    def wants_websocket(self) -> bool:
+        """Whether the client asks to go on with WebSocket frames; HTTP/1.0 cannot (RFC 9110 section 7.8)."""
+        offered = {item.strip().lower() for item in self.header("upgrade").split(",")}
+        return "websocket" in offered and self.version != "1.0"
+
+
+class Wire(Protocol):
+    """Sends the answer of an exchange: its session."""
+
+    @property
+    def connection(self) -> Connection:
+        """The connection."""
+
+    def begin_response(self, status: int, headers: Headers) -> None:
+        """Send status and headers."""
+
+    def send_body(self, data: bytes) -> None:
+        """Send a part of the body."""
+
+    def end_response(self) -> None:
+        """The answer is complete: what the client asked for behind it is next."""
+
+    def play(self) -> None:
+        """Answer with the stream that the request names."""
+
+
+class Exchange:
+    """One request, which is to be answered. The connection's thread."""
+
+    __slots__ = ("_wire", "request")
+
+    def __init__(self, request: Request, wire: Wire) -> None:
+        self.request: Final = request
+        self._wire: Final = wire
+
+    @property
+    def connection(self) -> Connection:
+        """The connection; `Connection.when_drained` says when the next part of a long body may go."""
+        return self._wire.connection
+
+    def respond(self, status: int, text: str = "", headers: Headers = (), *, body: bytes | None = None) -> None:
+        """Answer with a short body."""
+        if body is None:
+            body = b"" if status == HTTPStatus.NO_CONTENT else f"{text or HTTPStatus(status).phrase}\n".encode()
+            headers = (*headers, ("Content-Type", "text/plain; charset=utf-8")) if body else headers
+        length = () if status == HTTPStatus.NO_CONTENT else (("Content-Length", str(len(body))),)
+        self.begin(status, (*headers, *length))
+        if body and self.request.method != "HEAD":
+            self.write(body)
+        self.end()
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Begin an answer, whose ``Content-Length`` is among `headers` where it has a body."""
+        self._wire.begin_response(status, headers)
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the body; nothing is ever left out of it. Not for HEAD."""
+        self._wire.send_body(data)
+
+    def end(self) -> None:
+        """The answer is complete."""
+        self._wire.end_response()
+
+    def play(self) -> None:
+        """Answer with the stream, as long as it is published."""
+        self._wire.play()
+
+
+class Handler(Protocol):
+    """Answers GET and HEAD for some paths; one object for all connections."""
+
+    @property
+    def in_files(self) -> bool:
+        """Whether players fetch a stream file by file here, so that many requests are one play."""
+
+    def stream_of(self, path: str) -> str | None:
+        """Return the stream, ``app/stream``, that `path` (decoded) belongs to. None: there is nothing of that name."""
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request that the gate allows."""
+
+
+class Routes:
+    """Who answers which path, by the end of its name."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers: Final = dict(handlers)
+
+    def find(self, path: str) -> Handler | None:
+        """Return who answers a path (decoded). None: nobody."""
+        name = path.rpartition("/")[2]
+        return self._handlers.get("." + name.rpartition(".")[2]) if "." in name else None
+
+
+def usual_headers() -> list[tuple[str, str]]:
+    """Return the headers that every answer has."""
+    return [("Date", formatdate(time.time(), usegmt=True)), ("Server", SERVER)]

@@ -1,0 +1,60 @@
+"""A response that is a stream: what a play tells its player over HTTP, which is little: it begins, and it ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowctl import flv
+from flowctl.live.httpd.exchange import Headers
+from flowctl.live.httpd.formats import CHUNKS, FlvTags
+from flowctl.live.httpd.websocket import WebSocketPeer
+from flowctl.live.playing import WordlessPlay
+from flowctl.live.stream import Stream
+
+SETTLE_S: Final = 1.0
+"""How long a stream that has just begun may take to show both sound and picture. The header of FLV says which there
+are, and mpegts.js waits for ever for one that was announced and does not come."""
+FLV_TYPE: Final = "video/x-flv"
+
+
+class FlvPlay(WordlessPlay):
+    """Where the play of one response stands; the response and its status say what RTMP says in messages.
+
+    Attributes:
+        look_at: when to look again what the stream shows. None: it need not be.
+        taken: whether the kernel has the head of the response, so that answers to frames go behind it.
+    """
+
+    __slots__ = ("begun", "gives_up_at", "look_at", "taken", "websocket", "wire_format")
+
+    def __init__(self, wire_format: FlvTags, websocket: WebSocketPeer | None, gives_up_at: float) -> None:
+        super().__init__()
+        self.wire_format: Final = wire_format
+        self.begun = self.taken = False
+        self.websocket: Final = websocket
+        self.gives_up_at: Final = gives_up_at
+        self.look_at: float | None = None
+
+    def settled(self, stream: Stream, now: float) -> bool:
+        """Return whether it is known what the stream shows, or was waited for long enough."""
+        return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S
+
+    def head(self, stream: Stream, headers: Headers) -> bytes:
+        """Return all that goes before the first tag: the head of the response, and FLV's own.
+
+        Players of HTTP/1.0 know no chunks: for them the body is as long as the connection lasts.
+        """
+        kinds = _kinds(stream)
+        media = self.wire_format.wrapped(flv.header(audio="audio" in kinds, video="video" in kinds))
+        if self.websocket is not None:
+            return self.websocket.accept(headers) + media
+        lines = [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store"), ("Connection", "close"), *headers]
+        if self.wire_format is CHUNKS:
+            lines.append(("Transfer-Encoding", "chunked"))
+        text = "".join(f"{name}: {value}\r\n" for name, value in lines)
+        return f"HTTP/1.1 200 OK\r\n{text}\r\n".encode("latin-1") + media
+
+
+def _kinds(stream: Stream) -> set[str]:
+    """Return which of audio and video the publisher has shown; both where it has shown none."""
+    return {"audio", "video"} & set(stream.codecs) or {"audio", "video"}

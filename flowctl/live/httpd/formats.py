@@ -1,0 +1,126 @@
+"""Streams as FLV: tags for HTTP, bare or in chunks, and in WebSocket frames; each complete, and serialised once."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from flowctl import flv
+from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_DATA_AMF0, TYPE_DATA_AMF3
+
+_MEDIA: Final = frozenset({flv.TAG_AUDIO, flv.TAG_VIDEO, flv.TAG_SCRIPT})
+_AMF0_INSIDE: Final = b"\0"
+"""First octet of an AMF3 data message whose values are AMF0, as those of Flash's encoders are; the rest is one."""
+
+_BINARY: Final = 0x82
+_CLOSE: Final = 0x88
+"""First octets of WebSocket frames that are whole messages (RFC 6455 section 5.2)."""
+_SHORT: Final = 126
+_LONG: Final = 127
+"""Lengths that stand for two and for eight octets of length behind them."""
+_GONE: Final = struct.pack(">H", 1000) + b"the publisher has gone"
+
+
+def frame(payload: bytes, first: int = _BINARY) -> bytes:
+    """Return a WebSocket frame of a server, which is not masked, with `payload`."""
+    size = len(payload)
+    if size < _SHORT:
+        return bytes((first, size)) + payload
+    if size <= 0xFFFF:
+        return struct.pack(">BBH", first, _SHORT, size) + payload
+    return struct.pack(">BBQ", first, _LONG, size) + payload
+
+
+def _unframed(wire: bytes) -> bytes:
+    """Return what `frame` was given."""
+    return wire[{_SHORT: 4, _LONG: 10}.get(wire[1], 2) :]
+
+
+GOING_AWAY: Final = frame(struct.pack(">H", 1001) + b"the server stops", _CLOSE)
+"""What tells a player that the server goes away (RFC 6455 section 7.4.1): it may come again."""
+
+
+class FlvTags:
+    """FLV tags, each with the back pointer behind it: a `flowctl.live.wirelog.WireFormat`; for HTTP/1.0.
+
+    Timestamps are those of the stream; players go by differences.
+    """
+
+    name = "flv"
+    ends: Final = True
+
+    def wrapped(self, data: bytes) -> bytes:
+        """Return octets as they go behind the head of the response."""
+        return data
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as a tag; empty for what FLV has no tag for."""
+        if type_id == TYPE_DATA_AMF3 and payload[:1] == _AMF0_INSIDE:
+            type_id, payload = TYPE_DATA_AMF0, payload[1:]
+        return flv.tag(type_id, timestamp & CLOCK_MASK, payload) if type_id in _MEDIA else b""
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of a tag."""
+        timestamp = int.from_bytes(wire[7:8] + wire[4:7], "big")
+        return wire[0], timestamp, wire[flv.TAG_HEADER_BYTES : -flv.BACK_POINTER_BYTES]
+
+    def begin(self, timestamp: int) -> bytes:
+        """Return nothing: FLV has no word for it."""
+        del timestamp
+        return b""
+
+    def end(self, timestamp: int) -> bytes:
+        """Return nothing: the response ends."""
+        del timestamp
+        return b""
+
+
+class FlvChunks(FlvTags):
+    """FLV tags, each in a chunk of HTTP/1.1 of its own: FFmpeg takes the end of a body without one for an error."""
+
+    name = "http-flv"
+
+    def wrapped(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as a chunk; empty for what FLV has no tag for."""
+        tag = super().serialise(type_id, timestamp, payload)
+        return self.wrapped(tag) if tag else b""
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of a tag in a chunk."""
+        return super().deserialise(wire[wire.index(b"\n") + 1 : -2])
+
+    def end(self, timestamp: int) -> bytes:
+        """Return the last chunk, which stands behind all that was published."""
+        del timestamp
+        return b"0\r\n\r\n"
+
+
+class FlvFrames(FlvTags):
+    """FLV tags, each in a binary WebSocket frame of its own."""
+
+    name = "ws-flv"
+
+    def wrapped(self, data: bytes) -> bytes:
+        return frame(data)
+
+    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return one message as a frame; empty for what FLV has no tag for."""
+        tag = super().serialise(type_id, timestamp, payload)
+        return frame(tag) if tag else b""
+
+    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
+        """Return type, timestamp and body of a tag in a frame."""
+        return super().deserialise(_unframed(wire))
+
+    def end(self, timestamp: int) -> bytes:
+        """Return a close frame, which stands behind all that was published."""
+        del timestamp
+        return frame(_GONE, _CLOSE)
+
+
+TAGS: Final = FlvTags()
+CHUNKS: Final = FlvChunks()
+FRAMES: Final = FlvFrames()

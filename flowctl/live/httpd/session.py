@@ -1,0 +1,789 @@
+"""One HTTP connection of the live server: requests one after the other, each answered, until one of them is a stream.
+
+How it works. h11 parses requests, in pieces; a request is answered when it has come whole, and nothing behind it is
+looked at before that is done: what a client asks for ahead waits in its kernel. Who answers is said by a table of
+suffixes (`Routes`), whether the client may is said by the gate that RTMP asks as well. A request for a stream makes the
+connection a viewer's (`ViewerSession`): the head of the response goes out, then everything comes from the stream's log
+in FLV through the connection's Sender, and h11 is done. Limits, steps, records and operations are any viewer's.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+import h11
+import structlog
+
+from flowctl.core.flow.ledger import LedgerEntry
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.text.printable import printable
+from flowctl.errors import LimitExceededError, RemoteProtocolError
+from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
+from flowctl.live.httpd.exchange import Exchange, Handler, Headers, Request, Routes, usual_headers
+from flowctl.live.httpd.flvplay import FLV_TYPE, FlvPlay
+from flowctl.live.httpd.formats import CHUNKS, FRAMES, GOING_AWAY, TAGS
+from flowctl.live.httpd.limits import HttpLimits
+from flowctl.live.httpd.websocket import VERSION, WebSocketPeer
+from flowctl.live.hub import Hub
+from flowctl.live.inputrate import InputRate
+from flowctl.live.playing import Playing, ViewerSession, is_stun, refusal_word
+from flowctl.live.settings.levels import Role
+from flowctl.live.stream import Stream
+from flowctl.log import redact_text
+from flowctl.reasons import CloseReason
+from flowctl.receiver import DONE, InputResult, InputVerdict
+from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.server.states import StreamState
+from flowctl.wire.rtmp.url import Query, RtmpUrl
+
+_log: Final = structlog.get_logger("flowctl.live")
+ANY_ORIGIN: Final = "*"
+_PIECE_BYTES: Final = 4096
+"""Octets that h11 is given at a time: what is in it counts against `header_bytes` before it is parsed."""
+_FRAMES_PIECE_BYTES: Final = 512
+"""Octets of a WebSocket player parsed at a time: some 85 of the smallest frames, 2 ms of work."""
+_PIPELINED: Final = 16
+"""Answers that may wait for a client before the next of its requests is looked at."""
+_PIPELINED_BYTES: Final = 64 * 1024
+"""What they may come to, but for the last: sixteen parts of files would be megabytes for a read of 2 kB."""
+CONNECTION_COST: Final = 0.125
+"""Of its address's rate of new ones, what a connection takes: browsers and proxies open one for a request or two."""
+_TLS: Final = b"\x16"
+_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_VERSIONS: Final = frozenset({b"1.0", b"1.1"})
+_ALLOW: Final = "GET, HEAD, OPTIONS"
+_PREFLIGHT_S: Final = 86_400
+_AGENT_CHARS: Final = 256
+_LOOK_S: Final = 0.05
+_HOST: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@/?#\s]*))(?::(\d{1,5}))?$")
+_MSID: Final = 1
+"""Stands for the message stream that HTTP does not have."""
+
+
+class _Asked(NamedTuple):
+    """A request that a hook decides about, until when."""
+
+    question: Question
+    exchange: Exchange
+    handler: Handler
+    until: float
+
+
+def _basic(text: str) -> tuple[str | None, str | None]:
+    """Return user and password of what stands behind ``Basic`` in an Authorization header. None: it is none."""
+    try:
+        user, colon, password = base64.b64decode(text.strip(), validate=True).decode("utf-8").partition(":")
+    except ValueError:
+        return None, None
+    return (user, password) if colon else (None, None)
+
+
+class HttpSession(ViewerSession):
+    """Server side of one HTTP connection."""
+
+    __slots__ = (
+        *(
+            "_advancing",
+            "_answer_bytes",
+            "_answers",
+            "_asked",
+            "_body_bytes",
+            "_due",
+            "_exchange",
+            "_flv",
+            "_gave",
+            "_half_closed",
+            "_head",
+            "_http",
+            "_idle",
+        ),
+        *("_limits", "_origins", "_over", "_ping_due", "_pinged", "_rate", "_requests", "_routes"),
+    )
+
+    def __init__(self, hub: Hub, routes: Routes, limits: HttpLimits, origins: frozenset[str]) -> None:
+        super().__init__(hub)
+        self._routes: Final = routes
+        self._limits: Final = limits
+        self._origins: Final = origins
+        self._http: h11.Connection | None = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.header_bytes)
+        self._head: h11.Request | None = None  # of the request whose body is read
+        self._body_bytes = 0  # of it, so far
+        self._requests = 0
+        self._answers = self._answer_bytes = 0  # that may wait for the client
+        self._exchange: Exchange | None = None  # that is being answered
+        self._asked: _Asked | None = None
+        self._flv: FlvPlay | None = None  # the answer is a stream
+        self._gave = False  # it was given something of a stream
+        self.harmless = True  # what is no HTTP apart: a page can have a browser ask for anything
+        self._over = False  # nothing that comes is looked at any more
+        self._advancing = False
+        self._half_closed = False  # the client has ended its side; h11 has requests that came before
+        self._idle = True  # nothing of the next request has come
+        self._due: float | None = None  # when it has to be there
+        self._rate: InputRate | None = None  # of WebSocket frames
+        self._ping_due: float | None = None  # when a WebSocket player is asked whether it is there
+        self._pinged = False  # it was, and nothing has come since
+
+    @property
+    def protocol(self) -> str:
+        """What it speaks."""
+        if self._flv is None:
+            return "http"
+        return (CHUNKS if self._flv.websocket is None else FRAMES).name
+
+    @property
+    def gives_back(self) -> float:
+        """What its connection took of its address's rate, where it was given something of a stream. Any thread."""
+        return CONNECTION_COST if self._gave else 0.0
+
+    def behaves(self) -> bool:
+        """Return whether it plays, or was given something of a stream."""
+        return self._gave or super().behaves()
+
+    # -- input: requests
+
+    def opened(self) -> None:
+        """Start the clock of the first request."""
+        for observer in self._hub.observers:
+            observer.opened(self.connection)
+        self._due = self.connection.now() + self._limits.request_time_s
+        self._arm()
+
+    def received(self, data: memoryview) -> InputResult:
+        """Take input as far as it can be looked at now."""
+        if self._over:
+            return DONE
+        if self._flv is not None:
+            return self._received_frames(data)
+        at, size = 0, len(data)
+        while (http := self._http) is not None and self._advance():
+            if at == size:
+                return DONE
+            piece = bytes(data[at : at + _PIECE_BYTES])
+            at += len(piece)
+            if self._idle:
+                self._idle, self._due = False, self.connection.now() + self._limits.request_time_s
+                self._arm()
+            http.receive_data(piece)
+        if self._playing is not None and at == size:
+            return DONE  # nothing is held, so that it is seen when a player that waits has left
+        return InputResult(InputVerdict.BLOCK, at)
+
+    def input_resumed(self) -> None:
+        """Go on with requests that came together."""
+        if self._flv is None and not self._over and self._advance() and self._half_closed:
+            self._leave("the client has ended")
+
+    def received_control(self, data: memoryview) -> int:
+        """Take what a slow player says; requests wait."""
+        if self._flv is None:
+            return len(data) if self._over else 0
+        result = self._received_frames(data)
+        return len(data) if result is DONE else result.consumed_bytes
+
+    def ask_to_reconnect(self) -> None:
+        """Take no more requests than the one that has begun, if any; a play goes on."""
+        self._requests = self._limits.requests
+        if self._idle and self._exchange is None and self._flv is None and not self._over:
+            self._leave("the server is going down", CloseReason.SHUTDOWN)
+
+    def peer_ended(self) -> bool:
+        """Answer what has come whole, and leave; who ends its side while it plays has left, as others see it."""
+        if self._playing is not None:
+            return False
+        self._half_closed = True
+        needs_more = self._advance()
+        if self._flv is not None or (
+            self._exchange is None and self.connection.writable and (needs_more or self._over)
+        ):
+            return False
+        if self._exchange is not None and self._http is not None and not self._http.trailing_data[0]:
+            self._requests = self._limits.requests  # the answer is the last one
+        if needs_more:
+            self._leave("the client has ended")
+        return True
+
+    def _go_on_soon(self) -> None:
+        """Look at the next request soon; what h11 still has is all that there is once the client has ended."""
+        if self._half_closed:
+            self.connection.call_soon(self.input_resumed)
+        else:
+            self.connection.receiver.trigger_input()
+
+    def _advance(self) -> bool:
+        """Treat what h11 has; return whether it needs more, and not something else first."""
+        self._advancing = True
+        try:
+            while self._may_go_on():
+                event = self._http.next_event() if self._http is not None else h11.NEED_DATA
+                if event is h11.NEED_DATA:
+                    return True
+                if event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
+                    return False
+                self._treat(event)
+        except h11.RemoteProtocolError as error:
+            self._malformed(error)
+        finally:
+            self._advancing = False
+        return False
+
+    def _may_go_on(self) -> bool:
+        connection = self.connection
+        if self._exchange is not None or self._flv is not None or self._over or connection.ended is not None:
+            return False
+        if not self._half_closed and connection.turn_over():
+            connection.receiver.trigger_input()
+            return False
+        if self._answers >= _PIPELINED or self._answer_bytes >= _PIPELINED_BYTES:
+            self._answers = self._answer_bytes = 0
+            if not connection.writable:
+                connection.when_drained(self._go_on_soon)
+                return False
+            if self._half_closed:  # behind the input there are no turns, so what is left is answered in parts
+                self._go_on_soon()
+                return False
+        return True
+
+    def _treat(self, event: object) -> None:
+        limits = self._limits
+        match event:
+            case h11.Request():
+                self._head, self._body_bytes = event, 0
+                size = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
+                if event.http_version not in _VERSIONS:
+                    text = f"HTTP/{event.http_version.decode()} is not served"
+                    self._refuse_all(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, text, CloseReason.PROTOCOL_ERROR)
+                elif len(event.target) > limits.target_bytes:
+                    self._over_limit(HTTPStatus.REQUEST_URI_TOO_LONG, "target_bytes", len(event.target))
+                elif len(event.headers) > limits.header_count:
+                    self._over_limit(431, "header_count", len(event.headers))
+                elif size > limits.header_bytes:
+                    self._over_limit(431, "header_bytes", size)
+                elif (announced := _length(event)) > limits.body_bytes:
+                    self._over_limit(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_bytes", announced)
+                elif self._http is not None and self._http.they_are_waiting_for_100_continue:
+                    self._send_event(h11.InformationalResponse(status_code=100, headers=[]))
+            case h11.Data():
+                self._body_bytes += len(event.data)
+                if self._body_bytes > limits.body_bytes:
+                    self._over_limit(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_bytes", self._body_bytes)
+            case h11.EndOfMessage():
+                head, self._head = self._head, None
+                self._due = None
+                self._requests += 1
+                if head is not None:
+                    self._serve(head)
+                self._arm()
+
+    # -- what is wrong with a request
+
+    def _malformed(self, error: h11.RemoteProtocolError) -> None:
+        """Answer what is no request, or longer than one may be."""
+        if error.error_status_hint == 431:
+            whole_line = self._http is not None and b"\n" in self._http.trailing_data[0]
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if whole_line else HTTPStatus.REQUEST_URI_TOO_LONG
+            self._over_limit(status, "header_bytes", self._limits.header_bytes + 1)
+            return
+        if not self._requests and self._http is not None:  # TLS is what a browser sends for https://
+            began = self._http.trailing_data[0]
+            self.harmless = began.startswith(_TLS) or is_stun(began)
+        self._refuse_all(error.error_status_hint, str(error), CloseReason.PROTOCOL_ERROR)
+
+    def _over_limit(self, status: int, limit: str, value: float) -> None:
+        """Answer a request that goes over a limit, and end the connection for it."""
+        error = LimitExceededError(limit, value, getattr(self._limits, limit))
+        self._ended_by(error)
+        reason = CloseReason.IDLE if limit == "request_time_s" else CloseReason.LIMIT_HIT
+        self._refuse_all(status, str(error), reason)
+
+    def _refuse_all(self, status: int, why: str, reason: CloseReason) -> None:
+        """Answer, and end the connection: what comes behind cannot be made sense of."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:  # else it was answered, or is about to be
+            request = Request(method="GET", path="/", raw_query="", headers=())
+            self._requests = self._limits.requests
+            self._head = None
+            with_body = Exchange(request, self)
+            self._exchange = with_body
+            with_body.respond(status)
+        self._leave(why, reason)
+
+    def _leave(self, why: str, reason: CloseReason = CloseReason.FINISHED) -> None:
+        """Send what is queued, and end."""
+        self._over = True
+        self.connection.close_after_flush(printable(redact_text(why)), reason=reason)
+
+    # -- answers: the wire of an exchange
+
+    def _send_event(self, event: h11.Event) -> None:
+        data = None if self._http is None else self._http.send(event)
+        if data:
+            self._answer_bytes += len(data)
+            self.connection.sender.send(data, MessageClass.DATA, droppable=False)
+
+    def begin_response(self, status: int, headers: Headers) -> None:
+        if status < HTTPStatus.BAD_REQUEST and self._exchange is not None and self._exchange.request.live is not None:
+            self._gave = True
+        every = [*usual_headers(), *self._cors(), *headers]
+        if self._requests >= self._limits.requests:
+            every.append(("Connection", "close"))
+        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in every]
+        reason = HTTPStatus(status).phrase.encode()
+        self._send_event(h11.Response(status_code=status, headers=encoded, reason=reason))
+
+    def send_body(self, data: bytes) -> None:
+        self._send_event(h11.Data(data=data))
+
+    def end_response(self) -> None:
+        """Go on with the next request, or end."""
+        self._send_event(h11.EndOfMessage())
+        self._exchange = None
+        self._answers += 1
+        http = self._http
+        last = self._requests >= self._limits.requests  # it may have become that behind the head of its answer
+        if http is None or last or http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+            if not self._over:
+                self._leave("answered")
+            return
+        http.start_next_cycle()
+        self._idle = not http.trailing_data[0]
+        self._due = self.connection.now() + (self._limits.idle_s if self._idle else self._limits.request_time_s)
+        self._arm()
+        if not self._advancing:
+            self._go_on_soon()
+
+    def _cors(self) -> list[tuple[str, str]]:
+        """Return what says that the page may read the answer."""
+        if ANY_ORIGIN in self._origins:
+            return [("Access-Control-Allow-Origin", "*")]
+        if not self._origins:
+            return []
+        request = None if self._exchange is None else self._exchange.request
+        origin = "" if request is None else request.header("origin")
+        allowed = [("Access-Control-Allow-Origin", origin)] if origin in self._origins else []
+        return [*allowed, ("Vary", "Origin")]
+
+    # -- who may, and who answers
+
+    def _serve(self, head: h11.Request) -> None:
+        """Answer a request that came whole."""
+        target = head.target.decode("ascii")
+        if "://" in target.partition("?")[0]:  # as proxies are asked
+            target = "/" + target.partition("://")[2].partition("/")[2]
+        raw_path, _, raw_query = target.partition("?")
+        request = Request(
+            method=head.method.decode("ascii"),
+            path="/",
+            raw_query=raw_query,
+            headers=tuple(head.headers),
+            version=head.http_version.decode("ascii"),
+        )
+        self.user_agent = printable(redact_text(request.header("user-agent")[:_AGENT_CHARS]))
+        exchange = self._exchange = Exchange(request, self)
+        if request.method not in _METHODS:
+            exchange.respond(HTTPStatus.METHOD_NOT_ALLOWED, headers=[("Allow", _ALLOW)])
+            return
+        if request.method == "OPTIONS":
+            self._tell_options(exchange)
+            return
+        try:
+            path = unquote(raw_path, errors="strict")
+        except UnicodeDecodeError:
+            exchange.respond(HTTPStatus.BAD_REQUEST)
+            return
+        handler = self._routes.find(path)
+        name = None if handler is None or "?" in path else handler.stream_of(path)
+        if handler is None or name is None:
+            exchange.respond(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            live = self._live_request(request, name)
+        except RemoteProtocolError as error:
+            exchange.respond(HTTPStatus.BAD_REQUEST, printable(str(error)))
+            return
+        request = dataclasses.replace(request, path=path, live=live)
+        self._exchange = Exchange(request, self)
+        self._ask(self._exchange, handler, live)
+
+    def _tell_options(self, exchange: Exchange) -> None:
+        """Answer what a browser asks before a request of another origin."""
+        wanted = exchange.request.header("access-control-request-headers")
+        headers = [("Allow", _ALLOW), ("Access-Control-Allow-Methods", _ALLOW)]
+        headers += [("Access-Control-Max-Age", str(_PREFLIGHT_S))]
+        if wanted:
+            headers.append(("Access-Control-Allow-Headers", wanted))
+        exchange.respond(HTTPStatus.NO_CONTENT, headers=headers if self._cors() else headers[:1])
+
+    def _live_request(self, request: Request, name: str) -> LiveRequest:
+        """Return the question that is asked about a request for something of the stream `name`."""
+        found = _HOST.match(request.header("host"))
+        if found is None:
+            raise RemoteProtocolError("Host is no host and port", code="bad-url")
+        host = (found[1] or found[2] or "").lower()
+        port = int(found[3] or 80)
+        url = RtmpUrl(scheme="http", host=host, vhost=host, port=port, raw_query=request.raw_query).with_stream(name)
+        query = Query({unquote(key): unquote(value) for key, value in url.query.items()})
+        scheme, _, bearer = request.header("authorization").partition(" ")
+        user, password = _basic(bearer) if scheme.lower() == "basic" else (None, None)
+        return LiveRequest(
+            kind="play",
+            connection=self.number,
+            peer=self.peer,
+            url=dataclasses.replace(url, query=query, user=user, password=password),
+            protocol="http",
+            user_agent=self.user_agent,
+            bearer=bearer.strip() if scheme.lower() == "bearer" else "",
+            page_url=request.header("referer"),
+        )
+
+    def _ask(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
+        """Let the handler answer, if the gate allows the play."""
+        now, gate = self.connection.now(), self._hub.gate
+        if handler.in_files and self._hub.visits.goes_on(live):
+            refusal = gate.refuses_network(live)
+            if refusal is None:
+                handler.handle(exchange)
+            else:
+                self._say_no(exchange, refusal, "access")
+            return
+        found = gate.ask(live, lambda question, refusal: self.on_thread(self._answered, question, refusal))
+        if isinstance(found, Refusal):
+            self._say_no(exchange, found, "access")
+        elif found is None:
+            self._handle(exchange, handler, live)
+        else:
+            self._asked = _Asked(found, exchange, handler, now + gate.decide_s)
+            self._arm()
+
+    def _answered(self, question: Question, refusal: Refusal | None) -> None:
+        """Go on with what a hook has decided."""
+        asked, self._asked = self._asked, None
+        if asked is None or asked.question is not question:
+            self._asked = asked
+            return
+        question.cancel()
+        live = asked.exchange.request.live
+        if refusal is None and live is not None:
+            self._handle(asked.exchange, asked.handler, live)
+        elif refusal is not None:
+            self._say_no(asked.exchange, refusal, "hook")
+        self._arm()
+
+    def _handle(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
+        """Let the handler answer what is allowed."""
+        if handler.in_files:
+            self._hub.visits.begin(live)
+        handler.handle(exchange)
+
+    def _say_no(self, exchange: Exchange, refusal: Refusal, by: str) -> None:
+        """Refuse a play, and log it; `by`: who forbids it, for records."""
+        live = exchange.request.live
+        self.refusal = refusal_word(refusal.why, by)
+        if live is not None:
+            self._tell_observers(live)
+            _log.info("play refused", **self._fields(live.stream), reason=refusal.text)
+        wanted = "Bearer" if self._hub.config.rtmp.credentials is None else 'Basic realm="live", charset="UTF-8"'
+        if live is not None and refusal.why.denies:
+            for observer in self._hub.observers:
+                observer.denied(self.connection, live, self.connection.now(), guess=refusal.guess)
+        challenge = [("WWW-Authenticate", wanted)] if refusal.why.value == HTTPStatus.UNAUTHORIZED else []
+        exchange.respond(refusal.why.value, printable(refusal.text), challenge)
+
+    # -- playing
+
+    def play(self) -> None:
+        """Answer the request under way with its stream: at once, or when it is published."""
+        exchange = self._exchange
+        live = None if exchange is None else exchange.request.live
+        if exchange is None or live is None:
+            return
+        name, request = live.stream, exchange.request
+        if request.method != "HEAD":
+            self._tell_observers(live)
+        published = self._hub.is_published(name)
+        settings = self._hub.config.at(name, Role.VIEWER)
+        if not published and (request.method == "HEAD" or not settings.players_may_wait):
+            self.refusal = "no stream"
+            exchange.respond(HTTPStatus.NOT_FOUND, "Nobody publishes this stream.")
+            return
+        if request.method == "HEAD":
+            exchange.begin(HTTPStatus.OK, [("Content-Type", FLV_TYPE), ("Cache-Control", "no-store")])
+            exchange.end()
+            return
+        try:
+            websocket = self._websocket(request)
+        except RemoteProtocolError as error:
+            self.refusal = "bad request"
+            status = HTTPStatus.UPGRADE_REQUIRED if error.code == "websocket-version" else HTTPStatus.BAD_REQUEST
+            exchange.respond(status, printable(str(error)), [("Sec-WebSocket-Version", VERSION)])
+            return
+        if websocket is not None and not self._origin_allowed(request):
+            self.refusal = "access"
+            exchange.respond(HTTPStatus.FORBIDDEN, "Pages of this origin may not play.")
+            return
+        try:
+            stream = self._hub.view(name, self)
+        except LimitExceededError as error:
+            self._refused("play refused", name, error)
+            exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE)
+            return
+        now = self.connection.now()
+        wire_format = FRAMES if websocket is not None else TAGS if request.version == "1.0" else CHUNKS
+        self._flv = FlvPlay(wire_format, websocket, now + self._limits.wait_s)
+        wire = stream.join_format(wire_format)
+        self._playing = Playing(self, self._flv, self._hub, _MSID, stream, wire)
+        self._playing.begin()
+        if self._hub.gate.hears("play"):
+            self._played = live
+            self._hub.gate.began(live)
+        if self._flv.state is StreamState.WAITING:
+            _log.info("play started", **self._fields(name), waiting=True, agent=self.user_agent)
+        self._begin_if_settled(now)
+        self._arm()
+
+    def _websocket(self, request: Request) -> WebSocketPeer | None:
+        return WebSocketPeer(request) if request.wants_websocket else None
+
+    def _origin_allowed(self, request: Request) -> bool:
+        """Return whether a page may read frames: what CORS says of answers, browsers do not ask for WebSocket."""
+        origin = request.header("origin")
+        return not origin or ANY_ORIGIN in self._origins or origin in self._origins
+
+    def _tell_observers(self, live: LiveRequest) -> None:
+        url, now = live.url, self.connection.now()
+        event = rtmp_events.PlayRequested(
+            stream_id=_MSID,
+            name=url.stream,
+            query=url.query,
+            start_ms=-1000,
+            duration_ms=None,
+            reset=True,
+            url=url,
+        )
+        for observer in self._hub.observers:
+            observer.asked(self.connection, event, now)
+
+    def _begin_if_settled(self, now: float) -> None:
+        """Begin the response when it is known what the stream shows."""
+        flv, playing, exchange = self._flv, self._playing, self._exchange
+        if flv is None or playing is None or exchange is None or flv.begun or flv.state is not StreamState.PLAYING:
+            return
+        if not flv.settled(playing.stream, now):
+            flv.look_at = now + _LOOK_S
+            return
+        flv.begun, flv.look_at = True, None
+        head = flv.head(playing.stream, [*usual_headers(), *self._cors()])
+        self.connection.sender.send(head, MessageClass.DATA, droppable=False)
+        self._exchange = self._http = None
+        playing.follow_live()
+        _log.info("play started", **self._fields(playing.stream.name), protocol=self.protocol, agent=self.user_agent)
+        if flv.websocket is not None:
+            self._put_off_ping(now)
+        self.connection.when_drained(self._head_taken, flv)
+
+    def _head_taken(self, flv: FlvPlay) -> None:
+        """Look at what came behind the request: answers to frames go behind the head now."""
+        flv.taken = True
+        self.connection.receiver.trigger_input()
+
+    def stream_ended(self, stream: Stream) -> None:
+        """The publisher has gone for good: a response that has begun ends, another one waits."""
+        super().stream_ended(stream)
+        flv = self._flv
+        if flv is not None and flv.begun:  # also where it is back already: the log has said that it ended
+            self._leave("the publisher has gone")
+        self._arm()
+
+    def stream_published(self, stream: Stream) -> None:
+        super().stream_published(stream)
+        self._begin_if_settled(self.connection.now())
+        self._arm()
+
+    def server_stops(self) -> None:
+        """Tell a WebSocket player that the server goes away, behind the frame it is being sent; what waits is left out.
+
+        A response of HTTP has no word for that: it ends without its last chunk.
+        """
+        flv, place = self._flv, self.connection.place
+        if flv is None or not flv.begun or flv.websocket is None or self._over:
+            return
+        if place is not None:
+            place.end()
+        self.connection.sender.send(GOING_AWAY, MessageClass.DATA, droppable=False)
+        self._leave("server stops", CloseReason.SHUTDOWN)
+
+    def _give_up(self, limit: str, limit_s: float) -> None:
+        """Answer a player that has waited in vain."""
+        exchange, playing = self._exchange, self._playing
+        self._flv = None
+        if playing is not None:
+            self._hub.limit_hit(limit)
+            self._tell_limit(limit, limit_s, limit_s)
+        self.refusal = "no stream"
+        self._end_playing(f"nobody published it within {limit_s:g} s")
+        if exchange is not None:
+            exchange.respond(HTTPStatus.NOT_FOUND, "Nobody publishes this stream.")
+
+    # -- input of players
+
+    def _received_frames(self, data: memoryview) -> InputResult:
+        """Take what a player says while it plays; over plain HTTP nothing that would be answered."""
+        flv, connection = self._flv, self.connection
+        if flv is None or not flv.taken:
+            return InputResult(InputVerdict.BLOCK, 0) if data else DONE  # behind its request
+        if flv.websocket is None:
+            return DONE
+        at, size, now = 0, len(data), connection.now()
+        self._put_off_ping(now)
+        while at < size and not self._over:
+            if connection.turn_over():
+                connection.receiver.trigger_input()
+                return InputResult(InputVerdict.BLOCK, at)
+            taken = flv.websocket.take(bytes(data[at : at + _FRAMES_PIECE_BYTES]))
+            at += min(_FRAMES_PIECE_BYTES, size - at)
+            if taken.reply:
+                connection.sender.send(taken.reply, MessageClass.CONTROL)
+            if taken.closed is not None:
+                reason = CloseReason.PROTOCOL_ERROR if taken.broken else CloseReason.FINISHED
+                self._leave(f"the player closed: {taken.closed}", reason)
+            elif taken.frames and self._count_frames(taken.frames, now):
+                connection.receiver.trigger_input()
+                return InputResult(InputVerdict.BLOCK, at)
+        return DONE
+
+    def _count_frames(self, count: int, now: float) -> bool:
+        """Count frames; return whether there are too many for now, and input is held."""
+        if self._rate is None:
+            cut_after_s = self.connection.work.limits.cut_after_s
+            self._rate = InputRate("frames_per_second", self._limits.frames_per_second, cut_after_s, now)
+        overrun = self._rate.count(count, now)
+        if overrun is not None:
+            self.connection.slow(overrun, "frames per second")
+        return overrun is not None
+
+    def _put_off_ping(self, now: float) -> None:
+        """The player is there."""
+        after_s = self._config.rtmp.limits.ping_after_s
+        self._pinged = False
+        self._ping_due = now + after_s if after_s else None
+
+    def _ping(self, now: float) -> None:
+        """Ask a silent player whether it is there, or end what was asked and has not answered."""
+        flv, limits, connection = self._flv, self._config.rtmp.limits, self.connection
+        if flv is None or flv.websocket is None or self._over:
+            self._ping_due = None
+            return
+        if connection.sender.blocked or connection.receiver.paused:
+            self._put_off_ping(now)  # whether it is there is the Sender's to find out
+            return
+        if self._pinged:
+            self._ended_by(LimitExceededError("ping_silence_s", limits.ping_timeout_s, limits.ping_timeout_s))
+            raise LimitExceededError("ping_silence_s", limits.ping_timeout_s, limits.ping_timeout_s)
+        self._pinged = True
+        self._ping_due = now + limits.ping_timeout_s if limits.ping_timeout_s else None
+        connection.sender.send(flv.websocket.ping(), MessageClass.CONTROL)
+
+    # -- time
+
+    def timer(self, now: float) -> None:
+        """Look at time limits, and the ends of waits and episodes."""
+        if self._asked is not None and now >= self._asked.until:
+            self._answered(self._asked.question, TOO_SLOW)
+            self._hub.limit_hit("decide_s")
+        if self._due is not None and now >= self._due:
+            self._too_late()
+        if self._ping_due is not None and now >= self._ping_due:
+            self._ping(now)
+        if self._playing is not None:
+            self._playing.check_quiet(now)
+            self._check_wait(now)
+            self._begin_if_settled(now)
+        self._arm()
+
+    def _too_late(self) -> None:
+        """The next request is not there in time."""
+        self._due = None
+        if self._over:
+            return
+        if not self.connection.writable:  # it is not read while answers wait, so it cannot be late
+            self._due = self.connection.now() + self._limits.request_time_s
+            return
+        if self._idle:
+            self._leave("no request", CloseReason.IDLE)
+        else:
+            self._over_limit(HTTPStatus.REQUEST_TIMEOUT, "request_time_s", self._limits.request_time_s)
+
+    def _check_wait(self, now: float) -> None:
+        """Give up waiting for a publisher when the time is over."""
+        flv, playing = self._flv, self._playing
+        if flv is None or playing is None or flv.begun or flv.state is not StreamState.WAITING:
+            return
+        try:
+            playing.check_wait(now)
+        except LimitExceededError as error:
+            self._give_up(error.limit, error.maximum)
+        else:
+            if now >= flv.gives_up_at:
+                self._give_up("wait_s", self._limits.wait_s)
+
+    def ledger_entry(self, entry: LedgerEntry) -> None:
+        """Log trouble, once per episode, and look again when it may be over."""
+        super().ledger_entry(entry)
+        self._arm()
+
+    def closed(self, reason: CloseReason, details: str) -> None:
+        """Leave the stream, and say why the connection ended."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.question.cancel()
+        super().closed(reason, details)
+
+    def _arm(self) -> None:
+        """Have `timer` called when the next of several things is due."""
+        connection = self.connection
+        if connection.ended is not None:
+            return
+        flv, playing = self._flv, self._playing
+        times = [self._due, self._ping_due]
+        if self._asked is not None:
+            times.append(self._asked.until)
+        if playing is not None and flv is not None:
+            times.append(playing.quiet_at)
+            if not flv.begun:
+                waits = flv.state is StreamState.WAITING
+                times += [playing.waits_until, flv.gives_up_at] if waits else [flv.look_at]
+        connection.set_timer(min((when for when in times if when is not None), default=None))
+
+
+class FlvRoute:
+    """Answers ``/app/stream.flv`` with the stream."""
+
+    suffix: Final = ".flv"
+    in_files: Final = False
+
+    def stream_of(self, path: str) -> str | None:
+        """Return the path without its suffix."""
+        return path.removesuffix(self.suffix).strip("/") or None
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer with the stream."""
+        exchange.play()
+
+
+def _length(head: h11.Request) -> int:
+    """Return the length of the body that a request announces; h11 has seen that it is a number."""
+    return next((int(value) for name, value in head.headers if name == b"content-length"), 0)
+
+
+def session_factory(
+    hub: Hub, routes: Routes, origins: frozenset[str], limits: HttpLimits | None = None
+) -> Callable[[], HttpSession]:
+    """Return what makes the sessions of a listener."""
+    every = limits or HttpLimits()
+    return lambda: HttpSession(hub, routes, every, origins)

@@ -1,0 +1,88 @@
+"""The WebSocket side of a player (RFC 6455, by wsproto): the handshake, and the frames that it sends.
+
+What the player is sent comes from the stream's log, framed already; only answers to its own frames are made here.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final, NamedTuple
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import AcceptConnection, CloseConnection, Ping
+from wsproto.utilities import RemoteProtocolError as WebSocketError
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.live.httpd.exchange import Headers, Request
+
+_HANDSHAKE: Final = frozenset({b"connection", b"sec-websocket-key", b"sec-websocket-version"})
+"""Headers of the request that say whether it may be accepted. Neither subprotocols nor extensions are offered: what is
+compressed for one player cannot be serialised once for all."""
+VERSION: Final = "13"
+_KEY_BYTES: Final = 16
+"""RFC 6455 section 4.2.1: another one is no handshake."""
+
+
+class Taken(NamedTuple):
+    """What came of a piece of input.
+
+    Attributes:
+        frames: that have come, whole or in part.
+        closed: why the player wants to end. None: it does not.
+        broken: whether what it sent is no WebSocket.
+    """
+
+    reply: bytes
+    frames: int
+    closed: str | None
+    broken: bool
+
+
+class WebSocketPeer:
+    """A player that asks for WebSocket frames."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, request: Request) -> None:
+        self._connection: Final = WSConnection(ConnectionType.SERVER)
+        # The host is ours to look at, and none is as short as this one.
+        headers = [(b"host", b"h"), *(item for item in request.headers if item[0] in _HANDSHAKE)]
+        headers += [(b"upgrade", b"websocket")]  # among others that it may offer, and in any case
+        try:
+            _check_key(request.header("sec-websocket-key"))
+            self._connection.initiate_upgrade_connection(headers, "/")
+            next(self._connection.events())
+        except (WebSocketError, ValueError) as error:
+            other = request.header("sec-websocket-version") not in {"", VERSION}
+            code = "websocket-version" if other else "websocket-handshake"
+            raise RemoteProtocolError(f"no WebSocket handshake: {error}", code=code) from None
+
+    def accept(self, headers: Headers) -> bytes:
+        """Return the answer that lets frames begin."""
+        extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+        return self._connection.send(AcceptConnection(extra_headers=extra))
+
+    def take(self, data: bytes) -> Taken:
+        """Take input; what a player says beside control frames is neither kept nor listened to."""
+        reply, frames = b"", 0
+        self._connection.receive_data(data)
+        for event in self._connection.events():
+            frames += 1
+            if isinstance(event, Ping):
+                reply += self._connection.send(event.response())
+            elif isinstance(event, CloseConnection):
+                broken = self._connection.state is ConnectionState.OPEN
+                why = f"{int(event.code)} {event.reason or ''}".strip()
+                return Taken(reply + self._connection.send(event.response()), frames, why, broken)
+        return Taken(reply, frames, None, broken=False)
+
+    def ping(self) -> bytes:
+        """Return a ping, which a player that is there answers."""
+        return self._connection.send(Ping())
+
+
+def _check_key(text: str) -> None:
+    """Raise ValueError if it is no key."""
+    if len(base64.b64decode(text, validate=True)) != _KEY_BYTES:
+        raise ValueError(f"Sec-WebSocket-Key is not {_KEY_BYTES} bytes")

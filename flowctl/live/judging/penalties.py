@@ -1,0 +1,314 @@
+"""Penalties: what addresses and networks may do in a time, and what follows when they do more (pure).
+
+Each kind of thing that costs a server has an allowance, a token bucket: so many in so long. Each address (IPv4, or
+the /64 of IPv6) has a bucket per kind, and so has each network (/24, /48), eight times as large, for those who spread
+over many addresses. What an address does while it serves a penalty does not count for its network: that has been
+dealt with.
+
+One rule says what is put into them: *a connection is judged by what it does, and an address by what its connections do
+beyond what well-behaved ones of their kind do* (`USUAL`, and who tells of an offence). So a crowd behind one address,
+however many it are, sums up to nothing; and what a page can have its visitors' browsers do is never put in.
+
+The first bucket that overflows leads to a *limit* (few new connections at a time), the next to a *ban*, and each
+further one to one of twice the length. Repeats decay: half of each is forgotten in `HALF_LIFE_S`. Three rules stand
+above that:
+
+- Connections that came to nothing, and all that comes over HTTP, lead to a limit that ends with its cause (`MILD`,
+  `MILD_S`): it grows not, and makes nothing else a repeat.
+- Where others behave, nobody is banned: the address or network is limited, for as long as the ban would have been.
+- Memory is bounded: of the addresses seen longest ago the least guilty is forgotten.
+
+Time is an argument, and nothing here is asked for per frame.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from flowctl.core.text.addresses import meanings
+from flowctl.core.text.fieldtypes import check_fields
+from flowctl.errors import ConfigError
+from flowctl.units import format_duration
+
+FIRST_S: Final = 600.0
+"""Length of the first penalty, and of the first ban."""
+MOST_S: Final = 86_400.0
+"""Longest one."""
+MILD_S: Final = 60.0
+"""Length of that of a mild offence, however often."""
+HALF_LIFE_S: Final = 6 * 3600.0
+"""Time in which half of a repeat is forgotten: who did it once in the morning begins anew in the evening."""
+NETWORK_TIMES: Final = 8
+"""Allowance of a network in those of an address: as many offenders, as the pipeline wants for a ban of a subnet."""
+MOST_RECORDS: Final = 16_384
+"""Addresses, and networks, that are remembered: some 10 MB if all of them offend in every way."""
+_LOOKS: Final = 8
+"""Records among which the least guilty makes room for a new one."""
+_MOST_NAMES: Final = 16
+"""Kinds of evidence of one record."""
+_FORGIVEN: Final = 0.05
+"""A repeat of which so little is left is none."""
+
+
+class Offence(enum.Enum):
+    """What is counted.
+
+    CONNECTIONS: those that end without having been let in, those of the same address that come too fast, and guesses
+    over HTTP.
+    REFUSED: guesses: logins, and tries to connect, to publish or to play, each thing that is tried once. COMMANDS and
+    CONTROL: messages of the protocol beyond `USUAL`. LIMITS: points of limits that were broken
+    (`flowctl.core.server.guilt`).
+    """
+
+    CONNECTIONS = "connections"
+    REFUSED = "refused tries"
+    COMMANDS = "commands"
+    CONTROL = "control messages"
+    LIMITS = "limit hits"
+
+
+MILD: Final = frozenset({Offence.CONNECTIONS})
+"""Offences that cost little and may be somebody else's: they lead to a limit of `MILD_S`, however often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """So many in so long: a token bucket of `count`, which is full again after `period_s`."""
+
+    count: float
+    period_s: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.count <= 1e9:
+            raise ConfigError(f"an allowance is {self.count} in {self.period_s} s, the number must be 0 to 1e9")
+        if not 1 <= self.period_s <= MOST_S:
+            raise ConfigError(f"an allowance is {self.count} in {self.period_s} s, the time must be 1s to 24h")
+
+    def __str__(self) -> str:
+        return f"{self.count:g}/{self.period_s:g}s"
+
+    def left(self, level: float, passed_s: float) -> float:
+        return max(0.0, level - passed_s * self.count / self.period_s)
+
+
+USUAL: Final[Mapping[Offence, Allowance]] = MappingProxyType(
+    {Offence.COMMANDS: Allowance(20, 40), Offence.CONTROL: Allowance(30, 3)}
+)
+"""What a well-behaved connection does, which counts for nobody: six commands to publish, three to play, then somebody
+who pauses; librtmp acknowledges each 250 kB, ten times a second at 20 Mbit/s."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PenaltyLimits:
+    """The allowances of one address.
+
+    No honest client comes near them: not an encoder with a wrong key that tries again each second, not two hundred
+    viewers behind one router who all come back at once.
+
+    Args:
+        commands: of RTMP, of all connections together, beyond what is usual of each.
+    """
+
+    on: bool = True
+    connections: Allowance = field(default=Allowance(2000, 100))
+    refused: Allowance = field(default=Allowance(600, 300))
+    commands: Allowance = field(default=Allowance(6000, 120))
+    control: Allowance = field(default=Allowance(24_000, 120))
+    limits: Allowance = field(default=Allowance(600, 600))
+
+    def of(self) -> dict[Offence, Allowance]:
+        """Return the allowances by offence; those that are off are left out."""
+        found = {
+            Offence.CONNECTIONS: self.connections,
+            Offence.REFUSED: self.refused,
+            Offence.COMMANDS: self.commands,
+            Offence.CONTROL: self.control,
+            Offence.LIMITS: self.limits,
+        }
+        return {offence: allowance for offence, allowance in found.items() if allowance.count and self.on}
+
+
+class Verdict(NamedTuple):
+    """A bucket has overflowed.
+
+    Attributes:
+        cidr: the address or network whose it is.
+        offence: of which kind.
+        repeats: overflows so far, those that are forgotten left out; 1 for the first.
+        evidence: what it has done since the last one, by name.
+        allowance: of the bucket, in words.
+        wide: whether it is a network of several addresses.
+    """
+
+    cidr: str
+    offence: Offence
+    repeats: int
+    evidence: Mapping[str, float]
+    allowance: str
+    wide: bool
+
+
+class Sentence(NamedTuple):
+    """What follows.
+
+    Attributes:
+        ban: whether nobody new comes in; else few do.
+    """
+
+    ban: bool
+    length_s: float
+    reason: str
+
+
+def sentence(verdict: Verdict, behaving_count: int) -> Sentence:
+    """Return what follows from a verdict."""
+    length_s = MILD_S if verdict.offence in MILD else length_of(verdict.repeats)
+    reason = f"{verdict.offence.value}: more than {verdict.allowance}"
+    if verdict.repeats > 1:
+        reason += f", repeat {verdict.repeats - 1}"
+    if behaving_count:
+        s, its = ("", "behaves") if behaving_count == 1 else ("s", "behave")
+        reason += f"; shared: {behaving_count} other connection{s} of it {its}"
+    ban = verdict.repeats > 1 and verdict.offence not in MILD and not behaving_count
+    return Sentence(ban, length_s, reason)
+
+
+def length_of(repeats: int) -> float:
+    """Return the length of a penalty, seconds: the first two are as long, each further one twice as long."""
+    return min(MOST_S, FIRST_S * 2.0 ** min(max(repeats - 2, 0), 32))
+
+
+class _Record:
+    """What one address or network has done."""
+
+    __slots__ = ("at", "evidence", "levels", "repeats", "serves_until")
+
+    def __init__(self, now: float) -> None:
+        self.at = now  # when levels and repeats were true
+        self.levels: dict[Offence, float] = {}
+        self.repeats = 0.0
+        self.evidence: dict[str, float] = {}
+        self.serves_until = now  # a penalty
+
+    def age(self, now: float, allowances: Mapping[Offence, Allowance]) -> None:
+        """Let time pass."""
+        passed_s, self.at = max(0.0, now - self.at), max(self.at, now)
+        left = ((offence, allowances[offence].left(level, passed_s)) for offence, level in self.levels.items())
+        self.levels = {offence: level for offence, level in left if level}
+        self.repeats *= 0.5 ** (passed_s / HALF_LIFE_S)
+        if self.repeats < _FORGIVEN:
+            self.repeats = 0.0
+        if not self.levels:
+            self.evidence.clear()
+
+    def guilt(self, allowances: Mapping[Offence, Allowance]) -> float:
+        """Return how much would be lost if it were forgotten."""
+        full = max((level / allowances[offence].count for offence, level in self.levels.items()), default=0.0)
+        return self.repeats + full
+
+
+class _Book:
+    """The records of addresses, or of networks."""
+
+    def __init__(self, allowances: Mapping[Offence, Allowance], most: int, *, wide: bool) -> None:
+        self._allowances: Final = allowances
+        self._most: Final = most
+        self._wide: Final = wide
+        self._records: Final[OrderedDict[str, _Record]] = OrderedDict()  # charged longest ago first
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def serves(self, cidr: str, now: float) -> bool:
+        """Return whether it serves a penalty."""
+        found = self._records.get(cidr)
+        return found is not None and now < found.serves_until
+
+    def charge(self, cidr: str, offence: Offence, amount: float, name: str, now: float) -> Verdict | None:
+        """Count an offence; return the verdict, if that is one too many."""
+        record, allowance = self._record(cidr, now), self._allowances[offence]
+        record.age(now, self._allowances)
+        level = record.levels[offence] = record.levels.get(offence, 0.0) + amount
+        if name in record.evidence or len(record.evidence) < _MOST_NAMES:
+            record.evidence[name] = record.evidence.get(name, 0.0) + amount
+        if level <= allowance.count:
+            return None
+        del record.levels[offence]
+        evidence, record.evidence = record.evidence, {}
+        if offence in MILD:
+            repeats, length_s = 1, MILD_S
+        else:
+            record.repeats += 1
+            repeats = round(record.repeats)
+            length_s = length_of(repeats)
+        record.serves_until = max(record.serves_until, now + length_s)
+        said = f"{allowance.count:g} in {format_duration(allowance.period_s)}"
+        return Verdict(cidr, offence, repeats, evidence, said, self._wide)
+
+    def _record(self, cidr: str, now: float) -> _Record:
+        records = self._records
+        found = records.get(cidr)
+        if found is not None:
+            records.move_to_end(cidr)
+            return found
+        if len(records) >= self._most:
+            oldest = list(itertools.islice(records, _LOOKS))
+            for item in oldest:
+                records[item].age(now, self._allowances)
+            del records[min(oldest, key=lambda item: records[item].guilt(self._allowances))]
+        found = records[cidr] = _Record(now)
+        return found
+
+
+class Penalties:
+    """The buckets of all addresses and networks. One thread, or a lock around it."""
+
+    def __init__(self, limits: PenaltyLimits, most: int = MOST_RECORDS) -> None:
+        self.allowances: Final = limits.of()
+        wide = {
+            offence: Allowance(min(1e9, item.count * NETWORK_TIMES), item.period_s)
+            for offence, item in self.allowances.items()
+        }
+        self._addresses: Final = _Book(self.allowances, most, wide=False)
+        self._networks: Final = _Book(wide, most, wide=True)
+
+    @property
+    def record_count(self) -> int:
+        """Records that are kept."""
+        return len(self._addresses) + len(self._networks)
+
+    def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Verdict]:
+        """Count what an address has done."""
+        if offence not in self.allowances:
+            return []
+        found = networks_of(address)
+        if found is None:
+            return []
+        own, network = found
+        served = self._addresses.serves(own, now)
+        name = name or offence.value
+        verdicts = [self._addresses.charge(own, offence, amount, name, now)]
+        if not served:
+            most = self.allowances[offence].count  # one alone, at one moment, is no network
+            verdicts.append(self._networks.charge(network, offence, min(amount, most), name, now))
+        return [item for item in verdicts if item is not None]
+
+
+def networks_of(address: str) -> tuple[str, str] | None:
+    """Return what counts as one address, and its network, as ban lists write them. None: it is no address."""
+    found = meanings(address)
+    if not found:
+        return None
+    parsed = found[-1]
+    own, wide = (32, 24) if parsed.version == 4 else (64, 48)
+    return str(ipaddress.ip_network((parsed, own), strict=False)), str(
+        ipaddress.ip_network((parsed, wide), strict=False)
+    )

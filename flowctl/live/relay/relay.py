@@ -1,0 +1,322 @@
+"""The relays of one live server: what it pushes to others, and what it pulls from them; a companion of the server.
+
+How it works. An observer tells when a client begins to publish; each rule of `relay_push` that fits gets a `Push`. It
+connects, publishes there, and tries again, later each time, for as long as the stream is published here. What is pulled
+is not pushed, and a push that came through too many relays is not pushed on (`MOST_HOPS`), so that servers that name
+each other do not send one stream round for ever. A name that is taken is refused, as to any publisher.
+
+`relay_pull` names are followed while they have viewers here (`flowctl.live.cluster.names.following`), or always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+import structlog
+
+from flowctl.connection import Connection
+from flowctl.core.flow.ledger import LedgerEntry
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
+from flowctl.live.cluster.follow import Follow, FollowStatistics, HubSink, Inflow, Source
+from flowctl.live.cluster.names.following import Following
+from flowctl.live.relay.pushing import PushSession
+from flowctl.live.server import LiveServer
+from flowctl.live.settings.relays import RelayRule, place_of
+from flowctl.reasons import CloseReason
+from flowctl.wire.client.connect import connect_socket
+from flowctl.wire.rtmp import events as rtmp_events
+
+_log: Final = structlog.get_logger("flowctl.relay")
+MOST_HOPS: Final = 3
+"""Relays that a stream may come through by pushes."""
+MOST_PUSHES: Final = 1000
+_BACKOFF: Final = Backoff(first_s=0.5, factor=2.0, most_s=30.0)
+_STEADY_S: Final = 10.0
+"""A push that lasted so long is tried again soon after its end."""
+_LOGINS: Final = 3
+_LOOK_S: Final = 2.0
+"""How often names that have viewers, and are neither published here nor followed, are looked for again."""
+_AGENT: Final = "FMLE/3.0 (compatible; flowctl relay; hops={})"
+_HOPS: Final = re.compile(r"flowctl relay; hops=(\d{1,2})\)")
+
+
+def hops_of(agent: str) -> int:
+    """Return how many relays a publisher that calls itself so has come through."""
+    found = _HOPS.search(agent)
+    return int(found[1]) if found else 0
+
+
+class Push:
+    """One stream that is published at one other server. On the thread of its server's first group."""
+
+    def __init__(
+        self, server: LiveServer, stream: str, rule: RelayRule, hops: int, on_over: Callable[[Push], None]
+    ) -> None:
+        self.stream: Final = stream
+        self.rule: Final = rule
+        self._server: Final = server
+        self._group: Final = server.groups.groups[0]
+        self._url: Final = rule.target(stream)
+        self._agent: Final = _AGENT.format(hops + 1)
+        self._on_over: Final = on_over
+        self._rng: Final = Random()
+        self._session: PushSession | None = None
+        self._tries = 0  # since the last one that lasted
+        self._connections = 0
+        self._began_at = 0.0
+        self._ended = False
+        self.state = "connecting"
+        self.why = ""
+
+    def begin(self, parameters: str = "") -> None:
+        """Connect; looking up and connecting have a thread of their own."""
+        if self._ended:
+            return
+        if not self._server.hub.is_published(self.stream):
+            self.end("nobody publishes it")
+            return
+        self._tries += 1
+        self.state = "connecting"
+        threading.Thread(target=self._connect, args=(parameters,), name="flowctl-push", daemon=True).start()
+
+    def end(self, why: str) -> None:
+        """Be over."""
+        if not self._ended:
+            self._ended, self.state, self.why = True, "ended", why
+            session = self._session
+            if session is not None:
+                session.connection.close(CloseReason.FINISHED, why)
+            self._on_over(self)
+
+    def figures(self) -> dict[str, Any]:
+        """Return figures, as JSON, without secrets. Any thread."""
+        session = self._session
+        row: dict[str, Any] = {"stream": self.stream, "to": place_of(self._url), "state": self.state, "why": self.why}
+        row |= {"connections": self._connections, "tries": self._tries, "connection": None}
+        if session is not None and session.accepted:
+            figures = session.viewer_statistics()
+            sent, dropped = figures.sender.sent, figures.sender.dropped
+            row |= {"connection": figures.number, "flow": figures.why or "", "sent_bytes": sent.total_bytes}
+            row |= {"dropped": {reason.value: counts.by_name() for reason, counts in dropped.items()}}
+        return row
+
+    def _connect(self, parameters: str) -> None:
+        try:
+            sock = connect_socket(self._url)
+        except (FlowctlError, OSError) as error:  # ConfigError: a file of authorities that cannot be read
+            self._post(self._rest, str(error))
+            return
+        session = PushSession(
+            self._server.hub,
+            self.stream,
+            self._url,
+            agent=self._agent,
+            parameters=parameters,
+            on_end=lambda session, why: self._post(self._over, session, why),
+        )
+        self._session = session
+        self._connections += 1
+        self._began_at = self._server.clock()
+        self.state, self.why = "publishing", ""
+        try:
+            self._server.add_socket(sock, session)
+        except (ClosedError, OSError) as error:  # the server stops, or the other one has gone again
+            self._session = None
+            self._post(self._rest, str(error))
+
+    def _over(self, session: PushSession, why: str) -> None:
+        """A connection has ended."""
+        if session is not self._session or self._ended:
+            return
+        self._session = None
+        rejected = session.rejected
+        if rejected is not None and rejected.retry_parameters is not None and self._tries < _LOGINS:
+            self.begin(rejected.retry_parameters)
+            return
+        if session.accepted and self._server.clock() - self._began_at >= _STEADY_S:
+            self._tries = 0
+        self._rest(why)
+
+    def _rest(self, why: str) -> None:
+        """Try again later, if there is something to push."""
+        if self._ended:
+            return
+        if not self._server.hub.is_published(self.stream):
+            self.end("nobody publishes it")
+            return
+        if why != self.why:
+            _log.warning("push interrupted", stream=self.stream, to=place_of(self._url), why=why)
+        self.state, self.why = "waits", why
+        self._group.call_later(_BACKOFF.delay_s(max(self._tries, 1), self._rng), self.begin)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(ClosedError, LocalProtocolError):
+            self._group.call_soon(callback, *args)
+
+
+class Relays:
+    """All relays of a server; a companion of it, made before it starts.
+
+    Attributes:
+        bound: nothing: it listens nowhere.
+    """
+
+    def __init__(self, server: LiveServer) -> None:
+        self.title: Final = "relays"
+        self.bound: list[str] = []
+        self._server: Final = server
+        self._push: Final = server.config.relay_push
+        self._pull: Final = server.config.relay_pull
+        self._group: Final = server.groups.groups[0]
+        self._pushes: dict[tuple[str, RelayRule], Push] = {}  # the group's thread
+        self._observer: Final = None if server.recording is None else server.recording.sessions
+        self._following: Final = Following(server.hub, self._group, self._find, observer=self._observer)
+        self._wanted: set[str] = set()  # the group's thread
+        self._always: dict[str, Follow] = {}
+        self._refused_loops = 0
+        self._stopped = False
+        if self._pull:
+            server.hub.demand = self._following.demand
+        server.hub.observers = (*server.hub.observers, _Watch(self))
+
+    def start(self) -> None:
+        """Begin; the server's groups run."""
+        for rule in self._pull:
+            if rule.always and rule.streams not in self._always:
+                source = _source(rule, rule.streams)
+                inflow = None if self._observer is None else Inflow(self._observer, rule.streams)
+                sink = HubSink(self._server.hub, rule.streams, source)
+                follow = Follow(source, sink, self._group, inflow=inflow)
+                self._always[rule.streams] = follow
+                follow.start()
+        if self._pull:
+            self._group.call_soon(self._look)
+
+    def stop(self, deadline_s: float) -> None:
+        """End: the server's connections have."""
+        del deadline_s
+        self._stopped = True
+        self._following.stop()
+        for follow in self._always.values():
+            follow.stop()
+
+    def figures(self) -> dict[str, Any]:
+        """Return figures, as JSON, without secrets. Any thread."""
+        follows: dict[str, FollowStatistics] = self._following.statistics()
+        follows |= {name: follow.statistics() for name, follow in self._always.items()}
+        return {
+            "push": [push.figures() for push in list(self._pushes.values())],
+            "pull": [
+                {
+                    "stream": name,
+                    "from": found.source,
+                    "state": found.state.value,
+                    "why": found.why,
+                    "messages": found.messages,
+                    "connections": found.connections,
+                    "tries": found.tries,
+                }
+                for name, found in follows.items()
+            ],
+            "loops_refused": self._refused_loops,
+        }
+
+    # -- pushes
+
+    def published(self, stream: str, agent: str) -> None:
+        """A client publishes a stream. Any thread."""
+        if self._push or self._pull:
+            with contextlib.suppress(ClosedError, LocalProtocolError):
+                self._group.call_soon(self._published, stream, hops_of(agent))
+
+    def _published(self, stream: str, hops: int) -> None:
+        if stream in self._wanted:
+            self._following.here(stream)
+        for rule in self._push:
+            if not rule.fits(stream) or (stream, rule) in self._pushes:
+                continue
+            if hops >= MOST_HOPS or len(self._pushes) >= MOST_PUSHES:
+                self._refused_loops += hops >= MOST_HOPS
+                why = f"it came through {hops} relays" if hops >= MOST_HOPS else "there are too many pushes"
+                _log.warning("stream is not pushed", stream=stream, to=rule.place, why=why)
+                continue
+            with contextlib.suppress(RemoteProtocolError):  # a name that cannot be part of that address
+                push = self._pushes[stream, rule] = Push(self._server, stream, rule, hops, self._over)
+                push.begin()
+
+    def _over(self, push: Push) -> None:
+        self._pushes.pop((push.stream, push.rule), None)
+
+    # -- pulls
+
+    def _find(self, name: str, wanted: bool) -> None:  # noqa: FBT001 - as `Following` calls it
+        """A stream has viewers, or has none any more. The group's thread."""
+        if wanted:
+            self._wanted.add(name)
+            self._pull_if_absent(name)
+        else:
+            self._wanted.discard(name)
+
+    def _pull_if_absent(self, name: str) -> None:
+        if name in self._always or self._server.hub.is_published(name):
+            return
+        rule = next((rule for rule in self._pull if rule.fits(name)), None)
+        if rule is not None:
+            with contextlib.suppress(RemoteProtocolError):
+                self._following.found(name, _source(rule, name))
+
+    def _look(self) -> None:
+        """Follow what has viewers and lost its publisher here."""
+        if self._stopped:
+            return
+        followed = self._following.statistics()
+        for name in self._wanted:
+            if name not in followed:
+                self._pull_if_absent(name)
+        with contextlib.suppress(ClosedError):
+            self._group.call_later(_LOOK_S, self._look)
+
+
+def _source(rule: RelayRule, name: str) -> Source:
+    url = rule.target(name)
+    return Source(url, node=f"{url.host}:{url.port}")
+
+
+class _Watch:
+    """Tells relays who publishes: an observer of the live sessions."""
+
+    def __init__(self, relays: Relays) -> None:
+        self._relays = relays
+
+    def opened(self, connection: Connection) -> None:
+        """Nothing."""
+
+    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
+        """Nothing."""
+
+    def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
+        """A client publishes."""
+        self._relays.published(stream, getattr(connection.session, "user_agent", ""))
+
+    def play_started(self, connection: Connection, stream: str, now: float) -> None:
+        """Nothing."""
+
+    def limit_hit(
+        self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
+    ) -> None:
+        """Nothing."""
+
+    def denied(self, connection: Connection, request: object, now: float, *, guess: bool) -> None:
+        """Nothing."""
+
+    def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
+        """Nothing."""
+
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+        """Nothing."""

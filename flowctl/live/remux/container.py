@@ -1,0 +1,175 @@
+"""Groups of pictures as fragmented MP4 and as MPEG-TS, made by FFmpeg's libraries (PyAV) without transcoding.
+
+How it works. A group is written as a small FLV file into memory, with the headers that it needs, and read by FFmpeg's
+demuxer, which knows every codec that FLV may hold, Enhanced RTMP too; its packets go, untouched, to a muxer that lives
+for this group alone. The clock goes on from group to group, so what they give can be put behind each other: fragments
+behind one ``moov``, or segments of HLS. That costs some milliseconds a group, and nothing has to be kept between two.
+
+Not for the thread of a poll group: it computes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import av
+
+from flowctl.flv import TAG_VIDEO
+from flowctl.live.remux.course import Unit
+from flowctl.live.remux.flvform import flv_of
+from flowctl.live.remux.recovery import MP4
+from flowctl.wire.rtmp.media.media import MediaInfo, inspect
+
+_MARGIN_MS: Final = 60_000
+"""Sound may be a little earlier than the picture that begins a group; in FLV no time is less than 0."""
+_FRAGMENT: Final = {
+    # `frag_discont` and no edit list: times in a fragment are those of its packets, and not counted from 0.
+    "movflags": "empty_moov+default_base_moof+frag_custom+frag_discont+skip_trailer",
+    "use_editlist": "0",
+    "avoid_negative_ts": "disabled",
+}
+_TS: Final = {
+    # Each segment is written by a muxer of its own, which counts its packets from 0; this says so.
+    "mpegts_flags": "initial_discontinuity",
+    "avoid_negative_ts": "disabled",
+}
+_BOX_HEADER_BYTES: Final = 8
+_MOST_EARLY_MS: Final = 10_000
+_LATEST_MS: Final = 0x7FFFFF  # that FLV can say
+_COMPOSED: Final = frozenset({"avc1", "hvc1", "vvc1"})  # in Enhanced RTMP: those whose pictures have such a time
+_CODED: Final = 1
+_CODED_X: Final = 3
+"""Packet types of Enhanced RTMP: a picture with its composition time, and one without, which stands for 0."""
+
+
+class Fragment(NamedTuple):
+    """A group as fragmented MP4.
+
+    Attributes:
+        init: ``ftyp`` and ``moov``: the same for all groups of the same tracks.
+        body: ``moof`` and ``mdat``. Empty: the group has no frames.
+    """
+
+    init: bytes
+    body: bytes
+
+
+def fragment(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, number: int) -> Fragment:
+    """Return a group as fragmented MP4."""
+    data = _remuxed(headers, units, zero_ms, "mp4", {**_FRAGMENT, "fragment_index": str(number)})
+    begin = next((at for kind, at, _ in _boxes(data) if kind == b"moof"), len(data))
+    return Fragment(data[:begin], data[begin:])
+
+
+def transport(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int) -> bytes:
+    """Return a group as MPEG-TS, empty if it has no frames; arguments and errors as `fragment`."""
+    return _remuxed(headers, units, zero_ms, "mpegts", _TS)
+
+
+def _remuxed(
+    headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], zero_ms: int, form: str, options: dict[str, str]
+) -> bytes:
+    units = composed(units)
+    base_ms = units[0].at_ms - _MARGIN_MS
+    source = io.BytesIO(flv_of(headers, units, base_ms))
+    target = io.BytesIO()
+    try:
+        with av.open(source, format="flv") as read:
+            count = _copied(read, target, base_ms - zero_ms, form, options)
+    except (av.FFmpegError, ValueError, LookupError, ArithmeticError) as error:
+        # LookupError: PyAV knows no track that shows itself only behind what FFmpeg looks through at the beginning.
+        raise ValueError(f"{form} cannot hold it: {error}") from error
+    return target.getvalue() if count else b""
+
+
+def composed(units: Sequence[Unit]) -> Sequence[Unit]:
+    """Return a group none of whose pictures is shown before it is decoded: no format but FLV can hold that.
+
+    Some encoders with B-frames give the time at which a picture is shown as the one at which it is decoded, so that
+    composition times are negative. All pictures of the group are decoded earlier then, and shown when they were.
+    """
+    infos = [inspect(unit.type_id, unit.payload) if unit.type_id == TAG_VIDEO else None for unit in units]
+    times = [info.composition_ms or 0 for info in infos if info is not None and info.packet == "coded"]
+    early_ms = -min(times, default=0)
+    if not 0 < early_ms <= _MOST_EARLY_MS:
+        return units
+    return [
+        unit if info is None or info.packet != "coded" else _earlier(unit, info, early_ms)
+        for unit, info in zip(units, infos, strict=True)
+    ]
+
+
+def _earlier(unit: Unit, info: MediaInfo, by_ms: int) -> Unit:
+    """Return a picture that is decoded earlier and shown at its time."""
+    payload, at_ms = unit.payload, unit.at_ms - by_ms
+    time = min((info.composition_ms or 0) + by_ms, _LATEST_MS).to_bytes(3, "big", signed=True)
+    if not payload[0] & 0x80:
+        return unit if info.composition_ms is None else _with(unit, at_ms, payload[:2] + time + payload[5:])
+    if info.multitrack or info.codec not in _COMPOSED:
+        return unit
+    if payload[0] & 15 == _CODED:
+        return _with(unit, at_ms, payload[:5] + time + payload[8:])
+    if payload[0] & 15 == _CODED_X:
+        return _with(unit, at_ms, bytes((payload[0] & 0xF0 | _CODED,)) + payload[1:5] + time + payload[5:])
+    return unit
+
+
+def _with(unit: Unit, at_ms: int, payload: bytes) -> Unit:
+    return unit._replace(at_ms=at_ms, payload=payload)
+
+
+def _copied(read: Any, target: io.BytesIO, offset_ms: int, form: str, options: dict[str, str]) -> int:
+    """Copy the packets of audio and video; return how many there are."""
+    streams = [item for item in read.streams if item.type in {"audio", "video"}]
+    if not streams:
+        return 0
+    count = 0
+    with av.open(target, "w", format=form, options=options) as write:
+        tracks = {item.index: write.add_stream_from_template(item, opaque=True) for item in streams}
+        for packet in read.demux(streams):
+            if packet.dts is None or packet.pts is None:
+                continue  # the end
+            packet.dts += offset_ms  # FLV counts in ms
+            packet.pts += offset_ms
+            packet.stream = tracks[packet.stream.index]
+            write.mux(packet)
+            count += 1
+    return count
+
+
+def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield type, place and size of each outer box."""
+    at = 0
+    while at + _BOX_HEADER_BYTES <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        yield data[at + 4 : at + 8], at, size
+        at += max(size, _BOX_HEADER_BYTES)
+
+
+class Mp4Form:
+    """One fragmented MP4 file: readable up to its last whole fragment, whatever ended it."""
+
+    suffix: Final = MP4
+    by_groups: Final = True
+
+    def __init__(self) -> None:
+        self._zero_ms: int | None = None
+        self._init = b""
+        self._fragments = 0
+
+    def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
+        """Return the octets that a group is; None: its tracks are others than those of the file."""
+        if self._zero_ms is None:
+            self._zero_ms = min(unit.at_ms for unit in units)
+        made = fragment(headers, units, self._zero_ms, self._fragments + 1)
+        if not made.body:
+            return b""
+        if self._init and made.init != self._init:
+            return None
+        self._fragments += 1
+        if self._init:
+            return made.body
+        self._init = made.init
+        return made.init + made.body

@@ -1,0 +1,126 @@
+"""What of a stream counts when it is written to files: its headers, its clock without wraps, where it can be cut.
+
+No sockets, no files, no threads: messages in, `Unit` out.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
+from flowctl.wire.rtmp.media.media import MediaInfo, inspect
+
+FORWARD_MS: Final = 10_000
+"""A clock that goes on by more than this at once is another one: no file should claim hours that nobody filmed."""
+BACK_MS: Final = 5_000
+"""So is one that goes back by more. Audio and video of one publisher are less apart."""
+HEADERS: Final = 32
+HEADERS_BYTES: Final = 1 << 20
+"""Headers kept of a stream, a hundred times what encoders send; they stand at the beginning of each file."""
+_CLOCK: Final = 0xFFFFFFFF
+_HALF: Final = 0x80000000
+_CONFIGURATIONS: Final = frozenset({"sequence_header", "mpeg2ts_sequence_header"})
+
+
+class Unit(NamedTuple):
+    """One message of a stream.
+
+    Attributes:
+        type_id: 8 audio, 9 video, 18 script data, as in FLV.
+        at_ms: time of decoding, on a clock that does not wrap; 0 and more.
+        cut: whether a file or a segment can begin with it: a key frame, any frame where there is no video.
+        broken: why what follows does not belong to what came before. Empty: it does.
+    """
+
+    type_id: int
+    at_ms: int
+    payload: bytes
+    message_class: MessageClass
+    cut: bool = False
+    broken: str = ""
+
+
+class Course:
+    """Follows one stream. Not locked: its owner has one thread at a time.
+
+    Attributes:
+        codecs: of the tracks that have shown themselves, by kind.
+    """
+
+    __slots__ = ("_broken", "_headers", "_headers_bytes", "_last_ms", "_seen", "_video", "codecs")
+
+    def __init__(self) -> None:
+        self.codecs: dict[str, str] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all: what comes is another publication."""
+        self._headers: dict[object, tuple[int, bytes]] = {}
+        self._headers_bytes = 0
+        self._last_ms: int | None = None
+        self._video = False  # a stream with video is cut at key frames alone
+        self._seen = False  # a frame has come
+        self._broken = ""
+        self.codecs.clear()
+
+    def lost(self, why: str) -> None:
+        """Something is missing before what comes next: told with its first message."""
+        self._broken = self._broken or why
+
+    @property
+    def headers(self) -> tuple[tuple[int, bytes], ...]:
+        """Type and payload of each header, in the order in which the first of its kind came."""
+        return tuple(self._headers.values())
+
+    def take(self, type_id: int, timestamp: int, payload: bytes) -> Unit | None:
+        """Take a message."""
+        if type_id == 15 and payload[:1] == b"\0":  # AMF3 data, which begins with this octet and goes on in AMF0
+            type_id, payload = TAG_SCRIPT, payload[1:]
+        if type_id not in (TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT) or not payload:
+            return None
+        info = inspect(type_id, payload)
+        if info.kind != "data" and info.codec:
+            self.codecs[info.kind] = info.codec
+        self._video = self._video or info.kind == "video"
+        if info.message_class is MessageClass.HEADER:
+            self._keep(info, type_id, payload)
+            return Unit(type_id, self._last_ms or 0, payload, info.message_class, broken=self._told())
+        at_ms = self._unwrap(timestamp)
+        broken = self._told()
+        self._seen = True
+        key = info.message_class is MessageClass.KEY
+        cut = key or (not self._video and info.message_class is MessageClass.AUDIO)
+        return Unit(type_id, at_ms, payload, info.message_class, cut, broken)
+
+    def _told(self) -> str:
+        broken, self._broken = self._broken if self._seen else "", ""
+        return broken
+
+    def _unwrap(self, timestamp: int) -> int:
+        last = self._last_ms
+        if last is None:
+            self._last_ms = timestamp
+            return timestamp
+        step = (timestamp - last) & _CLOCK
+        if step >= _HALF:
+            step -= _CLOCK + 1
+        if not -BACK_MS <= step <= FORWARD_MS:
+            self._broken = self._broken or f"its timestamps went {'on' if step > 0 else 'back'} by {abs(step)} ms"
+            self._last_ms = timestamp
+            return timestamp
+        self._last_ms = max(last, last + step)
+        return max(last + step, 0)
+
+    def _keep(self, info: MediaInfo, type_id: int, payload: bytes) -> None:
+        key = info.sticky_key
+        known = self._headers.get(key)
+        if known is not None and known[1] != payload and info.packet in _CONFIGURATIONS:
+            self._broken = self._broken or f"its {info.kind} changed"
+        size_bytes = self._headers_bytes + len(payload) - (0 if known is None else len(known[1]))
+        if size_bytes > HEADERS_BYTES or (known is None and len(self._headers) >= HEADERS):
+            self._headers.pop(key, None)  # none is better than one that does not hold any more
+            self._headers_bytes -= 0 if known is None else len(known[1])
+        else:
+            self._headers[key] = (type_id, payload)  # where it stood: tracks of files stay in their order
+            self._headers_bytes = size_bytes

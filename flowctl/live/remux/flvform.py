@@ -1,0 +1,73 @@
+"""Recordings as FLV: the messages as they came, with times that begin at 0."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from flowctl.flv import BACK_POINTER_BYTES, TAG_AUDIO, TAG_HEADER_BYTES, TAG_SCRIPT, TAG_VIDEO, header, tag
+from flowctl.live.remux.course import Unit
+
+SUFFIX: Final = ".flv"
+_CLOCK: Final = 0xFFFFFFFF
+_FRONT_BYTES: Final = 13  # file header and the back pointer of no tag
+_TYPES: Final = frozenset({TAG_AUDIO, TAG_VIDEO, TAG_SCRIPT})
+_READ_BYTES: Final = 1 << 20
+
+
+def flv_of(headers: Sequence[tuple[int, bytes]], units: Sequence[Unit], base_ms: int) -> bytes:
+    """Return a file header, `headers` at time 0, and `units`."""
+    kinds = {type_id for type_id, _ in headers} | {unit.type_id for unit in units}
+    front = header(TAG_AUDIO in kinds, TAG_VIDEO in kinds)
+    return front + b"".join(tag(type_id, 0, payload) for type_id, payload in headers) + tags_of(units, base_ms)
+
+
+def tags_of(units: Sequence[Unit], base_ms: int) -> bytes:
+    """Return the tags of `units`; what is before time 0 is put there."""
+    return b"".join(tag(unit.type_id, max(unit.at_ms - base_ms, 0) & _CLOCK, unit.payload) for unit in units)
+
+
+class FlvForm:
+    """One FLV file."""
+
+    suffix: Final = SUFFIX
+    by_groups: Final = False
+
+    def __init__(self) -> None:
+        self._base_ms: int | None = None
+
+    def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
+        """Return the octets that `units` are."""
+        if self._base_ms is not None:
+            return tags_of(units, self._base_ms)
+        self._base_ms = units[0].at_ms
+        return flv_of(headers, units, self._base_ms)
+
+
+def whole_flv_bytes(number: int) -> int:
+    """Return how many octets of a file are whole tags with their back pointers; 0 if none of them is media."""
+    size = os.fstat(number).st_size
+    if os.pread(number, 3, 0) not in (b"FLV", b""):
+        raise ValueError("no FLV")
+    at, media, window, begin = _FRONT_BYTES, False, b"", 0
+    step = TAG_HEADER_BYTES + BACK_POINTER_BYTES
+
+    def read(where: int, count: int) -> bytes:
+        nonlocal window, begin
+        if not begin <= where <= begin + len(window) - count:
+            window, begin = os.pread(number, _READ_BYTES, where), where
+        return window[where - begin : where - begin + count]
+
+    while at + step <= size:
+        head = read(at, 4)
+        body = int.from_bytes(head[1:], "big")
+        end = at + step + body
+        if head[0] not in _TYPES or end > size:
+            break
+        if struct.unpack(">I", read(end - BACK_POINTER_BYTES, BACK_POINTER_BYTES))[0] != TAG_HEADER_BYTES + body:
+            break
+        media = media or head[0] != TAG_SCRIPT
+        at = end
+    return at if media else 0

@@ -1,0 +1,353 @@
+"""Writes one stream as HLS: segments cut at key frames, a playlist that slides, and no more files than it needs.
+
+How it works. What comes waits in an `Intake`; a segment, from one key frame to the first one after `segment_s`, is kept
+in memory and written when it is whole, beside its name and then renamed; then the playlist likewise. So what is fetched
+is always whole. In ``app/`` of the folder stand ``stream.m3u8`` and ``stream-NUMBER.ts`` (or ``.m4s`` and
+``stream-NUMBER-init.mp4``). Numbers begin with the time of the start, so no player or cache takes a segment for one of
+an earlier run, whose files are removed. So that they are not those of a run beside it, ``.stream.lock`` is locked.
+
+H.264 with AAC or MP3 goes into MPEG-TS, which everything plays, all else into fragmented MP4, as Apple asks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.errors import ConfigError
+from flowctl.live.remux.container import fragment, transport
+from flowctl.live.remux.course import Course, Unit
+from flowctl.live.remux.files import PART, Room, encoded, lock_file
+from flowctl.live.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
+from flowctl.live.remux.playlist import PLAYLIST, Playlist, Segment
+from flowctl.live.remux.recorder import RecorderState, RecorderStatistics
+from flowctl.live.remux.worker import Worker
+
+_log: Final = structlog.get_logger("flowctl.remux")
+_MOST_S: Final = 60.0
+"""A segment without a key frame is cut here: what is kept is memory, and players wait for it."""
+_MOST_BYTES: Final = 64 << 20
+_ZERO_MS: Final = 10_000
+"""Time of the first segment: sound may be a little earlier, and no time may be less than 0."""
+_TS_CODECS: Final = frozenset({"avc1", "mp4a", ".mp3"})
+_RETRY_S: Final = 2.0
+_NAME_BYTES: Final = 230
+"""Of an application or a stream, encoded; file systems have 255, of which a number and the suffixes need some."""
+AWAY_S: Final = 10.0
+"""How long a publisher may be away before the playlist ends: players that have read its end never look again."""
+
+
+class SegmentForm(enum.Enum):
+    AUTO = "auto"  #: as the codecs need it
+    TS = "ts"
+    FMP4 = "fmp4"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HlsSettings:
+    """How a stream is written as HLS.
+
+    Args:
+        segment_s: least length of a segment, 1 to 30 s; it ends at the next key frame.
+        listed: segments in the playlist, 3 to 100; as many more stay for players that are behind.
+        keep_free_bytes: room on the disk that is left to others. 0: none.
+    """
+
+    folder: Path
+    segment_s: float = 4.0
+    listed: int = 6
+    form: SegmentForm = SegmentForm.AUTO
+    keep_free_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.segment_s <= 30:
+            raise ConfigError(f"segment_s is {self.segment_s:g}, it must be 1 to 30 s")
+        if not 3 <= self.listed <= 100:
+            raise ConfigError(f"listed is {self.listed}, it must be 3 to 100")
+
+
+class HlsWriter:
+    """Writes one stream.
+
+    Attributes:
+        intake: takes what comes; a `flowctl.live.cluster.follow.Sink`.
+        stream_ended: set when a publication has ended.
+        playlist_path: of the playlist.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        stream: str,
+        settings: HlsSettings,
+        *,
+        room: Room | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._name = f"{app}/{stream}"
+        self._settings = settings
+        self._room = room or Room(settings.folder, settings.keep_free_bytes)
+        self._clock, self._wall = clock, wall
+        self._folder = settings.folder / encoded(app)
+        self._stem = encoded(stream)
+        if max(len(self._folder.name), len(self._stem)) > _NAME_BYTES:
+            raise ConfigError(
+                f"{self._name:.60}... is too long for the name of a file: its application and its stream may have"
+                f" {_NAME_BYTES} letters each, and one that is no plain letter counts as 3 to 12",
+                hint="publish it under a shorter name",
+            )
+        self.playlist_path: Final = self._folder / (self._stem + PLAYLIST)
+        self.intake: Final = Intake()
+        self.stream_ended: Final = threading.Event()
+        self._worker = Worker(self._name, self.intake, self.work, self._end)
+        self._lock_number: int | None = None  # descriptor of the file that says that we write the stream
+        self._course = Course()
+        self._playlist: Playlist | None = None
+        self._units: list[Unit] = []  # of the open segment
+        self._units_bytes = 0
+        self._opening: tuple[tuple[int, bytes], ...] = ()  # headers at its beginning
+        self._has_key = False  # it can be decoded
+        self._zero_ms: int | None = None  # of the publisher's clock; None: not known yet
+        self._at_ms = _ZERO_MS  # where the next segment stands on our clock
+        self._apart = False  # something is missing, or other, before the next segment
+        self._init = b""
+        self._init_name = ""
+        self._fragments = 0
+        self._useless: list[str] = []  # files to remove
+        self._no_room_until: float | None = None
+        self._end_at: float | None = None  # when the playlist ends, if nothing comes. None: it does not
+        self._why = ""
+        self._state = RecorderState.WAITING
+        self._segments = self._written_bytes = self._lost_messages = self._lost_bytes = 0
+        self._media_ms = 0
+
+    # -- any thread
+
+    def claim(self) -> None:
+        """Have the stream's files to ourselves until the end; before `start`."""
+        try:
+            self._lock_number = lock_file(self._folder / f".{self._stem}.lock")
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{self.playlist_path} is being written by another process",
+                hint="end that one, or name another folder (--out)",
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to {self._folder}: {error.strerror}", hint="name a folder that you may write to"
+            ) from error
+
+    def start(self) -> None:
+        """Begin."""
+        self._worker.start()
+
+    def stop(self, deadline_s: float) -> bool:
+        """Write what has come, and the end of the playlist; return whether that was done in time."""
+        return self._worker.stop(deadline_s)
+
+    def statistics(self) -> RecorderStatistics:
+        """Return a snapshot; its files are segments. Figures of the writer's thread may be a step apart."""
+        return RecorderStatistics(
+            state=self._state,
+            path=None if self._playlist is None else self.playlist_path,
+            why=self._why,
+            files=self._segments,
+            written_bytes=self._written_bytes,
+            media_s=self._media_ms / 1000,
+            lost_messages=self._lost_messages,
+            lost_bytes=self._lost_bytes,
+        )
+
+    # -- the writer's thread
+
+    def work(self, items: Sequence[Item]) -> None:
+        """Take what has come."""
+        for item in items:
+            if isinstance(item, Came):
+                self._take(item)
+            elif isinstance(item, Began):
+                self._end_at = None
+                self._break()
+                self._course.restart()
+            elif isinstance(item, Ended):
+                self._break()
+                self._course.restart()
+                self._end_at = self._clock() + AWAY_S
+                self._state = RecorderState.WAITING
+                self.stream_ended.set()
+            else:
+                self._lost_messages += item.message_count
+                self._lost_bytes += item.size_bytes
+                self._course.lost("the disk was too slow")
+                _log.warning("HLS lost a part: the disk is too slow", stream=self._name, messages=item.message_count)
+        if self._end_at is not None and self._clock() >= self._end_at:
+            self._end_list()
+
+    def _end(self, why: str) -> None:
+        del why
+        try:
+            self._break()
+            self._end_list()
+        finally:
+            if self._lock_number is not None:
+                os.close(self._lock_number)
+                self._lock_number = None
+        self._state = RecorderState.ENDED
+        self.stream_ended.set()
+
+    def _take(self, came: Came) -> None:
+        unit = self._course.take(came.type_id, came.timestamp, came.payload)
+        if unit is None:
+            return
+        if unit.broken:
+            self._break()
+        if unit.message_class is MessageClass.HEADER and not self._units:
+            return  # it stands before what comes next
+        if (unit.cut and self._due(unit.at_ms)) or self._full(unit.at_ms):
+            self._write(unit.at_ms)
+        if not self._has_key and unit.message_class in {MessageClass.INTER, MessageClass.DISPOSABLE}:
+            return
+        self._has_key = self._has_key or unit.cut
+        if not self._units:
+            self._opening = self._course.headers
+        self._units.append(unit)
+        self._units_bytes += len(unit.payload) + MESSAGE_BYTES
+
+    def _due(self, now_ms: int) -> bool:
+        return bool(self._units) and self._has_key and now_ms - self._units[0].at_ms >= self._settings.segment_s * 1000
+
+    def _full(self, now_ms: int) -> bool:
+        units = self._units
+        return bool(units) and (self._units_bytes >= _MOST_BYTES or now_ms - units[0].at_ms >= _MOST_S * 1000)
+
+    def _break(self) -> None:
+        """End the open segment: what follows is of another timeline, or other tracks."""
+        units = self._units
+        if units:
+            frames = max(sum(unit.type_id == units[-1].type_id for unit in units) - 1, 1)
+            spent_ms = units[-1].at_ms - units[0].at_ms
+            self._write(units[-1].at_ms + max(spent_ms // frames, 1))
+        self._has_key = False
+        self._zero_ms = None
+        self._apart = self._playlist is not None
+
+    def _write(self, until_ms: int) -> None:
+        """Write the open segment, which ends at `until_ms` of the publisher's clock."""
+        units, self._units, self._units_bytes = self._units, [], 0
+        begin_ms = units[0].at_ms
+        if until_ms <= begin_ms:  # the clock went back, by less than makes it another one
+            until_ms = max(unit.at_ms for unit in units) + 1
+        if self._zero_ms is None:
+            self._zero_ms = begin_ms - self._at_ms
+        try:
+            self._write_segment(units, (until_ms - begin_ms) / 1000, self._zero_ms)
+        except OSError as error:
+            self._lose(units)
+            self._no_room(error)
+        except ValueError as error:
+            self._lose(units)
+            _log.warning("HLS lost a part", stream=self._name, why=str(error), messages=len(units))
+        else:
+            if self._no_room_until is not None:
+                _log.warning("HLS goes on", stream=self._name, lost_messages=self._lost_messages)
+            self._no_room_until, self._why, self._state = None, "", RecorderState.RECORDING
+            self._media_ms += until_ms - begin_ms
+        self._at_ms = until_ms - self._zero_ms
+
+    def _write_segment(self, units: list[Unit], duration_s: float, zero_ms: int) -> None:
+        if self._no_room_until is not None and self._clock() < self._no_room_until:
+            raise OSError(0, self._why)  # looked for again later
+        self._room.check(again=self._no_room_until is not None)
+        form = self._settings.form
+        if form is SegmentForm.AUTO:
+            codecs = set(self._course.codecs.values())
+            form = SegmentForm.TS if codecs <= _TS_CODECS else SegmentForm.FMP4
+        playlist = self._playlist = self._playlist or self._begin_list()
+        stem = f"{self._stem}-{playlist.next_number}"
+        init = ""
+        if form is SegmentForm.TS:
+            name, data = f"{stem}.ts", transport(self._opening, units, zero_ms)
+            self._init = b""  # its file goes with the last segment that needs it
+        else:
+            name, made = f"{stem}.m4s", fragment(self._opening, units, zero_ms, self._fragments + 1)
+            data = made.body
+            if data and made.init != self._init:
+                self._apart = self._apart or bool(self._init)
+                self._replace(f"{stem}-init.mp4", made.init)
+                self._init, self._init_name = made.init, f"{stem}-init.mp4"
+            self._fragments += 1
+            init = self._init_name
+        if not data:
+            return
+        self._replace(name, data)
+        useless = playlist.add(Segment(name, duration_s, init, self._apart))
+        self._apart = False
+        self._segments += 1
+        self._written_bytes += len(data)
+        self._useless += useless
+        self._replace(self.playlist_path.name, playlist.text().encode())
+        while self._useless:
+            (self._folder / self._useless[-1]).unlink(missing_ok=True)
+            self._useless.pop()
+
+    def _begin_list(self) -> Playlist:
+        """Begin a playlist, and remove what an earlier run left of this stream."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        ours = re.compile(rf"{re.escape(self._stem)}(?:-(\d+)(?:-init)?\.(?:ts|m4s|mp4)|\.m3u8)(?:{re.escape(PART)})?")
+        number = int(self._wall())
+        for path in self._folder.iterdir():
+            if found := ours.fullmatch(path.name):
+                number = max(number, int(found[1] or 0) + 1)  # the clock may have been set back
+                path.unlink(missing_ok=True)
+        _log.info("HLS begins", stream=self._name, playlist=str(self.playlist_path))
+        return Playlist(number, self._settings.listed, self._settings.segment_s)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Write a file beside its name, then give it that."""
+        part = self._folder / (name + PART)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)  # again where somebody has removed it
+            part.write_bytes(data)
+            part.replace(self._folder / name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+
+    def _end_list(self) -> None:
+        self._end_at = None
+        playlist = self._playlist
+        if playlist is None or playlist.ended or not self._segments:
+            return
+        playlist.ended = True
+        self._state = RecorderState.WAITING
+        try:
+            self._replace(self.playlist_path.name, playlist.text().encode())
+        except OSError as error:
+            _log.error("the playlist could not be ended", stream=self._name, why=error.strerror or str(error))
+
+    def _no_room(self, error: OSError) -> None:
+        """The disk takes no more: say so once, and look again later."""
+        if self._no_room_until is None or self._clock() >= self._no_room_until:
+            if self._no_room_until is None:
+                hint = "make room on its disk: HLS goes on by itself"
+                _log.error("HLS is interrupted", stream=self._name, why=error.strerror or str(error), hint=hint)
+            self._no_room_until = self._clock() + _RETRY_S
+        self._why, self._state = error.strerror or str(error), RecorderState.NO_ROOM
+        self._apart = self._playlist is not None
+
+    def _lose(self, units: Sequence[Unit]) -> None:
+        self._lost_messages += len(units)
+        self._lost_bytes += sum(len(unit.payload) for unit in units)

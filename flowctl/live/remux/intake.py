@@ -1,0 +1,169 @@
+"""Between the thread that receives a stream and the one that writes it: a queue with a limit in bytes.
+
+The receiving thread never waits. Where the disk takes less than comes, the queue fills, and from then on everything is
+left out until a key frame fits in again, or sound where there is no video: counted, and told to the writer at the
+place where it is missing. Headers alone are kept, since what follows needs them. So a slow disk costs the recording a
+part, and the server nothing: its connection is read as fast as before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Final, NamedTuple, TypeAlias
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.wire import TYPE_VIDEO
+
+QUEUE_BYTES: Final = 64 << 20
+"""What waits for the disk of one stream: 20 s at 25 Mbit/s."""
+MESSAGE_BYTES: Final = 200
+"""Counted for each message beside its payload: objects have a size, and a million empty ones are no small queue."""
+_HEADERS: Final = 32
+_HEADERS_BYTES: Final = 1 << 20
+"""Headers kept while the rest is left out: without them, what comes behind could not be decoded."""
+
+
+class Came(NamedTuple):
+    """A message."""
+
+    type_id: int
+    timestamp: int
+    payload: bytes
+
+
+class Began(NamedTuple):
+    """A publication begins, perhaps behind another one."""
+
+
+class Ended(NamedTuple):
+    """The publication has ended."""
+
+    why: str
+
+
+class Left(NamedTuple):
+    """Here something was left out, because the queue was full."""
+
+    message_count: int
+    size_bytes: int
+
+
+Item: TypeAlias = Came | Began | Ended | Left
+
+
+class Intake:
+    """The queue; a `Sink` of `flowctl.live.cluster.follow`."""
+
+    __slots__ = (
+        "_closed",
+        "_headers",
+        "_headers_bytes",
+        "_items",
+        "_left_bytes",
+        "_left_count",
+        "_limit_bytes",
+        "_lock",
+        "_ready",
+        "_size_bytes",
+        "_video",
+    )
+
+    def __init__(self, limit_bytes: int = QUEUE_BYTES) -> None:
+        self._limit_bytes: Final = limit_bytes
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._items: deque[Item] = deque()  # guarded by _lock
+        self._size_bytes = 0  # guarded by _lock
+        self._left_count = 0  # guarded by _lock
+        self._left_bytes = 0  # guarded by _lock
+        self._headers: dict[object, Came] = {}  # guarded by _lock; that came while all else was left out
+        self._headers_bytes = 0  # guarded by _lock
+        self._video = False  # guarded by _lock; the publication has video
+        self._closed = False  # guarded by _lock
+
+    # -- the thread that receives
+
+    def begin(self, now: float) -> None:
+        """A publication begins."""
+        del now
+        with self._lock:
+            self._video = False
+        self._put(Began())
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Take a message, or leave it out where there is no room."""
+        del now
+        cost = len(payload) + MESSAGE_BYTES
+        with self._lock:
+            room = self._limit_bytes - self._size_bytes
+            self._video = self._video or type_id == TYPE_VIDEO
+            if self._left_count:
+                info = inspect(type_id, payload)
+                if info.message_class is MessageClass.HEADER:
+                    self._keep_locked(info.sticky_key, Came(type_id, timestamp, payload))
+                    return
+                # Not at once where one message has room again: half of the queue, so that losses are few and whole.
+                cut = MessageClass.KEY if self._video else MessageClass.AUDIO
+                refused = info.message_class is not cut or room < self._limit_bytes // 2
+            else:
+                refused = cost > room
+            if refused:
+                self._left_count += 1
+                self._left_bytes += len(payload)
+                return
+            self._tell_left_locked()
+            self._items.append(Came(type_id, timestamp, payload))
+            self._size_bytes += cost
+            self._ready.notify()
+
+    def end(self, why: str) -> None:
+        """The publication has ended."""
+        self._put(Ended(why))
+
+    def close(self) -> None:
+        """Nothing comes any more. Any thread."""
+        with self._lock:
+            self._closed = True
+            self._ready.notify()
+
+    # -- the thread that writes
+
+    def get(self, timeout_s: float) -> list[Item] | None:
+        """Return what has come, waiting for it at most for `timeout_s`. None: all was given, and nothing comes."""
+        with self._lock:
+            if not self._items and not self._closed:
+                self._ready.wait(timeout_s)
+            if self._closed:
+                self._tell_left_locked()
+            if not self._items:
+                return None if self._closed else []
+            items = list(self._items)
+            self._items.clear()
+            self._size_bytes = 0
+            return items
+
+    def _put(self, item: Item) -> None:
+        """Append a word of the stream; there are few of them."""
+        with self._lock:
+            self._tell_left_locked()
+            self._items.append(item)
+            self._ready.notify()
+
+    def _tell_left_locked(self) -> None:
+        if self._left_count:
+            self._items.append(Left(self._left_count, self._left_bytes))
+            self._left_count = self._left_bytes = 0
+            self._items.extend(self._headers.values())
+            self._size_bytes += self._headers_bytes
+            self._headers.clear()
+            self._headers_bytes = 0
+
+    def _keep_locked(self, key: object, header: Came) -> None:
+        known = self._headers.pop(key, None)
+        if known is not None:
+            self._headers_bytes -= len(known.payload)
+        if len(self._headers) < _HEADERS and self._headers_bytes + len(header.payload) <= _HEADERS_BYTES:
+            self._headers[key] = header
+            self._headers_bytes += len(header.payload)

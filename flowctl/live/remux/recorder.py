@@ -1,0 +1,373 @@
+"""Writes one stream to files, on a thread of its own: begins and finishes them, and goes on after a full disk.
+
+How it works. What comes waits in an `Intake`. A `Course` says of each message where files can be cut; a piece, the
+messages that are written at once, is what has come (FLV) or a group of pictures (MP4). A new file begins
+
+- with the first key frame of a publication, or sound before it, and of one that takes its place;
+- where the codec changes, the clock jumps, or something was left out because the disk was too slow;
+- at the key frame behind the largest size, or the longest time.
+
+A disk that takes no more ends the file with what is whole of it. From then on what comes is counted as lost, until
+there is room and a key frame. Nobody but this recording is disturbed.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.live.remux.course import Course, Unit
+from flowctl.live.remux.files import NameTemplate, PartFile, Room
+from flowctl.live.remux.intake import MESSAGE_BYTES, Began, Came, Ended, Intake, Item
+from flowctl.live.remux.worker import Worker
+
+_log: Final = structlog.get_logger("flowctl.remux")
+RETRY_S: Final = 2.0
+"""Between looks for room on a disk that had none: each try costs the files of a recording one more beginning."""
+PIECE_BYTES: Final = 32 << 20
+"""Most of a group of pictures that is kept; a longer one is written in parts."""
+PIECE_MS: Final = 10_000
+"""Longest, likewise: what is kept is lost when the process is killed."""
+_NEED_KEY: Final = frozenset({MessageClass.INTER, MessageClass.DISPOSABLE})
+_HINTS: Final = "make room on its disk: recording goes on by itself, in a new file"
+
+
+class Form(Protocol):
+    """One file of some format: octets out of messages."""
+
+    @property
+    def suffix(self) -> str:
+        """Of its name."""
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether it takes groups of pictures; otherwise whatever has come."""
+
+    def add(self, headers: Sequence[tuple[int, bytes]], units: Sequence[Unit]) -> bytes | None:
+        """Return the octets that `units` are, the first ones with what stands before them; None: another file's."""
+
+
+class RecorderState(enum.Enum):
+    WAITING = "waiting"  #: for the stream
+    RECORDING = "recording"
+    NO_ROOM = "no room"  #: the disk takes nothing
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSettings:
+    """How a stream is recorded.
+
+    Args:
+        max_bytes: a file that is so large ends at the next key frame. 0: size does not end it.
+        max_s: a file that is so long ends at the next key frame. 0: time does not end it.
+        keep_free_bytes: room on the disk that is left to others. 0: none.
+    """
+
+    folder: Path
+    template: NameTemplate
+    max_bytes: int = 0
+    max_s: float = 0.0
+    keep_free_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_s", "keep_free_bytes"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecorderStatistics:
+    """A snapshot of a recorder.
+
+    Args:
+        path: of the file that is being written. None: there is none.
+    """
+
+    state: RecorderState
+    path: Path | None
+    why: str
+    files: int
+    written_bytes: int
+    media_s: float
+    lost_messages: int
+    lost_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedFile:
+    """A file that has its name."""
+
+    path: Path
+    size_bytes: int
+    media_s: float
+    why: str
+
+
+class Recorder:
+    """Records one stream.
+
+    Attributes:
+        intake: takes what comes; a `flowctl.live.cluster.follow.Sink`.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        stream: str,
+        settings: RecordSettings,
+        make_form: Callable[[], Form],
+        *,
+        on_finished: Callable[[FinishedFile], Any] | None = None,
+        intake: Intake | None = None,
+        room: Room | None = None,
+        open_file: Callable[[Path], PartFile] = PartFile,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._app, self._stream = app, stream
+        self._settings = settings
+        self._make_form = make_form
+        self._on_finished = on_finished
+        self._room = room or Room(settings.folder, settings.keep_free_bytes)
+        self._open_file = open_file
+        self._clock, self._wall = clock, wall
+        self.intake: Final = intake or Intake()
+        self.stream_ended: Final = threading.Event()
+        self._worker = Worker(f"{app}/{stream}", self.intake, self.work, self._end)
+        self._course = Course()
+        self._piece: list[Unit] = []  # not written yet
+        self._piece_bytes = 0
+        self._opening: tuple[tuple[int, bytes], ...] = ()  # headers at the beginning of the piece
+        self._form: Form | None = None
+        self._groups = make_form().by_groups
+        self._file: PartFile | None = None
+        self._first_ms, self._last_ms = 0, 0  # media time of the file
+        self._written_ms = 0  # of the finished ones
+        self._begun = False  # something of this publication was written
+        self._has_key = False  # the file has a beginning for decoders
+        self._running = False  # a key frame has come, and everything since is written
+        self._no_room_until: float | None = None
+        self._why = ""
+        self._state = RecorderState.WAITING
+        self._files = self._written_bytes = self._lost_messages = self._lost_bytes = 0
+
+    # -- any thread
+
+    def start(self) -> None:
+        """Begin."""
+        self._worker.start()
+
+    def stop(self, deadline_s: float) -> bool:
+        """Write what has come, finish the file; return whether that was done in time."""
+        return self._worker.stop(deadline_s)
+
+    def statistics(self) -> RecorderStatistics:
+        """Return a snapshot. Figures of the recorder's thread may be a step apart."""
+        file = self._file
+        return RecorderStatistics(
+            state=self._state,
+            path=None if file is None else file.path,
+            why=self._why,
+            files=self._files,
+            written_bytes=self._written_bytes,
+            media_s=(self._written_ms + (0 if file is None else self._last_ms - self._first_ms)) / 1000,
+            lost_messages=self._lost_messages,
+            lost_bytes=self._lost_bytes,
+        )
+
+    # -- the recorder's thread
+
+    @property
+    def _name(self) -> str:
+        return f"{self._app}/{self._stream}"
+
+    def work(self, items: Sequence[Item]) -> None:
+        """Take what has come."""
+        for item in items:
+            if isinstance(item, Came):
+                self._take(item)
+            elif isinstance(item, Began):
+                self._end_publication("another publication begins")
+            elif isinstance(item, Ended):
+                self._end_publication(item.why or "the stream ended")
+                self.stream_ended.set()
+            else:
+                self._lost_messages += item.message_count
+                self._lost_bytes += item.size_bytes
+                self._course.lost("the disk was too slow")
+                _log.warning(
+                    "recording lost a part: the disk is too slow", stream=self._name, messages=item.message_count
+                )
+        if not self._groups:
+            self._write_piece()
+
+    def finish(self, why: str) -> None:
+        """Write what waits, and finish the file."""
+        self._write_piece()
+        self._close_file(why)
+        self._running = False
+
+    def _end(self, why: str) -> None:
+        self.finish(why)
+        self._state = RecorderState.ENDED
+        self.stream_ended.set()
+
+    def _end_publication(self, why: str) -> None:
+        self.finish(why)
+        self._course.restart()
+        self._begun = False
+        if self._state is RecorderState.RECORDING:
+            self._state = RecorderState.WAITING
+
+    def _take(self, came: Came) -> None:
+        unit = self._course.take(came.type_id, came.timestamp, came.payload)
+        if unit is None:
+            return
+        if unit.broken:
+            self.finish(unit.broken)
+        if not self._running:
+            if unit.message_class is MessageClass.HEADER:
+                return  # it stands before what comes next
+            # Sound may come a little before the first picture of a publication.
+            first = not self._begun and self._no_room_until is None and unit.message_class is MessageClass.AUDIO
+            if not (unit.cut or first) or not self._may_begin():
+                self._lose([unit])
+                return
+            self._running, self._has_key = True, unit.cut
+        elif not self._has_key:
+            if unit.message_class in _NEED_KEY:
+                return
+            self._has_key = unit.cut
+        elif unit.cut:
+            due = self._due(unit.at_ms)
+            if (due or self._groups) and not self._write_piece():
+                self._lose([unit])
+                return
+            if due:
+                self._close_file(due)
+        if self._full(unit.at_ms) and not self._write_piece():
+            self._lose([unit])
+            return
+        if not self._piece:
+            self._opening = self._course.headers
+        self._piece.append(unit)
+        self._piece_bytes += len(unit.payload) + MESSAGE_BYTES
+
+    def _full(self, now_ms: int) -> bool:
+        """Whether the piece is as large as one may become."""
+        piece = self._piece
+        return bool(piece) and (self._piece_bytes >= PIECE_BYTES or now_ms - piece[0].at_ms >= PIECE_MS)
+
+    def _due(self, now_ms: int) -> str:
+        """Return why the file is to end here. Empty: it is not."""
+        if self._file is None and not self._piece:
+            return ""
+        settings = self._settings
+        size = self._piece_bytes + (0 if self._file is None else self._file.size_bytes)
+        first_ms = self._first_ms if self._file is not None else self._piece[0].at_ms
+        if settings.max_bytes and size >= settings.max_bytes:
+            return "its size was reached"
+        if settings.max_s and now_ms - first_ms >= settings.max_s * 1000:
+            return "its time was reached"
+        return ""
+
+    def _may_begin(self) -> bool:
+        """Whether a file may be begun: not while the disk has no room, and not each moment after it had none."""
+        if self._no_room_until is None:
+            return True
+        if self._clock() < self._no_room_until:
+            return False
+        try:
+            self._room.check(again=self._settings.folder.exists())
+        except OSError as error:
+            self._why = error.strerror or str(error)
+            self._no_room_until = self._clock() + RETRY_S
+            return False
+        return True
+
+    def _write_piece(self) -> bool:
+        """Write what waits; return whether the next message can follow it."""
+        piece, self._piece, self._piece_bytes = self._piece, [], 0
+        if not piece:
+            return True
+        try:
+            self._write(piece)
+        except OSError as error:
+            self._lose(piece)
+            self._no_room(error)
+        except (ValueError, FlowctlError) as error:
+            self._lose(piece)
+            self._running = False
+            _log.warning("recording lost a part", stream=self._name, why=str(error), messages=len(piece))
+        else:
+            return True
+        return False
+
+    def _write(self, piece: list[Unit]) -> None:
+        form = self._form or self._make_form()
+        data = form.add(self._opening, piece)
+        if data is None:
+            self._close_file("its tracks changed")
+            form = self._make_form()
+            data = form.add(self._opening, piece)
+        if not data:
+            return
+        self._room.check()
+        if self._file is None:
+            path = self._settings.folder / self._settings.template.path(self._app, self._stream, self._wall())
+            self._file = self._open_file(path.with_name(path.name + form.suffix))
+            self._first_ms = self._last_ms = piece[0].at_ms
+            _log.info("recording begins", stream=self._name, file=str(self._file.path))
+        self._form = form
+        self._file.append(data)
+        self._written_bytes += len(data)
+        self._last_ms = max(self._last_ms, piece[-1].at_ms)
+        if self._no_room_until is not None:
+            _log.warning("recording goes on", stream=self._name, lost_messages=self._lost_messages)
+        self._no_room_until, self._why, self._begun = None, "", True
+        self._state = RecorderState.RECORDING
+
+    def _no_room(self, error: OSError) -> None:
+        """The disk takes no more: say so once, end the file, look again later."""
+        why = error.strerror or str(error)
+        if self._no_room_until is None:
+            _log.error("recording is interrupted", stream=self._name, why=why, hint=_HINTS)
+        self._why, self._state = why, RecorderState.NO_ROOM
+        self._no_room_until = self._clock() + RETRY_S
+        self._running = False
+        self._close_file(why)
+
+    def _close_file(self, why: str) -> None:
+        file, self._file, self._form = self._file, None, None
+        if file is None:
+            return
+        media_s = (self._last_ms - self._first_ms) / 1000
+        try:
+            path = file.finish()
+        except OSError as error:
+            _log.error("a recording could not be finished", file=str(file.path), why=error.strerror or str(error))
+            return
+        if path is None:
+            return
+        self._files += 1
+        self._written_ms += self._last_ms - self._first_ms
+        _log.info("recording finished", stream=self._name, file=str(path), size_bytes=file.size_bytes, why=why)
+        if self._on_finished is not None:
+            self._on_finished(FinishedFile(path=path, size_bytes=file.size_bytes, media_s=media_s, why=why))
+
+    def _lose(self, units: Sequence[Unit]) -> None:
+        """Count messages that are in no file. What comes before the first key frame is of no use, and no loss."""
+        if not self._begun and self._no_room_until is None:
+            return
+        self._lost_messages += len(units)
+        self._lost_bytes += sum(len(unit.payload) for unit in units)

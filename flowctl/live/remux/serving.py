@@ -1,0 +1,253 @@
+"""A folder of HLS over HTTP: the playlists and segments in it that HLS has, and nothing else.
+
+``/app/stream.m3u8`` is ``app/stream.m3u8`` in the folder, names encoded as `live.remux.hls` does it. Every part of
+the path is opened below the one before it and never through a link, so no name leads out of the folder. Whether a
+client may have a file is asked as for a play of its stream, whichever file it is; for clients that show who they are in
+the query, a playlist is given the query of its request at each address in it.
+
+Bodies go out in parts, the next one when the kernel has taken the last, through the Sender of the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import zlib
+from collections.abc import Generator
+from email.utils import formatdate, parsedate_to_datetime
+from http import HTTPStatus
+from pathlib import Path, PurePosixPath
+from typing import Final
+from urllib.parse import unquote
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.live.httpd.exchange import Exchange, Handler, Request
+from flowctl.live.remux.files import encoded
+from flowctl.live.remux.playlist import CONTENT_TYPES, PLAYLIST
+from flowctl.reasons import CloseReason
+from flowctl.wire.rtmp.url import RtmpUrl
+
+_SEGMENT: Final = re.compile(r"([A-Za-z0-9._~%-]{1,800})-\d{1,20}(?:\.ts|\.m4s|-init\.mp4)")
+_PART_BYTES: Final = 64 * 1024
+"""What waits of a body for a client that does not read: 32 MiB for 512 of them."""
+_PLAYLIST_BYTES: Final = 256 * 1024
+"""A playlist of 100 segments has 10 KiB."""
+_SEGMENT_CACHE: Final = "max-age=3600"
+"""A segment never changes, and no other one ever has its name; who may have it may change."""
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z", re.IGNORECASE | re.ASCII)
+_NONE: Final = (0, 0)
+
+
+class HlsFiles:
+    """Serves one folder: a `flowctl.live.httpd.exchange.Handler`."""
+
+    in_files: Final = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder: Final = folder
+
+    def stream_of(self, path: str) -> str | None:
+        app, _, name = path.removeprefix("/").rpartition("/")
+        if name.endswith(PLAYLIST):
+            stream = name.removesuffix(PLAYLIST)
+        elif found := _SEGMENT.fullmatch(name):
+            stream = unquote(found[1])
+        else:
+            return None
+        if not app or not stream:
+            return None
+        try:
+            return RtmpUrl().with_stream(f"{app}/{stream}").path
+        except RemoteProtocolError:
+            return None
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer with the file."""
+        request = exchange.request
+        app, _, name = request.path.removeprefix("/").rpartition("/")
+        playlist = name.endswith(PLAYLIST)
+        if playlist:
+            name = encoded(name.removesuffix(PLAYLIST)) + PLAYLIST
+        try:
+            number = _opened(self._folder, encoded(app), name)
+        except (OSError, ValueError):
+            exchange.respond(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            if playlist:
+                _give_playlist(exchange, number)
+                os.close(number)
+            else:
+                _give_segment(exchange, number, CONTENT_TYPES[PurePosixPath(name).suffix])
+        except OSError:
+            os.close(number)
+            exchange.respond(HTTPStatus.NOT_FOUND)
+
+
+def hls_handlers(folder: Path) -> dict[str, Handler]:
+    """Return who answers the paths of HLS, by suffix."""
+    files = HlsFiles(folder)
+    return dict.fromkeys(CONTENT_TYPES, files)
+
+
+def _opened(folder: Path, app: str, name: str) -> int:
+    """Return a descriptor of a file in the folder of an application."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    top = os.open(folder, flags | os.O_DIRECTORY)
+    try:
+        below = os.open(app, flags | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    finally:
+        os.close(top)
+    try:
+        number = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=below)
+    finally:
+        os.close(below)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise FileNotFoundError(name)
+    return number
+
+
+def _give_playlist(exchange: Exchange, number: int) -> None:
+    request = exchange.request
+    text = os.pread(number, _PLAYLIST_BYTES, 0)
+    size = check = 0
+    for part in _with_query(text, request.raw_query):  # made twice and kept nowhere: a query has up to 8 KiB
+        size, check = size + len(part), zlib.crc32(part, check)
+    tag = f'"{check:08x}-{size:x}"'
+    headers = [("Content-Type", CONTENT_TYPES[PLAYLIST]), ("Cache-Control", "no-cache"), ("ETag", tag)]
+    if _has(request, tag):
+        exchange.begin(HTTPStatus.NOT_MODIFIED, headers)
+        exchange.end()
+        return
+    exchange.begin(HTTPStatus.OK, [*headers, ("Content-Length", str(size))])
+    if request.method == "HEAD" or not size:
+        exchange.end()
+    else:
+        _Body(exchange, _with_query(text, request.raw_query), size).give()
+
+
+def _with_query(text: bytes, raw_query: str) -> Generator[bytes]:
+    """Make a playlist whose addresses have a query, if there is one, in parts."""
+    if not raw_query:
+        yield from (text[at : at + _PART_BYTES] for at in range(0, len(text), _PART_BYTES))
+        return
+    query = "?" + raw_query.replace('"', "%22")
+    made = ""
+    for line in text.decode().splitlines():
+        if line.startswith("#EXT-X-MAP:"):
+            made += line.removesuffix('"') + query + '"\n'
+        else:
+            made += (line if line.startswith("#") or not line else line + query) + "\n"
+        if len(made) >= _PART_BYTES:
+            yield made.encode()
+            made = ""
+    if made:
+        yield made.encode()
+
+
+def _has(request: Request, tag: str) -> bool:
+    """Whether the client has what it asks for."""
+    known = request.header("if-none-match")
+    return known == "*" or tag in {item.strip().removeprefix("W/") for item in known.split(",")}
+
+
+def _give_segment(exchange: Exchange, number: int, content_type: str) -> None:
+    request, found = exchange.request, os.fstat(number)
+    size = found.st_size
+    tag = f'"{found.st_mtime_ns:x}-{size:x}"'
+    headers = [("Cache-Control", _SEGMENT_CACHE), ("ETag", tag), ("Accept-Ranges", "bytes")]
+    headers.append(("Last-Modified", formatdate(found.st_mtime, usegmt=True)))
+    if _has(request, tag) or (not request.header("if-none-match") and _not_since(request, found.st_mtime)):
+        os.close(number)
+        exchange.begin(HTTPStatus.NOT_MODIFIED, headers)
+        exchange.end()
+        return
+    begin, end, status = 0, size, HTTPStatus.OK
+    if request.method == "GET" and request.header("range") and request.header("if-range") in {"", tag}:
+        found_range = _range(request.header("range"), size)
+        if found_range == _NONE:
+            os.close(number)
+            exchange.respond(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers=[("Content-Range", f"bytes */{size}")])
+            return
+        if found_range is not None:
+            begin, end = found_range
+            status = HTTPStatus.PARTIAL_CONTENT
+            headers.append(("Content-Range", f"bytes {begin}-{end - 1}/{size}"))
+    exchange.begin(status, [*headers, ("Content-Type", content_type), ("Content-Length", str(end - begin))])
+    if request.method == "HEAD":
+        os.close(number)
+        exchange.end()
+        return
+    _Body(exchange, _of_file(number, begin, end), end - begin).give()
+
+
+def _of_file(number: int, begin: int, end: int) -> Generator[bytes]:
+    """Read a file in parts; its descriptor is closed whatever becomes of the connection."""
+    try:
+        while begin < end and (data := os.pread(number, min(_PART_BYTES, end - begin), begin)):
+            begin += len(data)
+            yield data
+    finally:
+        os.close(number)
+
+
+def _not_since(request: Request, changed_s: float) -> bool:
+    """Whether the file has not changed since the client got it."""
+    try:
+        return int(changed_s) <= parsedate_to_datetime(request.header("if-modified-since")).timestamp()
+    except (ValueError, TypeError):
+        return False
+
+
+def _range(text: str, size: int) -> tuple[int, int] | None:
+    """Return begin and end of what a Range header asks for; None: it is of another form; `_NONE`: there is nothing."""
+    found = _RANGE.match(text)
+    if found is None or found[0].endswith("=-"):
+        return None
+    if not found[1]:
+        length = min(int(found[2]), size)
+        return (size - length, size) if length else _NONE
+    begin = int(found[1])
+    end = min(int(found[2]) + 1, size) if found[2] else size
+    if found[2] and int(found[2]) < begin:
+        return None
+    return (begin, end) if begin < size else _NONE
+
+
+class _Body:
+    """A body on its way."""
+
+    __slots__ = ("_exchange", "_left_bytes", "_parts")
+
+    def __init__(self, exchange: Exchange, parts: Generator[bytes], left_bytes: int) -> None:
+        self._exchange = exchange
+        self._parts = parts
+        self._left_bytes = left_bytes
+
+    def give(self) -> None:
+        """Send the next part, and have the one after it sent when the kernel has taken it."""
+        exchange = self._exchange
+        try:
+            data = next(self._parts, b"")
+        except OSError:
+            data = b""  # the disk cannot read it
+        self._left_bytes -= len(data)
+        if data:
+            exchange.write(data)
+        if self._left_bytes > 0:
+            if data:
+                exchange.connection.sender.when_drained(self._go_on)
+            else:
+                exchange.connection.close(CloseReason.FINISHED, "a file could not be read while it was sent")
+            return
+        self._parts.close()
+        exchange.end()
+
+    def _go_on(self, taken: bool) -> None:  # noqa: FBT001 - what a waiter of a Sender is given
+        """Have the next part sent, unless the connection has ended. Any thread."""
+        if taken:
+            self._exchange.connection.call_soon(self.give)
+        else:
+            self._parts.close()

@@ -1,0 +1,304 @@
+"""The peers of one worker process: made from orders, started on time, counted each second, ended in order.
+
+A crowd lives on one reactor. It makes viewers, publishers and attackers from `PeerOrder`s, starts them when their time
+has come, keeps the figures of each profile, and hands on the row of each peer when it has ended. A viewer of a profile
+that churns is made anew when it has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from flowctl.errors import FlowctlError
+from flowctl.load.peers.link import Target
+from flowctl.load.peers.measures import StreamClock, ViewerMeasure
+from flowctl.load.peers.reactor import Reactor
+from flowctl.load.peers.skim import FrameBook
+from flowctl.load.peers.slow import Manner
+from flowctl.load.peers.viewer import Viewer
+from flowctl.load.plan import PeerOrder
+from flowctl.load.profiles import parse_profile
+from flowctl.load.results.histogram import DelayHistogram
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl
+
+VISITS_MAX: Final = 100_000
+"""Connections that one worker makes in all: viewers that churn come back no more after it."""
+
+_COME_BACK_S: Final = 1.0
+"""A viewer that churns and was turned away tries again after this time; one that left by itself comes at once."""
+
+_LAST_S: Final = 2.0
+"""Leaving is bounded by the links themselves; this is for what should not happen."""
+
+_LEAST_ATTACK_S: Final = 0.5
+_ATTACK_MARGIN_S: Final = 1.0
+"""An attack ends so much before the run does: it still has to be judged."""
+
+_VIEWER_CONFIG: Final = ClientSessionConfig(flash_version="LNX 9,0,124,2 (compatible; flowctl load)")
+_FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
+
+
+@dataclass(slots=True)
+class Tally:
+    """Figures of one profile that outlive its peers."""
+
+    kind: PeerKind
+    manner: Manner
+    cut: int = 0
+    failed: int = 0
+    missing: int = 0  # of peers that have ended, as the next two
+    pictures: int = 0
+    missing_pictures: int = 0
+    attacking: int = 0  # attacks in progress
+    delays: DelayHistogram = field(default_factory=DelayHistogram)
+    alive: dict[Viewer, None] = field(default_factory=dict)  # in the order of their coming
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrowdSettings:
+    """What the peers of a crowd have in common.
+
+    Args:
+        spread_addresses: whether each peer has its own source address.
+        began: start of the run on `time.monotonic`.
+    """
+
+    target: Target
+    urls: list[RtmpUrl]
+    spread_addresses: bool
+    connect_timeout_s: float
+    began: float
+    ends_s: float
+    seed: int
+
+
+def source_address(number: int) -> str:
+    """Return an address of 127.0.0.0/8 for a peer, another one for each up to 60,000."""
+    return f"127.{1 + number // 62_500}.{1 + number // 250 % 250}.{1 + number % 250}"
+
+
+class Crowd:
+    """The viewers and attackers of one process."""
+
+    def __init__(
+        self, reactor: Reactor, settings: CrowdSettings, clocks: list[StreamClock], on_row: Callable[[PeerResult], None]
+    ) -> None:
+        self._reactor = reactor
+        self._settings = settings
+        self._clocks = clocks
+        self._on_row = on_row
+        self._book = FrameBook()
+        self._tallies: dict[str, Tally] = {}
+        self._waiting = 0  # peers whose time has not come
+        self._returning = 0  # peers that have left and are about to come back
+        self._visits = 0
+        self._stopping = False
+        self._empty = asyncio.Event()  # set when the last one has gone after `stop`
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended_bytes = 0  # of viewers that have ended
+        self._ended_frames = 0
+        self._last_bytes = 0
+        self._last_frames = 0
+        self.recent = DelayHistogram()
+        """Delays of healthy viewers in this second."""
+
+    # -- coming
+
+    def order(self, orders: Iterable[PeerOrder]) -> None:
+        """Start each peer when its time has come."""
+        for order in orders:
+            self._waiting += 1
+            self._tally(order.profile)
+            self._reactor.call_at(self._settings.began + order.join_s, partial(self._come, order, first=True))
+
+    def _tally(self, name: str) -> Tally:
+        tally = self._tallies.get(name)
+        if tally is None:
+            choice = parse_profile(name)
+            tally = self._tallies[name] = Tally(choice.profile.kind, choice.manner)
+        return tally
+
+    def _come(self, order: PeerOrder, _now: float, *, first: bool) -> None:
+        self._waiting -= first
+        self._returning -= not first
+        if self._stopping:
+            return
+        tally = self._tally(order.profile)
+        url = self._settings.urls[order.stream]
+        result = PeerResult(number=order.number, profile=order.profile, kind=tally.kind, url=str(url))
+        source = source_address(order.number) if self._settings.spread_addresses else ""
+        if tally.kind is PeerKind.HOSTILE:
+            task = asyncio.get_running_loop().create_task(self._attack(order, result, tally, source))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        self._visits += 1
+        viewer = Viewer(
+            self._reactor,
+            self._settings.target,
+            url,
+            result,
+            manner=tally.manner,
+            measure=ViewerMeasure(
+                self._clocks[order.stream], self.recent if tally.kind is PeerKind.HEALTHY and order.parsed else None
+            ),
+            book=self._book,
+            parsed=order.parsed,
+            config=_VIEWER_CONFIG,
+            began=self._settings.began,
+            on_end=lambda viewer: self._gone(viewer, order, tally),
+        )
+        tally.alive[viewer] = None
+        viewer.start(source, self._settings.connect_timeout_s)
+
+    # -- going
+
+    def _gone(self, viewer: Viewer, order: PeerOrder, tally: Tally) -> None:
+        tally.alive.pop(viewer, None)
+        result = viewer.result
+        measure = viewer.measure
+        tally.missing += measure.missing
+        tally.pictures += measure.video
+        tally.missing_pictures += measure.missing_video + measure.missed_at_end
+        tally.delays.merge(measure.delays)
+        self._ended_bytes += result.wire_bytes
+        self._ended_frames += measure.frames
+        self._count_end(result, tally)
+        if tally.manner.stay_s is not None and not self._stopping and self._visits < VISITS_MAX:
+            pause_s = 0.0 if result.end is PeerEnd.LEFT else _COME_BACK_S
+            self._returning += 1
+            self._reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
+
+    def _count_end(self, result: PeerResult, tally: Tally) -> None:
+        tally.cut += result.cut is True
+        tally.failed += result.end in _FAILED
+        self._on_row(result)
+        if self._stopping and not any(item.alive or item.attacking for item in self._tallies.values()):
+            self._empty.set()
+
+    async def _attack(self, order: PeerOrder, result: PeerResult, tally: Tally, source: str) -> None:
+        """Run a hostile profile and make its row of the verdict."""
+        from flowctl.load.hostile.base import AttackContext  # noqa: PLC0415 - loaded only by crowds that attack
+        from flowctl.load.hostile.registry import hostile_profile  # noqa: PLC0415 - the same
+
+        settings = self._settings
+        now_s = time.monotonic() - settings.began
+        result.started_s = now_s
+        tally.attacking += 1
+        host, port = settings.target.address[:2]
+        url = settings.urls[order.stream]
+        context = AttackContext(
+            host=host,
+            port=port,
+            app=url.app,
+            stream=url.stream,
+            source=source or None,
+            number=order.number,
+            duration_s=max(settings.ends_s - now_s - _ATTACK_MARGIN_S, _LEAST_ATTACK_S),
+            rng=random.Random(f"{settings.seed}-{order.number}"),
+        )
+        try:
+            verdict = await hostile_profile(order.profile).attack(context)
+        except asyncio.CancelledError:
+            result.end_details = "the run was ended before the attack"
+            result.notes = "; ".join(context.notes)
+        except Exception as error:  # noqa: BLE001 - one attack that fails is one row, not the end of the run
+            result.end = PeerEnd.TESTER_FAILED
+            result.end_details = f"the attack failed: {type(error).__name__}: {error}"[:200]
+        else:
+            result.end, result.end_code, result.cut = verdict.end, verdict.code, verdict.cut
+            result.end_details = verdict.details[:200]
+            result.connect_s, result.handshake_s = verdict.connect_s, verdict.handshake_s
+            result.wire_bytes = verdict.received_bytes
+            result.expectation_met = verdict.met
+            result.notes = verdict.notes
+            result.forms = verdict.form_words
+        result.ended_s = time.monotonic() - settings.began
+        tally.attacking -= 1
+        self._count_end(result, tally)
+
+    # -- figures
+
+    @property
+    def alive(self) -> int:
+        """Peers that are there, or still to come."""
+        return (
+            self._waiting
+            + self._returning
+            + len(self._tasks)
+            + sum(len(tally.alive) for tally in self._tallies.values())
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of this moment, and begin a new second."""
+        connected: dict[str, int] = {}
+        playing: dict[str, int] = {}
+        missing: dict[str, int] = {}
+        pictures: dict[str, int] = {}
+        missing_pictures: dict[str, int] = {}
+        received, frames = self._ended_bytes, self._ended_frames
+        for name, tally in self._tallies.items():
+            connected[name] = sum(viewer.connected for viewer in tally.alive) + tally.attacking
+            playing[name] = sum(viewer.playing for viewer in tally.alive)
+            measures = [viewer.measure for viewer in tally.alive]
+            missing[name] = tally.missing + sum(measure.missing for measure in measures)
+            pictures[name] = tally.pictures + sum(measure.video for measure in measures)
+            missing_pictures[name] = tally.missing_pictures + sum(
+                measure.missing_video + measure.missed_at_end for measure in measures
+            )
+            received += sum(viewer.result.wire_bytes for viewer in tally.alive)
+            frames += sum(viewer.measure.frames for viewer in tally.alive)
+        recent = self.recent.as_list()
+        self.recent.buckets.clear()  # the same object: viewers hold it
+        self.recent.max_us = 0
+        figures = {
+            "connected": connected,
+            "playing": playing,
+            "missing": missing,
+            "pictures": pictures,
+            "missing_pictures": missing_pictures,
+            "cut": {name: tally.cut for name, tally in self._tallies.items()},
+            "failed": {name: tally.failed for name, tally in self._tallies.items()},
+            "bytes": received - self._last_bytes,
+            "frames": frames - self._last_frames,
+            "recent": recent,
+            "alive": self.alive,
+        }
+        self._last_bytes, self._last_frames = received, frames
+        return figures
+
+    def delays(self) -> dict[str, list[int]]:
+        """Return the delays of all viewers that have ended, by profile."""
+        return {name: tally.delays.as_list() for name, tally in self._tallies.items() if tally.delays.buckets}
+
+    # -- ending
+
+    async def stop(self, *, patience_s: float) -> None:
+        """End all peers in order; attackers may take `patience_s` to come to their verdict."""
+        self._stopping = True
+        now = time.monotonic()
+        for tally in self._tallies.values():
+            for viewer in list(tally.alive):
+                try:
+                    viewer.depart(PeerEnd.RUN_ENDED, "the run was over", now)
+                except FlowctlError as error:
+                    viewer.end(PeerEnd.RUN_ENDED, str(error), now)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=patience_s)
+        for task in list(self._tasks):
+            task.cancel()
+        if self.alive - self._waiting - self._returning:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), _LAST_S)
+        for tally in self._tallies.values():
+            for viewer in list(tally.alive):
+                viewer.end(PeerEnd.RUN_ENDED, "the run was over", time.monotonic())

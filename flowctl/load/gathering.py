@@ -1,0 +1,291 @@
+"""Puts together what the workers of a load run say: rows, samples, percentiles, and what casts doubt on them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from flowctl.load.peers.measures import FASTEST, ORIGIN
+from flowctl.load.plan import LoadPlan, PeerOrder
+from flowctl.load.procfs import ProcessFigures, figures_of
+from flowctl.load.profiles import parse_profile
+from flowctl.load.results.histogram import DelayHistogram
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, Sample
+from flowctl.load.worker import Orders
+
+DELAYS_KEPT: Final = 10_000
+_LATE_S: Final = 0.5
+"""A second is closed without the workers that have not reported it so much later."""
+_BUSY_PERCENT: Final = 90.0
+_LAG_MS: Final = 50.0
+_PUBLISHER_LAG_S: Final = 0.1
+_REFUSED_SHARE: Final = 0.01
+
+
+@dataclass(slots=True)
+class _Second:
+    """What was said about one second of the run."""
+
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Figures:
+    """Of a process, the last time it was looked at."""
+
+    at: float
+    cpu_s: float
+
+
+class Gathering:
+    """The result of a run, as it grows.
+
+    Attributes:
+        closed: the last second that became a sample.
+        lost_publishers: rows of publishers of ours that ended before they were told to.
+        server_gone: whether the server's process, where it is watched, has ended.
+    """
+
+    def __init__(self, plan: LoadPlan, url: str, on_sample: Callable[[Sample], None] | None) -> None:
+        self._plan = plan
+        self._on_sample = on_sample
+        self._began = 0.0
+        self._seconds: dict[int, _Second] = {}
+        self.closed = 0
+        self.lost_publishers: list[PeerResult] = []
+        self.server_gone = False
+        self._cpu_s: dict[int, float] = {}  # of each worker, at its last word
+        self._cpu_before = 0.0
+        self._busy: list[int] = []  # seconds in which a worker had no processor time left
+        self._lagging: dict[int, float] = {}  # second -> worst lag in ms
+        self._server_before: _Figures | None = None
+        self._server_first: ProcessFigures | None = None
+        self._server_last: ProcessFigures | None = None
+        self._publisher_lag_s = 0.0
+        self._orders: dict[int, PeerOrder] = {}
+        self._streams_gone = False
+        self.result = RunResult(
+            url=url,
+            command=plan.command,
+            began_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
+            profiles=dict(plan.profiles),
+            server_pid=plan.server_pid,
+        )
+
+    def warn(self, text: str) -> None:
+        """Add a warning, once."""
+        if text not in self.result.warnings:
+            self.result.warnings.append(text)
+
+    def expect(self, orders: Iterable[PeerOrder], every: int) -> None:
+        """Note who is to come, and that only every n-th viewer is parsed."""
+        self._orders = {order.number: order for order in orders}
+        self.result.measured_every = every
+        if every > 1:
+            self.warn(f"frames and delays are of every {_ordinal(every)} viewer; the others read and discard")
+        if self._plan.server_pid is not None:
+            self._server_first = self._server_last = figures_of(self._plan.server_pid)
+            if self._server_first is not None:
+                self.result.server_base_rss_bytes = self._server_first.rss_bytes
+
+    def begin(self, began: float) -> None:
+        """Take `began`, on `time.monotonic`, as the start of the run."""
+        self._began = began
+        self.result.began_at = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        self._cpu_before = sum(self._cpu_s.values()) + time.process_time()
+        if self._server_last is not None:
+            self._look_at_server(began)
+
+    # -- what workers say
+
+    def started(self, worker: int, cpu_s: float) -> None:
+        """Note the processor time that a worker took to start: it is not that of the run."""
+        self._cpu_s[worker] = cpu_s
+
+    def row(self, values: dict[str, Any]) -> None:
+        """Take the row of a peer that has ended."""
+        result = PeerResult(**{**values, "kind": PeerKind(values["kind"]), "end": PeerEnd(values["end"])})
+        self.result.peers.append(result)
+        if result.kind is not PeerKind.PUBLISHER:
+            self._orders.pop(result.number, None)
+        elif result.end is not PeerEnd.RUN_ENDED:
+            self.lost_publishers.append(result)
+
+    def sampled(self, worker: int, message: dict[str, Any], *, publishing: bool) -> None:
+        """Take the figures of a worker; publishers have a clock of their own, so theirs are of the present second."""
+        second = self.closed + 1 if publishing else int(message["sample"])
+        used_s = message["cpu_s"] - self._cpu_s.get(worker, message["cpu_s"])
+        self._cpu_s[worker] = message["cpu_s"]
+        if used_s * 100 > _BUSY_PERCENT and self._began:
+            self._busy.append(second)
+        lag_ms = message["lag_s"] * 1000
+        if lag_ms > _LAG_MS and self._began:
+            self._lagging[second] = max(lag_ms, self._lagging.get(second, 0.0))
+        if not publishing and second > self.closed:
+            self._seconds.setdefault(second, _Second()).reports[worker] = message
+
+    def publisher_lag(self, lag_s: float) -> None:
+        """Note how late a publisher of ours was at worst."""
+        self._publisher_lag_s = max(self._publisher_lag_s, lag_s)
+
+    def died(self, orders: Orders, words: str) -> None:
+        """Make rows for the peers of a worker that died."""
+        if orders.role == "publishers":
+            self.warn(f"the process of the publishers died: {words}")
+            return
+        numbers = [int(peer[0]) for peer in orders.peers]
+        lost = [self._orders.pop(number) for number in numbers if number in self._orders]
+        self.warn(f"a worker process died, {len(lost)} peers with it: {words}")
+        for order in lost:
+            kind = parse_profile(order.profile).profile.kind
+            self.result.peers.append(
+                PeerResult(
+                    number=order.number,
+                    profile=order.profile,
+                    kind=kind,
+                    url=self.result.url,
+                    end=PeerEnd.TESTER_FAILED,
+                    end_details="its worker process died",
+                    ended_s=round(time.monotonic() - self._began, 3) if self._began else 0.0,
+                )
+            )
+
+    @property
+    def deserted(self) -> bool:
+        """Whether everybody has gone and nobody is to come, by the last sample."""
+        return self._streams_gone
+
+    @property
+    def healthy_cut(self) -> int:
+        """How many healthy viewers there were, if the server has ended the connections of all of them; else 0."""
+        if any(parse_profile(order.profile).profile.kind is PeerKind.HEALTHY for order in self._orders.values()):
+            return 0
+        rows = [row for row in self.result.peers if row.kind is PeerKind.HEALTHY]
+        return len(rows) if all(row.cut and row.first_frame_s is not None for row in rows) else 0
+
+    # -- samples
+
+    def close_second(self, now: float, workers: int) -> None:
+        """Make a sample of the oldest second that is complete, or late."""
+        second = self.closed + 1
+        due = self._began + second
+        reports = self._seconds.get(second)
+        complete = reports is not None and len(reports.reports) >= workers
+        if now < due or not (complete or now >= due + _LATE_S):
+            return
+        self.closed = second
+        self._seconds.pop(second, None)
+        sample = self._sample(float(second), [] if reports is None else list(reports.reports.values()))
+        self._streams_gone = (
+            complete and reports is not None and not any(report["alive"] for report in reports.reports.values())
+        )
+        self._add_processes(sample, now)
+        self.result.samples.append(sample)
+        if self._on_sample is not None:
+            self._on_sample(sample)
+
+    def _sample(self, at_s: float, reports: list[dict[str, Any]]) -> Sample:
+        sample = Sample(at_s=at_s)
+        recent = DelayHistogram()
+        for report in reports:
+            for name in ("connected", "playing", "missing", "pictures", "missing_pictures", "cut", "failed"):
+                into: dict[str, int] = getattr(sample, name)
+                for profile, count in report[name].items():
+                    into[profile] = into.get(profile, 0) + count
+            sample.received_bytes_per_s += report["bytes"]
+            sample.frames_per_s += report["frames"]
+            recent.merge(DelayHistogram.from_list(report["recent"]))
+        sample.delay_p50_ms = recent.percentile_ms(0.5)
+        sample.delay_p99_ms = recent.percentile_ms(0.99)
+        return sample
+
+    def _add_processes(self, sample: Sample, now: float) -> None:
+        used_s = sum(self._cpu_s.values()) + time.process_time()
+        sample.load_cpu_percent = round((used_s - self._cpu_before) * 100, 1)
+        self._cpu_before = used_s
+        before = self._server_before
+        figures = self._look_at_server(now)
+        if figures is None:
+            return
+        sample.server_rss_bytes = figures.rss_bytes
+        sample.server_fds = figures.fds
+        if before is not None and now > before.at:
+            sample.server_cpu_percent = round((figures.cpu_s - before.cpu_s) / (now - before.at) * 100, 1)
+
+    def _look_at_server(self, now: float) -> ProcessFigures | None:
+        pid = self._plan.server_pid
+        if pid is None:
+            return None
+        figures = figures_of(pid)
+        if figures is None:
+            self.server_gone = True
+            return None
+        self._server_before = _Figures(now, figures.cpu_s)
+        self._server_last = figures
+        return figures
+
+    # -- the end
+
+    def finish(self, done: list[dict[str, Any]]) -> RunResult:
+        """Return the whole result."""
+        result = self.result
+        if self._began:
+            result.duration_s = round(max(time.monotonic() - self._began, 0.0), 3)
+        result.peers.sort(key=lambda peer: (peer.kind is PeerKind.PUBLISHER, peer.number, peer.started_s))
+        merged: dict[str, DelayHistogram] = {}
+        sources: set[str] = set()
+        for words in done:
+            sources.update(words["sources"])
+            for name, flat in words["delays"].items():
+                merged.setdefault(name, DelayHistogram()).merge(DelayHistogram.from_list(flat))
+        result.delays_ms = {name: delays.sample_ms(DELAYS_KEPT) for name, delays in merged.items()}
+        result.delay_source = ", ".join(sorted(sources))
+        if self._server_first is not None and self._server_last is not None:
+            result.server_cpu_s = round(self._server_last.cpu_s - self._server_first.cpu_s, 3)
+        self._doubts(sources)
+        return result
+
+    def _doubts(self, sources: set[str]) -> None:
+        """Say what the figures should not be trusted for."""
+        if self._busy:
+            self.warn(
+                f"a process of the load tester had no processor time left in {len(set(self._busy))} s of the run: "
+                "delays are partly its own (more --workers, fewer viewers, or --measure for a sample of them)"
+            )
+        if self._lagging:
+            self.warn(
+                f"the load tester was late by up to {max(self._lagging.values()):.0f} ms in {len(self._lagging)} s of "
+                "the run: delays are partly its own"
+            )
+        if self._publisher_lag_s > _PUBLISHER_LAG_S:
+            self.warn(f"a publisher of the load tester was late by up to {self._publisher_lag_s * 1000:.0f} ms")
+        for peer in self.result.peers:
+            if peer.kind is PeerKind.PUBLISHER and peer.end is not PeerEnd.RUN_ENDED:
+                self.warn(
+                    f"publisher {peer.number + 1} was lost {peer.ended_s or 0:.1f} s after it began: {peer.end_details}"
+                )
+        lost = [peer for peer in self.result.peers if peer.end is PeerEnd.TESTER_FAILED]
+        if lost:
+            self.warn(
+                f"the load tester itself failed for {len(lost)} peers ({lost[0].end_details}): that says "
+                "nothing about the server; see `ulimit -n`, --workers and --spread-addresses"
+            )
+        if FASTEST in sources:
+            self.warn("delays are against the fastest viewer: the frames carry no time of their own")
+        elif ORIGIN in sources:
+            self.warn("delays are against the time at which our publisher was to send a frame")
+        viewers = [peer for peer in self.result.peers if peer.kind in (PeerKind.HEALTHY, PeerKind.SLOW)]
+        refused = [peer for peer in viewers if peer.end is PeerEnd.REFUSED]
+        if len(refused) > _REFUSED_SHARE * len(viewers):
+            self.warn(
+                f"{len(refused)} of {len(viewers)} viewers were refused ({refused[0].end_details}): servers limit "
+                "connections per address, see --spread-addresses"
+            )
+
+
+def _ordinal(number: int) -> str:
+    last = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"

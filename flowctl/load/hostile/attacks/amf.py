@@ -1,0 +1,175 @@
+"""B08 to B11 and B26: values without a floor, counts without data, values that end too early or are of a wrong type."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flowctl.load.hostile.base import Attack, Form, HostileProfile, Run
+from flowctl.load.hostile.octets import CONNECT, cut, u29
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.values import UNDEFINED, Xml
+from flowctl.wire.rtmp.wire import TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3, TYPE_DATA_AMF0, Message
+
+_LEVELS: Final = 100_000
+_CONNECT_LEVELS: Final = 15_000
+"""Levels that fit in 64 KiB, which servers take for a command."""
+_MOST_U29: Final = (1 << 29) - 1
+_LAUGHS: Final = 9
+
+
+def _connect(body: bytes, type_id: int = TYPE_COMMAND_AMF0) -> Run:
+    """Return a form that sends a connect with `body` behind name and transaction id."""
+
+    async def run(attack: Attack) -> None:
+        peer = await attack.shaken()
+        await peer.write(cut(type_id, CONNECT + body))
+
+    return run
+
+
+def _metadata(body: bytes) -> Run:
+    """Return a form that publishes metadata with `body` behind the name ``onMetaData``."""
+
+    async def run(attack: Attack) -> None:
+        peer = await attack.publishing(attack.context.own_name("metadata"))
+        payload = amf0.encode("@setDataFrame", "onMetaData") + body
+        await peer.send(Message(5, 0, TYPE_DATA_AMF0, peer.stream_id, payload))
+
+    return run
+
+
+def _calls(name: str, *arguments: Any) -> Run:
+    """Return a form that sends one command with odd arguments, on a message stream."""
+
+    async def run(attack: Attack) -> None:
+        peer = await attack.connected()
+        stream_id = await peer.create_stream()
+        await peer.command(name, *arguments, stream_id=stream_id)
+
+    return run
+
+
+async def _truncated_publish(attack: Attack) -> None:
+    """Publish with a name of which half is missing."""
+    peer = await attack.connected()
+    stream_id = await peer.create_stream()
+    body = amf0.encode("publish", 3.0, None, "a-name-that-ends-early")
+    await peer.send(Message(5, 0, TYPE_COMMAND_AMF0, stream_id, body[:-9]))
+
+
+async def _truncated_anywhere(attack: Attack) -> None:
+    """Connect with an object that is cut off at a place of chance."""
+    peer = await attack.shaken()
+    body = amf0.encode("connect", 1.0, peer.connect_object())
+    at = attack.context.rng.randrange(1, len(body) - 3)
+    attack.context.note(f"connect cut off after {at} of {len(body)} bytes")
+    await peer.write(cut(TYPE_COMMAND_AMF0, body[:at]))
+
+
+async def _xml_connect(attack: Attack) -> None:
+    """Connect with XML documents as members."""
+    peer = await attack.shaken()
+    values = peer.connect_object(pageUrl=Xml(_laughs()), swfUrl=Xml(_ENTITY))
+    await peer.write(cut(TYPE_COMMAND_AMF0, amf0.encode("connect", 1.0, values)))
+
+
+_ENTITY: Final = (
+    '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY file SYSTEM "file:///etc/hostname">'
+    '<!ENTITY % more SYSTEM "http://127.0.0.1:9/more.dtd"> %more;]><x>&file;</x>'
+)
+
+
+def _laughs() -> str:
+    """Return the billion laughs: entities that each are ten of the one before."""
+    lines = ['<!ENTITY l0 "ha">']
+    lines += [f'<!ENTITY l{level} "{f"&l{level - 1};" * 10}">' for level in range(1, _LAUGHS + 1)]
+    return f'<?xml version="1.0"?><!DOCTYPE x [{"".join(lines)}]><x>&l{_LAUGHS};</x>'
+
+
+# AMF0: an object whose only member "a" is an object, and so on; a strict array of one strict array.
+_NESTED_OBJECT: Final = b"\x03\x00\x01a"
+_NESTED_ARRAY: Final = b"\x0a\x00\x00\x00\x01"
+# AMF3: a dense array of one array, no named members.
+_NESTED_AMF3: Final = b"\x09\x03\x01"
+_COUNT: Final = b"\xff\xff\xff\xff"
+# AMF3 counts have their lowest bit set: it says that the value is here, and not a reference.
+_U29_COUNT: Final = u29(_MOST_U29)
+
+PROFILES: Final = (
+    HostileProfile(
+        id="B08",
+        name="nesting-bomb",
+        summary="sends AMF0 and AMF3 values nested up to 100,000 levels deep",
+        explanation="Decoders that call themselves run out of stack. In a connect (AMF0 and AMF3, as deep as 64 KiB "
+        "allow), in a longer connect, and in metadata. Sound servers limit the depth.",
+        forms=(
+            Form(name="connect", run=_connect(_NESTED_OBJECT * _CONNECT_LEVELS)),
+            Form(name="long-connect", run=_connect(_NESTED_OBJECT * _LEVELS)),
+            Form(name="amf3", run=_connect(b"\x11" + _NESTED_AMF3 * _CONNECT_LEVELS)),
+            Form(name="metadata", run=_metadata(_NESTED_ARRAY * _LEVELS)),
+        ),
+    ),
+    HostileProfile(
+        id="B09",
+        name="false-counts",
+        summary="announces billions of AMF values and sends none",
+        explanation="Array, ECMA array, long string (AMF0), array, vectors, dictionary, string and traits (AMF3). A "
+        "decoder that makes room for the count runs out of memory. Sound servers compare it with the bytes there are.",
+        forms=(
+            Form(name="array", run=_connect(b"\x0a" + _COUNT + bytes(64))),
+            Form(name="ecma-array", run=_connect(b"\x08" + _COUNT + b"\x00\x00\x09")),
+            Form(name="long-string", run=_connect(b"\x0c" + _COUNT + bytes(64))),
+            Form(name="amf3-array", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64))),
+            Form(name="int-vector", run=_connect(b"\x11\x0d" + _U29_COUNT + bytes(64))),
+            Form(name="object-vector", run=_connect(b"\x11\x10" + _U29_COUNT + b"\x00\x01" + bytes(64))),
+            Form(name="dictionary", run=_connect(b"\x11\x11" + _U29_COUNT + bytes(64))),
+            Form(name="amf3-string", run=_connect(b"\x11\x06" + _U29_COUNT + bytes(64))),
+            Form(name="traits", run=_connect(b"\x11\x0a" + u29(_MOST_U29 & ~0xC | 0x3) + b"\x01" + bytes(64))),
+            Form(name="type-17", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64), TYPE_COMMAND_AMF3)),
+        ),
+    ),
+    HostileProfile(
+        id="B10",
+        name="truncated-amf",
+        summary="cuts off the values of connect, publish and metadata",
+        explanation="A decoder that does not look where the data ends reads what is behind it, or raises what nobody "
+        "catches. Sound servers refuse such a command, and pass on or drop such metadata.",
+        forms=(
+            Form(name="connect", run=_connect(b"\x03\x00\x03app\x02\x00\x40live")),
+            Form(name="anywhere", run=_truncated_anywhere),
+            Form(name="publish", run=_truncated_publish),
+            Form(name="metadata", run=_metadata(b"\x08\x00\x00\x00\x02\x00\x05width\x00\x40\x84")),
+        ),
+    ),
+    HostileProfile(
+        id="B11",
+        name="wrong-types",
+        summary="sends numbers, false, null and objects where names belong",
+        explanation="publish(false), publish of a number, of an object, of nothing; play(null); a connect whose app is "
+        "false; a deleteStream of a text; a connect that is all undefined. One of these ended the whole process of a "
+        "known server. Sound servers refuse each, or take it for what clients mean by it.",
+        forms=(
+            Form(name="publish-false", run=_calls("publish", None, False)),
+            Form(name="publish-number", run=_calls("publish", None, 4711.0, "live")),
+            Form(name="publish-object", run=_calls("publish", None, {"name": "x"}, ["live"])),
+            Form(name="publish-nothing", run=_calls("publish")),
+            Form(name="play-null", run=_calls("play", None, None)),
+            Form(name="play-array", run=_calls("play", None, ["x"], "now", "then", {})),
+            Form(name="delete-text", run=_calls("deleteStream", None, "all")),
+            Form(name="connect-app", run=_connect(amf0.encode({"app": False, "tcUrl": 1.0, "flashVer": None}))),
+            Form(name="connect-undefined", run=_connect(amf0.encode(UNDEFINED, UNDEFINED))),
+        ),
+    ),
+    HostileProfile(
+        id="B26",
+        name="xml-entity",
+        summary="sends AMF XML documents with entities",
+        explanation="The billion laughs, an entity that names a file and one that names an address, as XML documents "
+        "in connect and in metadata. A server that parses XML takes gigabytes, reads files or opens connections. Sound "
+        "servers keep it as text.",
+        forms=(
+            Form(name="connect", run=_xml_connect),
+            Form(name="metadata", run=_metadata(amf0.encode({"xmp": Xml(_laughs()), "liveXML": Xml(_ENTITY)}))),
+        ),
+    ),
+)

@@ -1,0 +1,250 @@
+"""H01 to H08, with B34 among them: attacks on what is served over HTTP and WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Final
+
+from flowctl.load.hostile.base import ANY, ENDED, Attack, Form, HostileProfile
+from flowctl.load.hostile.peer import Peer
+
+_MIB: Final = 1 << 20
+_SMALL_BUFFER: Final = 4096
+_SLOW_S: Final = 0.25
+"""Between two octets of a slow sender: no limit on silence sees it."""
+_SLOW_BYTES: Final = 250
+_PATIENCE_S: Final = 65.0
+"""nginx waits 60 s for the headers of a request."""
+_READER_S: Final = 95.0
+_FLOOD_BYTES: Final = 64 * _MIB
+"""More than any kernel keeps: a client that sends it all has been read by the server."""
+_UPGRADE: Final = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+_PING: Final = b"\x89\x84\0\0\0\0ping"
+_FRAGMENT: Final = b"\0\x81\0\0\0\0f"
+
+
+def _request(attack: Attack, path: str = "/flowctl", *, method: str = "GET", headers: bytes = b"") -> bytes:
+    host = f"{attack.context.host}:{attack.context.port}"
+    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n".encode() + headers
+
+
+def _stream(attack: Attack) -> str:
+    return f"/{attack.context.app}/{attack.context.stream.removesuffix('.flv')}.flv"
+
+
+async def _play(attack: Attack, headers: bytes = b"", **options: int) -> Peer:
+    """Ask for the stream, and wait for the first octets of the answer."""
+    peer = await attack.open(**options)
+    await peer.write(_request(attack, _stream(attack), headers=headers) + b"\r\n")
+    await peer.read_some(1)
+    return peer
+
+
+async def _half_closed_request(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack) + b"\r\n")
+    peer.sock.shutdown(socket.SHUT_WR)
+
+
+async def _half_closed_player(attack: Attack) -> None:
+    peer = await _play(attack)
+    peer.sock.shutdown(socket.SHUT_WR)
+
+
+async def _half_closed_head(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack))
+    peer.sock.shutdown(socket.SHUT_WR)
+
+
+async def _chunks(attack: Attack) -> None:
+    """Send a body in chunks of one octet, with extensions, and without an end."""
+    peer = await attack.open()
+    await peer.write(_request(attack, method="POST", headers=b"Transfer-Encoding: chunked\r\n\r\n"))
+    while peer.sent_bytes < _FLOOD_BYTES:
+        await peer.write(b"1;x=y\r\nz\r\n" * 1000)
+
+
+async def _announced(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack, method="POST", headers=b"Content-Length: 10995116277760\r\n\r\n"))
+
+
+async def _body_of_get(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack, _stream(attack), headers=b"Transfer-Encoding: chunked\r\n\r\n"))
+    while peer.sent_bytes < _FLOOD_BYTES:
+        await peer.write(b"4000\r\n" + b"b" * 0x4000 + b"\r\n")
+
+
+async def _slowly(attack: Attack, octets: bytes) -> None:
+    """Send an octet at a time, always soon enough not to look silent."""
+    peer = await attack.open()
+    while True:
+        for octet in octets:
+            await peer.write(bytes((octet,)))
+            await asyncio.sleep(_SLOW_S)
+            peer.look()
+        octets = b"X-Slow: loris\r\n"
+
+
+async def _slow_line(attack: Attack) -> None:
+    await _slowly(attack, b"GET /" + b"a" * 4096)
+
+
+async def _slow_headers(attack: Attack) -> None:
+    await _slowly(attack, b"GET / HTTP/1.1\r\n")
+
+
+async def _slow_body(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack, method="POST", headers=b"Content-Length: 60000\r\n\r\n"))
+    while True:
+        await peer.write(b"b")
+        await asyncio.sleep(_SLOW_S)
+        peer.look()
+
+
+async def _long_target(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack, "/" + "a" * _MIB) + b"\r\n")
+
+
+async def _long_header(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack, headers=b"X: " + b"a" * _MIB + b"\r\n") + b"\r\n")
+
+
+async def _many_headers(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack, headers=b"X: y\r\n" * 100_000) + b"\r\n")
+
+
+async def _endless_header(attack: Attack) -> None:
+    peer = await attack.open()
+    await peer.write(_request(attack, headers=b"X: "))
+    while peer.sent_bytes < _FLOOD_BYTES:
+        await peer.write(b"a" * 65536)
+
+
+async def _pipeline(attack: Attack) -> None:
+    """Ask without end, and read no answer."""
+    peer = await attack.open(receive_buffer_bytes=_SMALL_BUFFER)
+    requests = (_request(attack) + b"\r\n") * 500
+    while True:
+        await peer.write(requests)
+
+
+async def _slow_reader(attack: Attack) -> None:
+    """Play, and read 1 kB/s."""
+    peer = await _play(attack, receive_buffer_bytes=_SMALL_BUFFER)
+    attack.undecided = attack.context.duration_s < _READER_S
+    while True:
+        await peer.read_some(_SLOW_BYTES)
+        peer.look()
+        await asyncio.sleep(_SLOW_S)
+
+
+async def _websocket(attack: Attack, octets: bytes, *, first: bytes = b"") -> None:
+    peer = await _play(attack, _UPGRADE, receive_buffer_bytes=_SMALL_BUFFER)
+    await peer.write(first)
+    while True:
+        await peer.write(octets)
+
+
+async def _pings(attack: Attack) -> None:
+    """Ping without end, and read no answer."""
+    await _websocket(attack, _PING * 500)
+
+
+async def _fragments(attack: Attack) -> None:
+    """Send one message in fragments of an octet, without end."""
+    await _websocket(attack, _FRAGMENT * 500, first=b"\x02\x81\0\0\0\0f")
+
+
+async def _long_frame(attack: Attack) -> None:
+    """Announce a frame of 2^62 octets, and send it."""
+    await _websocket(attack, b"x" * 65536, first=b"\x82\xff" + (1 << 62).to_bytes(8, "big") + b"\0\0\0\0")
+
+
+def _profile(number: int, name: str, summary: str, explanation: str, *forms: Form) -> HostileProfile:
+    return HostileProfile(
+        id=f"H{number:02}", name=name, summary=summary, explanation=explanation, forms=forms, over_http=True
+    )
+
+
+PROFILES: Final = (
+    _profile(
+        1,
+        "http-half-close",
+        "closes its sending half behind a request, in the middle of one, and while it plays",
+        "The first half of B34: a reader that will never say anything again. Sound servers answer what came whole, and "
+        "free what belongs to a player that has left.",
+        Form(name="request", run=_half_closed_request),
+        Form(name="player", run=_half_closed_player),
+        Form(name="head", run=_half_closed_head, allowed=ENDED),
+    ),
+    _profile(
+        2,
+        "http-body",
+        "sends bodies that nobody asked for: in chunks without end, of 10 TB, and behind the GET of a stream",
+        "The second half of B34. A body is of no use here, and one in chunks has no length. Sound servers read a "
+        "little of it and refuse the rest.",
+        Form(name="chunks", run=_chunks, allowed=ENDED),
+        Form(name="announced", run=_announced, allowed=ENDED),
+        Form(name="of-get", run=_body_of_get, allowed=ENDED),
+    ),
+    _profile(
+        3,
+        "http-slowloris",
+        "sends request line, headers or body an byte at a time, for ever",
+        "A connection, and what the server keeps for it, is held at the cost of an byte now and then. Sound servers "
+        "limit the time to the end of a request, not only silence.",
+        Form(name="line", run=_slow_line, allowed=ENDED, needs_s=_PATIENCE_S),
+        Form(name="headers", run=_slow_headers, allowed=ENDED, needs_s=_PATIENCE_S),
+        Form(name="body", run=_slow_body, allowed=ENDED, needs_s=_PATIENCE_S),
+    ),
+    _profile(
+        4,
+        "http-huge-head",
+        "sends a path or a header of 1 MiB, 100,000 headers, and a header without end",
+        "What is not complete has to be kept. Sound servers limit bytes and number of headers, and say which.",
+        Form(name="target", run=_long_target, allowed=ENDED),
+        Form(name="header", run=_long_header, allowed=ENDED),
+        Form(name="count", run=_many_headers, allowed=ENDED),
+        Form(name="endless", run=_endless_header, allowed=ENDED),
+    ),
+    _profile(
+        5,
+        "http-pipeline",
+        "sends requests without end, and reads no answer",
+        "Each request makes an answer that waits. Sound servers look at no further request while answers wait.",
+        Form(name="", run=_pipeline, allowed=ANY, reads=False),
+    ),
+    _profile(
+        6,
+        "http-slow-reader",
+        "plays over HTTP and reads 1 kB/s",
+        "What it does not read waits in the server. Sound servers leave out what is late, and cut at a limit.",
+        Form(name="", run=_slow_reader, allowed=ENDED, needs_s=_READER_S, reads=False),
+    ),
+    _profile(
+        7,
+        "websocket-flood",
+        "plays over WebSocket, pings without end, and reads no answer",
+        "Each ping makes a pong. Sound servers limit how many they look at, and how many answers wait.",
+        Form(name="", run=_pings, allowed=ANY, reads=False),
+    ),
+    _profile(
+        8,
+        "websocket-message",
+        "plays over WebSocket and sends a message without end: in fragments of an byte, and in a frame of 4 EiB",
+        "A message is only complete at its end. Sound servers keep none of it that they have no use for.",
+        Form(name="fragments", run=_fragments, allowed=ANY, reads=False),
+        Form(name="frame", run=_long_frame, allowed=ANY, reads=False),
+    ),
+)

@@ -1,0 +1,303 @@
+"""What a hostile profile is, what it is handed, and what it says afterwards.
+
+Theory of operation. A profile has one or several *forms*: an attack on a size may announce it, or send it, or begin it
+and wait. All forms run at the same time, each in a task of its own with connections of its own, and each ends by the
+deadline whatever the server does. What the server did with the first connection of a form is read off that connection:
+it was CUT, REFUSED, or CONTAINED (it is still there and gets nothing it should not get). A form that knows more says
+so: `Attack.fault` is a thing that no sound server does.
+
+From outside one cannot see memory or processor time; the caller gives the server's process id to the
+load tester for that. What can always be seen is whether others suffer: a *witness*, a connection that does nothing
+wrong, is kept beside every attack, and a server that ends it without a word has most likely ended altogether. And
+whether the server still lets newcomers in is tried at the end.
+
+A worker runs a profile with ``verdict = await profile.attack(context)``; nothing but a bug of ours is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.load.hostile import bystanders
+from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
+from flowctl.load.hostile.types import WATCH_S, AttackContext, AttackResult, FormResult, Outcome
+from flowctl.load.peers.ownfault import TesterFailedError
+from flowctl.load.results.result import PeerEnd
+
+__all__ = [
+    "ANY",
+    "ENDED",
+    "STAYS",
+    "UNHARMED",
+    "WATCH_S",
+    "Attack",
+    "AttackContext",
+    "AttackResult",
+    "Form",
+    "FormResult",
+    "HostileProfile",
+    "Outcome",
+    "Run",
+]
+
+ANY: Final = frozenset({Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED})
+"""Every way a sound server may react, where only the bounds on memory and processor time matter."""
+ENDED: Final = frozenset({Outcome.CUT, Outcome.REFUSED})
+"""The attacker may not stay."""
+STAYS: Final = frozenset({Outcome.CONTAINED})
+"""The peer is odd, not hostile: a sound server keeps it."""
+UNHARMED: Final = frozenset({Outcome.CONTAINED, Outcome.REFUSED})
+"""The server may say no, and may not end the connection over it."""
+
+
+class Attack:
+    """One form in action: its connections and what it noticed.
+
+    Attributes:
+        peers: connections, in the order in which they were made; the first one is judged.
+        details: what happened, for the report, where the form can say more than its connection.
+        undecided: the deadline came before a sound server would have acted.
+    """
+
+    def __init__(self, context: AttackContext, deadline: float) -> None:
+        self.context: Final = context
+        self.deadline: Final = deadline
+        self.peers: list[Peer] = []
+        self.faults: list[str] = []
+        self.details = ""
+        self.undecided = False
+
+    @property
+    def left_s(self) -> float:
+        """Time until the deadline, 0 or more."""
+        return max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+    async def open(self, *, receive_buffer_bytes: int = 0) -> Peer:
+        """Connect, TCP only."""
+        context = self.context
+        peer = Peer(context.host, context.port, app=context.app, rng=context.rng)
+        self.peers.append(peer)
+        await peer.open(source=context.source, receive_buffer_bytes=receive_buffer_bytes)
+        return peer
+
+    async def shaken(self, **options: int) -> Peer:
+        """Connect and do the handshake; options as for `open`."""
+        peer = await self.open(**options)
+        await peer.handshake()
+        return peer
+
+    async def connected(self, **options: int) -> Peer:
+        """Connect, do the handshake, and have connect accepted."""
+        peer = await self.shaken(**options)
+        await peer.connect()
+        return peer
+
+    async def publishing(self, name: str, **options: int) -> Peer:
+        """Publish `name`, up to the server's consent."""
+        peer = await self.connected(**options)
+        await peer.publish(name)
+        return peer
+
+    async def playing(self, name: str | None = None, **options: int) -> Peer:
+        """Play `name` (None: the live stream), up to the request; does not wait for an answer."""
+        peer = await self.connected(**options)
+        await peer.play(self.context.stream if name is None else name)
+        return peer
+
+    def fault(self, text: str) -> None:
+        """Note something that no sound server does; the expectation is not met then."""
+        self.faults.append(text)
+
+    async def watch(self, peer: Peer, seconds: float | None = None) -> bool:
+        """Read what the server sends until it ends the connection; return whether it did."""
+        seconds = self.context.watch_s if seconds is None else seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, self.left_s)):
+                await peer.read_to_end()
+        return peer.ended is not None
+
+    def close(self) -> None:
+        """Close all connections at once."""
+        for peer in self.peers:
+            peer.close()
+
+
+Run = Callable[[Attack], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One way to carry out an attack.
+
+    Args:
+        run: does it; may end early or be cancelled at the deadline. Where it returns, its first connection is watched
+            for a few seconds, unless it has ended.
+        needs_s: a sound server with common settings acts within this time; an attack that is shorter and sees
+            nothing cannot tell. 0: at once.
+    """
+
+    name: str
+    run: Run
+    allowed: frozenset[Outcome] = ANY
+    needs_s: float = 0.0
+    reads: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostileProfile:
+    """One attack, ready to be run.
+
+    Args:
+        id: public name, ``B01`` to ``B34``, ``W01`` to ``W08``, ``H01`` to ``H08``.
+        name: readable name, like ``declared-length``; unique as well.
+    """
+
+    id: str
+    name: str
+    summary: str
+    explanation: str
+    forms: tuple[Form, ...]
+    over_http: bool = False
+
+    @property
+    def expectation(self) -> str:
+        """What a sound server may do, in words."""
+        allowed = frozenset[Outcome]().union(*(form.allowed for form in self.forms))
+        return " or ".join(item.value for item in Outcome if item in allowed)
+
+    @property
+    def least_duration_s(self) -> float:
+        """An attack that lasts at least this long can tell about every server with common settings; seconds."""
+        return max(form.needs_s for form in self.forms) + WATCH_S
+
+    async def attack(self, context: AttackContext) -> AttackResult:
+        """Attack, watch what the server does, see whether it lets a newcomer in, and judge.
+
+        Ends by ``context.duration_s`` and `bystanders.PROBE_S`. Connections are closed, also when cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        chosen = [form for form in self.forms if context.forms is None or form.name in context.forms]
+        attacks = [Attack(context, began + context.duration_s) for _ in chosen]
+        witness = bystanders.Witness(context, over_http=self.over_http)
+        try:
+            await witness.enter()
+            found = await asyncio.gather(
+                *(_run(form, attack, began) for form, attack in zip(chosen, attacks, strict=True))
+            )
+            await witness.leave()
+        finally:
+            witness.close()
+            for attack in attacks:
+                attack.close()
+        newcomer = await bystanders.newcomer_gets_in(context, over_http=self.over_http) if context.probe else None
+        verdict = _result(found, [peer for attack in attacks for peer in attack.peers], context, newcomer=newcomer)
+        return _with_witness(verdict, witness)
+
+
+async def _run(form: Form, attack: Attack, began: float) -> FormResult:
+    """Carry out one form, judge it, and close its connections: what comes of them after that is not its doing.
+
+    A form that is slow to learn of its end must not keep the others' connections, or they run into limits in time.
+    """
+    problem: Exception | None = None
+    try:
+        async with asyncio.timeout_at(attack.deadline):
+            await form.run(attack)
+            if attack.peers and form.reads and attack.peers[0].ended is None:
+                await attack.watch(attack.peers[0])
+    except (PeerGoneError, RefusedError, UnreachableError, RemoteProtocolError, TesterFailedError) as error:
+        problem = error
+    except TimeoutError:
+        pass
+    verdict = _judge(form, attack, problem, began)
+    attack.close()
+    return verdict
+
+
+def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) -> FormResult:
+    peer = attack.peers[0] if attack.peers else None
+    outcome, end = Outcome.CONTAINED, PeerEnd.RUN_ENDED
+    details = attack.details
+    if isinstance(problem, TesterFailedError):
+        outcome, end = Outcome.UNREACHABLE, PeerEnd.TESTER_FAILED
+    elif peer is None or (isinstance(problem, UnreachableError) and not peer.opened):
+        outcome, end = Outcome.UNREACHABLE, PeerEnd.NOT_CONNECTED
+    elif isinstance(problem, RemoteProtocolError):
+        outcome, end = Outcome.BROKEN, PeerEnd.ERROR
+    elif peer.refusal is not None or (peer.ended is not None and peer.handshake_s is None and not peer.spoke):
+        outcome, end = Outcome.REFUSED, PeerEnd.REFUSED
+    elif peer.ended is not None:
+        outcome = Outcome.CUT
+        end = PeerEnd.SERVER_RESET if peer.ended == "reset" else PeerEnd.SERVER_CLOSED
+    met: bool | None = outcome in form.allowed and not attack.faults
+    seen_s = asyncio.get_running_loop().time() - began
+    if not attack.faults and outcome is Outcome.CONTAINED and (attack.undecided or (not met and seen_s < form.needs_s)):
+        met = None
+    if form.allowed == STAYS and isinstance(problem, UnreachableError) and outcome is Outcome.CONTAINED:
+        met = False  # it is still there, and does not answer any more
+    if end is PeerEnd.TESTER_FAILED and not attack.faults:
+        met = None
+    said = peer.last_words if peer is not None else ""
+    details = "; ".join(item for item in (*attack.faults, details, str(problem or ""), said) if item)
+    return FormResult(
+        form=form.name,
+        outcome=outcome,
+        met=met,
+        details=details,
+        code=peer.code if peer is not None else None,
+        end=end,
+        after_s=None if peer is None or peer.ended_at is None else peer.ended_at - began,
+    )
+
+
+def _with_witness(verdict: AttackResult, witness: bystanders.Witness) -> AttackResult:
+    verdict.witness = witness.alone
+    if witness.alone is False:
+        verdict.met = False
+        verdict.details = f"a connection beside it was ended without a word: did the server die? {verdict.details}"
+    return verdict
+
+
+_WORST: Final = (Outcome.BROKEN, Outcome.UNREACHABLE, Outcome.CONTAINED, Outcome.REFUSED, Outcome.CUT)
+"""Which form speaks for the attack, where all or none are as expected."""
+
+
+def _result(
+    found: list[FormResult], peers: list[Peer], context: AttackContext, *, newcomer: bool | None
+) -> AttackResult:
+    """Put the forms together: the worst one speaks for all."""
+    if not found:
+        names = ", ".join(context.forms or ())
+        return AttackResult(
+            outcome=Outcome.UNREACHABLE, met=None, details=f"no form of the name {names}", end=PeerEnd.NOT_CONNECTED
+        )
+    rank = {False: 0, None: 1, True: 2}
+    worst = min(found, key=lambda item: (rank[item.met], _WORST.index(item.outcome)))
+    met, details = worst.met, worst.details
+    if worst.form:
+        details = f"{worst.form}: {details}" if details else worst.form
+    if newcomer is False:
+        met, details = False, f"no newcomer was let in within {bystanders.PROBE_S:g} s afterwards; {details}"
+    connected = [peer for peer in peers if peer.opened]
+    return AttackResult(
+        outcome=worst.outcome,
+        met=met,
+        details=details,
+        end=worst.end,
+        code=worst.code,
+        cut=worst.outcome is Outcome.CUT,
+        connect_s=connected[0].connect_s if connected else None,
+        handshake_s=next((peer.handshake_s for peer in connected if peer.handshake_s is not None), None),
+        sent_bytes=sum(peer.sent_bytes for peer in peers),
+        received_bytes=sum(peer.received_bytes for peer in peers),
+        connections=len(connected),
+        newcomer=newcomer,
+        forms=found,
+        notes="; ".join(context.notes),
+    )

@@ -1,0 +1,415 @@
+"""What viewers and publishers of a load run share: one connection of a worker, from SYN to its row of the results.
+
+Theory of operation. A link connects without blocking, shakes hands and asks for its stream through the sans-I/O
+`ClientSession`, or over HTTP through `HttpSpeech`. Then the derived class takes over what comes in (`input`). A link
+ends exactly once, in `end`, which says how; whatever the reason, its row is complete then. Nothing here raises towards
+the reactor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.load.peers.http import HTTP_SCHEMES, HttpSpeech
+from flowctl.load.peers.ownfault import OWN_FAULTS
+from flowctl.load.peers.reactor import READ, WRITE, Reactor
+from flowctl.load.results.result import PeerEnd, PeerResult
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.events import (
+    ClientEvent,
+    HandshakeDone,
+    ReconnectRequested,
+    Rejected,
+    StatusReceived,
+    StreamEnded,
+)
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.wire import Message
+
+PENDING_MAX_BYTES: Final = 64 * 1024
+"""What a viewer may have waiting to be sent: a server that does not read our acknowledgements does not need them."""
+
+LINGER_S: Final = 0.5
+"""How long a link that leaves waits for the server to close."""
+
+HANDSHAKE_BYTES: Final = 1 + 1536 + 1536
+_PIECE_BYTES: Final = 256 * 1024
+SCRATCH: Final = memoryview(bytearray(_PIECE_BYTES))
+"""All links of a process read into the same memory; what they keep of it they copy."""
+
+_CUTS: Final = frozenset({PeerEnd.SERVER_CLOSED, PeerEnd.SERVER_RESET, PeerEnd.ERROR})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where links connect to.
+
+    Args:
+        address: resolved once, so that what was checked is what is used.
+    """
+
+    family: int
+    address: tuple[Any, ...]
+
+
+class Link:
+    """One connection; derive from it and override `input`, `event` and `tuned`."""
+
+    __slots__ = (
+        "_asks",
+        "_began",
+        "_config",
+        "_half_closed",
+        "_leaving",
+        "_on_end",
+        "_out",
+        "_reactor",
+        "_started",
+        "_target",
+        "_url",
+        "_watched",
+        "connected",
+        "ended",
+        "result",
+        "sees_end",
+        "session",
+        "shaken",
+        "sock",
+    )
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        target: Target,
+        url: RtmpUrl,
+        result: PeerResult,
+        *,
+        asks: Callable[[ClientSession], None],
+        config: ClientSessionConfig,
+        began: float,
+        on_end: Callable[[Any], None],
+    ) -> None:
+        self._reactor = reactor
+        self._target = target
+        self._url = url
+        self._asks = asks
+        self._config = config
+        self._began = began
+        self._on_end = on_end
+        self._out = bytearray()  # what the kernel has not taken yet
+        self._started = 0.0  # when it began to connect
+        self._watched = 0  # events asked of epoll
+        self._leaving: tuple[PeerEnd, str] | None = None  # how it will have ended when the server has closed
+        self._half_closed = False  # we have closed the sending half and went on reading
+        self.connected = False
+        self.ended = False
+        self.sees_end = True  # whether it would hear of it if the server ended the connection
+        self.shaken = False  # whether the handshake is done
+        self.result = result
+        self.session: ClientSession | HttpSpeech | None = None
+        self.sock: socket.socket | None = None
+
+    # -- for derived classes
+
+    def tuned(self, sock: socket.socket) -> None:
+        """Set options of the socket before it connects."""
+
+    def input(self, now: float) -> None:
+        """Read what there is."""
+        self.read_session(now, _PIECE_BYTES)
+
+    def event(self, event: ClientEvent, now: float) -> None:
+        """Take an event of the session."""
+
+    def ending(self, now: float) -> None:
+        """Complete the row; called once, before `on_end`."""
+
+    # -- connecting
+
+    def start(self, source: str, timeout_s: float) -> None:
+        """Begin to connect."""
+        now = time.monotonic()
+        self._started = now
+        self.result.started_s = max(now - self._began, 0.0)  # timers are good for half a millisecond
+        self._reactor.call_at(now + timeout_s, self._timed_out)
+        try:
+            sock = socket.socket(self._target.family, socket.SOCK_STREAM)
+        except OSError as error:
+            self.end(PeerEnd.TESTER_FAILED, f"no socket: {error.strerror}", now)
+            return
+        self.sock = sock
+        sock.setblocking(False)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.tuned(sock)
+            if source and self._target.family == socket.AF_INET:
+                # The port is chosen when it connects: one per pair of addresses, not one of all there are.
+                sock.setsockopt(socket.IPPROTO_IP, getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24), 1)
+                sock.bind((source, 0))
+            code = sock.connect_ex(self._target.address)
+        except OSError as error:
+            code = error.errno or errno.EINVAL
+        if code not in (0, errno.EINPROGRESS):
+            self.end(PeerEnd.TESTER_FAILED if code in OWN_FAULTS else PeerEnd.NOT_CONNECTED, os.strerror(code), now)
+            return
+        self._watched = WRITE
+        self._reactor.add(sock.fileno(), self, WRITE)
+
+    def _timed_out(self, now: float) -> None:
+        if not self.ended and not self.shaken:
+            what = "handshake" if self.connected else "connection"
+            self.end(PeerEnd.NOT_CONNECTED, f"no {what} within {now - self._started:.1f} s", now)
+
+    def _established(self, now: float) -> None:
+        sock = self.sock
+        if sock is None:
+            return
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.end(PeerEnd.NOT_CONNECTED, os.strerror(code), now)
+            return
+        self.connected = True
+        self.result.connect_s = now - self._started
+        host, port = sock.getsockname()[:2]
+        self.result.address = f"{host}:{port}"
+        self.watch(READ)
+        if self._url.scheme in HTTP_SCHEMES:
+            self.session = HttpSpeech(self._url)
+        else:
+            self.session = session = ClientSession(self._config, now=now)
+            self._asks(session)
+            session.connect(self._url)
+        self.send(self.session.data_to_send(), now)
+
+    # -- input and output
+
+    def ready(self, events: int, now: float) -> None:
+        """Take readiness of the socket."""
+        try:
+            if not self.connected:
+                self._established(now)
+                return
+            if events & WRITE:
+                self._flush(now)
+            if events & ~WRITE and not self.ended:
+                if self._leaving is not None:
+                    self._drain(now)
+                elif events & READ or self._watched & READ:
+                    self.input(now)
+                else:
+                    self.lost(now)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._broken(error, now)
+        except RemoteProtocolError as error:
+            self.end(PeerEnd.ERROR, f"{error.code}: {error}", now)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours ends one peer, not thousands, and says so
+            self.end(PeerEnd.TESTER_FAILED, f"in the load tester: {type(error).__name__}: {error}", now)
+
+    def watch(self, events: int) -> None:
+        """Ask to be told of these events, and of room to write while something waits."""
+        wanted = events | (WRITE if self._out else 0)
+        if wanted != self._watched and self.sock is not None and not self.ended:
+            self._watched = wanted
+            self._reactor.watch(self.sock.fileno(), wanted)
+
+    def send(self, octets: bytes, now: float) -> bool:
+        """Send, or keep what the kernel does not take; return False and forget it when too much waits already."""
+        if not octets or self.sock is None or self.ended or self._half_closed:
+            return True  # after our own FIN the kernel would say EPIPE, which looks like a reset of the server
+        if self._out:
+            if len(self._out) > PENDING_MAX_BYTES:
+                return False
+            self._out += octets
+            return True
+        try:
+            sent = self.sock.send(octets)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._broken(error, now)
+            return False
+        if sent < len(octets):
+            self._out += octets[sent:]
+            self.watch(self._watched)
+        return True
+
+    def half_close(self) -> None:
+        """Close the sending half, and go on reading; nothing is sent any more, what waits to be sent is forgotten."""
+        if self.sock is None:
+            return
+        self._out.clear()
+        self._half_closed = True
+        self.watch(self._watched & ~WRITE)
+        self.sock.shutdown(socket.SHUT_WR)
+
+    @property
+    def pending_bytes(self) -> int:
+        """What waits to be taken by the kernel."""
+        return len(self._out)
+
+    def _flush(self, now: float) -> None:
+        if self._out and self.sock is not None:
+            sent = self.sock.send(self._out)
+            del self._out[:sent]
+        if not self._out:
+            self.watch(self._watched & ~WRITE)
+            self.drained(now)
+
+    def drained(self, now: float) -> None:
+        """Go on sending when much waits."""
+
+    def receive(self, most: int, now: float) -> int:
+        """Read into `SCRATCH`; return how much, 0 when the link has ended."""
+        if self.sock is None:
+            return 0
+        count = self.sock.recv_into(SCRATCH, min(most, _PIECE_BYTES))
+        if not count:
+            self.closed_by_server(now)
+            return 0
+        self.result.wire_bytes += count
+        return count
+
+    def read_session(self, now: float, most: int) -> memoryview:
+        count = self.receive(most, now)
+        octets = SCRATCH[:count]
+        session = self.session
+        if count and session is not None:
+            events = session.receive(octets, now)
+            self.send(session.data_to_send(), now)
+            for event in events:
+                if not isinstance(event, Message):
+                    self._note(event, now)
+                    self.event(event, now)
+                    if self.ended:
+                        break
+        return octets
+
+    def _note(self, event: ClientEvent, now: float) -> None:
+        if isinstance(event, HandshakeDone):
+            self.shaken = True
+            self.result.handshake_s = now - self._started - (self.result.connect_s or 0.0)
+        elif isinstance(event, StatusReceived):
+            self.status(event.level, event.code, event.description)
+        elif isinstance(event, StreamEnded):
+            self.status("status", event.reason, "")
+        elif isinstance(event, ReconnectRequested):
+            self.status("status", "NetConnection.Connect.ReconnectRequest", event.description)
+        elif isinstance(event, Rejected):
+            self.result.end_code = event.code or None
+            self.end(PeerEnd.REFUSED, f"{event.what} refused: {event.description or event.code}", now)
+
+    def status(self, level: str, code: str, description: str) -> None:
+        """Remember the server's last error, or what it ended the stream with."""
+        if level == "error" or code in _FINAL_CODES:
+            self.result.end_code = code
+            self.result.end_details = description[:200]
+
+    # -- ending
+
+    def lost(self, now: float) -> None:
+        """The connection is over although nobody reads it: it was reset, or all that came before its end fits us."""
+        if self.sock is None:
+            return
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._broken(OSError(code, os.strerror(code)), now)
+        else:
+            self.closed_by_server(now)
+
+    def closed_by_server(self, now: float) -> None:
+        """The server has ended its stream of bytes."""
+        if self._leaving is not None:
+            self.end(*self._leaving, now)
+        elif not self.shaken:
+            self.end(PeerEnd.REFUSED, "closed before the handshake was done", now)
+        else:
+            self.end(PeerEnd.SERVER_CLOSED, self._why() or "closed by the server", now)
+
+    def _broken(self, error: OSError, now: float) -> None:
+        if self._leaving is not None:
+            self.end(*self._leaving, now)
+        elif not self.connected:
+            self.end(PeerEnd.NOT_CONNECTED, error.strerror or str(error), now)
+        elif not self.shaken:
+            self.end(PeerEnd.REFUSED, error.strerror or str(error), now)
+        else:
+            self.end(PeerEnd.SERVER_RESET, self._why() or error.strerror or str(error), now)
+
+    def _why(self) -> str:
+        """Return why the server has ended it, by its own words or by what we did; "" when neither tells."""
+        if self.result.end_details or not self._half_closed:
+            return self.result.end_details
+        return "after this peer had closed its sending half"
+
+    def leave(self, end: PeerEnd, details: str, farewell: Sequence[bytes], now: float) -> None:
+        """Go in order: say farewell, close the sending half, and wait a moment for the server to close."""
+        sock = self.sock
+        if self.ended or self._leaving is not None:
+            return
+        self._leaving = (end, details)
+        if sock is None or not self.shaken:
+            self.end(end, details, now)
+            return
+        for octets in farewell:
+            self.send(octets, now)
+        if self.sock is None:
+            return  # it broke while we said farewell
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+        self._out.clear()
+        self.watch(READ)
+        self._reactor.call_at(now + LINGER_S, self._linger_over)
+
+    def _linger_over(self, now: float) -> None:
+        if not self.ended and self._leaving is not None:
+            self.end(*self._leaving, now)
+
+    def _drain(self, now: float) -> None:
+        """Throw away what comes while the link waits for the server to close."""
+        if self.sock is not None and not self.sock.recv_into(SCRATCH, _PIECE_BYTES, socket.MSG_TRUNC):
+            self.closed_by_server(now)
+
+    def end(self, end: PeerEnd, details: str, now: float) -> None:
+        """End, once: complete the row, close the socket, tell `on_end`."""
+        if self.ended:
+            return
+        self.ended = True
+        self.connected = False
+        result = self.result
+        result.end = end
+        result.end_details = details[:200]
+        result.ended_s = now - self._began
+        result.cut = end in _CUTS if self.sees_end else None
+        sock, self.sock = self.sock, None
+        self.session = None
+        self._out.clear()
+        self.ending(now)
+        if sock is not None:
+            self._reactor.remove(sock.fileno())
+            sock.close()
+        self._on_end(self)
+
+
+_FINAL_CODES: Final = frozenset(
+    {
+        "NetConnection.Connect.AppShutdown",
+        "NetConnection.Connect.Closed",
+        "NetConnection.Connect.ReconnectRequest",
+        "NetStream.Play.Complete",
+        "NetStream.Play.Stop",
+        "NetStream.Play.UnpublishNotify",
+        "NetStream.Unpublish.Success",
+        "stream_eof",
+    }
+)

@@ -1,0 +1,159 @@
+"""How fast a slow client reads: a pace says how many bytes it may take now, and when it may take more (pure).
+
+A pace is a line of a rate that may change with time (`RatePace`), or a rhythm of reading and not reading. It knows no
+socket and no clock; the viewer hands it the time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from flowctl.wire.client.throttle import LOOK_S, MAX_RATE, MIN_RATE
+
+UNLIMITED: Final = 1 << 30
+"""What a pace answers when there is no limit at present."""
+
+
+class Pace(Protocol):
+    """When and how much a client reads. Times are seconds of any steady clock."""
+
+    def allowance(self, now: float) -> int:
+        """Return how many bytes may be read now; 0 for none."""
+        ...
+
+    def took(self, count: int, now: float) -> None:
+        """Note that `count` bytes were read."""
+        ...
+
+    def wake_at(self, now: float) -> float | None:
+        """Return when to ask for an allowance again, given that there is none now. None: never again."""
+        ...
+
+
+class Sawtooth:
+    """Rises evenly from one rate to another, falls back at once, and so on."""
+
+    __slots__ = ("_high", "_low", "_period_s", "look_s")
+
+    def __init__(self, low: float, high: float, period_s: float) -> None:
+        self.look_s = LOOK_S
+        self._low = low
+        self._high = high
+        self._period_s = period_s
+
+    def at(self, elapsed_s: float) -> float:
+        """Return the rate at `elapsed_s`."""
+        return self._low + (self._high - self._low) * (elapsed_s % self._period_s) / self._period_s
+
+    def carried(self, elapsed_s: float) -> float:
+        """Return the area below the teeth."""
+        periods, left_s = divmod(elapsed_s, self._period_s)
+        whole = periods * self._period_s * (self._low + self._high) / 2
+        return whole + left_s * (self._low + self.at(left_s)) / 2
+
+
+class Trace:
+    """Rates from a recording, each until the next one; from the end it begins again."""
+
+    __slots__ = ("_length_s", "_rates", "_sums", "_times", "look_s")
+
+    def __init__(self, steps: Sequence[tuple[float, float]], length_s: float) -> None:
+        self.look_s = LOOK_S
+        self._times = [seconds for seconds, _ in steps]
+        self._rates = [rate for _, rate in steps]
+        self._length_s = length_s
+        spans = zip(self._times, [*self._times[1:], length_s], self._rates, strict=True)
+        areas = ((end - begin) * rate for begin, end, rate in spans)
+        self._sums = list(itertools.accumulate(areas, initial=0.0))  # bits up to each of the times, and to the end
+
+    @property
+    def mean_rate(self) -> float:
+        """Bits per second over the whole recording."""
+        return self._sums[-1] / self._length_s
+
+    def _step(self, place_s: float) -> int:
+        return bisect.bisect_right(self._times, place_s) - 1
+
+    def at(self, elapsed_s: float) -> float:
+        """Return the rate at `elapsed_s`."""
+        return self._rates[self._step(elapsed_s % self._length_s)]
+
+    def carried(self, elapsed_s: float) -> float:
+        """Return the area below the steps."""
+        rounds, place_s = divmod(elapsed_s, self._length_s)
+        step = self._step(place_s)
+        return rounds * self._sums[-1] + self._sums[step] + (place_s - self._times[step]) * self._rates[step]
+
+
+class RhythmPace:
+    """Reads without limit for a while, then not at all for a while, and so on."""
+
+    __slots__ = ("_began", "_on_s", "_period_s")
+
+    def __init__(self, on_s: float, off_s: float, now: float) -> None:
+        self._on_s = on_s
+        self._period_s = on_s + off_s
+        self._began = now
+
+    def allowance(self, now: float) -> int:
+        """Return whether it is time to read."""
+        return UNLIMITED if (now - self._began) % self._period_s < self._on_s else 0
+
+    def took(self, count: int, now: float) -> None:
+        """Do nothing: there is no rate."""
+
+    def wake_at(self, now: float) -> float | None:
+        """Return when the next time of reading begins."""
+        return now + self._period_s - (now - self._began) % self._period_s
+
+
+class StallPace:
+    """Reads without limit, and from some moment on never again."""
+
+    __slots__ = ("_stall_at",)
+
+    def __init__(self, stall_at: float) -> None:
+        self._stall_at = stall_at
+
+    def allowance(self, now: float) -> int:
+        """Return whether the moment is still to come."""
+        return UNLIMITED if now < self._stall_at else 0
+
+    def took(self, count: int, now: float) -> None:
+        """Do nothing: there is no rate."""
+
+    def wake_at(self, now: float) -> float | None:
+        """Return None: it does not read again."""
+        return None
+
+
+def parse_trace(text: str) -> Trace:
+    """Return the trace that CSV lines ``seconds,bit_rate`` describe; a first line that is no pair of numbers is a head.
+
+    The last rate holds as long as the one before it, or one second where there is only one.
+    """
+    steps: list[tuple[float, float]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            seconds, rate = (float(cell) for cell in cells)
+        except ValueError:
+            if number == 1:
+                continue
+            raise ValueError(f"line {number} is not seconds,bit_rate") from None
+        if not (0 <= seconds <= 86_400) or (steps and seconds <= steps[-1][0]) or (not steps and seconds != 0):
+            raise ValueError(f"line {number}: the seconds must rise, from 0 to at most 86400")
+        if not (rate == 0 or MIN_RATE <= rate <= MAX_RATE):
+            raise ValueError(f"line {number}: a rate is 0 or {MIN_RATE} to {MAX_RATE} bit/s")
+        steps.append((seconds, rate))
+    if not steps:
+        raise ValueError("there is no line of seconds,bit_rate")
+    if all(rate == 0 for _, rate in steps):
+        raise ValueError("all rates are 0: use stall or never-read")
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(steps)]
+    return Trace(steps, steps[-1][0] + (gaps[-1] if gaps else 1.0))

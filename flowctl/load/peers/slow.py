@@ -1,0 +1,128 @@
+"""What makes a viewer slow: for each profile the socket it uses, the pace at which it reads, and its manners.
+
+A `Manner` is shared by all viewers of a profile; each gets a pace of its own. What the kernel must know before it
+connects (receive buffer, segment size) is set on the socket here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from flowctl.load.peers.paces import Pace, RhythmPace, Sawtooth, StallPace, Trace
+from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, Constant, RatePace, receive_buffer
+
+DEFAULT_AFTER_S: Final = 2.0
+DEFAULT_ACK_RATE: Final = 2_500_000
+DEFAULT_WINDOW_BYTES: Final = 4096
+DEFAULT_PAUSE_BUFFER_BYTES: Final = 64 * 1024
+"""The kernel's own buffer grows to megabytes, in which a pause of some seconds is lost without the server noticing."""
+
+_SO_ATTACH_FILTER: Final = 26  # Linux, asm-generic/socket.h; Python has no name for it
+_DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 octets, which drops the packet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manner:
+    """How the viewers of one profile behave.
+
+    Args:
+        pace: makes the pace of a viewer, given the time of its first frame. None: reads all there is.
+        ack_rate: bits per second that are acknowledged without being read; 0 for none.
+        vanish_after_s: when it is gone, from its first frame. None: it is not.
+        stay_s: leaves after so long, from its first frame, and comes back. None: stays.
+        join_at_s: joins at this moment of the run instead of its place in the ramp. None: the ramp.
+    """
+
+    pace: Callable[[float], Pace] | None = None
+    reads_never: bool = False
+    receive_buffer_bytes: int = 0
+    window_bytes: int = 0
+    ack_rate: float = 0.0
+    half_close: bool = False
+    vanish_after_s: float | None = None
+    stay_s: float | None = None
+    join_at_s: float | None = None
+
+
+def manner_of(name: str, values: tuple[float, ...] = (), trace: Trace | None = None) -> Manner:
+    """Return how the viewers of the profile `name` behave, with these parameters."""
+    after_s = values[0] if values else DEFAULT_AFTER_S
+    if name == "slow":
+        rate = values[0]
+        return Manner(pace=lambda now: RatePace(Constant(rate), now), receive_buffer_bytes=receive_buffer(round(rate)))
+    if name == "sawtooth":
+        low, high, period_s = values
+        return Manner(
+            pace=lambda now: RatePace(Sawtooth(low, high, period_s), now),
+            receive_buffer_bytes=receive_buffer(round((low + high) / 2)),
+        )
+    if name == "trace" and trace is not None:
+        rates = trace
+        buffer = receive_buffer(round(trace.mean_rate))
+        return Manner(pace=lambda now: RatePace(rates, now), receive_buffer_bytes=buffer)
+    if name == "pause":
+        on_s, off_s, *given = values
+        return Manner(
+            pace=lambda now: RhythmPace(on_s, off_s, now),
+            receive_buffer_bytes=round(given[0]) if given else DEFAULT_PAUSE_BUFFER_BYTES,
+        )
+    return _special(name, values, after_s)
+
+
+def _special(name: str, values: tuple[float, ...], after_s: float) -> Manner:
+    """Return the manners of profiles that are not about a rate."""
+    if name == "stall":
+        buffer = round(values[1]) if len(values) > 1 else 0
+        return Manner(pace=lambda now: StallPace(now + after_s), receive_buffer_bytes=buffer)
+    if name == "never-read":
+        return Manner(reads_never=True)
+    if name == "ack-only":
+        return Manner(reads_never=True, ack_rate=values[0] if values else float(DEFAULT_ACK_RATE))
+    if name == "tiny-window":
+        size = round(values[0]) if values else DEFAULT_WINDOW_BYTES
+        return Manner(receive_buffer_bytes=size, window_bytes=size)
+    if name == "half-close":
+        return Manner(half_close=True)
+    if name == "vanish":
+        return Manner(vanish_after_s=after_s)
+    if name == "churn":
+        return Manner(stay_s=values[0])
+    if name == "burst":
+        return Manner(join_at_s=values[0])
+    return Manner()
+
+
+def prepare_socket(sock: socket.socket, manner: Manner) -> None:
+    """Set what has to be known before the connection is made.
+
+    With a receive buffer smaller than a segment the sender would probe the window with growing pauses instead of
+    filling it; loopback has segments of 64 KiB, so those of Ethernet are agreed on.
+    """
+    if manner.receive_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, manner.receive_buffer_bytes)
+        segment = min(SLOW_SEGMENT_BYTES, max(manner.receive_buffer_bytes // 2, 536))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
+    clamp = getattr(socket, "TCP_WINDOW_CLAMP", None)
+    if manner.window_bytes and clamp is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, clamp, manner.window_bytes)
+
+
+def drop_everything(sock: socket.socket) -> bool:
+    """Make the kernel drop every packet that comes in for `sock`, unanswered; return whether it does.
+
+    A classic BPF filter sees packets before TCP does, so the other end gets no acknowledgement, no window, no reset:
+    to it the machine is gone. It needs no privileges. (Closing a socket under TCP_REPAIR, which does, would not be
+    enough: on the same machine the kernel answers for the missing socket with a reset.)
+    """
+    instruction = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    program = struct.pack("HP", 1, ctypes.addressof(instruction))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    except OSError:
+        return False
+    return True

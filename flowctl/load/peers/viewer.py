@@ -1,0 +1,398 @@
+"""One viewer of a load run: plays a stream in the manner of its profile, and measures or discards what comes.
+
+Theory of operation. Until the first frame of media the session is spoken through `ClientSession`; everything
+after the handshake is skimmed beside it. From then on a *parsed* viewer only skims, and answers what a client has to
+answer (acknowledgements, pings); one that is *not parsed* has the kernel throw away what arrived, uncopied
+(MSG_TRUNC), counts bytes, and acknowledges by them. Pings it cannot see.
+
+Reading follows the pace of the profile: while the pace allows nothing, the socket is only watched for its end.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from flowctl.load.peers.http import HTTP_SCHEMES, FlvSkimmer, HttpSpeech
+from flowctl.load.peers.link import HANDSHAKE_BYTES, SCRATCH, Link, Target
+from flowctl.load.peers.measures import STALL_S, ViewerMeasure
+from flowctl.load.peers.paces import UNLIMITED, Pace
+from flowctl.load.peers.reactor import HANGUP, READ, Reactor
+from flowctl.load.peers.skim import OTHER, FrameBook, Skimmer
+from flowctl.load.peers.slow import Manner, drop_everything, prepare_socket
+from flowctl.load.results.result import PeerEnd, PeerResult
+from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, RatePace
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.media.aggregate import split_aggregate
+from flowctl.wire.rtmp.messages import (
+    EVENT_PING_REQUEST,
+    EVENT_PING_RESPONSE,
+    EVENT_STREAM_EOF,
+    Acknowledgement,
+    Command,
+    UserControl,
+    WindowAckSize,
+    decode_message,
+    encode_control,
+)
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl
+from flowctl.wire.rtmp.wire import CONTROL_CSID, TYPE_AGGREGATE, Message
+
+_READ_MOST: Final = 128 * 1024
+_ACK_BYTES: Final = 250_000
+"""A viewer acknowledges at least this often, whatever window the server announces: a tenth of what SRS and gortmplib
+announce, so that a server that waits for acknowledgements never waits for ours."""
+
+_ACK_ONLY_S: Final = 0.5
+_LOOK_S: Final = 0.25
+"""How long a viewer that did not read looks, before it leaves, whether the server has closed long ago."""
+
+
+class Viewer(Link):
+    """One connection that plays."""
+
+    __slots__ = (
+        "_ack_due",
+        "_armed_at",
+        "_book",
+        "_concluded",
+        "_farewell",
+        "_gone",
+        "_line_from",
+        "_looking",
+        "_manner",
+        "_measure",
+        "_over_http",
+        "_pace",
+        "_parsed",
+        "_pretended",
+        "_reading",
+        "_skimmer",
+        "asked",
+        "playing",
+    )
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        target: Target,
+        url: RtmpUrl,
+        result: PeerResult,
+        *,
+        manner: Manner,
+        measure: ViewerMeasure,
+        book: FrameBook,
+        parsed: bool,
+        config: ClientSessionConfig,
+        began: float,
+        on_end: Callable[[Any], None],
+    ) -> None:
+        asks = ClientSession.play
+        super().__init__(reactor, target, url, result, asks=asks, config=config, began=began, on_end=on_end)
+        self._over_http = url.scheme in HTTP_SCHEMES
+        self._manner = manner
+        self._measure = measure
+        self._book = book
+        self._parsed = parsed
+        self._pace: Pace | None = None  # from the first frame on
+        self._skimmer: Skimmer | FlvSkimmer | None = None
+        self._pretended = 0  # octets acknowledged without being read
+        self._ack_due = _ACK_BYTES
+        self._armed_at = 0.0  # since when it has been waiting for something to come
+        self._reading = True
+        self._farewell = b""
+        self._gone = False  # vanished
+        self._concluded = False  # what it measures is complete
+        self._line_from = 0  # octets read when its pace began
+        self._looking = False  # did not read, and looks at last whether the server is still there
+        self.asked = False  # play was asked for
+        self.playing = False  # a frame has come
+        result.parsed = parsed
+
+    @property
+    def measure(self) -> ViewerMeasure:
+        """What it has counted so far."""
+        return self._measure
+
+    @property
+    def _received(self) -> int:
+        """Octets read after the handshake: what is acknowledged."""
+        return self.result.wire_bytes - HANDSHAKE_BYTES
+
+    def tuned(self, sock: socket.socket) -> None:
+        """Make the socket of the profile."""
+        prepare_socket(sock, self._manner)
+
+    def input(self, now: float) -> None:
+        """Read as much as the pace allows."""
+        if self._looking:
+            self._drain(now)
+            return
+        pace = self._pace
+        if pace is not None:
+            allowed = pace.allowance(now)
+            if not allowed:
+                self._rest(pace, now)
+                return
+        else:
+            # The pace begins in the middle of a read, and whatever comes behind the first frame is read too early.
+            allowed = UNLIMITED if self._manner.pace is None else SLOW_SEGMENT_BYTES
+        before = self.result.wire_bytes
+        if self.session is not None:
+            self._introduce(now, allowed)
+        elif self._parsed:
+            self._skim(now, allowed)
+        else:
+            self._discard(now, allowed)
+        count = self.result.wire_bytes - before
+        if count and not self.ended:
+            self._note_arrival(now)
+            pace = self._pace
+            if pace is not None:
+                pace.took(count, now)
+                if not pace.allowance(now):
+                    self._rest(pace, now)
+
+    # -- reading
+
+    def _introduce(self, now: float, allowed: int) -> None:
+        """Read while the session is still spoken; hand over to the skimmer once media comes."""
+        before = self.result.wire_bytes
+        octets = self.read_session(now, min(allowed, _READ_MOST))
+        if self.ended or not octets:
+            return
+        if self.session is not None and not self.asked and self.session.stream_id:
+            self.asked = True
+            self._measure.asked_us = time.time_ns() // 1000
+            if self._manner.reads_never:
+                self._go_deaf(now)
+                return
+        spoken = HANDSHAKE_BYTES
+        if isinstance(self.session, HttpSpeech):
+            head_bytes = self.session.head_bytes
+            spoken = before + len(octets) if head_bytes is None else head_bytes
+        start = max(spoken - before, 0)
+        if start < len(octets):
+            if self._skimmer is None:
+                self._skimmer = self._new_skimmer()
+            self._take(self._skimmer, octets[start:], now, speaking=True)
+        if self.playing and not self.ended:
+            self._hand_over()
+
+    def _new_skimmer(self) -> Skimmer | FlvSkimmer:
+        if self._over_http:
+            return FlvSkimmer(self._book, websocket=self._url.scheme == "ws")
+        return Skimmer(self._book, self._config.limits)
+
+    def _hand_over(self) -> None:
+        """Stop speaking through the session: from here on, skimming or discarding is all there is."""
+        session = self.session
+        if session is not None and session.stream_id:
+            session.close_stream()
+            self._farewell = session.data_to_send()
+        self._ack_due = self._received + _ACK_BYTES
+        self.session = None
+        if not self._parsed:
+            self._skimmer = None
+            # The first few frames were looked at only to see that they come: figures of them would be of the beginning.
+            self._measure = self._measure.anew()
+
+    def _skim(self, now: float, allowed: int) -> None:
+        skimmer = self._skimmer
+        count = self.receive(min(allowed, _READ_MOST), now)
+        if count and skimmer is not None:
+            self._take(skimmer, SCRATCH[:count], now, speaking=False)
+
+    def _discard(self, now: float, allowed: int) -> None:
+        if self.sock is None:
+            return
+        count = self.sock.recv_into(SCRATCH, min(allowed, len(SCRATCH)), socket.MSG_TRUNC)
+        if not count:
+            self.closed_by_server(now)
+        self.result.wire_bytes += count
+
+    def _take(self, skimmer: Skimmer | FlvSkimmer, octets: memoryview, now: float, *, speaking: bool) -> None:
+        """Count media; answer control, unless the session does."""
+        media = skimmer.skim(octets)
+        if skimmer.control:
+            messages, skimmer.control = skimmer.control, []
+            for message in messages:
+                if message.type_id == TYPE_AGGREGATE:
+                    parts = split_aggregate(message, self._config.limits)
+                    media += ((part.timestamp, self._book.of(part.type_id, part.payload)) for part in parts)
+                elif not speaking:
+                    self._control(message, now)
+        if isinstance(skimmer, FlvSkimmer) and skimmer.replies:
+            replies, skimmer.replies = skimmer.replies, b""
+            self.send(replies, now)
+        if media and not self.ended:
+            self._measure.take(media, time.time_ns() // 1000)
+            if not self.playing and any(frame.kind != OTHER for _, frame in media):
+                self._first_frame(now)
+
+    def _note_arrival(self, now: float) -> None:
+        if self.playing:
+            silent_s = now - self._armed_at
+            if silent_s > STALL_S:
+                self._note_stall(silent_s)
+            if self.session is None and self._received >= self._ack_due:
+                self._ack_due = self._received + _ACK_BYTES
+                if self._config.acknowledge and not self._over_http:
+                    self._say(encode_control(Acknowledgement.of(self._received)), now)
+        self._armed_at = now
+
+    def _note_stall(self, silent_s: float) -> None:
+        self.result.stalls += 1
+        self.result.longest_stall_s = max(self.result.longest_stall_s, silent_s)
+
+    def _say(self, message: Message, now: float) -> None:
+        # Type 0 headers only: they refer to nothing, so nothing has to be remembered of what was sent before.
+        chunks = serialise(message.type_id, 0, 0, message.payload, CONTROL_CSID, self._config.out_chunk_size)
+        self.send(chunks, now)
+
+    def _control(self, message: Message, now: float) -> None:
+        """Take what is not media while the session is no longer spoken."""
+        value = decode_message(message, self._config.limits)
+        if isinstance(value, UserControl):
+            if value.event == EVENT_PING_REQUEST and self._config.answer_pings:
+                self._say(encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=value.timestamp)), now)
+            elif value.event == EVENT_STREAM_EOF:
+                self.status("status", "stream_eof", "")
+        elif isinstance(value, WindowAckSize):
+            pass  # we acknowledge more often than any window asks for
+        elif isinstance(value, Command) and value.name == "onStatus":
+            information = commands.first_properties([*value.arguments, value.object])
+            self.status(
+                commands.text(information.get("level")),
+                commands.text(information.get("code")),
+                commands.text(information.get("description"), 200),
+            )
+
+    # -- manners
+
+    def _first_frame(self, now: float) -> None:
+        """The first frame has come: from now on the profile shows its manners."""
+        self.playing = True
+        manner = self._manner
+        self.result.first_frame_s = now - self._started
+        self._armed_at = now
+        if manner.pace is not None:
+            self._pace = manner.pace(now)
+            self._line_from = self.result.wire_bytes
+        if manner.half_close:
+            self.half_close()
+            self.result.notes = "sending half closed after the first frame"
+        if manner.vanish_after_s is not None:
+            self._reactor.call_at(now + manner.vanish_after_s, self._vanish)
+        if manner.stay_s is not None:
+            self._reactor.call_at(now + manner.stay_s, self._stay_over)
+
+    def _rest(self, pace: Pace, now: float) -> None:
+        """Stop reading until the pace allows more; the end of the connection is still seen."""
+        self._reading = False
+        self.watch(HANGUP)
+        when = pace.wake_at(now)
+        if when is not None:
+            self._reactor.call_at(when, self._resume)
+        elif self.result.stopped_reading_s is None:
+            self.result.stopped_reading_s = now - self._began
+
+    def _resume(self, now: float) -> None:
+        pace = self._pace
+        if self.ended or self._reading or self._gone or pace is None:
+            return
+        if not pace.allowance(now):
+            self._rest(pace, now)
+            return
+        self._reading = True
+        self._armed_at = now  # silence while it did not read is its own
+        before = self.result.wire_bytes
+        self.ready(READ, now)  # as a rule there is something: to ask epoll first would cost a turn of the loop
+        if self._reading and not self.ended:
+            if self.result.wire_bytes == before:
+                pace.took(0, now)
+            self.watch(READ)
+
+    def _go_deaf(self, now: float) -> None:
+        """Read nothing more; acknowledge all the same, if that is the profile."""
+        self._reading = False
+        self.result.stopped_reading_s = now - self._began
+        self.watch(HANGUP)
+        if self._manner.ack_rate and not self._over_http:
+            self._reactor.call_at(now + _ACK_ONLY_S, self._pretend)
+
+    def _pretend(self, now: float) -> None:
+        """Acknowledge half a second of media that was not read."""
+        if self.ended or self._leaving is not None or self._looking:
+            return
+        self._pretended += int(self._manner.ack_rate / 8 * _ACK_ONLY_S)
+        acknowledged = self._received + self._pretended
+        self._say(encode_control(Acknowledgement.of(acknowledged)), now)
+        self.result.notes = f"acknowledged {acknowledged} bytes, read {self.result.wire_bytes}"
+        self._reactor.call_at(now + _ACK_ONLY_S, self._pretend)
+
+    def _vanish(self, now: float) -> None:
+        """Be gone: no packet is taken and none is sent from here on."""
+        if self.ended or self.sock is None:
+            return
+        self._gone = True
+        self._reading = False
+        self.result.stopped_reading_s = now - self._began
+        self._out.clear()
+        self.watch(HANGUP)
+        if drop_everything(self.sock):
+            self.sees_end = False  # the filter drops FIN and reset as well
+            at_s = now - self._began
+            self.result.notes = f"vanished at {at_s:.3f} s: every packet is dropped, the end of the connection too"
+        else:
+            self.result.notes = f"stopped reading and answering at {now - self._began:.3f} s: no packet filter here"
+
+    def _stay_over(self, now: float) -> None:
+        if not self.ended:
+            self.depart(PeerEnd.LEFT, "stayed as long as the profile says", now)
+
+    # -- ending
+
+    def depart(self, end: PeerEnd, details: str, now: float) -> None:
+        """Leave in order.
+
+        Who did not read may have been left by the server without hearing of it: with a full window its FIN waits
+        behind what was not read. So such a viewer reads first, and says farewell only if nobody has closed.
+        """
+        self._conclude(now)
+        if self._gone:
+            self.end(end, details, now)  # who is gone says no farewell
+        elif self._reading or self.ended:
+            self.leave(end, details, [self._farewell], now)
+        else:
+            self._looking = True
+            self._reading = True
+            self._armed_at = now
+            if self.session is not None:
+                self._hand_over()
+            self.watch(READ)
+            self._reactor.call_at(now + _LOOK_S, lambda later: self.leave(end, details, [self._farewell], later))
+
+    def ending(self, now: float) -> None:
+        """Complete the row."""
+        if self.playing and self._reading and now - self._armed_at > STALL_S:
+            self._note_stall(now - self._armed_at)
+        self._conclude(now)
+        self._measure.write_to(self.result)
+
+    def _conclude(self, now: float) -> None:
+        """Measure up to here; what comes from now on is thrown away."""
+        if self._concluded or not self.playing:
+            return
+        self._concluded = True
+        result, pace = self.result, self._pace
+        if result.stopped_reading_s is None:
+            self._measure.waited_until(time.time_ns() // 1000)
+        if isinstance(pace, RatePace):
+            result.line_bytes = round(pace.carried_bytes(now))
+            result.line_used_bytes = result.wire_bytes - self._line_from

@@ -1,0 +1,358 @@
+"""A whole load run: ``run_load(plan)`` starts the processes, watches them and the server, and returns what was found.
+
+Theory of operation. One loop over the messages of all workers. First the publishers: the run begins when each of them
+publishes. Then the viewers' workers are told at which moment to begin, and each second their figures are put together
+into one `Sample`. At the end, or when it is interrupted, viewers leave first, then publishers, so that nobody is cut by
+the end of a stream. A worker that dies is reported, its peers are counted as errors, and the run goes on. When there is
+nothing left to measure, because the server or all publishers are gone or everybody has left and nobody is to come, it
+ends before its time; what went wrong is `RunResult.failure`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from flowctl.errors import BrokenError, ConfigError, InternalError
+from flowctl.load.gathering import Gathering
+from flowctl.load.plan import LoadPlan, PeerOrder
+from flowctl.load.process import Said, WorkerProcess
+from flowctl.load.procfs import check_process
+from flowctl.load.profiles import parse_profile
+from flowctl.load.results.result import PeerKind, RunResult, Sample
+from flowctl.load.target import can_spread, check_descriptors, resolve
+from flowctl.load.worker import ATTACK_PATIENCE_S, Orders
+from flowctl.wire.client.source import FlvFile, check_has_media
+from flowctl.wire.rtmp.url import RtmpUrl
+
+_START_S: Final = 30.0
+"""Time for a worker to start: Python and its imports, beside others on a busy machine."""
+_LEAD_S: Final = 0.3
+"""Between the first frame published and the first viewer."""
+_BEGIN_S: Final = 0.1
+"""Between saying when to begin and beginning."""
+_STOP_S: Final = 15.0
+_LAST_WORDS_S: Final = 0.25
+_LOSS_S: Final = 1.0
+"""From the loss of the server or of the publishers to the end of the run: viewers still see how it ends for them."""
+_PROBE_S: Final = 1.0
+
+
+def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) -> RunResult:
+    """Run a load and return what was found; blocks until it is over.
+
+    Ctrl-C and SIGTERM end it early and in order, with the results so far (`RunResult.interrupted`), where this is
+    called from the main thread.
+    """
+    url, target = resolve(plan.url, allow_remote=plan.allow_remote)
+    _check_attacks(plan, over_http=url.scheme != "rtmp")
+    if plan.spread_addresses is None:
+        plan = dataclasses.replace(plan, spread_addresses=can_spread(target))
+    if plan.server_pid is not None:
+        check_process(plan.server_pid)
+    cores = os.cpu_count() or 1
+    workers = plan.worker_count(cores)
+    check_descriptors(max(-(-plan.peers // workers), plan.publishers))
+    run = _Run(plan, url, target.family, list(target.address), on_sample)
+    run.check_source()
+    with _signals(run.interrupt):
+        try:
+            return run.carry_out(cores)
+        finally:
+            run.close()
+
+
+@contextlib.contextmanager
+def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
+    """Let SIGINT, SIGTERM, SIGHUP and SIGQUIT call `interrupt` meanwhile; SIGUSR1 and SIGUSR2 do nothing.
+
+    Elsewhere than in the main thread, they are left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, lambda got, _: interrupt(got)) for number in ending}
+    before |= {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        url: RtmpUrl,
+        family: int,
+        address: list[Any],
+        on_sample: Callable[[Sample], None] | None,
+    ) -> None:
+        self._plan = plan
+        self._url = url
+        self._family = family
+        self._address = address
+        self._inbox: queue.Queue[Said] = queue.Queue()
+        self._publishing: list[WorkerProcess] = []
+        self._viewing: list[WorkerProcess] = []
+        self._published: set[int] = set()
+        self._interrupted = False
+        self._signal: int | None = None
+        self._lost_at: float | None = None  # when server or publishers were lost
+        self._publishing_died = ""  # the last words of the process of the publishers
+        self._gathering = Gathering(plan, str(url), on_sample)
+
+    def interrupt(self, number: int) -> None:
+        """End the run early, because of the signal `number`; may be called from a signal handler."""
+        self._signal = number
+        self._interrupted = True
+
+    def check_source(self) -> None:
+        """Look at what is to be published before anything starts."""
+        plan = self._plan
+        if plan.publishers and plan.source is not None:
+            check_has_media(FlvFile(plan.source), plan.source)
+        elif plan.publishers:
+            self._orders("publishers", []).synthetic(0)
+
+    # -- the parts of a run, in their order
+
+    def carry_out(self, cores: int) -> RunResult:
+        """Do everything; return what was found."""
+        plan, gathering = self._plan, self._gathering
+        orders = plan.assignments(cores)
+        gathering.expect(orders, plan.parsed_every(cores))
+        if plan.publishers:
+            self._publishing.append(
+                WorkerProcess(self._orders("publishers", list(range(plan.publishers))), self._inbox)
+            )
+        self._viewing += (
+            WorkerProcess(self._orders("viewers", [order.as_list() for order in share]), self._inbox)
+            for share in _shares(orders, plan.worker_count(cores))
+        )
+        self._wait(lambda: all(worker.ready or worker.over for worker in self._all), _START_S)
+        if not self._interrupted:
+            self._check_started()
+            self._publish()
+        if not self._interrupted:
+            self._view()
+        gathering.result.interrupted = self._interrupted
+        gathering.result.interrupted_by = self._signal
+        self._stop()
+        return gathering.finish([worker.done for worker in self._all if worker.done is not None])
+
+    @property
+    def _all(self) -> list[WorkerProcess]:
+        return [*self._publishing, *self._viewing]
+
+    def _orders(self, role: str, peers: list[Any]) -> Orders:
+        plan, url = self._plan, self._url
+        return Orders(
+            role=role,
+            family=self._family,
+            address=self._address,
+            urls=[_stream_url(plan, url, index) for index in range(plan.stream_count)],
+            peers=peers,
+            spread_addresses=bool(plan.spread_addresses),
+            connect_timeout_s=plan.connect_timeout_s,
+            ends_s=plan.ramp_s + plan.duration_s,
+            source=plan.source,
+            bit_rate=plan.bit_rate,
+            fps=plan.fps,
+            key_interval_s=plan.key_interval_s,
+            key_frame_bytes=plan.key_frame_bytes,
+            disposable_every=plan.disposable_every,
+            own_source=bool(plan.publishers) and plan.source is None,
+            seed=plan.seed,
+        )
+
+    def _check_started(self) -> None:
+        for worker in self._all:
+            if worker.died or not worker.ready:
+                raise InternalError(
+                    f"a worker process did not start: {worker.last_words()}",
+                    hint="check that memory, processes and descriptors are left (ulimit -a), or use fewer --workers",
+                )
+
+    def _publish(self) -> None:
+        """Let the publishers begin, and wait until all of them publish."""
+        wanted = self._plan.publishers
+        if not wanted:
+            return
+        for worker in self._publishing:
+            worker.tell({"begin": time.monotonic()})
+        timeout_s = self._plan.connect_timeout_s + self._plan.key_interval_s + 5
+        if not self._wait(lambda: len(self._published) >= wanted, timeout_s) and not self._interrupted:
+            raise BrokenError(
+                f"{wanted - len(self._published)} of {wanted} publishers were not let publish within {timeout_s:.0f} s",
+                hint="check that the server runs and that the stream is free",
+            )
+        self._wait(lambda: False, _LEAD_S)
+
+    def _view(self) -> None:
+        """Let the viewers begin, and watch until the time is over."""
+        plan, gathering = self._plan, self._gathering
+        began = time.monotonic() + _BEGIN_S
+        gathering.begin(began)
+        for worker in self._viewing:
+            worker.tell({"begin": began})
+        end = began + plan.ramp_s + plan.duration_s
+        seconds = int(end - began)
+        while not self._interrupted:
+            now = time.monotonic()
+            # The figures of the last second come a moment after it.
+            if now >= end and (gathering.closed >= seconds or now >= end + _LAST_WORDS_S):
+                break
+            gathering.close_second(now, len([worker for worker in self._viewing if not worker.over]))
+            if self._nothing_left(now):
+                break
+            self._listen(0.05 if now < end - 0.05 else 0.01)
+        if not self._interrupted:
+            gathering.result.failure = self._failure(time.monotonic() - began)
+
+    def _nothing_left(self, now: float) -> bool:
+        gathering = self._gathering
+        if all(worker.over for worker in self._viewing) or gathering.deserted:
+            return True
+        publishers = self._plan.publishers
+        lost = gathering.server_gone or self._publishing_died or 0 < publishers <= len(gathering.lost_publishers)
+        if lost and self._lost_at is None:
+            self._lost_at = now
+        return self._lost_at is not None and now >= self._lost_at + _LOSS_S
+
+    def _failure(self, after_s: float) -> str:
+        """Return what went wrong until now, the cause before what came of it; "" if nothing did."""
+        gathering, publishers = self._gathering, self._plan.publishers
+        if gathering.server_gone:
+            return f"the server ended in mid run: its process was gone after {after_s:.0f} s"
+        if self._publishing_died:
+            return f"the publisher was lost: its process died ({self._publishing_died})"
+        lost = gathering.lost_publishers
+        # By its viewers alone a stream may end, where that was asked for.
+        cut = 0 if self._plan.until == "stream-end" else gathering.healthy_cut
+        if (lost or cut) and not self._answers():
+            return f"the server ended in mid run: after {after_s:.0f} s nobody listened there any more"
+        if lost:
+            who = "the publisher was" if publishers == 1 else f"{len(lost)} of {publishers} publishers were"
+            return f"{who} lost after {lost[0].ended_s or 0:.1f} s: {lost[0].end_details}"
+        if cut:
+            return f"all {cut} healthy viewers were cut before the run was over: the stream or the server ended"
+        return ""
+
+    def _answers(self) -> bool:
+        """Return whether somebody still accepts connections at the server's address."""
+        with socket.socket(self._family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(_PROBE_S)
+            try:
+                sock.connect(tuple(self._address))
+            except OSError:
+                return False
+        return True
+
+    def _stop(self) -> None:
+        """Let the viewers leave, then the publishers."""
+        patience_s = 0.0 if self._interrupted else ATTACK_PATIENCE_S
+        for group in (self._viewing, self._publishing):
+            for worker in group:
+                worker.tell({"stop": patience_s})
+            end = time.monotonic() + _STOP_S
+            while not all(worker.over for worker in group) and time.monotonic() < end:
+                self._listen(0.1)
+            for worker in group:
+                if not worker.over:
+                    self._gathering.warn("a worker process did not end in time; its last figures are missing")
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        for worker in self._all:
+            worker.close()
+
+    # -- listening
+
+    def _wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """Listen until something is so; return whether it is."""
+        end = time.monotonic() + timeout_s
+        while not self._interrupted and time.monotonic() < end:
+            if until():
+                return True
+            self._listen(min(0.05, timeout_s))
+        return until()
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take what the workers have said, waiting for the first of it."""
+        try:
+            said = self._inbox.get(timeout=timeout_s)
+            while True:
+                self._take(*said)
+                said = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _take(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        worker.take(message)
+        gathering = self._gathering
+        if "ready" in message:
+            gathering.started(self._all.index(worker), message["cpu_s"])
+        elif "row" in message:
+            gathering.row(message["row"])
+        elif "sample" in message:
+            publishing = worker in self._publishing
+            gathering.sampled(self._all.index(worker), message, publishing=publishing)
+        elif "failed" in message:
+            raise BrokenError(f"a worker process failed: {message['failed']}", hint=message["hint"])
+        elif "published" in message:
+            index = message["published"]
+            self._published.add(index)
+            if self._plan.source is not None:
+                for viewing in self._viewing:
+                    viewing.tell({"origin": [index, message["origin_us"]]})
+        elif "unpublished" in message:
+            raise BrokenError(
+                f"publisher {message['unpublished'] + 1} was not let publish: {message['why']}",
+                hint="check that the server runs and that the stream is free",
+            )
+        elif "publisher_lag_s" in message:
+            gathering.publisher_lag(message["publisher_lag_s"])
+        elif "ended" in message and worker.died:
+            gathering.died(worker.orders, worker.last_words())
+            if worker in self._publishing:
+                self._publishing_died = worker.last_words()
+
+
+def _shares(orders: list[PeerOrder], workers: int) -> list[list[PeerOrder]]:
+    """Deal the peers out; each worker gets its share of every profile and of the ramp."""
+    return [orders[index::workers] for index in range(workers)]
+
+
+def _check_attacks(plan: LoadPlan, *, over_http: bool) -> None:
+    """See that attacks on RTMP go to an address of RTMP, and those on HTTP to one of HTTP."""
+    for name in plan.profiles:
+        chosen = parse_profile(name).profile
+        if chosen.kind is PeerKind.HOSTILE and chosen.over_http is not over_http:
+            raise ConfigError(
+                f"profile {name} attacks {'HTTP' if chosen.over_http else 'RTMP'}, which this address is not",
+                hint="give an address like http://127.0.0.1:8080/live/test.flv for H01 to H08, rtmp:// for others",
+            )
+
+
+def _stream_url(plan: LoadPlan, url: RtmpUrl, index: int) -> str:
+    """Return the whole address of a stream, secrets included."""
+    base, mark, query = plan.url.partition("?")
+    if plan.stream_count == 1:
+        return plan.url
+    head, _, _ = base.rstrip("/").rpartition("/")
+    suffix = "" if url.scheme == "rtmp" else ".flv"
+    name = plan.stream_name((url.stream or url.app).removesuffix(suffix), index)
+    return f"{head}/{name}{suffix}{mark}{query}"

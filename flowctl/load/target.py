@@ -1,0 +1,86 @@
+"""Where a load goes: the address is resolved and checked before anything is started.
+
+Load goes to the loopback interface unless it is said otherwise. The name of the server is resolved once, every address
+that it stands for is checked, and the one that is used is handed to the workers as it is: a name that means another
+machine a moment later changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import resource
+import socket
+from typing import Any, Final
+
+from flowctl.errors import BrokenError, ConfigError
+from flowctl.load.peers.link import Target
+from flowctl.wire.client.connect import parse_address
+from flowctl.wire.rtmp.url import RtmpUrl
+
+SPARE_DESCRIPTORS: Final = 64
+"""For the loop, pipes, and connections that are just closing."""
+
+_GENEROUS_DESCRIPTORS: Final = 16_384
+
+
+SCHEMES: Final = ("rtmp", "http", "ws")
+"""What streams may be played over."""
+
+
+def _is_loopback(address: tuple[Any, ...]) -> bool:
+    found = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    return bool((mapped or found).is_loopback)
+
+
+def resolve(text: str, *, allow_remote: bool) -> tuple[RtmpUrl, Target]:
+    """Return the address of the stream, and where to connect to."""
+    url = parse_address(text, SCHEMES)
+    try:
+        found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BrokenError(f"cannot resolve {url.host}: {error.strerror}", hint="check the host's name") from error
+    addresses = [(family, address) for family, _, _, _, address in found]
+    remote = [address[0] for _, address in addresses if not _is_loopback(address)]
+    if remote and not allow_remote:
+        raise ConfigError(
+            f"{url.host} is {remote[0]}, which is not the loopback interface",
+            hint="load goes to this machine only; --allow-remote is for servers that are yours to load",
+        )
+    family, address = next(
+        ((family, address) for family, address in addresses if _answers(family, address)), addresses[0]
+    )
+    return url, Target(family, tuple(address))
+
+
+def can_spread(target: Target) -> bool:
+    """Return whether viewers of `target` can have addresses of their own: of IPv4's loopback network, and to it."""
+    return target.family == socket.AF_INET and _is_loopback(target.address)
+
+
+def _answers(family: int, address: tuple[Any, ...]) -> bool:
+    """Return whether somebody listens: localhost may stand for ::1 and 127.0.0.1, and a server for one of them."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(2.0)
+        sock.connect(address)
+        return True
+    return False
+
+
+def check_descriptors(wanted: int) -> None:
+    """Raise the limit on descriptors as far as needed; the workers inherit it."""
+    needed = wanted + SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= max(needed, _GENEROUS_DESCRIPTORS):
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{wanted} viewers in one process need {needed} descriptors, allowed are {hard}",
+            hint=f"ulimit -Hn {needed} as root, or more --workers",
+        )
+    # Attackers open more than one connection each: they get what there is.
+    generous = max(needed, _GENEROUS_DESCRIPTORS)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (generous if hard == resource.RLIM_INFINITY else min(generous, hard), hard)
+    )

@@ -1,0 +1,294 @@
+"""A process of a load run, started by `WorkerProcess`: orders in, lines of JSON out.
+
+Theory of operation. The first line of standard input is what to do (see `Orders`). The worker answers ``ready``, waits
+for ``begin``, and from then on writes a line of figures each second and a line for each peer that has ended. At
+``stop`` it ends all its peers in order, writes the rest and ``done``, and ends. When its input is closed, the
+process that started it is gone, and it stops likewise. Ctrl-C is left to its parent.
+
+One process either publishes or views: a publisher that waits for its turn among a thousand viewers would be late, and
+all delays with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from flowctl.errors import FlowctlError
+from flowctl.load.crowd import Crowd, CrowdSettings
+from flowctl.load.peers.link import Target
+from flowctl.load.peers.measures import StreamClock
+from flowctl.load.peers.publisher import Publisher
+from flowctl.load.peers.reactor import Reactor
+from flowctl.load.plan import PeerOrder
+from flowctl.load.results.result import PUBLISHER, PeerEnd, PeerKind, PeerResult
+from flowctl.wire.client.source import FlvFile
+from flowctl.wire.media.synthetic import SyntheticSource
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl, parse_url
+
+SAMPLE_S: Final = 1.0
+ATTACK_PATIENCE_S: Final = 7.0
+"""How long attackers may take at the end: to try a newcomer takes up to 5 s."""
+
+AUDIO_BIT_RATE: Final = 128_000
+_PUBLISHER_CONFIG: Final = ClientSessionConfig(flash_version="FMLE/3.0 (compatible; flowctl load)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """What a worker has to do.
+
+    Args:
+        urls: of the streams; they may hold secrets, which is why orders come by a pipe.
+        peers: viewers: as `PeerOrder.as_list`. Publishers: indices of streams.
+        source: file to publish. None: synthetic.
+        bit_rate: synthetic: bits per second, audio included.
+        key_frame_bytes: synthetic. None: by the bit rate.
+    """
+
+    role: str
+    family: int
+    address: list[Any]
+    urls: list[str]
+    peers: list[Any]
+    spread_addresses: bool = False
+    connect_timeout_s: float = 10.0
+    ends_s: float = 0.0
+    source: str | None = None
+    bit_rate: int = 2_500_000
+    fps: float = 30.0
+    key_interval_s: float = 2.0
+    key_frame_bytes: int | None = None
+    disposable_every: int = 0
+    own_source: bool = False
+    seed: int = 0
+
+    def synthetic(self, seed: int) -> SyntheticSource:
+        """Return the synthetic source; low rates leave less for sound."""
+        audio = min(AUDIO_BIT_RATE, self.bit_rate // 8)
+        return SyntheticSource(
+            video_bit_rate=self.bit_rate - audio,
+            audio_bit_rate=audio,
+            fps=self.fps,
+            key_interval_s=self.key_interval_s,
+            key_frame_bytes=self.key_frame_bytes,
+            disposable_every=self.disposable_every,
+            seed=seed,
+        )
+
+
+def say(**values: Any) -> None:
+    """Write one line."""
+    sys.stdout.write(json.dumps(values, separators=(",", ":")) + "\n")
+    sys.stdout.flush()
+
+
+class Worker:
+    """One process of a run."""
+
+    def __init__(self, orders: Orders, reactor: Reactor, told: bytes = b"") -> None:
+        self._orders = orders
+        self._reactor = reactor
+        self._target = Target(orders.family, tuple(orders.address))
+        self._urls = [parse_url(url) for url in orders.urls]
+        self._clocks = [self._clock() for _ in self._urls]
+        self._crowd: Crowd | None = None
+        self._publishers: list[Publisher] = []
+        self._began = 0.0
+        self._samples = 0
+        self._input = told
+        self._max_lag_s = 0.0
+        self._over = asyncio.Event()
+        self._left = asyncio.Event()  # all publishers have gone, after the end
+        self._patience_s = 0.0
+
+    def _clock(self) -> StreamClock:
+        orders = self._orders
+        if not orders.own_source:
+            return StreamClock()
+        return StreamClock(
+            key_interval=orders.synthetic(0).key_interval_frames, disposable_every=orders.disposable_every
+        )
+
+    async def run(self) -> None:
+        """Do what was ordered until told to stop."""
+        loop = asyncio.get_running_loop()
+        os.set_blocking(0, False)
+        loop.add_reader(0, self._read_input)
+        say(ready=True, cpu_s=time.process_time())
+        self._hear(b"")  # a run that was interrupted at once has said so before we could listen
+        await self._over.wait()
+        loop.remove_reader(0)
+        if self._crowd is not None:
+            await self._crowd.stop(patience_s=self._patience_s)
+        await self._stop_publishers()
+        say(
+            done=True,
+            delays={} if self._crowd is None else self._crowd.delays(),
+            sources=sorted({clock.source for clock in self._clocks if clock.source}),
+            lags=self._reactor.lags,
+            max_lag_s=max(self._max_lag_s, self._reactor.max_lag_s),
+            cpu_s=time.process_time(),
+        )
+
+    # -- being told
+
+    def _read_input(self) -> None:
+        try:
+            octets = os.read(0, 65536)
+        except BlockingIOError:
+            return
+        if not octets:
+            self._over.set()  # our parent is gone
+            return
+        self._hear(octets)
+
+    def _hear(self, octets: bytes) -> None:
+        """Carry out each whole line that has come."""
+        *lines, self._input = (self._input + octets).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if "begin" in order:
+            self._begin(float(order["begin"]))
+        elif "origin" in order:
+            index, origin_us = order["origin"]
+            self._clocks[index].origin_us = origin_us
+        elif "stop" in order:
+            self._patience_s = float(order["stop"])
+            self._over.set()
+
+    def _begin(self, began: float) -> None:
+        orders = self._orders
+        self._began = began
+        gc.collect()
+        gc.freeze()
+        self._reactor.start_ticks()
+        if orders.role == "publishers":
+            for index in orders.peers:
+                # Spread over a key interval: streams whose key frames come all at once do not exist.
+                delay_s = orders.key_interval_s * index / max(len(orders.peers), 1)
+                self._reactor.call_at(began + delay_s, partial(self._publish, index))
+        else:
+            settings = CrowdSettings(
+                target=self._target,
+                urls=self._urls,
+                spread_addresses=orders.spread_addresses,
+                connect_timeout_s=orders.connect_timeout_s,
+                began=began,
+                ends_s=orders.ends_s,
+                seed=orders.seed,
+            )
+            self._crowd = Crowd(self._reactor, settings, self._clocks, self._row)
+            self._crowd.order(PeerOrder(*peer) for peer in orders.peers)
+        self._reactor.call_at(began + SAMPLE_S, self._sample)
+
+    # -- publishing
+
+    def _publish(self, index: int, _now: float) -> None:
+        orders = self._orders
+        url: RtmpUrl = self._urls[index]
+        publisher = Publisher(
+            self._reactor,
+            self._target,
+            url,
+            PeerResult(number=index, profile=PUBLISHER, kind=PeerKind.PUBLISHER, url=str(url)),
+            source=orders.synthetic(index) if orders.source is None else FlvFile(orders.source),
+            loop=orders.source is not None,
+            on_start=lambda origin_us: say(published=index, origin_us=origin_us),
+            config=_PUBLISHER_CONFIG,
+            began=self._began,
+            on_end=self._publisher_gone,
+        )
+        self._publishers.append(publisher)
+        publisher.start("", orders.connect_timeout_s)
+
+    def _publisher_gone(self, publisher: Publisher) -> None:
+        if not publisher.publishing:
+            say(unpublished=publisher.result.number, why=publisher.result.end_details)
+        say(publisher_lag_s=publisher.max_lag_s)
+        self._row(publisher.result)
+        if self._over.is_set() and all(item.ended for item in self._publishers):
+            self._left.set()
+
+    async def _stop_publishers(self) -> None:
+        now = time.monotonic()
+        for publisher in self._publishers:
+            if not publisher.ended:
+                publisher.depart(PeerEnd.RUN_ENDED, "the run was over", now)
+        if not all(publisher.ended for publisher in self._publishers):
+            await self._left.wait()  # which is bounded: nobody lingers for long
+
+    # -- telling
+
+    def _row(self, result: PeerResult) -> None:
+        say(row=result.as_dict())
+
+    def _sample(self, now: float) -> None:
+        if self._over.is_set():
+            return
+        self._samples += 1
+        lag_s = self._reactor.max_lag_s
+        self._max_lag_s = max(self._max_lag_s, lag_s)
+        self._reactor.max_lag_s = 0.0
+        crowd = self._crowd
+        say(
+            sample=self._samples,
+            cpu_s=time.process_time(),
+            lag_s=round(lag_s, 4),
+            **({} if crowd is None else crowd.figures()),
+        )
+        behind = int((now - self._began) / SAMPLE_S)
+        self._samples = max(self._samples, behind)  # a second that was slept through has no figures
+        self._reactor.call_at(self._began + (self._samples + 1) * SAMPLE_S, self._sample)
+
+
+async def _work(orders: Orders, told: bytes) -> None:
+    reactor = Reactor(asyncio.get_running_loop())
+    try:
+        await Worker(orders, reactor, told).run()
+    finally:
+        reactor.close()
+
+
+def main() -> int:
+    """Read the orders, carry them out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # In the way of thousands of objects that live for the whole run, a full collection takes as long as a flush.
+    gc.set_threshold(50_000, 20, 100)
+    buffer = b""
+    while b"\n" not in buffer:
+        octets = os.read(0, 1 << 20)
+        if not octets:
+            return 1
+        buffer += octets
+    line, _, told = buffer.partition(b"\n")  # a run that is interrupted says stop right behind its orders
+    orders = Orders(**json.loads(line))
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - there is no build of it everywhere
+
+        factory = uvloop.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(_work(orders, told))
+    except FlowctlError as error:
+        say(failed=str(error), hint=error.hint)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Programs that talk as peers: requests, messages, objects, jobs."""

@@ -1,0 +1,46 @@
+"""What has come from a peer: the reading half of a conversation, on either side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from flowctl.nodes.diffusion.streams.stream import Stream
+from flowctl.nodes.diffusion.wire.codec import Decoder
+
+
+class Inbox:
+    """Reads a stream to its end, ahead of those that want messages by no more than a limit.
+
+    It reads also while nothing is expected: so the end of a peer is noticed that one waits for without a time limit.
+
+    Attributes:
+        failure: why reading ended otherwise.
+    """
+
+    def __init__(self, stream: Stream, most_bytes: int, told: Callable[[], object]) -> None:
+        self._stream = stream
+        self._most_bytes = most_bytes
+        self._told = told
+        self._used = asyncio.Event()
+        self.decoder = Decoder()
+        self.ended = False
+        self.failure: Exception | None = None
+
+    async def run(self) -> None:
+        """Read to the end."""
+        try:
+            while data := await self._stream.read():
+                self.decoder.feed(data)
+                self._told()
+                while self.decoder.buffered_bytes > self._most_bytes:
+                    self._used.clear()
+                    await self._used.wait()
+            self.ended = True
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the conversation, which tells it
+            self.failure = error
+        self._told()
+
+    def used(self) -> None:
+        """Some of it was used: go on reading."""
+        self._used.set()

@@ -1,0 +1,246 @@
+r"""A pool in files, bounded by bytes and by number: one file for each object, which survive the process.
+
+Theory of operation. A file is written under another name and renamed when it is complete, so a process that is killed
+leaves whole objects and perhaps a part, which the next start removes. Its name is the object's ticket, 16 digits: order
+and eviction go on where they were. The layout, numbers big-endian::
+
+    "FDO1"  length of the id (2)  length of the object (8)  id  object
+
+Files are written and read on other threads; what is in the pool is known on the loop's thread. An evicted object's file
+goes when nobody holds its entry any more, so what was announced can be sent. Where the disk is full the oldest objects
+make room; where that does not help, the object is not kept, as one too large for the pool.
+
+The data is not forced to the disk: what a failure of power loses or damages is found by its length, or by its id when
+it is read, and fetched again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import struct
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+from flowctl.errors import StoreError
+from flowctl.nodes.diffusion.objects import short_id
+from flowctl.nodes.diffusion.pool.memory import accept_all
+from flowctl.nodes.diffusion.pool.pool import Entry, check_own, sha256_of
+from flowctl.nodes.diffusion.pool.shelf import Shelf
+
+DEFAULT_MAX_BYTES: Final = 4 << 30
+DEFAULT_MAX_OBJECTS: Final = 100_000
+_MAGIC: Final = b"FDO1"
+_HEADER: Final = struct.Struct(">4sHQ")
+_SUFFIX: Final = ".object"
+_PART: Final = ".part"
+_LOCK: Final = "lock"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+_log = logging.getLogger("flowctl.diffusion")
+
+
+class StoredFile:
+    """An object in a file."""
+
+    __slots__ = ("__weakref__", "_identify", "object_id", "path", "size_bytes", "ticket")
+
+    def __init__(
+        self, ticket: int, object_id: bytes, size_bytes: int, path: Path, identify: Callable[[bytes], bytes]
+    ) -> None:
+        self.ticket: Final = ticket
+        self.object_id: Final = object_id
+        self.size_bytes: Final = size_bytes
+        self.path: Final = path
+        self._identify = identify
+
+    @property
+    def topic(self) -> str:
+        """None."""
+        return ""
+
+    def read(self) -> bytes:
+        """Return the object. Any thread."""
+        try:
+            data = self.path.read_bytes()[_HEADER.size + len(self.object_id) :]
+            sound = len(data) == self.size_bytes and self._identify(data) == self.object_id
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read: {error.strerror}", code="path") from error
+        except ValueError:
+            sound = False
+        if not sound:
+            raise StoreError(f"{self.path} does not hold object {short_id(self.object_id)} any more", code="damaged")
+        return data
+
+    def doom(self) -> None:
+        """Remove the file as soon as nobody holds this entry."""
+        weakref.finalize(self, _remove, self.path).atexit = False
+
+
+class FilePool:
+    """Objects in the files of a folder. An `ObjectPool`, for one process at a time.
+
+    Attributes:
+        lost_count: objects that were not kept because the disk was full.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        identify: Callable[[bytes], bytes] = sha256_of,
+        validate: Callable[[bytes, bytes], str | None] = accept_all,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_objects: int = DEFAULT_MAX_OBJECTS,
+    ) -> None:
+        self._folder: Final = Path(folder)
+        self._identify = identify
+        self._validate = validate
+        self._shelf: Final[Shelf[StoredFile]] = Shelf(max_bytes, max_objects, StoredFile.doom)
+        self._turn = asyncio.Lock()  # one file after the other
+        self._storing: asyncio.Future[None] | None = None  # a loop holds its tasks only weakly
+        self.lost_count = 0
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"{self._folder} cannot be used: {error.strerror}", code="path") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._load()
+        except OSError as error:
+            os.close(self._lock)
+            code = "busy" if isinstance(error, BlockingIOError) else "path"
+            raise StoreError(f"{self._folder} cannot be used: {error.strerror}", code=code) from error
+
+    def _load(self) -> None:
+        """Take what an earlier process has left."""
+        for path in sorted(self._folder.iterdir()):
+            if path.suffix == _PART:
+                _remove(path)
+            elif path.suffix == _SUFFIX:
+                entry = self._entry_of(path)
+                if entry is None or self._shelf.knows(entry.object_id) or entry.size_bytes > self._shelf.max_bytes:
+                    _remove(path)
+                    continue
+                self._shelf.make_room(entry.object_id, entry.size_bytes)
+                self._shelf.put(entry)
+        self._shelf.tell()
+
+    def _entry_of(self, path: Path) -> StoredFile | None:
+        """Return what a file holds; None: it is damaged, or none of ours."""
+        try:
+            ticket = int(path.stem, 16)
+            with path.open("rb") as file:
+                magic, id_bytes, size_bytes = _HEADER.unpack(file.read(_HEADER.size))
+                object_id = file.read(id_bytes)
+                whole = os.fstat(file.fileno()).st_size == _HEADER.size + id_bytes + size_bytes
+        except (ValueError, struct.error):
+            return None
+        if magic != _MAGIC or not whole or not object_id:
+            return None
+        return StoredFile(ticket, object_id, size_bytes, path, self._identify)
+
+    def __len__(self) -> int:
+        return len(self._shelf)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the objects take."""
+        return self._shelf.size_bytes
+
+    def object_id(self, data: bytes) -> bytes:
+        return self._identify(data)
+
+    def has_object(self, object_id: bytes) -> bool:
+        """Return whether the object is here, or was."""
+        return self._shelf.knows(object_id)
+
+    async def get(self, object_id: bytes) -> bytes | None:
+        entry = self._shelf.get(object_id)
+        return None if entry is None else (await self.read_objects([entry]))[0]
+
+    async def add(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
+        """Add objects of this node's own; return what `validate` finds wrong, by id."""
+        check_own(objects, self._identify)
+        return await self.add_objects(objects)
+
+    async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
+        rejected: dict[bytes, str] = {}
+        for object_id, data in objects.items():
+            wrong = None if self._shelf.knows(object_id) else self._validate(object_id, data)
+            if wrong is not None:
+                rejected[object_id] = wrong
+                continue
+            # Finished also where the caller is cancelled: a file that nobody knows of would stay.
+            storing = self._storing = asyncio.ensure_future(self._store(object_id, data))
+            await asyncio.shield(storing)
+        return rejected
+
+    async def _store(self, object_id: bytes, data: bytes) -> None:
+        shelf = self._shelf
+        async with self._turn:
+            if shelf.knows(object_id) or not shelf.make_room(object_id, len(data)):
+                return
+            path = self._folder / f"{shelf.next_ticket:016x}{_SUFFIX}"
+            while True:
+                try:
+                    await asyncio.to_thread(_write, path, object_id, data)
+                    break
+                except OSError as error:
+                    if error.errno not in _FULL:
+                        raise StoreError(f"{path} cannot be written: {error.strerror}", code="path") from error
+                    if not shelf:
+                        self.lost_count += 1
+                        shelf.forget(object_id)
+                        _log.warning("%s is full: object %s is not kept", self._folder, short_id(object_id))
+                        return
+                    shelf.free(len(data))
+            shelf.put(StoredFile(shelf.next_ticket, object_id, len(data), path, self._identify))
+        shelf.tell()
+
+    def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:
+        """Return the first `limit` objects whose ticket is greater."""
+        return self._shelf.after(ticket, limit)
+
+    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+        return await asyncio.to_thread(lambda: [entry.read() for entry in entries])
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` when objects were added, until what is returned is called."""
+        return self._shelf.watch(callback)
+
+    def close(self) -> None:
+        """Let another process use the folder; nothing more may be asked of this object. A second call has no effect."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _write(path: Path, object_id: bytes, data: bytes) -> None:
+    part = path.with_suffix(_PART)
+    try:
+        with part.open("wb") as file:
+            file.write(_HEADER.pack(_MAGIC, len(object_id), len(data)) + object_id)
+            file.write(data)
+        part.replace(path)
+    except BaseException:
+        _remove(part)
+        raise
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

@@ -1,0 +1,123 @@
+"""The order of a pool: entries by id and by ticket, the oldest evicted first, the evicted remembered for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
+
+from flowctl.errors import ConfigError
+from flowctl.nodes.diffusion.pool.pool import ZERO_TICKET, Entry
+
+E = TypeVar("E", bound=Entry)
+
+
+class Shelf(Generic[E]):
+    """Entries in the order of their tickets, bounded."""
+
+    def __init__(self, max_bytes: int, max_objects: int, on_evicted: Callable[[E], object] | None = None) -> None:
+        for name, value in (("max_bytes", max_bytes), ("max_objects", max_objects)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}, it must be 1 or more")
+        self.max_bytes: Final = max_bytes
+        self.max_objects: Final = max_objects
+        self._on_evicted = on_evicted
+        self._by_id: dict[bytes, E] = {}
+        self._by_ticket: dict[int, E] = {}  # in rising order
+        self._gone: dict[bytes, None] = {}  # ids of evicted ones, oldest first
+        self._last = ZERO_TICKET
+        self._watchers: dict[object, Callable[[], object]] = {}
+        self._grown = False  # since `tell`
+        self.size_bytes = 0
+        self.evicted_count = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[E]:
+        """Yield the entries, oldest first."""
+        return iter(self._by_ticket.values())
+
+    def knows(self, object_id: bytes) -> bool:
+        """Return whether the object is here, or was evicted lately."""
+        return object_id in self._by_id or object_id in self._gone
+
+    def get(self, object_id: bytes) -> E | None:
+        """Return the entry; None: it is not here."""
+        return self._by_id.get(object_id)
+
+    @property
+    def next_ticket(self) -> int:
+        """The ticket of the next entry that is put."""
+        return self._last + 1
+
+    def make_room(self, object_id: bytes, size_bytes: int) -> bool:
+        """Evict until an object of this size fits. False: it never would, and counts as evicted."""
+        if size_bytes > self.max_bytes:
+            self.forget(object_id)
+            return False
+        while self._by_ticket and (
+            self.size_bytes + size_bytes > self.max_bytes or len(self._by_ticket) >= self.max_objects
+        ):
+            self.evict()
+        return True
+
+    def free(self, size_bytes: int) -> None:
+        """Evict the oldest until so much has gone, at least one."""
+        while self._by_ticket and size_bytes > 0:
+            size_bytes -= max(1, self.evict().size_bytes)
+
+    def put(self, entry: E) -> None:
+        """Add an entry; its ticket is the greatest so far."""
+        self._last = max(self._last, entry.ticket)
+        self._by_id[entry.object_id] = self._by_ticket[entry.ticket] = entry
+        self._gone.pop(entry.object_id, None)
+        self.size_bytes += entry.size_bytes
+        self._grown = True
+
+    def evict(self) -> E:
+        """Remove and return the oldest entry."""
+        entry = self._by_ticket.pop(next(iter(self._by_ticket)))
+        del self._by_id[entry.object_id]
+        self.size_bytes -= entry.size_bytes
+        self.evicted_count += 1
+        if self._on_evicted is not None:
+            self._on_evicted(entry)
+        self.forget(entry.object_id)
+        return entry
+
+    def forget(self, object_id: bytes) -> None:
+        """Note that the object is not here and not wanted either."""
+        self._gone[object_id] = None
+        if len(self._gone) > self.max_objects:
+            del self._gone[next(iter(self._gone))]
+
+    def after(self, ticket: int, limit: int) -> list[E]:
+        """Return the first `limit` entries whose ticket is greater."""
+        if ticket >= self._last or not self._by_ticket:
+            return []
+        found: list[E] = []
+        # Eviction takes the oldest only, so tickets have no gaps, but for files that were damaged.
+        for number in range(max(ticket + 1, next(iter(self._by_ticket))), self._last + 1):
+            if len(found) == limit:
+                break
+            entry = self._by_ticket.get(number)
+            if entry is not None:
+                found.append(entry)
+        return found
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` in `tell`, until what is returned is called."""
+        key = object()
+        self._watchers[key] = callback
+
+        def unwatch() -> None:
+            self._watchers.pop(key, None)
+
+        return unwatch
+
+    def tell(self) -> None:
+        """Call those who watch, if something was put since."""
+        if self._grown:
+            self._grown = False
+            for callback in list(self._watchers.values()):
+                callback()

@@ -1,0 +1,113 @@
+"""What applications of a messenger hold in their hands: destinations, messages that came, messages that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flowctl.core.outcomes.outcome import Outcome
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.nodes.messenger.durability import Effect
+from flowctl.wire.zeromq.endpoint import check_port
+
+MAX_IPC_PATH_BYTES = 107
+"""What a Unix socket's address holds on Linux."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a messenger listens, or is to be found.
+
+    Args:
+        name: of the messenger there, for logs.
+        endpoint: as ZeroMQ writes it, for example ``tcp://127.0.0.1:9000``.
+        pubkey: public key of CURVE of the messenger there, 32 octets, for one that has keys. Empty: not encrypted.
+
+    Raises:
+        ConfigError: its port is out of range.
+    """
+
+    name: str
+    endpoint: str
+    pubkey: bytes = b""
+
+    def __post_init__(self) -> None:
+        check_port(self.endpoint)
+
+    @classmethod
+    def tcp(cls, name: str, host: str, port: int) -> Destination:
+        """Return a TCP destination; to listen, port 0 is any free one.
+
+        Raises:
+            ConfigError: the port is out of range.
+        """
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"port is {port}, it must be 0 to 65535")
+        return cls(name, f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+
+    @classmethod
+    def ipc(cls, name: str, path: str) -> Destination:
+        """Return a destination that is a Unix socket at `path`.
+
+        Raises:
+            ConfigError: the path is empty or longer than a Unix socket's address holds.
+        """
+        if not 0 < len(path.encode()) <= MAX_IPC_PATH_BYTES:
+            raise ConfigError(f"an ipc path has 1 to {MAX_IPC_PATH_BYTES} bytes, not {len(path.encode())}")
+        return cls(name, f"ipc://{path}")
+
+    @classmethod
+    def inproc(cls, name: str, endpoint: str) -> Destination:
+        """Return a destination within this process, of messengers and sockets of the same context."""
+        return cls(name, f"inproc://{endpoint}")
+
+
+To = int | tuple[int, str | bytes]
+"""Who gets a message: the number of a connection, or that of a listener and the identity of a peer that came to it."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message that came.
+
+    Args:
+        source_callback_id: callback of the sender that a response may name; 0: it wants none.
+        sender: who a response goes to, as `Messenger.send_message` takes it.
+    """
+
+    id: int
+    source_callback_id: int
+    destination_callback_id: int
+    routing_id: bytes
+    message: bytes
+    payload: tuple[bytes, ...]
+    sender: To
+    effects: list[Effect] | None = field(default=None, repr=False)
+
+    def apply(self, effect: Effect) -> None:
+        """Have `effect` run in the transaction that notes this message as received: both are kept, or neither."""
+        if self.effects is None:
+            raise LocalProtocolError("the messenger has no store, or acknowledges on receipt", hint="give open_store")
+        self.effects.append(effect)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A message that was given up.
+
+    Args:
+        outcome: TIMEOUT: its deadline passed; REJECTED: all attempts were used, or the store refused it; WITHDRAWN:
+            its connection was closed; SHUTDOWN: the messenger was stopped.
+        message: the body; empty where it was acknowledged, it is not kept then.
+    """
+
+    message_id: int
+    to: To
+    outcome: Outcome
+    acknowledged: bool = False
+    message: bytes = b""
+    payload: tuple[bytes, ...] = ()
+
+
+AckHandler = Callable[..., object]
+"""Called with the messenger and the message's id; may be a coroutine function."""

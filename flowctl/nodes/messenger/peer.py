@@ -1,0 +1,271 @@
+"""The other ends of a messenger: its sockets, and each peer as it is reached through one of them."""
+
+from __future__ import annotations
+
+import socket as sockets
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import zmq
+
+from flowctl.errors import BusyError, LocalProtocolError
+from flowctl.nodes.messenger.arrivals import Arrivals, HeldRoom
+from flowctl.nodes.messenger.delivery import Delivery
+from flowctl.nodes.messenger.message import To
+from flowctl.nodes.messenger.wire import ANNOUNCEMENT, METADATA_OPTION, encode_announcement, parse_announcement
+from flowctl.wire.zeromq.socket import ZmqSocket
+
+_INPROC: Final[dict[tuple[int, str], int]] = {}
+"""Listeners of messengers of this process, by context and endpoint, and their incarnation: within a process there is no
+handshake that could say it."""
+_INPROC_DIALLED: Final[dict[tuple[int, str, bytes], int]] = {}
+"""The same of those that have connected, by their identity too."""
+
+_RECONNECT_MS: Final = 50
+"""ZeroMQ's first wait before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
+_RECONNECT_MOST_MS: Final = 2000
+_HEARTBEAT_MS: Final = 5000
+"""A ZMTP peer of today answers a PING by itself; one that is gone without a word is noticed after twice this time."""
+
+
+class PeerOwner(Protocol):
+    """The messenger that a peer belongs to."""
+
+    def peer_due(self, peer: Peer, now: float) -> None:
+        """Look after what is to be tried again or given up."""
+
+
+class Peer:
+    """One messenger at the other end of a connection, or one that came to a listener.
+
+    Attributes:
+        endpoint: the socket through which it is reached.
+        key: as the store names it; the same in each life of this messenger.
+        delivery: what is under way to it; under the messenger's lock.
+        arrivals: what arrived from it; the loop's thread only.
+        announced: its incarnation; 0: it understands no extension, or has not said so yet.
+        acks: ids of messages to acknowledge in this turn.
+        handling_count: coroutines of handlers that run for its messages.
+        echo_count: of the unacknowledged messages to it, those that it has asked for itself.
+        pubkey: public key that it came with first, hex, as ZeroMQ has it. "": not known, or it has none.
+        queued: it is in the messenger's list of peers to send to; under the messenger's lock.
+        releasing: messages that waited for another are being handled.
+        timer_at: when it looks after its messages next, on the group's clock. None: never.
+    """
+
+    __slots__ = (
+        "_owner",
+        "acks",
+        "announced",
+        "arrivals",
+        "delivery",
+        "echo_count",
+        "endpoint",
+        "envelope",
+        "handling_bytes",
+        "handling_count",
+        "key",
+        "pubkey",
+        "queued",
+        "releasing",
+        "timer_at",
+        "to",
+    )
+
+    def __init__(
+        self, owner: PeerOwner, endpoint: Endpoint, route: bytes, delivery: Delivery, held: HeldRoom | None = None
+    ) -> None:
+        self._owner: Final = owner
+        self.endpoint: Final = endpoint
+        self.delivery: Final = delivery
+        self.arrivals = Arrivals(held)
+        self.key: Final = endpoint.key_of(route)
+        self.to: Final[To] = (endpoint.number, route) if endpoint.is_router else endpoint.number
+        self.envelope: Final = [route, endpoint.identity, b""] if endpoint.is_router else [b""]
+        self.announced = 0
+        self.acks: list[int] = []
+        self.handling_count = self.handling_bytes = self.echo_count = 0
+        self.pubkey = ""
+        self.queued = False
+        self.releasing = False
+        self.timer_at: float | None = None
+
+    def deadline_due(self, now: float) -> None:
+        """Be told by the poll group that the time has come."""
+        self.timer_at = None
+        self._owner.peer_due(self, now)
+
+
+class Endpoint:
+    """A socket of a messenger: a ROUTER that listens, or the DEALER of one connection.
+
+    Attributes:
+        number: of the listener, or of the connection.
+        identity: what a listener calls itself.
+        address: what it is bound or connected to.
+        peers: by routing id; of a DEALER the one peer has the routing id b"".
+        callback: the server-loop callback. None: messages have their own callbacks, or none.
+    """
+
+    __slots__ = (
+        "_context_id",
+        "_file",
+        "_namesakes",
+        "address",
+        "callback",
+        "identity",
+        "is_router",
+        "number",
+        "peers",
+        "socket",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        identity: bytes,
+        callback: Callable[..., object] | None,
+        *,
+        is_router: bool,
+        namesakes: int = 0,
+    ) -> None:
+        self._namesakes: Final = namesakes
+        self.number: Final = number
+        self.identity: Final = identity
+        self.callback: Final = callback
+        self.is_router: Final = is_router
+        self.peers: dict[bytes, Peer] = {}
+        self.address = ""
+        self._context_id = 0
+        self._file: Path | None = None
+        self.socket: ZmqSocket
+
+    def key_of(self, route: bytes) -> bytes:
+        """Return the name of a peer in a store."""
+        if self.is_router:
+            return b"r%d.%d:%b%b" % (self._namesakes, len(self.identity), self.identity, route)
+        return b"c" + self.address.encode()
+
+    def bind(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
+        """Bind to `address`; TCP with port 0 or ``*`` gets a free one."""
+        raw.set(zmq.IPV6, "[" in address)
+        raw.set(zmq.ROUTER_MANDATORY, 1)
+        raw.set(zmq.ROUTER_HANDOVER, 1)  # a peer that was cut off comes back before its end is noticed
+        scheme, _, name = address.partition("://")
+        if scheme == "ipc":
+            remove_stale(Path(name))
+        try:
+            raw.bind(address)
+        except zmq.ZMQError as error:
+            kind = BusyError if error.errno == zmq.EADDRINUSE else LocalProtocolError
+            raise kind(f"cannot listen on {address}: {error.strerror}") from error
+        self.address = raw.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        if scheme == "ipc":
+            self._file = Path(name)
+        elif scheme == "inproc":
+            self._context_id = id(raw.context)
+            _INPROC[self._context_id, self.address] = incarnation
+
+    def connect(self, raw: zmq.Socket[bytes], address: str, incarnation: int) -> None:
+        """Connect to `address`, where nobody need listen yet."""
+        raw.set(zmq.ROUTING_ID, self.identity)
+        raw.set(zmq.IPV6, "[" in address)
+        raw.set(zmq.IMMEDIATE, 1)  # messages wait with us, not in a queue that is lost with its connection
+        raw.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        raw.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MOST_MS)
+        try:
+            raw.connect(address)
+        except zmq.ZMQError as error:
+            raise LocalProtocolError(f"cannot connect to {address}: {error.strerror}") from error
+        self.address = address
+        self._context_id = id(raw.context)
+        if address.startswith("inproc:"):
+            _INPROC_DIALLED[self._context_id, address, self.identity] = incarnation
+
+    def announced_within(self) -> int:
+        """Return the incarnation of the listener of this process that this DEALER is connected to; 0: none is known."""
+        return 0 if self.is_router else _INPROC.get((self._context_id, self.address), 0)
+
+    def left_over(self) -> bool:
+        """Return whether the present message, of a route that begins with NUL, is of a connection that has a successor.
+
+        ZeroMQ gives a route of chance to a peer that has no identity, but also to a connection whose identity another
+        one has taken: what was not read of it yet then seems to come from somebody new, and would be applied again
+        when its sender tries again. The handshake still says what it called itself.
+        """
+        frame = self.socket.frame
+        try:
+            return frame is not None and bool(frame.get("Identity"))
+        except zmq.ZMQError:  # it had no handshake: it is in this process
+            return False
+
+    def sender_pubkey(self) -> str:
+        """Return the public key that the connection of the present message has proven to hold, hex; "": it has none."""
+        frame = self.socket.frame
+        try:
+            return "" if frame is None else str(frame.get("User-Id"))
+        except zmq.ZMQError:  # it is in this process
+            return ""
+
+    def announcement(self, route: bytes) -> int | None:
+        """Return the incarnation that the sender of the present message, which came by `route`, announced."""
+        frame = self.socket.frame
+        if frame is None:
+            return None
+        try:
+            return parse_announcement(str(frame.get(ANNOUNCEMENT))) or 0
+        except zmq.ZMQError:
+            try:
+                frame.get("Socket-Type")
+            except zmq.ZMQError:
+                dialled = _INPROC_DIALLED.get((self._context_id, self.address, route))
+                return dialled if self.is_router else self.announced_within() or None
+            return 0
+
+    def close(self) -> None:
+        """Close the socket and remove its files."""
+        if self.is_router:
+            if _INPROC.pop((self._context_id, self.address), None) is not None:
+                with suppress(zmq.ZMQError):
+                    self.socket.raw.unbind(self.address)  # closing frees the name some time later
+        else:
+            _INPROC_DIALLED.pop((self._context_id, self.address, self.identity), None)
+        self.socket.close()
+        if self._file is not None:
+            with suppress(OSError):  # ZeroMQ removes it too
+                self._file.unlink()
+
+
+def prepare(raw: zmq.Socket[bytes], incarnation: int, queue_count: int, max_message_bytes: int) -> None:
+    """Set what listeners and connections have in common."""
+    raw.set(zmq.LINGER, 0)
+    raw.set(zmq.SNDHWM, queue_count)
+    raw.set(zmq.RCVHWM, queue_count)
+    raw.set(zmq.MAXMSGSIZE, max_message_bytes)
+    raw.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    with suppress(zmq.ZMQError):  # a libzmq without it: peers are talked to as if they knew no extension
+        raw.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
+
+
+def remove_stale(path: Path) -> None:
+    """Remove the file of a listener that is gone."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise LocalProtocolError(f"{path} is there and is no socket", hint="give another path")
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            with suppress(FileNotFoundError):
+                path.unlink()
+            return
+        except OSError as error:
+            raise BusyError(f"{path} cannot be listened on: {error.strerror or error}") from error
+    raise BusyError(f"somebody listens on {path}")

@@ -1,0 +1,241 @@
+"""A store: what outlives the process, written by a thread of its own, a turn of the loop at a time.
+
+Theory of operation. What a turn of the loop changes is collected and handed to the thread at the end of the turn; it
+writes all of it in one transaction. While it does, the next is collected: the slower the disk, the more share a
+commit, and the loop never waits for it. Who has to know that something is on the disk (a message may be sent, an
+acknowledgement may leave) is called back on the loop's thread afterwards, in the order of the calls.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Final
+
+from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
+from flowctl.nodes.messenger.durability import Done, Effect, OpenStore, Post
+from flowctl.nodes.messenger.storefile import (
+    MAX_INTEGER,
+    Add,
+    Change,
+    Forget,
+    Mark,
+    Remove,
+    Run,
+    Stored,
+    StoreFile,
+    Told,
+)
+
+MIN_STORE_BYTES: Final = 1 << 20
+"""Smallest size that a store may be held to: SQLite's tables with a few hundred messages."""
+DEFAULT_STORE_BYTES: Final = 1 << 30
+"""1 GiB: an hour of 250 messages of 1 KiB a second, to peers that are gone."""
+
+_COMMIT_CHANGES: Final = 2048
+"""Most changes of one transaction: some 10 ms, after which those who wait for them are told."""
+_COMMIT_BYTES: Final = 4 << 20
+"""Most octets of one transaction, of which a copy stays in the log until the next checkpoint."""
+
+
+class Store:
+    """An outbox and a seen-set in one file; all methods on the owner's thread only, unless they say otherwise.
+
+    Attributes:
+        incarnation: of the outbox: the same for the life of the file.
+        commit_count: transactions written.
+        waiting_count: changes that are not on the disk yet.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_file",
+        "_hand_over_queued",
+        "_post",
+        "_started",
+        "_thread",
+        "_to_thread",
+        "_waiting",
+        "_writing",
+        "closed",
+        "commit_count",
+        "incarnation",
+        "waiting_count",
+    )
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        post: Post,
+        *,
+        max_bytes: int = DEFAULT_STORE_BYTES,
+        prepare: Effect | None = None,
+    ) -> None:
+        if max_bytes < MIN_STORE_BYTES:
+            raise ConfigError(f"max_store_bytes is {max_bytes}, it must be {MIN_STORE_BYTES} or more")
+        self._file: Final = StoreFile(path, max_bytes, prepare)
+        self._post: Final = post
+        self.incarnation: Final = self._file.incarnation
+        self._waiting: deque[Change] = deque()
+        self._hand_over_queued = False
+        self._writing = False  # the thread has changes
+        self.closed = False
+        self.commit_count = 0
+        self.waiting_count = 0
+        self._to_thread: Final[SimpleQueue[list[Change] | None]] = SimpleQueue()
+        self._ended: Final = threading.Event()
+        self._thread: Final = threading.Thread(target=self._write, name="flowctl-store", daemon=True)
+        self._started = False
+
+    # --- what was there when it was opened ----------------------------------------------------------------------
+
+    def next_message_id(self) -> int:
+        """Return the lowest message id that was never kept; before the first change only."""
+        return self._file.next_message_id()
+
+    def pending(self) -> Iterator[Stored]:
+        """Yield the messages of the outbox, oldest first; before the first change only."""
+        return self._file.pending()
+
+    def seen(self) -> list[tuple[bytes, int, int, int]]:
+        """Return what was received: peer, incarnation, first and last of each run; before the first change only."""
+        return self._file.seen()
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    def add(
+        self, message_id: int, peer: bytes, sequence: int, record: bytes, done: Done, effect: Effect | None = None
+    ) -> None:
+        """Keep a message that is to be sent."""
+        self._change(Add(_checked(message_id), peer, _checked(sequence), record, done, effect))
+
+    def remove(self, message_id: int) -> None:
+        """Forget a message of the outbox: it has its outcome. Else as `add`."""
+        self._change(Remove(message_id))
+
+    def mark(self, peer: bytes, incarnation: int, sequence: int, done: Done, effect: Effect | None = None) -> None:
+        """Note that a message was received; with an effect, run that in the same transaction."""
+        self._change(Mark(peer, _checked(incarnation), _checked(sequence), sequence, done, effect))
+
+    def mark_run(self, peer: bytes, incarnation: int, first: int, last: int, done: Done) -> None:
+        """Note that messages `first` to `last` are done with, received or given up; else as `mark`."""
+        self._change(Mark(peer, _checked(incarnation), _checked(first), _checked(last), done))
+
+    def forget(self, peer: bytes, incarnation: int | None) -> None:
+        """Forget what was seen of a peer's incarnations other than this one: it has begun anew. None: of all."""
+        self._change(Forget(peer, None if incarnation is None else _checked(incarnation)))
+
+    def run(self, effect: Effect, done: Done) -> None:
+        """Run an effect in a transaction, in order with the other changes: to make tables, or to read them."""
+        self._change(Run(effect, done))
+
+    def size_bytes(self) -> int:
+        """Return how much of the disk the file and its log take; any thread."""
+        return self._file.size_bytes()
+
+    def close(self, deadline_s: float = 5.0) -> bool:
+        """Write what waits, then close the file; idempotent. Nobody is called back any more after it has returned."""
+        if not self.closed:
+            self.closed = True
+            if not (self._started or self._waiting):
+                self._file.close()
+                self._ended.set()
+                return True
+            while self._waiting:
+                self._to_thread.put(self._take())
+            self._to_thread.put(None)
+            self._start()
+        return self._ended.wait(deadline_s)
+
+    # --- inner steps, the owner's thread ------------------------------------------------------------------------
+
+    def _change(self, change: Change) -> None:
+        if self.closed:
+            raise ClosedError("the store is closed")
+        self._waiting.append(change)
+        self.waiting_count += 1
+        if not (self._hand_over_queued or self._writing):
+            self._hand_over_queued = True
+            self._post(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Give the thread what the turn has collected."""
+        self._hand_over_queued = False
+        if self._writing or self.closed or not self._waiting:
+            return
+        self._writing = True
+        self._start()
+        self._to_thread.put(self._take())
+
+    def _take(self) -> list[Change]:
+        """Take the changes of the next transaction."""
+        waiting = self._waiting
+        taken = [waiting.popleft()]
+        octets = 0
+        while waiting and len(taken) < _COMMIT_CHANGES and octets < _COMMIT_BYTES:
+            change = waiting.popleft()
+            if type(change) is Add:
+                octets += len(change.record)
+            taken.append(change)
+        return taken
+
+    def _written(self, told: list[Told], undone: list[Change], count: int) -> None:
+        """Hand over what has come meanwhile, then tell those who wait for what was written."""
+        self.commit_count += 1
+        self.waiting_count -= count
+        self._writing = False
+        self._hand_over()
+        if undone:  # tried again with the next change, and not before: a disk that is full stays so for a while
+            self._waiting.extendleft(reversed(undone))
+            self.waiting_count += len(undone)
+        self._tell(told)
+
+    def _tell(self, told: list[Told]) -> None:
+        for index, (done, error) in enumerate(told):
+            if self.closed:
+                return
+            try:
+                done(error)
+            except BaseException:  # for the loop to report; the others are told all the same
+                self._post(self._tell, told[index + 1 :])
+                raise
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._thread.start()
+
+    # --- inner steps, the store's thread ------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Write what is handed over until there is no more."""
+        while (changes := self._to_thread.get()) is not None:
+            told, undone = self._file.write(changes)
+            with suppress(ClosedError):  # the owner's loop has ended; what was written is there at the next opening
+                self._post(self._written, told, undone, len(changes))
+        self._file.close()
+        self._ended.set()
+
+
+def _checked(number: int) -> int:
+    if not 0 <= number <= MAX_INTEGER:
+        raise LocalProtocolError(f"{number} cannot be kept, numbers are 0 to 2^63 - 1")
+    return number
+
+
+def open_store(
+    path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_STORE_BYTES, prepare: Effect | None = None
+) -> OpenStore:
+    """Return what a messenger opens its store with: ``Messenger(..., store=open_store("outbox.db"))``.
+
+    Arguments as for `Store`, which raises when the messenger starts.
+    """
+
+    def opens(post: Post) -> Store:
+        return Store(path, post, max_bytes=max_bytes, prepare=prepare)
+
+    return opens

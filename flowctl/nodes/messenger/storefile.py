@@ -1,0 +1,453 @@
+"""The file of a store: one SQLite database with what was sent and not acknowledged, and what was received.
+
+Theory of operation. One thread uses it. Everything of one turn is written in one transaction (`StoreFile.write`), and
+who asked for it is told when it is on the disk, not before.
+
+- Write-ahead log, ``synchronous=FULL``: what was committed survives the end of the process (``kill -9``) and a power
+  cut. NORMAL would leave out the `fsync` of each commit and survive the former only; after the latter a sender would
+  give sequence numbers a second time, which its receivers take for messages that they have, and lose. Commits are
+  shared by all that waits, so it costs little: with 100 messages a commit 178 000 rows/s against 313 000.
+- What was received is kept as intervals, a row for each run without a gap: rows grow with gaps, not with messages.
+- An *effect* is a function of the application that is run inside the transaction, so that what it writes into tables
+  of its own in this file and the note that the message was seen (or is to be sent) are both there, or both not.
+- Size is bounded: rows by the callers, pages by ``max_page_count``, the log by a checkpoint every 1000 pages (4 MiB)
+  and ``journal_size_limit``, unused pages are given back.
+- A file beside it, ``NAME-lock``, is locked for as long as it is open: two processes on one outbox would send under
+  the same numbers. SQLite's own exclusive mode would do, but nobody could read the application's tables meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import randbits
+from typing import Any, Final
+
+from flowctl.core.text.printable import short
+from flowctl.errors import BusyError, LocalProtocolError, StoreError
+from flowctl.nodes.messenger.durability import Done, Effect, Transaction
+
+APPLICATION_ID: Final = 0x666C4D73
+"""``flMs``, where SQLite keeps what a database is of."""
+SCHEMA_VERSION: Final = 1
+
+MAX_INTEGER: Final = 2**63 - 1
+"""The largest integer that SQLite keeps."""
+
+_LOG_BYTES: Final = 8 << 20
+"""The log is cut to this when it begins anew: twice what there is between two checkpoints."""
+_SPARE_PAGES: Final = 2048
+"""Unused pages that stay for what comes next: 8 MiB, so that a queue that breathes does not move pages for nothing."""
+_VACUUM_PAGES: Final = 256
+"""Pages given back with one commit: 1 MiB, a few milliseconds."""
+
+_SCHEMA: Final = f"""
+BEGIN IMMEDIATE;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+CREATE TABLE messenger_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE messenger_outbox (
+    message_id INTEGER PRIMARY KEY, peer BLOB NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL
+);
+CREATE TABLE messenger_seen (
+    peer BLOB, incarnation INTEGER, first INTEGER, last INTEGER NOT NULL, PRIMARY KEY (peer, incarnation, first)
+) WITHOUT ROWID;
+"""
+_ADD: Final = "INSERT OR REPLACE INTO messenger_outbox VALUES (?, ?, ?, ?)"
+_REMOVE: Final = "DELETE FROM messenger_outbox WHERE message_id = ?"
+_RAISE_ID: Final = "UPDATE messenger_meta SET value = ? WHERE name = 'next_message_id' AND value < ?"
+_TOUCHING: Final = (
+    "SELECT first, last FROM messenger_seen "
+    "WHERE peer = ? AND incarnation = ? AND first <= ? AND last >= ? ORDER BY first"
+)
+_LATEST: Final = (
+    "SELECT last FROM messenger_seen WHERE peer = ? AND incarnation = ? AND first <= ? ORDER BY first DESC LIMIT 1"
+)
+_DROP: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation = ? AND first = ?"
+_SEEN: Final = "INSERT OR REPLACE INTO messenger_seen VALUES (?, ?, ?, ?)"
+_FORGET: Final = "DELETE FROM messenger_seen WHERE peer = ? AND incarnation IS NOT ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message of the outbox that was not acknowledged when the file was last closed."""
+
+    message_id: int
+    peer: bytes
+    sequence: int
+    record: bytes  #: as it was given to `Add`
+
+
+@dataclass(slots=True)
+class Add:
+    """Keep a message that is to be sent, and never give its id to another."""
+
+    message_id: int
+    peer: bytes
+    sequence: int
+    record: bytes
+    done: Done
+    effect: Effect | None = None
+
+
+@dataclass(slots=True)
+class Remove:
+    """Forget a message of the outbox. What is not there is no error."""
+
+    message_id: int
+
+
+@dataclass(slots=True)
+class Mark:
+    """Note that the messages `first` to `last` of a peer's incarnation are done with.
+
+    With an effect, `first` and `last` are one message: it is run, unless that message is marked already.
+    """
+
+    peer: bytes
+    incarnation: int
+    first: int
+    last: int
+    done: Done
+    effect: Effect | None = None
+
+
+@dataclass(slots=True)
+class Forget:
+    """Forget what was seen of a peer's incarnations other than this one. None: of all."""
+
+    peer: bytes
+    incarnation: int | None
+
+
+@dataclass(slots=True)
+class Run:
+    """Run an effect of its own, in order with those of messages."""
+
+    effect: Effect
+    done: Done
+
+
+Change = Add | Remove | Mark | Forget | Run
+Told = tuple[Done, Exception | None]
+_Marked = dict[tuple[bytes, int], set[int]]
+
+
+class StoreFile:
+    """The file, open; one thread at a time, and `close` when done.
+
+    Attributes:
+        incarnation: of this outbox, 1 to 2^63 - 1: chance, made with the file and the same for all its life, so that
+            a receiver knows what is sent to it again after a restart.
+    """
+
+    __slots__ = ("_connection", "_lock_fd", "_max_pages", "incarnation", "path")
+
+    def __init__(self, path: str | os.PathLike[str], max_bytes: int, prepare: Effect | None = None) -> None:
+        self.path: Final = Path(os.path.realpath(path))
+        self._lock_fd: Final = _lock(self.path)
+        try:
+            self._connection: Final = _open(self.path)
+            try:
+                page_bytes = self._number("PRAGMA page_size")
+                self._connection.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_bytes)}")
+                self.incarnation: Final = self._number("SELECT value FROM messenger_meta WHERE name = 'incarnation'")
+            except BaseException:
+                self._connection.close()
+                raise
+        except sqlite3.Error as error:
+            os.close(self._lock_fd)
+            raise _translated(self.path, error) from error
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+        try:
+            self._prepare(prepare)
+        except BaseException:
+            self.close()
+            raise
+
+    # --- what is in it -------------------------------------------------------------------------------------------
+
+    def next_message_id(self) -> int:
+        """Return the lowest message id that was never kept."""
+        return self._number("SELECT value FROM messenger_meta WHERE name = 'next_message_id'")
+
+    def pending(self) -> Iterator[Stored]:
+        """Yield the messages of the outbox, oldest first."""
+        rows = self._rows("SELECT message_id, peer, sequence, record FROM messenger_outbox ORDER BY message_id")
+        return (Stored(*row) for row in rows)
+
+    def seen(self) -> list[tuple[bytes, int, int, int]]:
+        """Return what was received: peer, its incarnation, first and last of each run without a gap, in order."""
+        return list(self._rows("SELECT peer, incarnation, first, last FROM messenger_seen ORDER BY 1, 2, 3"))
+
+    def size_bytes(self) -> int:
+        """Return how much of the disk the file and its log take."""
+        sizes = 0
+        for path in (self.path, Path(f"{self.path}-wal")):
+            with contextlib.suppress(FileNotFoundError):
+                sizes += path.stat().st_size
+        return sizes
+
+    # --- changing it ---------------------------------------------------------------------------------------------
+
+    def write(self, changes: Sequence[Change]) -> tuple[list[Told], list[Change]]:
+        """Write `changes` in one transaction.
+
+        Where the disk, or the file, has no room for what is to be sent, that is refused and the rest is written: what
+        was received and acknowledged needs little room, and gives some back.
+        """
+        try:
+            return self._write_once(changes), []
+        except Exception as error:  # noqa: BLE001  (whatever it is, somebody waits to be told)
+            refusal = _translated(self.path, error) if isinstance(error, sqlite3.Error) else error
+            self._roll_back()
+        rest = [change for change in changes if not isinstance(change, Add)]
+        if getattr(refusal, "code", None) == "full" and 0 < len(rest) < len(changes):
+            told, undone = self.write(rest)
+            return told + [(change.done, refusal) for change in changes if isinstance(change, Add)], undone
+        return (
+            [(change.done, refusal) for change in changes if not isinstance(change, Remove | Forget)],
+            [change for change in changes if isinstance(change, Remove | Forget)],
+        )
+
+    def _write_once(self, changes: Sequence[Change]) -> list[Told]:
+        told: list[Told] = []
+        added: list[Add] = []
+        removed: list[tuple[int]] = []
+        marked: _Marked = defaultdict(set)
+        execute, executemany = self._connection.execute, self._connection.executemany
+        execute("BEGIN IMMEDIATE")
+        for change in changes:
+            if isinstance(change, Remove):
+                removed.append((change.message_id,))
+            elif isinstance(change, Forget):
+                execute(_FORGET, (change.peer, change.incarnation))
+                for key in [key for key in marked if key[0] == change.peer and key[1] != change.incarnation]:
+                    del marked[key]
+            else:
+                told.append((change.done, error := self._run(change, marked)))
+                if error is not None:
+                    continue
+                if isinstance(change, Add):
+                    added.append(change)
+                elif isinstance(change, Mark):
+                    if change.first == change.last:
+                        marked[change.peer, change.incarnation].add(change.first)
+                    else:
+                        self._merge(change.peer, change.incarnation, [(change.first, change.last)])
+        executemany(_ADD, [(item.message_id, item.peer, item.sequence, item.record) for item in added])
+        if added:
+            next_id = max(item.message_id for item in added) + 1
+            execute(_RAISE_ID, (next_id, next_id))
+        executemany(_REMOVE, removed)
+        for (peer, incarnation), numbers in marked.items():
+            self._merge(peer, incarnation, _runs_of(numbers))
+        spare = self._number("PRAGMA freelist_count")
+        execute("COMMIT")
+        if spare > _SPARE_PAGES:
+            with contextlib.suppress(sqlite3.Error):  # what was asked for is on the disk
+                # As a script: `execute` takes one step of a statement without columns, which is one page.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+        return told
+
+    def close(self) -> None:
+        """Write the log into the file and close; whatever fails then has been committed before."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._connection.close()
+        os.close(self._lock_fd)
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _run(self, change: Add | Mark | Run, marked: _Marked) -> Exception | None:
+        """Run the effect of a change, if it has one and was not made before."""
+        if change.effect is None or (isinstance(change, Mark) and self._has(change, marked)):
+            return None
+        execute = self._connection.execute
+        execute("SAVEPOINT effect")
+        try:
+            change.effect(Transaction(self._connection))
+        except BaseException as error:
+            if self._connection.in_transaction:
+                execute("ROLLBACK TO effect")
+                execute("RELEASE effect")
+                return error if isinstance(error, Exception) else LocalProtocolError(f"an effect raised {error!r}")
+            if isinstance(error, sqlite3.Error):  # after some, a full disk for one, SQLite has rolled back everything
+                raise
+        if not self._connection.in_transaction:
+            raise StoreError(
+                "an effect ended the transaction that it was run in",
+                code="effect",
+                hint="leave BEGIN, COMMIT and ROLLBACK to the store",
+            )
+        execute("RELEASE effect")
+        return None
+
+    def _prepare(self, prepare: Effect | None) -> None:
+        if prepare is not None:
+            for _, error in self._write_once([Run(prepare, lambda _: None)]):
+                if error is not None:
+                    raise error
+
+    def _has(self, mark: Mark, marked: _Marked) -> bool:
+        """Return whether a message is marked, on the disk or by what was already done of this transaction."""
+        if mark.first in marked[mark.peer, mark.incarnation]:
+            return True
+        found = self._connection.execute(_LATEST, (mark.peer, mark.incarnation, mark.first)).fetchone()
+        return found is not None and found[0] >= mark.first
+
+    def _merge(self, peer: bytes, incarnation: int, runs: list[tuple[int, int]]) -> None:
+        """Add runs to the intervals of a peer; those that touch become one row."""
+        execute = self._connection.execute
+        for first, last in runs:
+            lowest, highest = first, last
+            for row in execute(_TOUCHING, (peer, incarnation, last + 1, first - 1)).fetchall():
+                if row[0] != first:
+                    execute(_DROP, (peer, incarnation, row[0]))
+                lowest, highest = min(lowest, row[0]), max(highest, row[1])
+            execute(_SEEN, (peer, incarnation, lowest, highest))
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:  # SQLite has already rolled back after some errors
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _number(self, statement: str) -> int:
+        row = self._connection.execute(statement).fetchone()
+        return int(row[0])
+
+    def _rows(self, statement: str) -> Iterator[Any]:
+        try:
+            yield from self._connection.execute(statement)
+        except sqlite3.Error as error:
+            raise _translated(self.path, error) from error
+
+
+def _runs_of(numbers: set[int]) -> list[tuple[int, int]]:
+    """Return the first and last of each run without a gap, in order."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
+
+
+# --- opening -----------------------------------------------------------------------------------------------------
+
+
+def _lock(path: Path) -> int:
+    """Take the lock beside `path` for this process; it ends with the process, however that ends."""
+    name = f"{path}-lock"
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"store {path}: {name} cannot be made: {error.strerror}",
+            code="path",
+            hint="name a file in a folder of your own",
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(fd, 32).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise BusyError(
+            f"store {path} is open already, by process {short(holder)}",
+            hint="give each messenger a file of its own",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.write(fd, str(os.getpid()).encode())
+    return fd
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Open the database, make its tables where there are none, look at what it is."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # messages are nobody else's
+    except OSError as error:
+        raise StoreError(
+            f"store {path} cannot be opened: {error.strerror}", code="path", hint="name a file in a folder of your own"
+        ) from error
+    # None: transactions are ours to begin. The thread that makes it and the one that writes are two, one at a time.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        else:
+            _check(path, connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 1000")
+        connection.execute("PRAGMA secure_delete = OFF")  # some systems have it on: each removal would be written out
+        connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            _make(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    for statement in _SCHEMA.split(";"):
+        connection.execute(statement)
+    connection.executemany(
+        "INSERT INTO messenger_meta VALUES (?, ?)", [("incarnation", 1 + randbits(62)), ("next_message_id", 0)]
+    )
+    connection.execute("COMMIT")
+
+
+def _check(path: Path, connection: sqlite3.Connection) -> None:
+    """See that a file which is there is a store, of a version that we know, and whole."""
+    kind = connection.execute("PRAGMA application_id").fetchone()[0]
+    if kind != APPLICATION_ID:
+        raise StoreError(
+            f"store {path} is a database of another program",
+            code="foreign",
+            hint="name another file; the store makes it",
+        )
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != SCHEMA_VERSION:
+        raise StoreError(
+            f"store {path} has schema version {version}, this flowctl knows {SCHEMA_VERSION}",
+            code="version",
+            hint="use the flowctl that wrote it until its outbox is empty, then delete it",
+        )
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        raise StoreError(f"store {path} is damaged: {short(found)}", code="damaged", hint=_DAMAGED)
+
+
+_DAMAGED: Final = "nothing was changed: keep a copy; `sqlite3 FILE .recover` gets out what is left"
+_HINTS: Final = {
+    "full": "nothing that was kept is lost: free space on the disk, or allow more with max_store_bytes",
+    "damaged": _DAMAGED,
+    "busy": "another program holds a lock on the file; the store tries again with the next message",
+    "path": "check that the disk is there, and the file and its folder writable",
+}
+
+
+def _code(error: sqlite3.Error) -> str:
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return {
+        sqlite3.SQLITE_FULL: "full",
+        sqlite3.SQLITE_CORRUPT: "damaged",
+        sqlite3.SQLITE_NOTADB: "damaged",
+        sqlite3.SQLITE_BUSY: "busy",
+        sqlite3.SQLITE_LOCKED: "busy",
+    }.get(primary, "path")
+
+
+def _translated(path: Path, error: sqlite3.Error) -> StoreError:
+    code = _code(error)
+    return StoreError(f"store {path}: {error}", code=code, hint=_HINTS[code])

@@ -1,0 +1,149 @@
+"""Whether a new connection is let in, and what it may call (pure): by listener, address, key, and how many come.
+
+What is decided goes into the metadata of the connection (`wire.zeromq.zap`), and so comes with each of its messages:
+its access level, and a number that no other connection of the node has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, TypeAlias
+
+from flowctl.core.text.addresses import address_key
+from flowctl.core.text.printable import short
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.access.servicenodes import ServiceNodes
+from flowctl.wire.zeromq.zap import Refusal, ZapRequest
+
+AUTH_PROPERTY: Final = "X-AuthLevel"
+"""Metadata: the access level, by the name that OxenMQ gives it."""
+CONNECTION_PROPERTY: Final = "X-Connection"
+"""Metadata: the number of the connection."""
+
+NEW_PER_ADDRESS_AND_S: Final = 200.0
+"""Connections that one address may open in the long run: a crowd behind one address is not kept out, a flood is."""
+BURST_PER_ADDRESS: Final = 4_096
+"""Connections that one address may open at once: every peer of a restarted server comes back within a moment."""
+MOST_ADDRESSES: Final = 65_536
+"""Addresses whose rate is remembered; beyond it those seen longest ago are forgotten."""
+
+#: Decides on a connection, given its address, its public key (empty: none) and whether that is an active service node:
+#: what it may call; None or `AuthLevel.DENIED`: it is not let in. Runs on the node's thread and must not wait.
+Allow: TypeAlias = Callable[[str, bytes, bool], AuthLevel | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    curve: bool
+    allow: Allow
+
+
+class Bucket:
+    """Tokens that come at a rate up to a number; not locked."""
+
+    __slots__ = ("_at", "_tokens")
+
+    def __init__(self, tokens: float, now: float) -> None:
+        self._tokens = tokens
+        self._at = now
+
+    def take(self, rate_per_s: float, burst: float, now: float) -> bool:
+        """Take a token if there is one; return whether there was."""
+        self._tokens = min(burst, self._tokens + max(0.0, now - self._at) * rate_per_s)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+def rate_key(address: str) -> str:
+    """Return what counts as one address where rates are per address: of ipc the user, who may have many processes."""
+    return address.rpartition(":")[0] if address.startswith("localhost:") else address_key(address)
+
+
+class AddressRates:
+    """One `Bucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked."""
+
+    __slots__ = ("_buckets", "_burst", "_rate_per_s")
+
+    def __init__(self, rate_per_s: float, burst: int) -> None:
+        self._rate_per_s: Final = rate_per_s
+        self._burst: Final = burst
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, address: str, now: float) -> bool:
+        """Count one more of `address`; return whether it may."""
+        key = rate_key(address)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(self._burst, now)
+            if len(self._buckets) > MOST_ADDRESSES:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(key)
+        return bucket.take(self._rate_per_s, self._burst, now)
+
+
+class Admission:
+    """Decides on new connections; for the node's thread."""
+
+    __slots__ = ("_clock", "_doors", "_numbers", "_rates", "_service_nodes", "too_many_count")
+
+    def __init__(self, service_nodes: ServiceNodes, clock: Callable[[], float]) -> None:
+        self._service_nodes: Final = service_nodes
+        self._clock: Final = clock
+        self._doors: dict[int, _Door] = {}
+        self._numbers: Final = count(1)
+        self._rates: Final = AddressRates(NEW_PER_ADDRESS_AND_S, BURST_PER_ADDRESS)
+        #: Connections put off since their address opened too many.
+        self.too_many_count = 0
+
+    def open(self, listener: int, *, curve: bool, allow: AuthLevel | Allow) -> None:
+        """Let connections of a listener have the level `allow`, or be decided on by it; before it is bound."""
+        if not isinstance(allow, AuthLevel) and not callable(allow):
+            raise ConfigError(
+                f"allow is {short(repr(allow))}, it must be an AuthLevel, or a function that returns one",
+                hint="AuthLevel.NONE lets everybody in, to call what asks for no level",
+            )
+        self._doors[listener] = _Door(curve, (lambda *_: allow) if isinstance(allow, AuthLevel) else allow)
+
+    def close(self, listener: int) -> None:
+        """Let in no more connections of a listener."""
+        self._doors.pop(listener, None)
+
+    def decide(self, request: ZapRequest) -> Mapping[str, str] | Refusal:
+        """Decide on a connection; for `flowctl.wire.zeromq.zap.ZapHandler`."""
+        door = self._doors.get(request.listener)
+        if door is None or door.curve != bool(request.pubkey):
+            return Refusal.DENIED
+        if not self._rates.take(request.address, self._clock()):
+            self.too_many_count += 1
+            return Refusal.TRY_LATER
+        level = _checked(door.allow(request.address, request.pubkey, request.pubkey in self._service_nodes))
+        if level is None:
+            return Refusal.DENIED
+        return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(next(self._numbers))}
+
+    def decide_inproc(self, listener: int) -> AuthLevel | None:
+        """Return the level of a peer within the process, whom ZeroMQ asks nobody about. None: it is not let in."""
+        door = self._doors.get(listener)
+        return None if door is None else _checked(door.allow("", b"", False))
+
+
+def _checked(level: object) -> AuthLevel | None:
+    """Return what a hook has decided. None: the connection is denied."""
+    if level is None or level is AuthLevel.DENIED:
+        return None
+    if not isinstance(level, AuthLevel):  # True is 1 too, which would be BASIC
+        raise LocalProtocolError(
+            f"allow() returned {type(level).__name__}, it must return an AuthLevel, or None to deny"
+        )
+    return level

@@ -1,0 +1,145 @@
+"""What a command takes: a number of parts, or one part that is a dataclass or a model of Pydantic, in JSON.
+
+It is checked before the handler runs; what does not fit is told to the caller as `WRONG_ARGUMENT`, with a text that
+names the field and what is allowed, and `rpc.describe` shows it. Pydantic is loaded where a command takes a type, or a
+value of one is sent, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from flowctl.core.text.printable import printable, short
+from flowctl.errors import LocalProtocolError, RpcError
+from flowctl.nodes.rpc.commands import Handler, HandlerKind, kind_of
+from flowctl.nodes.rpc.wire.frames import WRONG_ARGUMENT
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+
+Takes: TypeAlias = "int | tuple[int, int] | type[Any]"
+"""A number of parts, the least and the most, or the type of the one part."""
+
+MOST_FAULTS: Final = 3
+"""Wrong fields that one text names."""
+MOST_LISTED: Final = 1000
+"""Of more wrong fields only the number is told: Pydantic makes a list of all, 250,000 of one part take it a second."""
+
+
+class Arguments:
+    """What one command takes.
+
+    Attributes:
+        shown: as `rpc.describe` tells it: ``{"parts": [least, most]}``, and of a type its JSON schema.
+    """
+
+    __slots__ = ("_adapter", "_command", "_known", "_least", "_most", "shown")
+
+    def __init__(self, command: str, takes: Takes) -> None:
+        self._command: Final = command
+        self._adapter: TypeAdapter[Any] | None = None
+        self._known: frozenset[str] | None = None  # fields of a dataclass; what is Pydantic's decides itself
+        self.shown: dict[str, Any] = {"parts": [1, 1]}
+        kind: Any = takes
+        if _is_type(kind):
+            from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError  # noqa: PLC0415 - see the head
+
+            try:
+                self._adapter = adapter_of(kind)
+                self.shown["json"] = self._adapter.json_schema()
+            except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+                raise LocalProtocolError(f"{command} takes {kind}, which has no form in JSON: {error}") from error
+            if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
+                schema = self.shown["json"]
+                schema = schema.get("$defs", {}).get(
+                    getattr(kind, "__name__", ""), schema
+                )  # where a field is of its own type
+                self._known = frozenset([*schema.get("properties", ()), *(item.name for item in fields(kind))])
+            bounds: list[Any] = [1, 1]
+        else:
+            bounds = list(kind) if isinstance(kind, tuple) else [kind, kind]
+            if len(bounds) != 2 or {type(item) for item in bounds} != {int} or not 0 <= bounds[0] <= bounds[1]:
+                raise LocalProtocolError(
+                    f"{command} takes {kind!r}, it must be a number of parts, the least and the most of them, "
+                    "a dataclass or a model of Pydantic"
+                )
+            self.shown["parts"] = bounds
+        self._least, self._most = bounds
+
+    def read(self, parts: list[bytes]) -> tuple[Any, ...]:
+        """Return what the handler is given beside the message: of a type its value, else nothing."""
+        if not self._least <= len(parts) <= self._most:
+            allowed = str(self._least) if self._most == self._least else f"{self._least} to {self._most}"
+            raise self._wrong(f"it takes {allowed} part{'' if self._most == 1 else 's'}, {len(parts)} came")
+        return () if self._adapter is None else (self._value(self._adapter, parts[0]),)
+
+    def _value(self, adapter: TypeAdapter[Any], part: bytes) -> Any:
+        from pydantic import ValidationError  # noqa: PLC0415 - see the head of the file
+        from pydantic_core import from_json  # noqa: PLC0415 - the same
+
+        try:
+            value = adapter.validate_json(part)
+        except ValidationError as error:
+            if error.error_count() > MOST_LISTED:
+                raise self._wrong(f"{error.error_count()} values are wrong") from None
+            faults = error.errors(include_url=False, include_context=False)
+            told = [_fault(fault["loc"], fault["msg"], fault["type"], fault["input"]) for fault in faults[:MOST_FAULTS]]
+            more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+            raise self._wrong("; ".join(told) + more) from None
+        unknown = [] if self._known is None else [name for name in from_json(part) if name not in self._known]
+        if unknown:  # of a typing error in a name that need not be given nothing else would tell
+            raise self._wrong(f"{short(unknown[0])} is no field, it has {', '.join(sorted(self._known or ()))}")
+        return value
+
+    def _wrong(self, why: str) -> RpcError:
+        return RpcError(f"{self._command}: {why}", code=WRONG_ARGUMENT.decode())
+
+    def checked(self, handler: Handler) -> Handler:
+        """Return a handler of the same kind that is given a message, and runs `handler` with what was read of it."""
+        call, read = handler, self.read
+
+        @wraps(handler)
+        def plain(message: Any) -> Any:
+            return call(message, *read(message.data))
+
+        @wraps(handler)
+        async def coroutine(message: Any) -> Any:
+            return await call(message, *read(message.data))
+
+        @wraps(handler)
+        async def stream(message: Any) -> Any:
+            async with aclosing(call(message, *read(message.data))) as items:
+                async for item in items:
+                    yield item
+
+        kind = kind_of(handler)
+        return {HandlerKind.PLAIN: plain, HandlerKind.COROUTINE: coroutine, HandlerKind.STREAM: stream}[kind]
+
+
+@cache
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """Return what reads and writes values of a dataclass or a model in JSON."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - see the head of the file
+
+    return TypeAdapter(kind)
+
+
+def as_json(value: object) -> bytes | None:
+    """Return a value of a dataclass or a model as a part; None: it is neither."""
+    kind: Any = type(value)
+    return adapter_of(kind).dump_json(value, by_alias=True) if _is_type(kind) else None
+
+
+def _is_type(kind: Any) -> bool:
+    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_fields"))
+
+
+def _fault(place: tuple[int | str, ...], what: str, kind: str, given: object) -> str:
+    """Return what is wrong with one field; what was given is told where it is short."""
+    name = printable(".".join(map(str, place)))  # keys of a mapping are in it
+    came = "" if kind == "missing" or isinstance(given, (dict, list, bytes)) else f" (it is {short(given)})"
+    return f"{name}: {what}{came}" if name else f"{what}{came}"

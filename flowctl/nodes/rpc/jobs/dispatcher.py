@@ -1,0 +1,436 @@
+"""All that runs beside the loop of a node: takes jobs, keeps to the slots, hands them to threads, tells their outcome.
+
+Theory of operation. Slots and threads are touched on the node's thread only. What other threads submit (batches, single
+jobs, injected tasks) goes through one queue, which keeps their order, in portions, so that a batch of a hundred
+thousand jobs does not hold up connections. Commands and callbacks of replies come from the node itself, on its thread.
+
+A job that ends gives its slot to the next ones before anybody is told of its outcome. At the close nothing new starts:
+what waits is told so, what runs goes on, and `closed` is called once nothing runs any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, count, islice
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.core.loop.faults import as_exception
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError, LocalProtocolError
+from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
+from flowctl.nodes.rpc.jobs.slots import (
+    Job,
+    Lane,
+    LaneKind,
+    LaneStatistics,
+    NotStarted,
+    NotStartedError,
+    Slots,
+    Verdict,
+)
+from flowctl.nodes.rpc.jobs.timers import Timer, TimerID
+from flowctl.nodes.rpc.jobs.workers import Workers
+
+if TYPE_CHECKING:
+    from flowctl.pollgroup import PollGroup
+
+MOST_JOBS: Final = 1_000_000
+"""Jobs of the program's own (batches, single ones, injected tasks) that have not ended: some 400 MB. A program that
+submits more than it can do would otherwise take all memory before anybody notices."""
+
+MOST_TIMERS: Final = 100_000
+"""Timers of a node, each some 500 octets: more are a leak."""
+
+MOST_TAGGED: Final = 1024
+"""Tagged threads of a node: each is a thread of the system with its stack."""
+
+JOBS_PER_TURN: Final = 512
+"""Jobs taken in one turn of the loop: some 2 ms of work."""
+
+FULL_REPORT_S: Final = 10.0
+"""That commands of a category are dropped is reported this often at most: a flood must not flood the log too."""
+
+EXPIRY_S: Final = 0.25
+"""How often queues are looked through for what is late, while they may hold such: OxenMQ's interval for connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatistics:
+    """Jobs and threads of a node at one moment."""
+
+    general: int  #: general threads
+    max_workers: int  #: most jobs that run at once on workers
+    active: int  #: jobs that run on workers
+    most_active: int  #: the most there ever were
+    waiting: int  #: jobs that wait for a slot
+    threads: int  #: threads started
+    timers: int  #: timers
+    lanes: tuple[LaneStatistics, ...]  #: batch jobs, replies, categories, tagged threads
+
+
+class Dispatcher:
+    """Jobs of one node. Methods on the node's thread, unless they say that any thread may call them."""
+
+    __slots__ = (
+        "_arriving",
+        "_closed",
+        "_expiring",
+        "_feeding",
+        "_full_at",
+        "_group",
+        "_ids",
+        "_lock",
+        "_name",
+        "_own_count",
+        "_tagged",
+        "_timers",
+        "_workers",
+        "slots",
+    )
+
+    def __init__(self, name: str, general: int) -> None:
+        self._name: Final = name
+        #: The rule; for adding categories and setting numbers of threads before the start.
+        self.slots: Final = Slots(general)
+        self._tagged: Final[dict[str, tuple[TaggedThread, Callable[[], object] | None]]] = {}
+        self._timers: Final[dict[TimerID, Timer]] = {}  # any thread: each operation is one of a dict
+        self._ids: Final = count(1)  # any thread: `next` is atomic
+        self._arriving: Final[deque[Iterator[Job]]] = deque()  # submitted by any thread, not yet looked at
+        self._feeding = False  # the node's thread will look at `_arriving`
+        self._lock: Final = OwnedLock()  # a leaf: nothing else is locked or called under it
+        self._own_count = 0  # jobs of the program's own that have not ended  # guarded by _lock
+        self._group: PollGroup | None = None
+        self._workers: Workers | None = None
+        self._expiring = False  # `deadline_due` is set
+        self._full_at: Final[dict[str, float]] = {}  # when it was last reported that a category drops commands
+        self._closed: Callable[[], object] | None = None  # called once nothing runs, after `close`
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def add_tagged_thread(self, name: str, start: Callable[[], object] | None = None) -> TaggedThread:
+        """Return a thread that runs its jobs one at a time, in order; before the start."""
+        if self._group is not None:
+            raise LocalProtocolError("tagged threads are added before the node starts")
+        if not name or name in self._tagged:
+            raise ConfigError(f"name is {name!r}, it must not be empty, nor of another tagged thread")
+        if len(self._tagged) >= MOST_TAGGED:
+            raise ConfigError(f"there are {MOST_TAGGED} tagged threads already")
+        thread = TaggedThread(name, Slots.tagged_thread(name))
+        self._tagged[name] = (thread, start)
+        return thread
+
+    def start(self, group: PollGroup) -> None:
+        """Run on `group` from now on; tagged threads are started, and what was submitted before begins."""
+        self._workers = Workers(self._name, group, self._ended, self._turn_ended)
+        for name, (_, start) in self._tagged.items():
+            self._workers.add_tagged(name, start)
+        self._group = group
+        group.call_soon(self._feed)
+        for timer in list(self._timers.values()):
+            group.call_soon(self._begin, timer)
+
+    def close(self, closed: Callable[[], object]) -> None:
+        """Start nothing any more; what waits is told `NotStartedError`, what runs goes on."""
+        if self._closed is not None:
+            raise InternalError("a dispatcher is closed once")
+        self._closed = closed
+        for timer_id in list(self._timers):
+            self.cancel_timer(timer_id)
+        waiting = self.slots.close()
+        for thread, _ in self._tagged.values():
+            waiting += self.slots.close_lane(thread.lane)
+        if self._group is not None and self._expiring:
+            self._group.deadlines.remove(self)
+        for job in chain(waiting, chain.from_iterable(self._fronts())):
+            self._tell(job, None, NotStartedError(job.name, NotStarted.STOPPED))
+        if self._workers is not None:
+            self._workers.finish()
+        self._turn_ended()
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait for the threads to end, other than the caller's, after `closed` was called; any thread."""
+        return self._workers is None or self._workers.join(deadline_s)
+
+    def in_worker(self) -> bool:
+        """Tell whether the caller is on one of the threads of jobs."""
+        return self._workers is not None and self._workers.in_worker()
+
+    def unfinished(self) -> list[str]:
+        """Return what threads are busy with, by name, after `close`; any thread."""
+        return [] if self._workers is None else self._workers.unfinished()
+
+    # --- jobs of the node ----------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> Verdict:
+        """Run `job` if it has a slot, else queue or refuse it; where it is refused, `job.done` is not called."""
+        group, workers = self._group, self._workers
+        if group is None or workers is None:
+            raise LocalProtocolError("the dispatcher was not started")
+        now = group.now()
+        verdict = self.slots.arrived(job, now)
+        if verdict is Verdict.START:
+            self._run(workers, job)
+            return verdict
+        if verdict is Verdict.WAIT and job.deadline != inf and not self._expiring:
+            self._expiring = True
+            group.deadlines.set(self, now + EXPIRY_S)
+        if verdict is Verdict.DROP and not job.own and self._closed is None:
+            self._report_full(job.lane, now)
+        self._tell_not_started()
+        return verdict
+
+    def reply(self, call: Callable[[], object], name: str = "reply") -> None:
+        """Run the callback of a reply; what it raises is reported.
+
+        It is called even if nothing starts any more, then on this thread: outcomes are not lost by a stop.
+        """
+        job = Job(self.slots.reply, call, partial(self._replied, call, name), name=name)
+        if self.submit(job) is Verdict.DROP:
+            self._call(name, call)
+
+    def deadline_due(self, now: float) -> None:
+        """Remove from the queues what is late."""
+        self.slots.expire(now)
+        self._expiring = self.slots.waiting > 0
+        if self._expiring and self._group is not None:
+            self._group.deadlines.set(self, now + EXPIRY_S)
+        self._tell_not_started()
+
+    def inject(self, lane: Lane, call: Callable[[], object], name: str = "task") -> None:
+        """Queue a task as if it were a command of the category of `lane`; any thread.
+
+        It is dropped, which is reported, where a command would be. What it raises is reported.
+        """
+        self._admit(1)
+        self._arrive(iter((Job(lane, call, name=name, own=True),)))
+
+    # --- jobs of the program, any thread -------------------------------------------------------------------------
+
+    def job(self, call: Callable[[], object], thread: TaggedThread | None = None) -> None:
+        """Run one job; what it raises is reported; any thread."""
+        batch: Batch[object] = Batch()
+        batch.add_job(call, thread)
+        self.batch(batch)
+
+    def batch(self, batch: Batch[Any]) -> None:
+        """Run the jobs of a batch and, once all have ended, its completion; any thread."""
+        for thread in batch.threads():
+            self._check_thread(thread)
+        count = len(batch)
+        self._admit(count)
+        try:
+            jobs = batch.start()
+        except BaseException:
+            self._admit(-count)
+            raise
+        self._arrive(self._jobs_of(batch, jobs))
+
+    def add_timer(
+        self,
+        call: Callable[[], object],
+        interval_s: float,
+        *,
+        squelch: bool = True,
+        thread: TaggedThread | NodeThread | None = None,
+    ) -> TimerID:
+        """Run a job again and again; what it raises is reported, the timer goes on. Any thread, also before start."""
+        self._check_thread(thread)
+        if self._closed is not None:
+            raise ClosedError("the node was stopped")
+        if len(self._timers) >= MOST_TIMERS:
+            raise BusyError(f"there are {MOST_TIMERS} timers already", hint="cancel those that are not needed any more")
+        timer = Timer(call, interval_s, squelch=squelch, submit=partial(self._timer_due, thread))
+        timer_id = TimerID(next(self._ids))
+        self._timers[timer_id] = timer
+        if self._group is not None:
+            self._post(self._begin, timer)
+        return timer_id
+
+    def cancel_timer(self, timer_id: TimerID) -> bool:
+        """End a timer: no job of it begins any more; any thread, at any time."""
+        timer = self._timers.pop(timer_id, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        if self._group is not None:
+            self._post(timer.end)
+        return True
+
+    def statistics(self) -> JobStatistics:
+        """Return a frozen snapshot; any thread, whose figures may then be a moment apart."""
+        slots = self.slots
+        lanes = [*slots.lanes(), *(thread.lane for thread, _ in list(self._tagged.values()))]
+        return JobStatistics(
+            general=slots.general,
+            max_workers=slots.max_workers,
+            active=slots.active,
+            most_active=slots.most_active,
+            waiting=slots.waiting,
+            threads=0 if self._workers is None else len(self._workers),
+            timers=len(self._timers),
+            lanes=tuple(map(slots.statistics, lanes)),
+        )
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _check_thread(self, thread: TaggedThread | NodeThread | None) -> None:
+        if isinstance(thread, TaggedThread) and self._tagged.get(thread.name, (None,))[0] is not thread:
+            raise ConfigError(f"tagged thread {thread.name!r} is another node's")
+
+    def _admit(self, count: int) -> None:
+        """Count jobs of the program's own that come, or with a negative number those that have gone."""
+        if count > 0 and self._closed is not None:
+            raise ClosedError("the node was stopped")
+        with self._lock:
+            if count > 0 and self._own_count + count > MOST_JOBS:
+                raise BusyError(
+                    f"{self._own_count} jobs have not ended, and {MOST_JOBS} may be submitted: no room for {count} more"
+                )
+            self._own_count += count
+
+    def _arrive(self, jobs: Iterator[Job]) -> None:
+        """Have the node's thread take `jobs` in portions, behind what came before; any thread."""
+        self._arriving.append(jobs)
+        if self._group is not None and not self._feeding:
+            self._feeding = True
+            self._post(self._feed)
+
+    def _post(self, call: Callable[..., object], *args: Any) -> None:
+        """Call on the node's thread; not at all once its loop is closed."""
+        if self._group is None:
+            raise InternalError("posted before the start")
+        with suppress(ClosedError):
+            self._group.call_soon(call, *args)
+
+    def _feed(self) -> None:
+        """Take a portion of what arrives."""
+        self._feeding = False
+        portion = islice(chain.from_iterable(self._fronts()), JOBS_PER_TURN)
+        for job in portion:
+            self._submit_own(job)
+        if self._arriving and not self._feeding:
+            self._feeding = True
+            self._post(self._feed)
+
+    def _fronts(self) -> Iterator[Iterator[Job]]:
+        """Yield what arrives, the oldest until it is used up."""
+        while self._arriving:
+            yield self._arriving[0]
+            self._arriving.popleft()
+
+    def _submit_own(self, job: Job) -> None:
+        """Run or queue a job that nobody else is told of when it is refused."""
+        if self.submit(job) is Verdict.DROP:
+            full = BusyError(f"the queue of {job.lane.name!r} is full")
+            self._tell(job, None, full if self._closed is None else NotStartedError(job.name, NotStarted.STOPPED))
+
+    def _jobs_of(self, batch: Batch[Any], jobs: list[tuple[Callable[[], Any], TaggedThread | None]]) -> Iterator[Job]:
+        for index, (call, thread) in enumerate(jobs):
+            lane = self.slots.batch if thread is None else thread.lane
+            yield Job(lane, call, partial(self._batch_job_ended, batch, index), own=True)
+
+    def _batch_job_ended(self, batch: Batch[Any], index: int, value: object, error: BaseException | None) -> None:
+        if error is not None and not batch.has_completion:
+            self._report(f"a job of {type(batch).__name__}", error)
+        if not batch.ended(index, value, error):
+            return
+        completion = batch.complete()
+        if completion is None:
+            return
+        call, thread = completion
+        if isinstance(thread, NodeThread):
+            self._call("completion of a batch", call)
+        else:
+            lane = self.slots.batch if thread is None else thread.lane
+            self._submit_own(Job(lane, call, name="completion of a batch"))
+
+    def _begin(self, timer: Timer) -> None:
+        if self._group is not None and self._closed is None:
+            timer.begin(self._group.deadlines, self._group.now())
+
+    def _timer_due(self, thread: TaggedThread | NodeThread | None, timer: Timer) -> bool:
+        if isinstance(thread, NodeThread):
+            timer.ended()
+            self._call("a timer", timer.run)
+            return True
+        lane = self.slots.batch if thread is None else thread.lane
+        if len(lane.waiting) >= MOST_JOBS:
+            return False
+        return self.submit(Job(lane, timer.run, partial(self._timer_ended, timer), name="timer")) is not Verdict.DROP
+
+    def _replied(self, call: Callable[[], object], name: str, _: object, error: BaseException | None) -> None:
+        if isinstance(error, NotStartedError):
+            self._call(name, call)
+        elif error is not None:
+            self._report(name, error)
+
+    def _report_full(self, lane: Lane, now: float) -> None:
+        if self._full_at.get(lane.name, -inf) + FULL_REPORT_S <= now:
+            self._full_at[lane.name] = now
+            full = BusyError(
+                f"{len(lane.waiting)} commands of {lane.name!r} wait, {lane.max_queue} may: others are dropped",
+                hint="raise max_queue, or reserve threads for the category",
+            )
+            self._report(f"queue of {lane.name}", full)
+
+    def _timer_ended(self, timer: Timer, _: object, error: BaseException | None) -> None:
+        timer.ended()
+        if error is not None and not isinstance(error, NotStartedError):
+            self._report("a timer", error)
+
+    def _run(self, workers: Workers, job: Job) -> None:
+        if job.lane.kind is LaneKind.TAGGED:
+            workers.run_tagged(job)
+        else:
+            workers.run(job, self.slots.active)
+
+    def _ended(self, job: Job, value: object, error: BaseException | None) -> None:
+        """Take a job that has ended: first the next ones start, then its outcome is told."""
+        if self._group is None or self._workers is None:
+            raise InternalError("a job ended before the start")
+        for following in self.slots.ended(job.lane, self._group.now()):
+            self._run(self._workers, following)
+        self._tell(job, value, error)
+
+    def _turn_ended(self) -> None:
+        self._tell_not_started()
+        closed = self._closed
+        if closed is None or self.slots.active or any(thread.lane.running for thread, _ in self._tagged.values()):
+            return
+        self._closed = _nothing
+        closed()
+
+    def _tell_not_started(self) -> None:
+        for job in self.slots.take_late():
+            self._tell(job, None, NotStartedError(job.name, NotStarted.LATE))
+        for job in self.slots.take_displaced():
+            self._tell(job, None, NotStartedError(job.name, NotStarted.DISPLACED))
+
+    def _tell(self, job: Job, value: object, error: BaseException | None) -> None:
+        if job.own:
+            self._admit(-1)
+        if job.done is not None:
+            self._call(f"outcome of {job.name}", job.done, value, error)
+        elif error is not None:
+            self._report(job.name, error)
+
+    def _call(self, where: str, call: Callable[..., object], *args: object) -> None:
+        try:
+            call(*args)
+        except BaseException as error:  # noqa: BLE001  (one job's fault must not cost the others their outcome)
+            if self._group is not None:
+                self._group.report(where, error)
+
+    def _report(self, where: str, error: BaseException) -> None:
+        """Report what a job raised on its thread: a KeyboardInterrupt made there is not the one of Ctrl-C."""
+        if self._group is not None:
+            self._group.report(where, as_exception(error))
+
+
+def _nothing() -> None:
+    """Do nothing."""

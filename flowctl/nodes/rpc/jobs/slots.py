@@ -1,0 +1,428 @@
+"""The reservation rule and the queues before it (pure): jobs and time come in, what starts and what is dropped go out.
+
+Theory of operation. Every job belongs to a lane: one per category of commands, one for batch jobs, one for callbacks
+of replies, one per tagged thread. A lane reserves a number of worker threads, and all but those of tagged threads
+share the general ones. One rule says whether a job may run:
+
+    a lane has a slot if it runs fewer jobs than it reserves, or if fewer than `general` jobs run altogether.
+
+The general slots are used first, by anybody; a job that starts by its reservation counts as running like any other.
+So no more than ``general + sum of reserved`` run at once, and while a lane runs fewer than it reserves, nothing that
+others do keeps its jobs waiting.
+
+A job without a slot waits in its lane, or is dropped where the lane is full; only categories have limits here: what
+the program submits itself is bounded where it comes in (`nodes.rpc.jobs.dispatcher`). When a job ends, the order is:
+batch jobs, replies, then commands in the order of their arrival, over all categories, passing by those without a slot.
+(A tagged thread has one slot that is its own, and waits for nobody.)
+
+One sender must not keep others waiting: of each, a few commands at a time have a place in that order, and the rest of
+what it sends waits behind them (`turns.py`); and where a queue is full, a command of a sender that has less than its
+share of it displaces the newest of the one that has most. With one sender, both rules are the plain ones.
+
+Cost. Between two events nobody who has a slot waits. The end of a job gives a slot to its own lane, or a general one to
+everybody; so only the head of that lane and the head of all commands need to be looked at: O(1) per job, however many
+wait and however many categories there are. A command that waits is in two orders, of its lane and of all
+commands, and leaves both at once, wherever in them it stands.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+from flowctl.errors import ClosedError, ConfigError, InternalError
+from flowctl.nodes.rpc.jobs.turns import Turns
+
+DEFAULT_MAX_QUEUE: Final = 200
+"""Commands of one category that wait, as in OxenMQ."""
+
+MOST_RESERVED: Final = 1024
+"""Threads that one lane may reserve, and general ones: each is a thread of the system with its stack."""
+
+MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
+"""Octets of all messages that wait in bounded lanes: 200 in each of many categories, of 1 MiB each, are too much."""
+
+
+class Verdict(enum.Enum):
+    """What becomes of a job that has arrived."""
+
+    START = "start"  #: run it now
+    WAIT = "wait"  #: it is in the queue; `Slots.ended` returns it when its turn has come
+    DROP = "drop"  #: the queue is full, or the slots are closed: it will not run
+
+
+class NotStarted(enum.Enum):
+    """Why a job that was queued never ran."""
+
+    STOPPED = "the node was stopped"
+    LATE = "its deadline passed while it waited"
+    DISPLACED = "the queue is full, and others had less than their share of it"
+
+
+class NotStartedError(ClosedError):
+    """The outcome of a job that never ran; it goes no further than to the one that submitted it."""
+
+    def __init__(self, name: str, why: NotStarted) -> None:
+        super().__init__(f"{name} was not started: {why.value}")
+        self.why: Final = why
+
+
+class LaneKind(enum.Enum):
+    """Whose jobs a lane has."""
+
+    COMMANDS = "commands"  #: a category's, and tasks injected there
+    OWN = "own"  #: batch jobs, or callbacks of replies
+    TAGGED = "tagged"  #: those of one tagged thread: its one slot is no worker's
+
+
+class Job:
+    """One thing to do on a worker thread, or on a tagged one.
+
+    Attributes:
+        lane: where it belongs.
+        call: does it, on that thread.
+        done: told of the outcome on the node's thread, once: the value and None, or None and what was raised. A job
+            that never ran has failed with `NotStartedError`. None: nobody wants to know; what is raised is reported.
+        deadline: seconds on the node's clock from when on it is not worth starting; infinite: always.
+        size_bytes: memory that it keeps while it waits.
+        name: for reports.
+        own: the program submitted it itself, and it counts against what it may.
+        sender: who takes turns with others; None: the program.
+        number: order of arrival, while it waits.
+    """
+
+    __slots__ = ("call", "deadline", "done", "lane", "name", "number", "own", "sender", "size_bytes")
+
+    def __init__(
+        self,
+        lane: Lane,
+        call: Callable[[], object],
+        done: Callable[[object, BaseException | None], object] | None = None,
+        *,
+        deadline: float = inf,
+        size_bytes: int = 0,
+        name: str = "",
+        own: bool = False,
+        sender: Hashable = None,
+    ) -> None:
+        self.lane: Final = lane
+        self.call: Final = call
+        self.done: Final = done
+        self.deadline: Final = deadline
+        self.size_bytes: Final = size_bytes
+        self.name: Final = name or lane.name
+        self.own: Final = own
+        self.sender: Final = sender
+        self.number = 0
+
+
+class Lane:
+    """Jobs that share a reservation and a queue. Made by `Slots`, which alone changes it.
+
+    Attributes:
+        reserved: jobs that may run whatever others do.
+        max_queue: how many may wait; -1: no limit.
+        late_count: jobs not started because their deadline passed while they waited.
+    """
+
+    __slots__ = (
+        "dropped_count",
+        "earliest",
+        "kind",
+        "late_count",
+        "max_queue",
+        "name",
+        "reserved",
+        "running",
+        "started_count",
+        "waiting",
+    )
+
+    def __init__(self, name: str, kind: LaneKind, reserved: int, max_queue: int) -> None:
+        self.name: Final = name
+        self.kind: Final = kind
+        self.reserved = reserved
+        self.max_queue: Final = max_queue
+        self.running = 0
+        self.waiting: Final[Turns[Job]] = Turns()
+        self.earliest = inf  # no deadline in `waiting` is before this one
+        self.started_count = 0
+        self.dropped_count = 0
+        self.late_count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatistics:
+    """One lane at one moment."""
+
+    name: str
+    reserved: int  #: threads reserved
+    max_queue: int  #: how many may wait; -1: no limit
+    running: int  #: jobs that run
+    waiting: int  #: jobs that wait
+    started_count: int  #: jobs started so far
+    dropped_count: int  #: jobs for which there was no room
+    late_count: int  #: jobs whose deadline passed while they waited
+
+
+class Slots:
+    """The slots of a node and what waits for them; not locked, its owner has one thread.
+
+    Attributes:
+        active: jobs that run on workers (those of tagged threads are not among them).
+        most_active: the highest that `active` ever was.
+        batch: lane of batch jobs.
+        reply: lane of callbacks of replies.
+    """
+
+    __slots__ = (
+        "_batch_set",
+        "_closed",
+        "_commands",
+        "_displaced",
+        "_general",
+        "_lanes",
+        "_late",
+        "_number",
+        "_reply_set",
+        "_waiting_bytes",
+        "_waiting_bytes_of",
+        "active",
+        "batch",
+        "most_active",
+        "reply",
+    )
+
+    def __init__(self, general: int = 1, batch: int = -1, reply: int = -1) -> None:
+        self.batch: Final = Lane("batch", LaneKind.OWN, 0, -1)
+        self.reply: Final = Lane("reply", LaneKind.OWN, 0, -1)
+        self._lanes: Final[dict[str, Lane]] = {}  # categories
+        self._commands: Final[Turns[Job]] = Turns()  # of all categories
+        self._number = 0  # of the newest arrival
+        self._waiting_bytes = 0  # of bounded lanes
+        self._waiting_bytes_of: Final[Counter[Hashable]] = Counter()  # by sender
+        self._late: list[Job] = []
+        self._displaced: list[Job] = []
+        self._closed = False
+        self.active = 0
+        self.most_active = 0
+        self._general = 1
+        self._batch_set = self._reply_set = -1
+        self.set_threads(general=general, batch=batch, reply=reply)
+
+    def set_threads(self, *, general: int | None = None, batch: int | None = None, reply: int | None = None) -> None:
+        """Change numbers of threads; None leaves one as it is. Else as for the class. Before any job arrives."""
+        general = self._general if general is None else _in_range("general_threads", general, 1)
+        batch = self._batch_set if batch is None else _in_range("batch_threads", batch, -1)
+        reply = self._reply_set if reply is None else _in_range("reply_threads", reply, -1)
+        self._general, self._batch_set, self._reply_set = general, batch, reply
+        self.batch.reserved = batch if batch >= 0 else -(-general // 2)
+        self.reply.reserved = reply if reply >= 0 else -(-general // 8)
+
+    def add_category(self, name: str, reserved: int = 0, max_queue: int = DEFAULT_MAX_QUEUE) -> Lane:
+        """Return the lane of a new category; at any time."""
+        _in_range("reserved_threads", reserved, 0)
+        _in_range("max_queue", max_queue, -1, inf)
+        lane = self._lanes[name] = Lane(name, LaneKind.COMMANDS, reserved, max_queue)
+        return lane
+
+    @staticmethod
+    def tagged_thread(name: str) -> Lane:
+        """Return the lane of a thread of its own, which runs one job at a time, in order."""
+        return Lane(name, LaneKind.TAGGED, 1, -1)
+
+    @property
+    def general(self) -> int:
+        """General threads."""
+        return self._general
+
+    @property
+    def max_workers(self) -> int:
+        """Most jobs that run at once on workers: general ones and all that are reserved."""
+        return self._general + self.batch.reserved + self.reply.reserved + sum(x.reserved for x in self._lanes.values())
+
+    # --- events --------------------------------------------------------------------------------------------------
+
+    def arrived(self, job: Job, now: float) -> Verdict:
+        """Take a new job; O(1)."""
+        lane = job.lane
+        if not self._closed:
+            if lane.running < lane.reserved or (self.active < self._general and lane.kind is not LaneKind.TAGGED):
+                self._start(lane)
+                return Verdict.START
+            if self._has_room(job, now):
+                self._keep(job)
+                return Verdict.WAIT
+        lane.dropped_count += 1
+        return Verdict.DROP
+
+    def ended(self, lane: Lane, now: float) -> list[Job]:
+        """Take back the slot of a job of `lane` that has ended, however it did; O(1) per job that starts."""
+        if not lane.running:
+            raise InternalError(f"more jobs of {lane.name!r} ended than ran")
+        lane.running -= 1
+        if lane.kind is not LaneKind.TAGGED:
+            self.active -= 1
+        jobs: list[Job] = []
+        while (job := self._head(lane)) is not None:
+            self._forget(job)
+            if job.deadline <= now:
+                job.lane.late_count += 1
+                self._late.append(job)
+            else:
+                self._start(job.lane)
+                jobs.append(job)
+        return jobs
+
+    def withdraw(self, job: Job) -> bool:
+        """Take back a job that waits; True if it did. O(1)."""
+        if job not in job.lane.waiting:
+            return False
+        self._forget(job)
+        return True
+
+    def expire(self, now: float) -> None:
+        """Remove what waits and is late; `take_late` returns it. O(categories) if nothing is."""
+        for lane in self._lanes.values():
+            if lane.earliest <= now:
+                self._sweep(lane, now)
+
+    def take_late(self) -> list[Job]:
+        """Return the jobs that will not run because their deadline has passed, each once."""
+        late, self._late = self._late, []
+        return late
+
+    def take_displaced(self) -> list[Job]:
+        """Return the jobs that will not run because others took their places, each once."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
+
+    def close(self) -> list[Job]:
+        """Start no job any more: return and remove all commands, replies and batch jobs that wait. Idempotent.
+
+        What waits for tagged threads is returned by `close_lane`.
+        """
+        self._closed = True
+        jobs = [*self.batch.waiting, *self.reply.waiting, *self._commands]
+        for job in jobs:
+            self._forget(job)
+        return jobs
+
+    def close_lane(self, lane: Lane) -> list[Job]:
+        """Remove and return what waits in one lane."""
+        jobs = list(lane.waiting)
+        for job in jobs:
+            self._forget(job)
+        return jobs
+
+    # --- figures -------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait, those of tagged threads left out."""
+        return len(self._commands) + len(self.batch.waiting) + len(self.reply.waiting)
+
+    def lanes(self) -> Iterator[Lane]:
+        """Yield the lanes: batch, reply, and the categories in the order in which they were added."""
+        yield self.batch
+        yield self.reply
+        yield from self._lanes.values()
+
+    @staticmethod
+    def statistics(lane: Lane) -> LaneStatistics:
+        """Return a frozen snapshot of one lane."""
+        return LaneStatistics(
+            name=lane.name,
+            reserved=lane.reserved,
+            max_queue=lane.max_queue,
+            running=lane.running,
+            waiting=len(lane.waiting),
+            started_count=lane.started_count,
+            dropped_count=lane.dropped_count,
+            late_count=lane.late_count,
+        )
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _head(self, freed: Lane) -> Job | None:
+        """Return the next to start after a job of `freed` has ended; it waits still."""
+        if self.active < self._general and freed.kind is not LaneKind.TAGGED:
+            for queue in (self.batch.waiting, self.reply.waiting, self._commands):
+                if queue:
+                    return queue.head()
+        elif freed.running < freed.reserved:
+            return freed.waiting.head()
+        return None
+
+    def _start(self, lane: Lane) -> None:
+        lane.running += 1
+        lane.started_count += 1
+        if lane.kind is not LaneKind.TAGGED:
+            self.active += 1
+            self.most_active = max(self.most_active, self.active)
+
+    def _has_room(self, job: Job, now: float) -> bool:
+        lane = job.lane
+        if lane.max_queue < 0:
+            return True
+        if len(lane.waiting) >= lane.max_queue and lane.earliest <= now:
+            self._sweep(lane, now)  # what is late must not keep out what is not
+        # What a sender has waiting it leaves to others once more: one alone gets half of the octets. The program not.
+        own_bytes = 0 if job.sender is None else self._waiting_bytes_of[job.sender]
+        if own_bytes + self._waiting_bytes + job.size_bytes > MOST_WAITING_BYTES:
+            return False
+        return len(lane.waiting) < lane.max_queue or self._displace(job)
+
+    def _displace(self, job: Job) -> bool:
+        """Take the newest of the sender that has most out of a full queue; False: `job` has no right to its place."""
+        lane = job.lane
+        if lane.waiting.above_share(job.sender):
+            return False
+        displaced = lane.waiting.newest_of_most()
+        self._forget(displaced)
+        lane.dropped_count += 1
+        self._displaced.append(displaced)
+        return True
+
+    def _keep(self, job: Job) -> None:
+        lane = job.lane
+        self._number += 1
+        job.number = self._number
+        lane.waiting.add(job)
+        if lane.kind is LaneKind.COMMANDS:
+            self._commands.add(job)
+        lane.earliest = min(lane.earliest, job.deadline)
+        if lane.max_queue >= 0:
+            self._waiting_bytes += job.size_bytes
+            self._waiting_bytes_of[job.sender] += job.size_bytes
+
+    def _forget(self, job: Job) -> None:
+        """Take `job` out of the queues, from wherever it stands."""
+        lane = job.lane
+        lane.waiting.remove(job)
+        if lane.kind is LaneKind.COMMANDS:
+            self._commands.remove(job)
+        if lane.max_queue >= 0:
+            self._waiting_bytes -= job.size_bytes
+            self._waiting_bytes_of[job.sender] -= job.size_bytes
+            if not self._waiting_bytes_of[job.sender]:
+                del self._waiting_bytes_of[job.sender]
+
+    def _sweep(self, lane: Lane, now: float) -> None:
+        """Remove what is late from a lane; O(n), and not again before the next deadline in it."""
+        for job in [job for job in lane.waiting if job.deadline <= now]:
+            self._forget(job)
+            lane.late_count += 1
+            self._late.append(job)
+        lane.earliest = min((job.deadline for job in lane.waiting), default=inf)
+
+
+def _in_range(what: str, value: Any, least: int, most: float = MOST_RESERVED) -> int:
+    if isinstance(value, int) and least <= value <= most:
+        return value
+    allowed = f"{least} or more" if most == inf else f"{least} to {most}"
+    raise ConfigError(f"{what} is {value!r}, it must be a number, {allowed}")

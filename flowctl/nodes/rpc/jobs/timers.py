@@ -1,0 +1,110 @@
+"""Timers: jobs that are submitted again and again (pure; deadlines and time come from the node).
+
+A timer is due at multiples of its interval after it was begun. What was missed, because the machine was busy or asleep,
+is not made up for: the next time is the next multiple, so there are no bursts. By default a timer is squelched: it is
+passed over while its last job waits or runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NewType, Protocol
+
+from flowctl.errors import ConfigError
+
+SHORTEST_S: Final = 0.001
+"""The shortest interval, the resolution of the loop's own timers."""
+
+LONGEST_S: Final = 366 * 86_400.0
+"""The longest interval, a year: no loop takes any number."""
+
+TimerID = NewType("TimerID", int)
+"""Names a timer of one node; never used again."""
+
+
+class TimerDeadlines(Protocol):
+    """What calls ``deadline_due(now)`` of a timer at its time: `flowctl.core.loop.deadlines.Deadlines`."""
+
+    def set(self, owner: Timer, when: float) -> None:
+        """Have it called at `when`."""
+
+    def remove(self, owner: Timer) -> bool:
+        """Have it not called."""
+
+
+class Timer:
+    """One timer. All methods on the node's thread, but for `run` and `cancel`.
+
+    Attributes:
+        passed_over_count: times at which it was not submitted: squelched, no room, or the machine was late.
+    """
+
+    __slots__ = (
+        "_deadlines",
+        "_interval_s",
+        "_job",
+        "_outstanding",
+        "_squelch",
+        "_submit",
+        "_when",
+        "passed_over_count",
+    )
+
+    def __init__(
+        self, job: Callable[[], object], interval_s: float, *, squelch: bool, submit: Callable[[Timer], bool]
+    ) -> None:
+        if not SHORTEST_S <= interval_s <= LONGEST_S:
+            raise ConfigError(f"interval_s is {interval_s}, it must be {SHORTEST_S:g} to {LONGEST_S:.0f} s")
+        self._job: Callable[[], object] | None = job  # None once it is cancelled
+        self._interval_s: Final = interval_s
+        self._squelch: Final = squelch
+        self._submit: Final = submit
+        self._outstanding = 0  # jobs that were submitted and have not ended
+        self._when = 0.0
+        self._deadlines: TimerDeadlines | None = None  # from `begin` on
+        self.passed_over_count = 0
+
+    @property
+    def cancelled(self) -> bool:
+        return self._job is None
+
+    def begin(self, deadlines: TimerDeadlines, now: float) -> None:
+        """Be due after one interval; no effect once it is cancelled."""
+        if not self.cancelled:
+            self._deadlines = deadlines
+            self._when = now + self._interval_s
+            deadlines.set(self, self._when)
+
+    def deadline_due(self, now: float) -> None:
+        """Set the next time, and submit the job unless it is squelched."""
+        if self.cancelled or self._deadlines is None:
+            return
+        missed = int((now - self._when) / self._interval_s)
+        self._when += (missed + 1) * self._interval_s
+        self._deadlines.set(self, self._when)
+        self.passed_over_count += missed
+        if not (self._squelch and self._outstanding):
+            self._outstanding += 1
+            if self._submit(self):
+                return
+            self._outstanding -= 1
+        self.passed_over_count += 1
+
+    def end(self) -> None:
+        """Be due no more; after `cancel`."""
+        if self._deadlines is not None:
+            self._deadlines.remove(self)
+
+    def run(self) -> None:
+        """Do the job, on whatever thread; nothing if it was cancelled since it was submitted."""
+        job = self._job
+        if job is not None:
+            job()
+
+    def ended(self) -> None:
+        """Take the end of a job that was submitted, whatever came of it."""
+        self._outstanding -= 1
+
+    def cancel(self) -> None:
+        """Do nothing any more, and keep nothing of the job; any thread, idempotent. A job that runs goes on."""
+        self._job = None

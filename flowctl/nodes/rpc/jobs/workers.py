@@ -1,0 +1,179 @@
+"""Worker threads: they run jobs that are handed to them, and post what came of them back to the node's thread.
+
+Theory of operation. How many jobs run at once is decided before (`slots.py`); a job that comes here has a slot. All
+workers take from one queue, which costs one hand-over and no thought about who is idle; a thread is started when more
+jobs run than there are threads. A tagged thread has a queue of its own. Outcomes go into one mailbox, which the node's
+thread empties in one turn however many there are: only the first of them wakes it.
+
+A worker does not look for its next job itself, though it could take one under a lock. It would hold the interpreter for
+as long as jobs wait, and the node's thread would get it every 5 ms only (`sys.getswitchinterval`): all connections
+would answer that late. Waiting for the next job gives the interpreter to the node's thread each time.
+
+Whatever a job raises is its outcome, SystemExit and CancelledError as well. Threads are daemons: one whose job never
+ends does not keep the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+from flowctl.errors import ClosedError
+
+if TYPE_CHECKING:
+    from flowctl.nodes.rpc.jobs.slots import Job
+    from flowctl.pollgroup import PollGroup
+
+OUTCOMES_PER_TURN: Final = 256
+"""Outcomes taken in one turn of the loop: some 2 ms of work, as for messages of a socket."""
+
+
+class Workers:
+    """The threads of a node. All methods on the node's thread, but for `join`, `in_worker` and `unfinished`."""
+
+    __slots__ = ("_ended", "_group", "_inbox", "_mailbox", "_name", "_posted", "_tagged", "_threads", "_turn_ended")
+
+    def __init__(
+        self,
+        name: str,
+        group: PollGroup,
+        ended: Callable[[Job, object, BaseException | None], object],
+        turn_ended: Callable[[], object],
+    ) -> None:
+        self._name: Final = name
+        self._group: Final = group
+        self._ended: Final = ended
+        self._turn_ended: Final = turn_ended
+        self._inbox: Final[SimpleQueue[Job | None]] = SimpleQueue()
+        self._threads: Final[list[_Worker]] = []
+        self._tagged: Final[dict[str, tuple[_Worker, SimpleQueue[Job | None]]]] = {}
+        self._mailbox: Final[deque[tuple[Job, object, BaseException | None]]] = deque()
+        self._posted = False  # the node's thread will look into the mailbox
+
+    def __len__(self) -> int:
+        return len(self._threads) + len(self._tagged)
+
+    def run(self, job: Job, active: int) -> None:
+        self._inbox.put(job)
+        if len(self._threads) < active:
+            self._start_one()
+
+    def add_tagged(self, name: str, start: Callable[[], object] | None) -> None:
+        """Start a tagged thread, on which `start` is called before anything else."""
+        inbox: SimpleQueue[Job | None] = SimpleQueue()
+        worker = _Worker(f"{self._name} {name}", inbox, self._post, start, self._group.report)
+        worker.start()
+        self._tagged[name] = (worker, inbox)
+
+    def run_tagged(self, job: Job) -> None:
+        """Run `job` on the tagged thread of its lane."""
+        self._tagged[job.lane.name][1].put(job)
+
+    def finish(self) -> None:
+        """Have each thread end once it has nothing to do; no job is handed over any more."""
+        for _ in self._threads:
+            self._inbox.put(None)
+        for _, inbox in self._tagged.values():
+            inbox.put(None)
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait for the threads to end, other than the caller's; after `finish`, any thread. True if all have."""
+        ends_at = time.monotonic() + deadline_s
+        for worker in self._all():
+            if worker is not threading.current_thread():
+                worker.join(max(0.0, ends_at - time.monotonic()))
+        return not self.unfinished()
+
+    def in_worker(self) -> bool:
+        """Tell whether the caller is on one of these threads."""
+        here = threading.current_thread()
+        return isinstance(here, _Worker) and here in self._all()
+
+    def unfinished(self) -> list[str]:
+        """Return which threads live, and what they are busy with; any thread."""
+        return [f"{worker.name}: {worker.doing or 'idle'}" for worker in self._all() if worker.is_alive()]
+
+    def _all(self) -> list[_Worker]:
+        return [*self._threads, *(worker for worker, _ in list(self._tagged.values()))]
+
+    def _start_one(self) -> None:
+        worker = _Worker(f"{self._name} worker {len(self._threads) + 1}", self._inbox, self._post)
+        self._threads.append(worker)  # before its first job asks who is there
+        try:
+            worker.start()
+        except RuntimeError as error:  # the system gives no more threads
+            self._threads.pop()
+            self._group.report("starting a worker thread", error)
+            if not self._threads:
+                job = self._inbox.get()
+                if job is not None:
+                    self._post(job, None, error)
+            # Else one of the others runs it when it has time.
+
+    def _post(self, job: Job, value: object, error: BaseException | None) -> None:
+        """Put an outcome into the mailbox; any thread."""
+        self._mailbox.append((job, value, error))
+        # A thread that finds it set has put its outcome there before it is unset, so before the mailbox is emptied.
+        if not self._posted:
+            self._posted = True
+            with suppress(ClosedError):  # the node did not wait for this job; nobody is there to be told
+                self._group.call_soon(self._empty)
+
+    def _empty(self) -> None:
+        self._posted = False
+        try:
+            for _ in range(min(len(self._mailbox), OUTCOMES_PER_TURN)):
+                self._ended(*self._mailbox.popleft())
+        finally:
+            if self._mailbox and not self._posted:
+                self._posted = True
+                self._group.call_soon(self._empty)
+            self._turn_ended()
+
+
+class _Worker(threading.Thread):
+    """One thread, which runs what comes in until None does."""
+
+    def __init__(
+        self,
+        name: str,
+        inbox: SimpleQueue[Job | None],
+        post: Callable[[Job, object, BaseException | None], None],
+        first: Callable[[], object] | None = None,
+        report: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._inbox: Final = inbox
+        self._post: Final = post
+        self._first = first
+        self._report = report
+        self.doing = "" if first is None else "its start function"  #: what runs at present; read by any thread
+
+    def run(self) -> None:
+        if self._first is not None:
+            self._begin(self._first)
+        get, post = self._inbox.get, self._post
+        while (job := get()) is not None:
+            self.doing = job.name
+            value: object = None
+            error: BaseException | None = None
+            try:
+                value = job.call()
+            except BaseException as raised:  # noqa: BLE001  (whatever it is, it is the job's, and not the thread's end)
+                error = raised
+            self.doing = ""
+            post(job, value, error)
+            del job, value, error  # an idle thread must keep nothing of its last job
+
+    def _begin(self, first: Callable[[], object]) -> None:
+        try:
+            first()
+        except BaseException as raised:  # noqa: BLE001  (the thread is there all the same)
+            if self._report is not None:
+                self._report(f"start of thread {self.name}", raised)
+        self._first, self.doing = None, ""

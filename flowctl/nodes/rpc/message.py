@@ -1,0 +1,224 @@
+"""What a handler is given: the parts of a command or request, who sent it, and ways to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+
+from flowctl.errors import LocalProtocolError
+from flowctl.nodes.rpc.access.access import AuthLevel
+from flowctl.nodes.rpc.arguments import as_json
+from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, Peer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+SERVED: Final[ContextVar[Message | None]] = ContextVar("flowctl-rpc-served", default=None)
+"""What the handler was given that runs here, and whose deadline its own requests have."""
+FRAME_BYTES: Final = 64
+"""What a part takes beside its octets: it may have none, and there may be a thousand."""
+MOST_PARTS: Final = 1000
+"""Parts of one message: a node does not take one of more than `flowctl.wire.zeromq.socket.MOST_FRAMES` frames."""
+
+
+class Dataclass(Protocol):
+    """A value of a dataclass, as type checkers know it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class Model(Protocol):
+    """A value of a model of Pydantic."""
+
+    def model_dump_json(self) -> str:
+        """Return it in JSON."""
+
+
+Part = str | bytes | bytearray | memoryview | Dataclass | Model
+"""One part of a message: text, sent as UTF-8, octets, or a dataclass or a model of Pydantic, sent as JSON."""
+
+
+def octets(part: Part) -> bytes:
+    """Return a part as it is sent."""
+    if isinstance(part, bytes):
+        return part
+    if isinstance(part, str):
+        return part.encode()
+    if isinstance(part, (bytearray, memoryview)):
+        return bytes(part)
+    found = as_json(part)
+    if found is None:
+        raise LocalProtocolError(
+            f"a part of a message is text or bytes, or a dataclass or model, not {type(part).__name__}"
+        )
+    return found
+
+
+def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
+    """Return what a handler returned as parts: a `Part` is one, of lists, tuples and the like each element is."""
+    part = octets(value) if isinstance(value, (str, bytes, bytearray, memoryview)) else as_json(value)
+    if part is not None:
+        if len(part) > most_bytes:  # it would cost the caller its connection, and all that waits there
+            raise LocalProtocolError(
+                f"a part of a reply has {len(part)} bytes, the limit is {most_bytes}", hint="yield it in pieces"
+            )
+        return [part]
+    if isinstance(value, dict) or not hasattr(value, "__iter__"):
+        raise LocalProtocolError(
+            f"a reply is text, bytes, or a list of them, not {type(value).__name__}",
+            hint="encode it in the handler, for example with json.dumps",
+        )
+    parts = [part for item in value for part in parts_of(item, most_bytes)]
+    if len(parts) > MOST_PARTS:  # it would be thrown away where it arrives, and the caller wait in vain
+        raise LocalProtocolError(
+            f"a reply has {len(parts)} parts, at most {MOST_PARTS} are allowed", hint="join them, or yield them"
+        )
+    return parts
+
+
+class Answering(Protocol):
+    """What a message needs of its node to be answered; any thread."""
+
+    def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
+        """Answer a request, if it was not answered."""
+
+    def now(self) -> float:
+        """Return seconds on its clock."""
+
+    def name_of(self, peer: Peer) -> ConnectionID:
+        """Return what names a peer, as the service node that it may be at this moment."""
+
+    def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
+        """Send a command."""
+
+    def request(
+        self,
+        conn: ConnectionID,
+        command: str,
+        *parts: Part,
+        on_reply: Callable[[bool, list[bytes]], object],
+        timeout_s: float = ...,
+    ) -> None:
+        """Send a request."""
+
+    def request_future(
+        self, conn: ConnectionID, command: str, *parts: Part, timeout_s: float = ...
+    ) -> Future[list[bytes]]:
+        """Send a request."""
+
+
+class Message:
+    """A command or request as its handler sees it; any thread.
+
+    Attributes:
+        cancelled: whether nobody wants the answer any more: the caller has gone, has given up, or is out of time. A
+            coroutine is cancelled then; a function on a worker thread may look.
+    """
+
+    __slots__ = ("_answered", "_node", "_replied", "cancelled", "command", "data", "deadline", "peer", "tag")
+
+    def __init__(
+        self,
+        node: Answering,
+        peer: Peer,
+        command: bytes,
+        tag: bytes | None,
+        data: list[bytes],
+        deadline: float | None,
+    ) -> None:
+        self._node: Final = node
+        self.peer: Final = peer
+        self.command: Final = command
+        self.tag: Final = tag
+        self.data: Final = data
+        self.deadline: Final = deadline
+        self._answered = False
+        self._replied = False  # its handler has; noted at once on whatever thread
+        self.cancelled = False
+
+    @property
+    def conn(self) -> ConnectionID:
+        """Names the connection it came by, for sending to it now or later; of an active service node that one."""
+        return self._node.name_of(self.peer)
+
+    @property
+    def auth(self) -> AuthLevel:
+        """What the sender may call."""
+        return self.peer.identity.auth
+
+    @property
+    def remote(self) -> str:
+        """IP address of the sender; empty where there is none."""
+        return self.peer.identity.address
+
+    @property
+    def size_bytes(self) -> int:
+        """Octets that it keeps: of its tag and its parts, and of what each of these is in."""
+        data = self.data
+        tag_bytes = 0 if self.tag is None else len(self.tag)  # a foreign one may have as many as a part
+        return tag_bytes + sum(map(len, data)) + FRAME_BYTES * len(data)
+
+    def left_s(self) -> float:
+        """Return the time that the caller still waits, in seconds; infinite: it has not said, or has its answer."""
+        if self.deadline is None or self._answered or self._replied:
+            return inf
+        return max(0.0, self.deadline - self._node.now())
+
+    def answer_once(self) -> bool:
+        """Note that the request is answered; False: it was before, or nobody wants it any more."""
+        if self._answered:
+            return False
+        self._answered = True
+        return not self.cancelled
+
+    def reply(self, *parts: Part) -> None:
+        """Answer the request. The first answer counts: a second one, or what the handler returns later, is dropped."""
+        if self.tag is None:
+            raise LocalProtocolError(
+                f"{self.command.decode(errors='replace')} came as a command, which has no reply", hint="use back()"
+            )
+        self._node.send_reply(self, parts)
+        self._replied = True
+
+    def back(self, command: str, *parts: Part) -> None:
+        """Send a command to the sender."""
+        self._node.send(self.peer.conn, command, *parts)
+
+    def send_request(
+        self, command: str, *parts: Part, on_reply: Callable[[bool, list[bytes]], object], timeout_s: float = 15.0
+    ) -> None:
+        """Send a request to the sender; see `RpcNode.request`."""
+        self._node.request(self.peer.conn, command, *parts, on_reply=on_reply, timeout_s=timeout_s)
+
+    def later(self) -> DeferredSend:
+        """Return what answers later, on any thread; the handler then returns None."""
+        return DeferredSend(self)
+
+
+class DeferredSend:
+    """An answer that is given later, once, on any thread: a reply to a request, else a command back.
+
+    Call it with the parts of the reply, or with the command and its parts.
+    """
+
+    __slots__ = ("_is_request", "_message")
+
+    def __init__(self, message: Message) -> None:
+        self._message: list[Message] = [message]
+        self._is_request: Final = message.tag is not None
+
+    def __call__(self, *parts: Part) -> None:
+        """Answer."""
+        frames = [octets(part) for part in parts]
+        if not (frames or self._is_request):
+            raise LocalProtocolError("it answers a command, and takes a command and its parts")
+        try:
+            message = self._message.pop()  # atomic: of two threads one gets it
+        except IndexError:
+            raise LocalProtocolError("this deferred answer was given already") from None
+        if self._is_request:
+            message.reply(*frames)
+        else:
+            message.back(frames[0].decode(), *frames[1:])

@@ -1,0 +1,140 @@
+"""A connection that we open: until it is answered, whom to tell; after that, that it is lost and found again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import zmq
+
+from flowctl.nodes.rpc.access.access import Identity
+from flowctl.nodes.rpc.peers.monitor import Monitor
+from flowctl.nodes.rpc.peers.peer import ConnectionID, Peer
+from flowctl.nodes.rpc.wire.addresses import Address
+from flowctl.nodes.rpc.wire.frames import HI
+from flowctl.wire.zeromq.socket import ZmqSocket
+
+if TYPE_CHECKING:
+    from flowctl.pollgroup import PollGroup
+
+REDIAL_S: Final = (0.25, 5.0)
+"""How long after its end a connection that ZeroMQ has given up is connected again: at first, and at most."""
+
+_EVENTS: Final = (
+    zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED
+)
+
+
+class Dialled:
+    """A DEALER; all methods on the node's thread.
+
+    ZeroMQ connects it again when its connection is lost, but not when the other end has broken the protocol, as with a
+    message over the limit: then we do. It says HI each time, so that the listener knows its route before anything else
+    is sent.
+    """
+
+    __slots__ = (
+        "_comes_again",
+        "_failed",
+        "_group",
+        "_lost",
+        "_monitor",
+        "_ready",
+        "_received",
+        "_redial_s",
+        "_said_hi",
+        "address",
+        "heard",
+        "peer",
+        "ready",
+    )
+
+    def __init__(
+        self,
+        group: PollGroup,
+        raw: zmq.Socket[bytes],
+        conn: ConnectionID,
+        address: Address,
+        identity: Identity,
+        *,
+        ready: Callable[[ConnectionID], object],
+        failed: Callable[[ConnectionID, str], object],
+        received: Callable[[Peer, list[bytes], int], object],
+        lost: Callable[[Peer], object],
+        due: Callable[[Peer], None],
+    ) -> None:
+        self._group: Final = group
+        self.address: Final = address
+        self._ready: Final = ready
+        self._failed: Final = failed
+        self._received: Final = received
+        self._lost: Final = lost
+        #: Whether something came since it was set to False.
+        self.heard = False
+        #: Whether it was answered.
+        self.ready = False
+        self._comes_again = True  # whether ZeroMQ has tried to connect since the connection ended
+        self._redial_s = REDIAL_S[0]
+        socket = ZmqSocket(group, raw, self._message)
+        self.peer: Final = Peer(conn, socket, identity, due)
+        self._monitor: Final = Monitor(group, raw, self._happened, _EVENTS)
+        socket.start()
+        self._said_hi = self._say_hi()
+
+    def answered(self) -> Callable[[ConnectionID], object] | None:
+        """Note that the listener has answered; return whom to tell, the first time."""
+        self._redial_s = REDIAL_S[0]
+        if self.ready:
+            return None
+        self.ready = True
+        return self._ready
+
+    def close(self, linger_s: float) -> Callable[[ConnectionID, str], object] | None:
+        """Close it; return whom to tell, if it was never answered."""
+        self._monitor.close()
+        self.peer.socket.close(linger_s)
+        return None if self.ready else self._failed
+
+    def _message(self, frames: list[bytes]) -> None:
+        self.heard = True
+        self._received(self.peer, frames, 0)
+
+    def _happened(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_CONNECTED:
+            self._comes_again = True
+            self.peer.descriptor = value
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self._comes_again = True
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._comes_again = False
+            if self.ready:  # until then there is the deadline of the connect
+                self._group.call_later(self._redial_s, self._redial)
+            self.peer.descriptor = -1
+            self._lost(self.peer)
+        elif self.ready or not self._said_hi:
+            self._said_hi = self._say_hi()
+
+    def _redial(self) -> None:
+        """Connect again, if ZeroMQ does not: it tells of each try, and of none once it has given up."""
+        self._monitor.read_all()
+        socket = self.peer.socket
+        if socket.closed or self._comes_again:
+            return
+        socket.look()  # what follows reads its mailbox
+        if int(socket.raw.get(zmq.EVENTS)) & zmq.POLLOUT:
+            return
+        self._comes_again = True
+        self._redial_s = min(2 * self._redial_s, REDIAL_S[1])
+        to = self.address.zmq_address
+        with suppress(zmq.ZMQError):
+            socket.raw.disconnect(to)  # what is left of it
+        socket.raw.connect(to)
+
+    def _say_hi(self) -> bool:
+        """Say HI; return whether it could be. One who is denied at once may have no connection at this moment."""
+        try:
+            self.peer.socket.send([HI])
+        except zmq.ZMQError:
+            return False
+        return True

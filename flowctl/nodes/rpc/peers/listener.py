@@ -1,0 +1,215 @@
+"""A socket that others connect to, and who they are.
+
+Theory of operation. Whose a message is says the connection that it came by, never its routing id: with handover, which
+lets a peer that reconnects have its route back at once, anybody may take anybody's. So each connection that is admitted
+(`wire.zeromq.zap`) gets a number, which comes with each of its messages, and peers are kept by that number. Routes
+serve for sending only, and belong to the connection that used them last; the one that had it before is gone.
+
+That a connection has ended ZeroMQ tells by the number of its descriptor, which the first message has too. Connections
+within the process (inproc) have neither number nor descriptor: there a route is as good as its peer, and they are
+forgotten when something is sent to them in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+from flowctl.errors import InternalError
+from flowctl.nodes.rpc.access.access import AuthLevel, Identity
+from flowctl.nodes.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERTY
+from flowctl.nodes.rpc.access.rules import is_claimed
+from flowctl.nodes.rpc.peers.monitor import Monitor
+from flowctl.nodes.rpc.peers.peer import ConnectionID, Peer
+from flowctl.nodes.rpc.wire.frames import BYE
+from flowctl.wire.zeromq.socket import ZmqSocket
+from flowctl.wire.zeromq.zap import plain_address
+
+if TYPE_CHECKING:
+    from flowctl.pollgroup import PollGroup
+
+MOST_PEERS: Final = 100_000
+"""Peers of one listener; each is some 700 octets here, and more at ZeroMQ. What others send is not heard."""
+
+_SOURCE: Final = int(zmq.SRCFD)
+_LEVELS: Final = {level.name.lower(): level for level in AuthLevel}
+
+
+def identity_of(frame: zmq.Frame) -> Identity:
+    """Return what is known of the connection that a message came by, from what its admission has noted."""
+    key = _noted(frame, "User-Id")
+    return Identity(
+        pubkey=bytes.fromhex(key) if key else b"",
+        auth=_LEVELS.get(_noted(frame, AUTH_PROPERTY), AuthLevel.NONE),
+        address=plain_address(_noted(frame, "Peer-Address")),
+    )
+
+
+class Listener:
+    """A bound ROUTER; all methods on the node's thread.
+
+    Attributes:
+        is_inproc: whether it is bound within the process, where no end of a connection is told: BYE says it.
+        refused_count: messages without frames, and of peers who are not let in, for whom there is no room, or who have
+            taken a routing id that says another key than theirs.
+    """
+
+    __slots__ = (
+        "_admit_inproc",
+        "_by_descriptor",
+        "_due",
+        "_ended",
+        "_gone",
+        "_monitor",
+        "_of_key",
+        "_peers",
+        "_received",
+        "by_pubkey",
+        "is_inproc",
+        "number",
+        "refused_count",
+        "routes",
+        "socket",
+    )
+
+    def __init__(
+        self,
+        group: PollGroup,
+        raw: zmq.Socket[bytes],
+        number: int,
+        *,
+        admit_inproc: Callable[[], AuthLevel | None] | None,
+        received: Callable[[Peer, list[bytes], int], object],
+        gone: Callable[[Peer], object],
+        due: Callable[[Peer], None],
+    ) -> None:
+        self.number: Final = number
+        self._admit_inproc: Final = admit_inproc
+        self.is_inproc: Final = admit_inproc is not None
+        self._received: Final = received
+        self._gone: Final = gone
+        self._due: Final = due
+        self._peers: dict[str | bytes, Peer] = {}  # by number of the connection; without admission by route
+        self.routes: dict[bytes, Peer] = {}
+        self._by_descriptor: dict[int, Peer] = {}
+        self._ended: set[int] = set()  # descriptors of connections whose end was told, but not their first message
+        #: The newest connection of each key that lives.
+        self.by_pubkey: dict[bytes, Peer] = {}
+        self._of_key: dict[bytes, dict[Peer, None]] = {}  # all of each key, oldest first
+        self.refused_count = 0
+        self.socket: Final = ZmqSocket(group, raw, self._message)
+        self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+        self.socket.start()
+
+    def __len__(self) -> int:
+        return len(self.routes)
+
+    def forget(self, peer: Peer) -> None:
+        """Drop a peer; what it sends from now on comes from a new one."""
+        if self.routes.get(peer.conn.route) is peer:
+            del self.routes[peer.conn.route]
+        self._forget_key(peer)
+        if self._peers.get(peer.key) is peer:
+            del self._peers[peer.key]
+        if self._by_descriptor.get(peer.descriptor) is peer:
+            del self._by_descriptor[peer.descriptor]
+
+    def _forget_key(self, peer: Peer) -> None:
+        """Have its key mean the newest of its other connections, if there is one."""
+        of_key = self._of_key.get(peer.identity.pubkey)
+        if of_key is None or of_key.pop(peer, of_key) is of_key:
+            return
+        if not of_key:
+            del self._of_key[peer.identity.pubkey], self.by_pubkey[peer.identity.pubkey]
+        elif self.by_pubkey[peer.identity.pubkey] is peer:
+            self.by_pubkey[peer.identity.pubkey] = next(reversed(of_key))
+
+    def close(self, linger_s: float) -> None:
+        """Close the socket; what was sent goes on being sent for up to `linger_s` seconds."""
+        self._monitor.close()
+        self.socket.close(linger_s)
+
+    def _message(self, frames: list[bytes]) -> None:
+        frame = self.socket.frame
+        if frame is None or len(frames) < 2:
+            self.refused_count += 1
+            return
+        key: Any = frame.get(CONNECTION_PROPERTY) if self._admit_inproc is None else frames[0]
+        peer = self._peers.get(key)
+        if peer is None:
+            peer = self._accept(key, frames[0], frame)
+            if peer is None:
+                self.refused_count += 1
+                return
+        self._received(peer, frames, 1)
+
+    def _accept(self, key: str | bytes, route: bytes, frame: zmq.Frame) -> Peer | None:
+        """Return the peer of a connection that was not heard of before; None: nothing of it is heard."""
+        self._monitor.read_all()  # what had this descriptor before is gone now
+        before = self.routes.get(route)
+        if before is not None:
+            self._gone(before)
+        if len(self.routes) >= MOST_PEERS:
+            return None
+        identity = self._identify(frame)
+        if identity is None:
+            return None
+        if is_claimed(route, identity.pubkey):  # it has proven another key than that which it wants the messages of
+            with suppress(zmq.ZMQError):
+                self.socket.send([route, BYE])
+            return None
+        peer = Peer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, self._due)
+        peer.key = key
+        with suppress(zmq.ZMQError):
+            descriptor = frame.get(_SOURCE)
+            if not isinstance(descriptor, int):
+                raise InternalError("a descriptor that is no number")
+            if not self._claim(descriptor, peer):
+                peer.closed = True  # it has gone: what it sent is heard, and nothing is kept of it
+                return peer
+            peer.descriptor = descriptor
+            self._by_descriptor[descriptor] = peer
+        self._peers[key] = self.routes[route] = peer
+        if identity.pubkey:
+            self.by_pubkey[identity.pubkey] = peer
+            self._of_key.setdefault(identity.pubkey, {})[peer] = None
+        return peer
+
+    def _claim(self, descriptor: int, peer: Peer) -> bool:
+        """Return whether a connection that is heard for the first time still has its descriptor.
+
+        Its end may have been told before its first message was read; and another may have the descriptor since.
+        """
+        if descriptor in self._ended:
+            return False
+        other = self._by_descriptor.get(descriptor)
+        if other is not None:
+            if int(other.key) > int(peer.key):  # connections are numbered in their order
+                return False
+            self._gone(other)
+        return True
+
+    def _identify(self, frame: zmq.Frame) -> Identity | None:
+        if self._admit_inproc is None:
+            return identity_of(frame)
+        level = self._admit_inproc()
+        return None if level is None else Identity(auth=level)
+
+    def _happened(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:  # a handshake that succeeded would not tell which descriptor
+            self._ended.discard(descriptor)  # it is another connection's from now on
+            return
+        peer = self._by_descriptor.pop(descriptor, None)
+        if peer is None:
+            self._ended.add(descriptor)
+        else:
+            self._gone(peer)
+
+
+def _noted(frame: zmq.Frame, name: str) -> str:
+    with suppress(zmq.ZMQError):
+        return str(frame.get(name))
+    return ""

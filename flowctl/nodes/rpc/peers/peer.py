@@ -1,0 +1,245 @@
+"""The other end of a connection, no matter who opened it: how it is reached, and what waits because of it."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Protocol
+
+import zmq
+
+from flowctl.core.outcomes.pending import Pending
+from flowctl.nodes.rpc.access.access import Identity
+from flowctl.nodes.rpc.peers.reach import ANY_WAY, Reach
+from flowctl.wire.zeromq.socket import ZmqSocket
+
+LOOK_BYTES: Final = 1 << 20
+"""Octets after which it is looked whether a peer reads: less costs more looks, of a microsecond or two."""
+MOST_UNREAD_BYTES: Final = 16 << 20
+"""Octets that wait for one peer, beyond what the system holds for it."""
+
+MAX_PART_BYTES: Final = 1 << 20
+"""Octets of one part of a message: a peer that sends more is disconnected, as by OxenMQ."""
+CURVE_BYTES: Final = 33
+"""Of them, what encryption adds: ``MESSAGE`` and its length, a nonce of 8, flags, and an authenticator of 16."""
+
+SERVICE_NODE: Final = -1
+"""`ConnectionID.id` of a service node that is meant by its key, over whatever connection there is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConnectionID:
+    """Names the other end of a connection; any thread may keep it and use it to send later.
+
+    Two are equal if both name service nodes with the same key, or else if they are of one socket and route.
+
+    Args:
+        id: number of the socket in its node.
+        route: of a connection that was accepted: its routing id. Empty where we dialled.
+        pubkey: the key that the other end has proven, 32 octets; empty: none.
+        service_node: whether it is meant as a service node, by its key.
+        reach: by which connections, of a service node.
+    """
+
+    id: int
+    route: bytes = b""
+    pubkey: bytes = b""
+    service_node: bool = False
+    reach: Reach = ANY_WAY
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ConnectionID):
+            return NotImplemented
+        if self.service_node and other.service_node:
+            return self.pubkey == other.pubkey
+        return (self.id, self.route, self.service_node) == (other.id, other.route, other.service_node)
+
+    @property
+    def most_part_bytes(self) -> int:
+        """Octets that a part of a message to there may have; one that has more would cost the connection."""
+        return MAX_PART_BYTES - CURVE_BYTES if self.pubkey else MAX_PART_BYTES
+
+    def __hash__(self) -> int:
+        return hash(self.pubkey) if self.service_node else hash((self.id, self.route))
+
+
+class Call:
+    """A request of ours that waits for its outcome."""
+
+    __slots__ = ("command", "item", "peer", "settle", "tag")
+
+    def __init__(
+        self,
+        tag: bytes,
+        command: bytes,
+        settle: Callable[[bool, list[bytes]], object],
+        item: Callable[[list[bytes]], bool] | None = None,
+    ) -> None:
+        self.tag: Final = tag
+        self.command: Final = command
+        self.settle: Final = settle
+        self.item: Final = item
+        #: Who was asked: what follows goes there. None: not sent yet.
+        self.peer: Peer | None = None
+
+
+class Calls:
+    """Requests of ours that wait for one peer: by tag and, oldest first, by command; for one thread.
+
+    A node of OxenMQ that does not know a command says so without the tag, so such an answer is for the oldest request
+    with that command. It may come for each of a hundred thousand, and for commands that nobody asked for: it is O(1).
+    """
+
+    __slots__ = ("_of_command", "_pending")
+
+    def __init__(self) -> None:
+        self._pending: Final[Pending[bytes, Call]] = Pending()
+        self._of_command: Final[dict[bytes, dict[bytes, None]]] = {}  # tags, oldest first; none empty
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __contains__(self, tag: bytes) -> bool:
+        return tag in self._pending
+
+    def add(self, tag: bytes, call: Call, deadline: float) -> None:
+        """Enter a request; `deadline` is on the clock of `take_due`, infinite: none."""
+        self._pending.add(tag, call, deadline)
+        tags = self._of_command.get(call.command)
+        if tags is None:
+            self._of_command[call.command] = {tag: None}
+        else:
+            tags[tag] = None
+
+    def get(self, tag: bytes) -> Call | None:
+        """Return a request, which stays; None: it is not here."""
+        return self._pending.get(tag)
+
+    def take(self, tag: bytes) -> Call | None:
+        """Remove and return a request; None: it is not here (any more)."""
+        call = self._pending.take(tag)
+        if call is not None:
+            self._left(tag, call)
+        return call
+
+    def take_oldest(self, command: bytes) -> Call | None:
+        """Remove and return the oldest request with that command; None: there is none."""
+        tags = self._of_command.get(command)
+        return None if tags is None else self.take(next(iter(tags)))
+
+    def take_due(self, now: float) -> list[Call]:
+        """Remove and return those whose deadline has passed, earliest first."""
+        due = self._pending.take_due(now)
+        for tag, call in due:
+            self._left(tag, call)
+        return [call for _, call in due]
+
+    def take_all(self) -> list[Call]:
+        """Remove and return all, oldest first."""
+        self._of_command.clear()
+        return [call for _, call in self._pending.take_all()]
+
+    def next_deadline(self) -> float | None:
+        """Return when `take_due` next has something; None: never."""
+        return self._pending.next_deadline()
+
+    def _left(self, tag: bytes, call: Call) -> None:
+        tags = self._of_command[call.command]
+        del tags[tag]
+        if not tags:
+            del self._of_command[call.command]
+
+
+class Cancellable(Protocol):
+    """A request of a peer that runs here."""
+
+    def cancel(self) -> None:
+        """End it: nobody wants its outcome."""
+
+    def add_credit(self, count: int) -> None:
+        """Let more items of a stream go out."""
+
+
+class Peer:
+    """The other end of one connection; all methods on the node's thread only."""
+
+    __slots__ = (
+        "_due",
+        "_unread_bytes",
+        "calls",
+        "closed",
+        "conn",
+        "descriptor",
+        "due",
+        "identity",
+        "key",
+        "running",
+        "socket",
+        "turn",
+        "waiting_bytes",
+        "waiting_count",
+    )
+
+    def __init__(self, conn: ConnectionID, socket: ZmqSocket, identity: Identity, due: Callable[[Peer], None]) -> None:
+        self.conn: Final = conn
+        self.socket: Final = socket
+        self.identity = identity
+        self._due: Final = due
+        #: Whether nothing can be sent to it any more.
+        self.closed = False
+        #: By which its listener finds it; the listener's own.
+        self.key: str | bytes = b""
+        #: Of its connection; -1: there is none (inproc), or it is not known.
+        self.descriptor = -1
+        self._unread_bytes = 0  # sent since the system last took more
+        #: Our requests to it, by their tags; None: there has been none.
+        self.calls: Calls | None = None
+        #: When the group calls `deadline_due`; infinite: not at all.
+        self.due = inf
+        #: What runs for it here and may be cancelled, by the tags of its requests.
+        self.running: dict[object, Cancellable] = {}
+        #: Coroutines that wait for it here, those of commands included.
+        self.waiting_count = 0
+        #: Octets of the messages that those were given.
+        self.waiting_bytes = 0
+        #: Whose turn it is to try again, of the streams to it that found too much waiting.
+        self.turn: Final = asyncio.Lock()
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send a message."""
+        self._unread_bytes += sum(map(len, frames))
+        if self._unread_bytes > LOOK_BYTES:
+            self._look()
+        route = self.conn.route
+        self.socket.send([route, *frames] if route else frames)
+
+    def _look(self) -> None:
+        """Find out whether the peer reads.
+
+        What waits for it at ZeroMQ is not told. But while the system takes more for its connection, nothing waits long:
+        what counts is what was sent since that was last so.
+        """
+        if self.descriptor >= 0 and not takes_more(self.descriptor):
+            if self._unread_bytes > MOST_UNREAD_BYTES:
+                self._unread_bytes = MOST_UNREAD_BYTES
+                raise zmq.Again
+        else:
+            self._unread_bytes = 0
+
+    def is_awaited(self) -> bool:
+        """Return whether it is to answer a request of ours, or we one of its."""
+        return bool(self.calls) or bool(self.running)
+
+    def deadline_due(self, now: float) -> None:
+        """Have the requests told whose time is up."""
+        self._due(self)
+
+
+def takes_more(descriptor: int) -> bool:
+    """Return whether the system takes more for a connection. A descriptor that is none any more takes anything."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))

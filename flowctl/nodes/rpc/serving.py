@@ -1,0 +1,348 @@
+"""What runs for requests of others, and how it ends: with a reply, a failure, or cancelled.
+
+Theory of operation. A coroutine takes its first step within the call; only one that waits becomes a task, and is
+entered here: by its deadline, which came with the request, and at its peer, by whose end it is cancelled. A request is
+answered once: what comes after that, or after nobody wants it any more, is not sent.
+
+A stream is an asynchronous generator whose items go out one by one, each against one credit that its caller has given;
+without credit it stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
+from inspect import iscoroutine
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.core.loop.faults import as_exception
+from flowctl.core.outcomes.pending import Pending
+from flowctl.errors import LocalProtocolError, RpcError
+from flowctl.nodes.rpc.commands import Command, HandlerKind
+from flowctl.nodes.rpc.jobs.begin import begin
+from flowctl.nodes.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
+from flowctl.nodes.rpc.message import SERVED, Message, parts_of
+from flowctl.nodes.rpc.wire import frames as wire
+
+if TYPE_CHECKING:
+    from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
+    from flowctl.nodes.rpc.peers.peer import Peer
+    from flowctl.pollgroup import PollGroup
+
+MOST_RUNNING: Final = 10_000
+"""Handlers of one category that wait on the loop; each holds some kilobytes."""
+MOST_RUNNING_BYTES: Final = 256 << 20
+"""Octets of the messages that they were given."""
+RETRY_S: Final = 0.1
+"""How often it is tried to send an item of a stream to a peer for which too much waits."""
+MOST_CODE_BYTES: Final = 200
+"""Of the code of a failure that a handler has chosen."""
+MOST_TEXT_BYTES: Final = 500
+"""Of the text of a failure."""
+
+_CODES: Final = {
+    NotStarted.STOPPED: wire.SHUTTING_DOWN,
+    NotStarted.LATE: wire.TIMEOUT,
+    NotStarted.DISPLACED: wire.QUEUE_FULL,
+}
+_WRONG: Final = wire.WRONG_ARGUMENT.decode()
+_RESERVED_CODES: Final = frozenset(
+    {
+        *(wire.UNKNOWN_COMMAND, wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG),
+        *(wire.QUEUE_FULL, wire.SHUTTING_DOWN, wire.TIMEOUT, wire.DISCONNECTED),
+        *(wire.REPLY, wire.HI, wire.HELLO, wire.BYE, wire.ITEM, wire.CREDIT, wire.CANCEL),
+    }
+)
+"""Codes that say something of the node, and which a handler that fails cannot claim."""
+
+
+class Running:
+    """A request that runs or waits, and can be cancelled."""
+
+    __slots__ = ("credit", "message", "more", "task")
+
+    def __init__(self, message: Message, credit: int = 0) -> None:
+        self.message: Final = message
+        self.task: asyncio.Task[None] | None = None  #: of a coroutine that waits
+        self.credit = credit  #: items of a stream that may go out
+        self.more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
+
+    def cancel(self) -> None:
+        """End it: nobody wants its outcome."""
+        self.message.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def add_credit(self, count: int) -> None:
+        """Let more items of a stream go out."""
+        self.credit = min(self.credit + count, wire.MOST_CREDIT)
+        if self.more is not None and not self.more.done():
+            self.more.set_result(None)
+
+
+class Serving:
+    """Runs handlers; on the node's thread only.
+
+    Attributes:
+        wrong_count: requests and commands whose arguments were wrong, as their handlers or what they take say.
+        full_count: requests and commands refused since too much runs or waits already.
+        cancelled_count: requests that nobody wanted answered any more.
+    """
+
+    __slots__ = (
+        "_due",
+        "_group",
+        "_jobs",
+        "_send",
+        "_stopping",
+        "cancelled_count",
+        "failed_count",
+        "full_count",
+        "tasks",
+        "wrong_count",
+    )
+
+    def __init__(self, group: PollGroup, jobs: Dispatcher, send: Callable[[Peer, Sequence[bytes]], bool]) -> None:
+        self._group: Final = group
+        self._jobs: Final = jobs
+        self._send: Final = send
+        #: Coroutines that wait.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._due: Pending[Running, None] = Pending()
+        self._stopping = False
+        self.failed_count = 0
+        self.wrong_count = 0
+        self.full_count = 0
+        self.cancelled_count = 0
+
+    def run(self, command: Command, message: Message, credit: int = 0) -> None:
+        """Run a handler."""
+        if self._stopping:
+            self.fail(message, wire.SHUTTING_DOWN)
+            return
+        category = command.category
+        if command.kind is HandlerKind.PLAIN:
+            self._submit(command, message)
+        # A peer that has many that wait leaves as many places again to others: one alone gets half of them.
+        elif (
+            message.peer.waiting_count >= MOST_RUNNING - category.running_count
+            or message.peer.waiting_bytes >= MOST_RUNNING_BYTES - category.running_bytes
+        ):
+            self._full(message)
+        elif command.kind is HandlerKind.COROUTINE:
+            task = begin(self._group.loop, self._serve(command, message))
+            if task is not None:
+                self._keep(command, Running(message), task)
+        elif not credit:
+            self.fail(message, wire.HANDLER_FAILED, b"it streams: call it with stream()")
+        else:
+            running = Running(message, credit)
+            task = begin(self._group.loop, self._stream(command, running))
+            if task is not None:
+                self._keep(command, running, task)
+
+    def credit(self, peer: Peer, tag: bytes, count: int) -> None:
+        """Let `count` more items of a stream go out."""
+        running = peer.running.get(tag)
+        if running is not None:
+            running.add_credit(count)
+
+    def cancel(self, peer: Peer, tag: bytes) -> None:
+        """End what runs for a request that its caller has given up."""
+        running = peer.running.get(tag)
+        if running is not None:
+            running.cancel()
+
+    def fail(self, message: Message, code: bytes, text: bytes = b"") -> None:
+        """Tell the sender of a request why it gets no reply, unless it was answered."""
+        if message.tag is not None and message.answer_once():
+            self._send(message.peer, wire.failure(code, message.tag, text))
+
+    def deadline_due(self, now: float) -> None:
+        """Cancel what is late."""
+        for running, _ in self._due.take_due(now):
+            running.cancel()
+        following = self._due.next_deadline()
+        if following is not None:
+            self._group.deadlines.set(self, following)
+
+    def stop(self) -> None:
+        """Cancel what waits, and start nothing any more: callers are told."""
+        self._stopping = True
+        for task in list(self.tasks):
+            task.cancel()
+
+    # --- inner steps ---------------------------------------------------------------------------------------------
+
+    def _full(self, message: Message) -> None:
+        self.full_count += 1
+        self.fail(message, wire.QUEUE_FULL)
+
+    def _submit(self, command: Command, message: Message) -> None:
+        """Have a handler run on a worker thread, now or when it is its turn."""
+        running = Running(message)
+        job = Job(
+            command.category.lane,
+            partial(_handle, command, message),
+            partial(self._handled, running),
+            deadline=inf if message.deadline is None else message.deadline,
+            size_bytes=message.size_bytes,
+            name=message.command.decode(errors="replace"),
+            sender=message.peer,
+        )
+        if self._jobs.submit(job) is Verdict.DROP:
+            self._full(message)
+        else:
+            self._enter(running)
+
+    def _handled(self, running: Running, parts: Any, error: BaseException | None) -> None:
+        """Take what came of a handler on a worker thread."""
+        self._leave(running)
+        message = running.message
+        if error is None:
+            self._answer(message, parts)
+        elif isinstance(error, NotStartedError):
+            self.fail(message, _CODES[error.why])
+        else:
+            self._failed(message, as_exception(error))
+
+    async def _serve(self, command: Command, message: Message) -> None:
+        """Run a coroutine handler; what it returns is the reply."""
+        SERVED.set(message)  # in the context of this coroutine alone, see `begin`
+        try:
+            value = await command.handler(message)
+            if value is not None and message.tag is not None:
+                self._answer(message, parts_of(value, message.peer.conn.most_part_bytes))
+        except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
+            self._failed(message, error)
+
+    async def _stream(self, command: Command, running: Running) -> None:
+        """Send the items of a stream as its caller takes them; a reply without parts is its end."""
+        message = running.message
+        SERVED.set(message)
+        items: AsyncIterator[Any] | None = None
+        try:
+            items = command.handler(message)
+            await self._peer_reads(message)
+            async for item in items:
+                while not running.credit:
+                    running.more = self._group.loop.create_future()
+                    await running.more
+                running.credit -= 1
+                parts = parts_of(item, message.peer.conn.most_part_bytes)
+                await self._deliver(message, [wire.ITEM, message.tag or b"", *parts])
+                del parts
+                del item
+                await self._peer_reads(message)
+            if message.answer_once():
+                await self._deliver(message, [wire.REPLY, message.tag or b""])
+        except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
+            self._failed(message, error)
+        finally:
+            if items is not None:
+                close: Callable[[], Coroutine[Any, Any, None]] = items.aclose  # type: ignore[attr-defined]  # a generator
+                await close()
+
+    async def _deliver(self, message: Message, frames: list[bytes]) -> None:
+        """Send what must not be missing; where too much waits for the peer already, wait until it has read.
+
+        One of its streams tries, the others wait for that one: thousands of them cost no more than one.
+        """
+        async with message.peer.turn:
+            while not self._send(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell of room)
+                await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
+
+    async def _peer_reads(self, message: Message) -> None:
+        """Wait while another stream waits for the peer to read: an item that nobody takes is not even made."""
+        turn = message.peer.turn
+        if turn.locked():
+            async with turn:
+                pass
+
+    def _answer(self, message: Message, parts: list[bytes] | None) -> None:
+        """Send the reply of a handler, unless it has answered itself."""
+        if parts is not None and message.tag is not None and message.answer_once():
+            self._send(message.peer, [wire.REPLY, message.tag, *parts])
+
+    def _failed(self, message: Message, error: BaseException) -> None:
+        """Tell of what a handler raised: the caller that it failed, the application what it was."""
+        if message.cancelled:
+            self.cancelled_count += 1
+            message.answer_once()
+            return
+        if isinstance(error, asyncio.CancelledError) and self._stopping:
+            self.fail(message, wire.SHUTTING_DOWN)
+            return
+        if isinstance(error, RpcError) and (message.tag is not None or error.code == _WRONG):
+            code = error.code.encode(errors="replace")
+            self.wrong_count += code == wire.WRONG_ARGUMENT
+            if code not in _RESERVED_CODES and b"." not in code and len(code) <= MOST_CODE_BYTES:
+                self.fail(message, code, str(error).encode(errors="replace")[:MOST_TEXT_BYTES])
+                return
+        self.failed_count += 1
+        self._group.report(f"handler of {message.command.decode(errors='replace')}", error)
+        self.fail(message, wire.HANDLER_FAILED)
+
+    def _keep(self, command: Command, running: Running, task: asyncio.Task[None]) -> None:
+        """Keep a coroutine that waits where it can be cancelled."""
+        category, size_bytes = command.category, running.message.size_bytes
+        category.running_count += 1
+        category.running_bytes += size_bytes
+        running.message.peer.waiting_count += 1
+        running.message.peer.waiting_bytes += size_bytes
+        running.task = task
+        self.tasks.add(task)
+        self._enter(running)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            category.running_count -= 1
+            category.running_bytes -= size_bytes
+            running.message.peer.waiting_count -= 1
+            running.message.peer.waiting_bytes -= size_bytes
+            self.tasks.discard(task)
+            self._leave(running)
+
+        task.add_done_callback(ended)
+
+    def _enter(self, running: Running) -> None:
+        """Have a request cancelled at its deadline, by its caller, and by the end of its peer."""
+        message = running.message
+        if message.tag is None:
+            return  # nobody waits for a command: it runs to its end
+        peer = message.peer
+        # Of a tag that is used twice at once only the first can be named by its caller.
+        peer.running[message if message.tag in peer.running else message.tag] = running
+        if message.deadline is None:
+            return
+        before = self._due.next_deadline()
+        self._due.add(running, None, message.deadline)
+        if before is None or message.deadline < before:
+            self._group.deadlines.set(self, message.deadline)
+
+    def _leave(self, running: Running) -> None:
+        message = running.message
+        if running in self._due:
+            self._due.take(running)
+        for key in (message.tag, message):
+            if key is not None and message.peer.running.get(key) is running:
+                del message.peer.running[key]
+
+
+def _handle(command: Command, message: Message) -> list[bytes] | None:
+    """Run a plain handler, on a worker thread, and return the parts of the reply; None: there is none."""
+    if message.cancelled:
+        return None  # while it waited for the thread
+    before = SERVED.set(message)
+    try:
+        value = command.handler(message)
+    finally:
+        SERVED.reset(before)
+    if iscoroutine(value):
+        value.close()
+        raise LocalProtocolError(
+            "the handler is a plain function that returned a coroutine, which would never run",
+            hint="add a coroutine function, or in middleware wrap it in one",
+        )
+    return None if value is None or message.tag is None else parts_of(value, message.peer.conn.most_part_bytes)

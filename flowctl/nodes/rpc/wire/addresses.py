@@ -1,0 +1,216 @@
+"""Addresses of peers: those of ZeroMQ, and the maintainers' own, which name the key of the peer too (pure).
+
+::
+
+    tcp://HOST:PORT            ipc://PATH                inproc://NAME
+    curve://HOST:PORT/KEY      ipc+curve://PATH/KEY      (tcp+curve:// is curve://)
+    TCP://HOST:PORT            CURVE://HOST:PORT/KEY     for QR codes: upper case only
+
+HOST is a name, an IPv4 address or an IPv6 one in brackets. KEY is the public key of the peer in hex, base32z or base64.
+A QR code takes upper-case letters and a few signs in half the room: there KEY is upper-case base32z (or hex), and an
+IPv6 address stands between dollars instead of brackets. Source: oxen-mq, ``oxenmq/address.h``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from flowctl.core.text.addresses import LAST_PORT
+from flowctl.core.text.printable import short
+from flowctl.errors import ConfigError
+from flowctl.wire.zeromq.keytext import KEY_BYTES, LETTERS, KeyEncoding, decode_key, encode_key
+
+MOST_CHARS: Final = 512
+"""Of an address: a host name has 253 at most, a key 64."""
+MOST_HOST_CHARS: Final = 253
+"""Of a host name (RFC 1035, 2.3.4)."""
+MOST_PATH_BYTES: Final = 107
+"""Of the path of a unix socket: ``sun_path`` has 108, one of them for the end (unix(7))."""
+MOST_NAME_BYTES: Final = 255
+"""Of an inproc name: ZeroMQ takes any, but this is what its manual promises."""
+
+_QR_CHARS: Final = re.compile(r"[A-Z0-9$:/.\-]*")
+_HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._\-]*[A-Za-z0-9._])?")
+_IPV6: Final = re.compile(r"[:.0-9a-fA-F]+")
+_PORT: Final = re.compile(r"[0-9]{1,5}")
+_HINT: Final = "write it like tcp://host:port, ipc://path, curve://host:port/KEY or ipc+curve://path/KEY"
+_CURVE_ENCODINGS: Final = (KeyEncoding.HEX, KeyEncoding.BASE32Z, KeyEncoding.BASE64)
+
+
+class Transport(enum.Enum):
+    """What carries the messages."""
+
+    TCP = "tcp"
+    IPC = "ipc"
+    INPROC = "inproc"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a peer is, and which key it has; equal are those that say the same, however they are written.
+
+    Args:
+        host: of tcp; an IPv6 address is in brackets. Otherwise empty.
+        socket: path of ipc, name of inproc. Otherwise empty.
+        pubkey: public key of the peer, 32 octets. Empty: the connection is not encrypted.
+    """
+
+    transport: Transport
+    host: str = ""
+    port: int = 0
+    socket: str = ""
+    pubkey: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.pubkey and len(self.pubkey) != KEY_BYTES:
+            raise ConfigError(f"pubkey has {len(self.pubkey)} bytes, it must have {KEY_BYTES}, or none")
+        if self.transport is Transport.TCP:
+            _check_host(self.host)
+            if not 1 <= self.port <= LAST_PORT:
+                raise ConfigError(f"port is {self.port}, it must be 1 to {LAST_PORT}")
+        elif self.transport is Transport.IPC:
+            _check_name("the path of an ipc address", self.socket, MOST_PATH_BYTES)
+        else:
+            _check_name("the name of an inproc address", self.socket, MOST_NAME_BYTES)
+            if self.pubkey:
+                raise ConfigError("an inproc address has no key: it never leaves the process")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        if len(text) > MOST_CHARS:
+            raise ConfigError(f"an address has {len(text)} characters, the limit is {MOST_CHARS}", hint=_HINT)
+        scheme, found, rest = text.partition("://")
+        if not found or not rest:
+            raise ConfigError(f"{short(text)} is no address", hint=_HINT)
+        try:
+            match scheme:
+                case "tcp" | "curve" | "tcp+curve":
+                    return cls._parse_tcp(rest, curve=scheme != "tcp", qr=False)
+                case "TCP" | "CURVE":
+                    _check_qr(rest)
+                    return cls._parse_tcp(rest, curve=scheme == "CURVE", qr=True)
+                case "ipc":
+                    return cls(Transport.IPC, socket=rest)
+                case "ipc+curve":
+                    return cls._parse_ipc_curve(rest)
+                case "inproc":
+                    return cls(Transport.INPROC, socket=rest)
+        except ConfigError as error:
+            raise ConfigError(f"address {short(text)}: {error}", hint=_HINT) from None
+        raise ConfigError(f"address {short(text)}: {short(scheme)} is no transport", hint=_HINT)
+
+    @classmethod
+    def _parse_tcp(cls, rest: str, *, curve: bool, qr: bool) -> Self:
+        brackets = "$$" if qr else "[]"
+        if rest[0] == brackets[0]:
+            end = rest.find(brackets[1], 1)
+            if end < 0:
+                raise ConfigError(f"the IPv6 address has no closing {brackets[1]}")
+            host, rest = f"[{rest[1:end]}]", rest[end + 1 :]
+            if rest[:1] != ":":
+                raise ConfigError("there is no :port behind the host")
+            rest = rest[1:]
+        else:
+            host, found, rest = rest.partition(":")
+            if not found:
+                raise ConfigError("there is no :port behind the host")
+        port, slash, text = rest.partition("/")
+        if not _PORT.fullmatch(port):
+            raise ConfigError(f"{short(port)} is no port, it must be 1 to {LAST_PORT}")
+        if bool(slash) != curve:
+            raise ConfigError("there is no /KEY behind the port" if curve else "there is more behind the port")
+        encodings = _CURVE_ENCODINGS[:2] if qr else _CURVE_ENCODINGS
+        pubkey = _key_of(text, encodings) if curve else b""
+        return cls(Transport.TCP, host.lower() if qr else host, int(port), pubkey=pubkey)
+
+    @classmethod
+    def _parse_ipc_curve(cls, rest: str) -> Self:
+        # From the end, since a path has slashes, and so may a key in base64.
+        for encoding in _CURVE_ENCODINGS:
+            letters = LETTERS[encoding] + (encoding is KeyEncoding.BASE64 and rest.endswith("="))
+            key = decode_key(rest[-letters:], encoding)
+            if key is not None and rest[-letters - 1 : -letters] == "/":
+                return cls(Transport.IPC, socket=rest[: -letters - 1], pubkey=key)
+        raise ConfigError(f"there is no /KEY behind the path, in {_allowed(_CURVE_ENCODINGS)}")
+
+    @property
+    def curve(self) -> bool:
+        """Whether the connection is encrypted and the peer proves its key."""
+        return bool(self.pubkey)
+
+    @property
+    def zmq_address(self) -> str:
+        """The address as ZeroMQ takes it, which knows no keys."""
+        if self.transport is Transport.TCP:
+            return f"tcp://{self.host}:{self.port}"
+        return f"{self.transport.value}://{self.socket}"
+
+    def with_pubkey(self, pubkey: bytes) -> Self:
+        """Return the address of the peer with that key, 32 octets; empty: not encrypted."""
+        return replace(self, pubkey=pubkey)
+
+    def full_address(self, encoding: KeyEncoding = KeyEncoding.BASE32Z) -> str:
+        if encoding not in _CURVE_ENCODINGS:
+            raise ConfigError(f"an address has its key in hex, base32z or base64, not in {encoding.value}")
+        if not self.pubkey:
+            return self.zmq_address
+        key = encode_key(self.pubkey, encoding)
+        if self.transport is Transport.TCP:
+            return f"curve://{self.host}:{self.port}/{key}"
+        return f"ipc+curve://{self.socket}/{key}"
+
+    def __str__(self) -> str:
+        """Return `full_address`, with the key in base32z."""
+        return self.full_address()
+
+    @property
+    def qr_address(self) -> str:
+        """The address in the letters of a QR code; of a host it keeps no case."""
+        if self.transport is not Transport.TCP:
+            raise ConfigError(f"an address of {self.transport.value} has no form for QR codes, only one of tcp has")
+        host = self.host.upper()
+        if host[0] == "[":
+            host = f"${host[1:-1]}$"
+        if not _QR_CHARS.fullmatch(host):
+            raise ConfigError(f"host {short(self.host)} has no form for QR codes, which have no underscore")
+        if not self.pubkey:
+            return f"TCP://{host}:{self.port}"
+        return f"CURVE://{host}:{self.port}/{encode_key(self.pubkey, KeyEncoding.BASE32Z).upper()}"
+
+
+def _check_qr(text: str) -> None:
+    if not _QR_CHARS.fullmatch(text):
+        raise ConfigError("only upper-case letters, digits and $:/.- are allowed in the form for QR codes")
+
+
+def _check_host(host: str) -> None:
+    if len(host) > MOST_HOST_CHARS:
+        raise ConfigError(f"the host has {len(host)} characters, the limit is {MOST_HOST_CHARS}")
+    if host[:1] == "[":
+        if host[-1] != "]" or not _IPV6.fullmatch(host[1:-1]):
+            raise ConfigError(f"{short(host)} is no IPv6 address in brackets")
+    elif not _HOST.fullmatch(host):
+        raise ConfigError(f"{short(host)} is no host: a name of letters, digits and .-_ or an address")
+
+
+def _check_name(what: str, name: str, most_bytes: int) -> None:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= most_bytes:
+        raise ConfigError(f"{what} has {size} bytes, it must have 1 to {most_bytes}")
+    if not name.isprintable():
+        raise ConfigError(f"{what} has a control character: {short(name)}")
+
+
+def _key_of(text: str, encodings: tuple[KeyEncoding, ...]) -> bytes:
+    for encoding in encodings:
+        key = decode_key(text, encoding)
+        if key is not None:
+            return key
+    raise ConfigError(f"{short(text)} is no key, it must be in {_allowed(encodings)}")
+
+
+def _allowed(encodings: tuple[KeyEncoding, ...]) -> str:
+    return ", ".join(f"{encoding.value} ({LETTERS[encoding]} letters)" for encoding in encodings)

@@ -1,0 +1,948 @@
+"""The state of a scheduler and its rules, without lock, clock and callbacks.
+
+Theory of operation. A peer's closed channels are the requests and notifications that it has not finished, so the two
+cannot disagree; its open ones are what is left of its count. All that have an end in time stand in one `Pending`.
+A request is *claimed* when its outcome is known, which takes it out of that table, and *released* when its turn comes:
+then its channel opens. So its outcome is decided at once, and offers follow in order.
+
+Senders stand in one of two lines: the queue, of those that have seen all that is open, and the arrivals, of those that
+have seen nothing. A walk asks the senders of one line, in order: the queue about one peer that has become free, the
+arrivals about all that is open. Who declines stands in the queue afterwards, in the place that he was given first.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+from random import Random
+from typing import Any, Final, TypeAlias
+from weakref import ref
+
+from flowctl.core.outcomes.outcome import Outcome
+from flowctl.core.outcomes.pending import Pending
+from flowctl.core.text.printable import short
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.nodes.scheduler.offer import (
+    FIRST_ID,
+    LAST_ID,
+    Channel,
+    Entry,
+    FailureCode,
+    Hands,
+    Offer,
+    Peer,
+    PeerId,
+    Receiver,
+    ResponseType,
+    Sender,
+)
+from flowctl.nodes.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, PeerState, SchedulerPolicy
+
+_MOST_STALE: Final = 64
+"""Peers that have gone may be in the pool as often as there are peers, and this often more, before it is cleared."""
+ASKED_PER_JOB: Final = 1000
+"""How many senders are asked for each channel that opens, before others have their turn: some 3 ms. The rest of a
+longer queue is asked when the next channel opens, or when `expire` is called, which is asked for at once."""
+PEERS_PER_WALK: Final = 64
+"""How many peers that became free meanwhile the next walk is about: a sender that wants none of them looks at all."""
+
+
+class Refusal(enum.Enum):
+    """Why a response ends no request."""
+
+    WITHOUT_ID = "has no request id"
+    UNKNOWN = "is for an unknown request"
+    FOREIGN = "comes from another peer than was asked"
+    WRONG_TYPE = "is of another type than was asked for"
+
+
+class Request:
+    """A message that keeps a channel closed: a request, or, without receiver, a notification or a withdrawn request."""
+
+    __slots__ = ("code", "ended_at", "key", "outcome", "peer", "receiver", "response", "response_type", "sent_at")
+
+    def __init__(
+        self, key: int, peer: PeerState, receiver: Receiver | None, response_type: ResponseType, sent_at: float
+    ) -> None:
+        self.key: Final = key  # the request id; of notifications a negative number, which no peer can answer
+        self.peer: Final = peer
+        self.receiver = receiver  # None: nobody is told
+        self.response_type: Final = response_type
+        self.sent_at: Final = sent_at
+        # Set when it is claimed:
+        self.ended_at = sent_at
+        self.code: FailureCode | None = None
+        self.outcome = Outcome.RESPONSE
+        self.response: Any = None
+
+
+class PolicyFault:
+    """A call that raises what a policy has raised, so that it is reported as what callbacks raise is."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Final = error
+
+    def __call__(self) -> None:
+        """Raise it."""
+        raise self._error
+
+
+Call: TypeAlias = Callable[[], None]
+Job: TypeAlias = Request | PeerState | list[Request] | list[Entry] | Call
+"""What has happened: a request has ended, a peer has open channels, those of a list are to be told of their end, or it
+is time for a call."""
+Step: TypeAlias = Offer | Request | Entry | Call
+"""A callback that is to be made: an offer, the end of a request, the discarding of a sender, or a call at its time."""
+
+
+class Line:
+    """Senders in order of their places; those that are withdrawn leave at once, and their places are passed over.
+
+    Most come in order, and stand in a deque, where nothing has to move; the others stand in a heap beside it.
+    """
+
+    __slots__ = ("_fifo", "_heap", "alone", "live_count")
+
+    def __init__(self) -> None:
+        self._fifo: deque[Entry] = deque()
+        self._heap: list[tuple[float, int, Entry]] = []
+        #: The lines of a sender that stands only here.
+        self.alone: Final[tuple[Line, ...]] = (self,)
+        self.live_count = 0
+
+    def push(self, entry: Entry) -> None:
+        """Put `entry`, whose `lines` have this one, in its place; O(1) at either end, else O(log n)."""
+        self.live_count += 1
+        fifo = self._fifo
+        if not fifo or _is_before(fifo[-1], entry):
+            fifo.append(entry)
+        elif _is_before(entry, fifo[0]):
+            fifo.appendleft(entry)
+        else:
+            heappush(self._heap, (entry.place, entry.number, entry))
+
+    def first(self) -> Entry | None:
+        """Return the first, which stays; None: there is none. O(log n), for the places of those that have left."""
+        fifo, heap = self._fifo, self._heap
+        while fifo and self not in fifo[0].lines:
+            fifo.popleft()
+        while heap and self not in heap[0][2].lines:
+            heappop(heap)
+        if not heap:
+            return fifo[0] if fifo else None
+        return fifo[0] if fifo and _is_before(fifo[0], heap[0][2]) else heap[0][2]
+
+    def remove(self, first: Entry) -> None:
+        """Take out what `first` has returned; O(log n)."""
+        if self._fifo and self._fifo[0] is first:
+            self._fifo.popleft()
+        else:
+            heappop(self._heap)
+
+    def pop(self) -> Entry | None:
+        """Take out the first of those that stand only here; None: there is none. O(log n)."""
+        if self._heap:
+            entry = self.first()
+            if entry is None:
+                return None
+            self.remove(entry)
+        else:
+            fifo = self._fifo
+            while True:
+                if not fifo:
+                    return None
+                entry = fifo.popleft()
+                if entry.lines is self.alone:
+                    break
+        entry.lines = ()
+        self.live_count -= 1
+        return entry
+
+    def left(self) -> None:
+        """Count one less: an entry has left."""
+        self.live_count -= 1
+        if len(self._fifo) + len(self._heap) > 2 * self.live_count + 64:
+            # Who stands in several lines, is asked in one of them and declines, has a second place in the others.
+            standing = {entry for entry in self._fifo if self in entry.lines}
+            standing.update(place[2] for place in self._heap if self in place[2].lines)
+            self._heap = []
+            self._fifo = deque(sorted(standing, key=_place_of))
+
+
+def _place_of(entry: Entry) -> tuple[float, int]:
+    return entry.place, entry.number
+
+
+def _is_before(entry: Entry, other: Entry) -> bool:
+    return entry.place < other.place or (entry.place == other.place and entry.number < other.number)
+
+
+class Walk:
+    """A walk over those that wait: who is asked next, about what, and who has declined."""
+
+    __slots__ = ("asked", "fresh", "lines")
+
+    def __init__(self, lines: tuple[Line, ...], fresh: tuple[PeerState, ...] | None) -> None:
+        self.lines = lines
+        self.fresh: Final = fresh  # peers with channels that nobody has seen, by id; None: all that is open is new
+        self.asked: Final[list[Entry]] = []  # they have declined, and stand in no line
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start."""
+
+    scheduled: int = 0  #: senders taken up
+    offers: int = 0  #: calls of `Sender.on_offer`
+    declined: int = 0  #: offers of which nothing was used
+    discarded: int = 0  #: senders told that the scheduler has stopped
+    withdrawn_senders: int = 0
+    requests: int = 0  #: sent
+    notifications: int = 0  #: sent
+    refused: int = 0  #: sends that came to nothing
+    responses: int = 0  #: that ended their request
+    timeouts: int = 0  #: requests told TIMEOUT
+    disconnects: int = 0  #: requests told DISCONNECT
+    shutdowns: int = 0  #: requests told SHUTDOWN
+    withdrawn_requests: int = 0
+    late: int = 0  #: responses to withdrawn requests
+    without_id: int = 0  #: responses without request id
+    unknown: int = 0  #: responses to no request of ours, or to one that has ended
+    foreign: int = 0  #: responses of peers that were not asked
+    wrong_type: int = 0  #: responses of a type that was not asked for
+    ejections: int = 0
+
+
+class Core:
+    """See the module."""
+
+    __slots__ = (
+        *("_arrivals", "_budget", "_choice", "_ejected", "_ejection", "_fairness", "_freed", "_hands"),
+        *("_last_id", "_later", "_learns", "_limits", "_notice_key", "_offer", "_peer_number", "_resuming", "_served"),
+        *(
+            "_spare",
+            "_stale_count",
+            "_untold",
+            "_walk",
+            "_wanting",
+            "bounded",
+            "calls",
+            "closed_count",
+            "counters",
+            "jobs",
+        ),
+        *("open_count", "peers", "queue", "stopped", "suspended", "table", "waiting"),
+    )
+
+    def __init__(self, policy: SchedulerPolicy, rng: Random, hands: Hands) -> None:
+        self._hands: Final = hands
+        self._fairness: Final = policy.fairness
+        places_stay = type(policy.fairness) is FirstComeFirstServed  # a subclass may learn something
+        self._served: Final = None if places_stay else policy.fairness.served
+        self._choice: Final = policy.choice
+        self._limits: Final = policy.limits
+        self._ejection: Final = policy.ejection
+        choice_learns = type(policy.choice) is not ById
+        self._learns: Final = choice_learns or policy.limits is not None or policy.ejection is not None
+        self._last_id = rng.randint(FIRST_ID, LAST_ID)
+        self._notice_key = 0
+        self.calls: Final[Pending[int, Call]] = Pending()  # to be made at their time
+        self._peer_number = 0
+        self._stale_count = 0  # peers that have gone and may still be in the pool
+        self._ejected: Final[Pending[int, PeerState]] = Pending()
+        self.peers: Final[dict[PeerId, PeerState]] = {}
+        self.open_count = 0  # of all peers
+        self.closed_count = 0
+        self.table: Final[Pending[int, Request]] = Pending()
+        self.waiting: Final[dict[int, Entry]] = {}  # by id(sender): senders need no hash, and the entry keeps the id
+        self.queue: Final = Line()
+        self._arrivals = Line()
+        self._spare = Line()  # the arrivals of the next walk, once this one has them
+        self.jobs: Final[deque[Job]] = deque()  # what has happened and was not acted on
+        self._untold: Final[deque[Request | Entry | Call]] = deque()  # of the job that is being done
+        self._freed: PeerState | None = None  # by that job: the queue is to be asked about it
+        self._walk: Walk | None = None  # the one in progress
+        self._budget = 0  # how many senders it may still ask
+        #: Whether somebody calls `expire` when it is time, so that long walks can be made in parts.
+        self.bounded = False
+        self.suspended: Walk | None = None  # one that has asked enough for now; its peers are reserved
+        self._resuming = False  # it is to go on
+        self._later: Final[dict[int, PeerState]] = {}  # by number: what has become free since, for the walk after it
+        self._wanting: Final[dict[PeerId, Line]] = {}  # senders that want certain peers only
+        self._offer: Offer | None = None  # the one whose callback runs
+        self.stopped = False
+        self.counters: Final = Counters()
+
+    # --- peers ---------------------------------------------------------------------------------------------------
+
+    def connect(self, peer: Peer, peer_id: PeerId, channels: int, now: float) -> bool:
+        """Add a peer. False: its id is connected already, and that peer's object lives."""
+        known = self.peers.get(peer_id)
+        if known is not None and known.reference() is not None:
+            return False
+        self._check_order(peer_id)
+        try:
+            reference = ref(peer)
+        except TypeError as error:
+            raise LocalProtocolError(
+                f"peer {peer_id!r} of {type(peer).__name__} cannot be held weakly",
+                hint="a class with __slots__ names __weakref__ among them",
+            ) from error
+        if known is not None:
+            self.disconnect(peer_id, now)
+        state = PeerState(peer_id, reference, self._peer_number, channels)
+        self._peer_number += 1
+        self.peers[peer_id] = state
+        self.jobs.append(state)
+        try:
+            if self._limits is not None:
+                state.channel_count = max(1, self._limits.connected(state, now))
+            if self._ejection is not None:
+                self._ejection.connected(state, now)
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            self._fault(error)
+        return True
+
+    def _check_order(self, peer_id: PeerId) -> None:
+        """Raise LocalProtocolError if `peer_id` has no order among the others."""
+        other = next(iter(self.peers), peer_id)
+        try:
+            peer_id < other  # noqa: B015  (whether it raises is all)
+        except TypeError as error:
+            raise LocalProtocolError(
+                f"peer id {short(peer_id)} of {type(peer_id).__name__} cannot be ordered beside {short(other)}",
+                hint="give all peers of a scheduler ids of one type",
+            ) from error
+
+    def _fault(self, error: Exception) -> None:
+        """Have reported what a policy has raised; what it was asked goes on without its answer."""
+        self.jobs.append(PolicyFault(error))
+
+    def _pool(self, peer: PeerState) -> None:
+        """Give `peer` to the choice."""
+        peer.pooled = True
+        try:
+            self._choice.add(peer)
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            peer.pooled = False
+            self._fault(error)
+
+    def _take(self) -> PeerState | None:
+        """Take the next from the choice."""
+        try:
+            return self._choice.take()
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            self._fault(error)
+            return None
+
+    def _open(self, peer: PeerState) -> bool:
+        """Count the channels of `peer` that are not closed as open. Returns whether there are any."""
+        if peer.gone or peer.ejected:
+            return False
+        count = max(0, (1 if peer.probation else peer.channel_count) - len(peer.pending))
+        self.open_count += count - peer.open_count
+        peer.open_count = count
+        if count and not peer.pooled and not peer.reserved:
+            self._pool(peer)
+        return count > 0
+
+    def _shut(self, peer: PeerState) -> None:
+        self.open_count -= peer.open_count
+        peer.open_count = 0
+
+    def retire(self, peer: PeerState) -> None:
+        """Offer `peer`, whose object is no more, never again; its requests wait for their end."""
+        self._shut(peer)
+        if not peer.gone and peer.pooled:
+            self._stale_count += 1
+        peer.gone = True
+        if self._stale_count > len(self.peers) + _MOST_STALE:
+            self._clear_pool()
+
+    def _clear_pool(self) -> None:
+        """Take those out of the pool that have gone: peers may come and go for days while nobody asks for one."""
+        self._stale_count = 0
+        kept = []
+        while (peer := self._take()) is not None:
+            peer.pooled = peer.open_count > 0
+            if peer.pooled:
+                kept.append(peer)
+        for peer in kept:
+            self._pool(peer)
+
+    def disconnect(self, peer_id: PeerId, now: float) -> bool:
+        """Remove a peer, claim its requests and enter their end. Returns whether it was there."""
+        peer = self.peers.pop(peer_id, None)
+        if peer is None:
+            return False
+        self.retire(peer)
+        claimed = [request for key in peer.pending if (request := self._claim(key)) is not None]
+        self.closed_count -= len(peer.pending)
+        peer.pending.clear()
+        if self._learns:
+            for request in claimed:
+                self._learn(request, Outcome.DISCONNECTED, now)
+        if self._ejection is not None:
+            try:
+                self._ejection.left(peer)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                self._fault(error)
+        self.counters.disconnects += self._fail(claimed, FailureCode.DISCONNECT)
+        return True
+
+    def _fail(self, claimed: list[Request], code: FailureCode) -> int:
+        failed = [request for request in claimed if request.receiver is not None]
+        for request in failed:
+            request.code = code
+        if failed:
+            self.jobs.append(failed)
+        return len(failed)
+
+    # --- senders -------------------------------------------------------------------------------------------------
+
+    def enter(self, sender: Sender, priority: int, peers: Collection[PeerId] | None) -> bool:
+        """Let `sender` wait, if it does not yet. False: stopped."""
+        if self.stopped:
+            return False
+        entry = self.waiting.get(id(sender))
+        if entry is not None and (entry.offer is None or entry.successor is not None):
+            return True
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ConfigError(f"priority is {priority}; it must be from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        if not (hasattr(sender, "on_offer") and hasattr(sender, "on_discard")) or isinstance(sender, type):
+            kind = f"the class {sender.__name__}" if isinstance(sender, type) else f"a {type(sender).__name__}"
+            raise ConfigError(f"{kind} is no sender", hint="give an object with the methods on_offer and on_discard")
+        number = self.counters.scheduled
+        place = self._fairness.place(sender, priority, number)
+        arrival = Entry(sender, number, place, None if peers is None else frozenset(peers))
+        self.counters.scheduled += 1
+        if entry is not None:
+            entry.successor = arrival  # it enters if what it is being offered ends its present stay
+        else:
+            self._arrive(arrival)
+        return True
+
+    def withdraw_sender(self, sender: Sender) -> bool:
+        """Take `sender` out; it is not called any more. False: it does not wait."""
+        entry = self.waiting.get(id(sender))
+        if entry is None:
+            return False
+        if entry.offer is not None and entry.offer.sent_count > 0:  # it leaves anyway
+            if entry.successor is None:
+                return False
+            entry.successor = None
+        else:
+            self._leave(entry)
+        self.counters.withdrawn_senders += 1
+        return True
+
+    def _leave(self, entry: Entry) -> None:
+        entry.done = True
+        del self.waiting[id(entry.sender)]
+        if entry.lines:
+            self._unstand(entry)
+
+    def _arrive(self, entry: Entry) -> None:
+        self.waiting[id(entry.sender)] = entry
+        entry.lines = self._arrivals.alone
+        self._arrivals.push(entry)
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def next_step(self) -> Step | None:
+        """End the offer that was made last, and return the callback that is to be made now; None: there is none."""
+        if self._offer is not None:
+            self._settle(self._offer)
+        untold = self._untold
+        while True:
+            if untold:
+                return untold.popleft()
+            walk = self._walk
+            if walk is not None:
+                offer = self._next_offer(walk)
+                if offer is not None:
+                    return offer
+                self._end_walk(walk)
+            elif self._freed is not None:
+                self._begin_walk(self._freed)
+            elif self._arrivals.live_count:
+                if self.open_count > 0:
+                    self._walk = Walk(self._arrivals.alone, None)
+                    self._arrivals, self._spare = self._spare, self._arrivals
+                else:
+                    self._let_stand(self._arrivals)
+            elif self.jobs:
+                self._begin(self.jobs.popleft())
+            elif self._resuming and self.suspended is not None:
+                self._resume(self.suspended)
+            else:
+                return None
+
+    def _begin_walk(self, freed: PeerState) -> None:
+        """Have the queue asked about a peer that has become free, or asked further, and about it in the next walk."""
+        self._freed = None
+        self._budget = ASKED_PER_JOB
+        if self.suspended is not None:
+            freed.reserved = True
+            self._later[freed.number] = freed
+            self._resume(self.suspended)
+        else:
+            self._ask_about((freed,))
+
+    def _ask_about(self, fresh: tuple[PeerState, ...]) -> None:
+        lines = self._lines_about(fresh) if self._wanting else self.queue.alone
+        if fresh and (len(lines) > 1 or self.queue.live_count):
+            self._walk = Walk(lines, fresh)
+
+    def _lines_about(self, fresh: tuple[PeerState, ...]) -> tuple[Line, ...]:
+        wanting = self._wanting
+        if not wanting:
+            return self.queue.alone
+        return (self.queue, *(wanting[peer.peer_id] for peer in fresh if peer.peer_id in wanting))
+
+    def _resume(self, walk: Walk) -> None:
+        self._budget = ASKED_PER_JOB
+        self._resuming = False
+        self.suspended = None
+        self._walk = walk
+        walk.lines = self._lines_about(walk.fresh or ())  # others may have come meanwhile
+
+    def _begin(self, job: Job) -> None:
+        if isinstance(job, Request):
+            freed = self._release(job, job.outcome, job.ended_at)
+            if self.queue.live_count or self._wanting or self.suspended is not None:
+                self._freed = freed
+            if job.receiver is not None:
+                self._untold.append(job)
+        elif isinstance(job, PeerState):
+            self._freed = job if self._open(job) else None
+        elif isinstance(job, list):
+            self._untold.extend(job)
+        else:
+            self._untold.append(job)
+
+    def _next_offer(self, walk: Walk) -> Offer | None:
+        while self.open_count > 0:
+            fresh = walk.fresh
+            if fresh is not None:
+                if not self._is_open(fresh[0]) and not any(map(self._is_open, fresh)):
+                    return None
+                if self._budget <= 0 and self.bounded:
+                    self.suspended = walk
+                    return None
+                self._budget -= 1
+            if len(walk.lines) == 1:
+                entry, behind_count = walk.lines[0].pop(), walk.lines[0].live_count
+            else:
+                entry, behind_count = self._next_of(walk)
+            if entry is None:
+                return None
+            if entry.peers is not None:
+                fresh = self._wanted_by(entry, fresh)
+                if not fresh:
+                    walk.asked.append(entry)
+                    continue
+            open_count = self.open_count
+            try:
+                size = self._fairness.size(open_count, behind_count)
+                if not 0 < size <= open_count:
+                    size = min(max(1, size), open_count)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                size = 1
+                self._fault(error)
+            offer = Offer(self._hands, entry, fresh, size)
+            if fresh is None and self.pull(offer) is None:  # all that were open have died, or are shown to others first
+                walk.asked.append(entry)
+                return None
+            entry.offer = self._offer = offer
+            self.counters.offers += 1
+            return offer
+        return None
+
+    def _is_open(self, peer: PeerState) -> bool:
+        if peer.open_count > 0 and peer.reference() is None:
+            self.retire(peer)
+        return peer.open_count > 0
+
+    def _next_of(self, walk: Walk) -> tuple[Entry | None, int]:
+        """Take out who stands first in the lines of `walk`; returns also how many stand behind."""
+        lines = walk.lines
+        where = lines[0]
+        found, behind_count = None, -1
+        for line in lines:
+            behind_count += line.live_count
+            entry = line.first()
+            if entry is not None and (found is None or _is_before(entry, found)):
+                found, where = entry, line
+        if found is not None:
+            where.remove(found)
+            self._unstand(found)
+        return found, behind_count
+
+    def _wanted_by(self, entry: Entry, fresh: tuple[PeerState, ...] | None) -> tuple[PeerState, ...]:
+        """Return those of `fresh`, or of all peers, that `entry` wants and that can be offered, by id."""
+        wanted = entry.peers or ()
+        if fresh is not None:
+            return tuple(peer for peer in fresh if peer.peer_id in wanted and self._is_open(peer))
+        known = (self.peers.get(peer_id) for peer_id in wanted)
+        found = [peer for peer in known if peer is not None and not peer.reserved and self._is_open(peer)]
+        found.sort(key=lambda peer: peer.peer_id)
+        return tuple(found)
+
+    def _stand(self, entry: Entry) -> None:
+        """Let `entry` stand in the queue, or in the lines of the peers that it wants."""
+        if entry.peers is None:
+            entry.lines = self.queue.alone
+            self.queue.push(entry)
+            return
+        lines = []
+        for peer_id in entry.peers:
+            line = self._wanting.get(peer_id)
+            if line is None:
+                line = self._wanting[peer_id] = Line()
+            lines.append(line)
+        entry.lines = tuple(lines)
+        for line in lines:
+            line.push(entry)
+
+    def _unstand(self, entry: Entry) -> None:
+        lines, entry.lines = entry.lines, ()
+        for line in lines:
+            line.left()
+        if entry.peers is not None:
+            for peer_id in entry.peers:
+                if peer_id in self._wanting and not self._wanting[peer_id].live_count:
+                    del self._wanting[peer_id]
+
+    def _settle(self, offer: Offer) -> None:
+        """End `offer`, whose callback has returned."""
+        self._offer = None
+        offer.active = False
+        for peer in offer.pulled:
+            if peer.open_count > 0 and not peer.reserved:
+                self._pool(peer)
+            else:
+                peer.pooled = False
+        entry = offer.entry
+        entry.offer = None
+        if not offer.sent_count:
+            self.counters.declined += 1
+            if not self.stopped and not entry.done:
+                entry.successor = None
+                if self._walk is not None:
+                    self._walk.asked.append(entry)
+                return
+        if entry.done:
+            return
+        if self._served is not None and offer.sent_count:
+            try:
+                self._served(entry.sender, entry.place, offer.sent_count)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                self._fault(error)
+        self._leave(entry)
+        successor = entry.successor
+        if not self.stopped:
+            if successor is not None:
+                self._arrive(successor)
+        elif successor is not None or not offer.sent_count:
+            self.counters.discarded += 1
+            self.jobs.append([entry])  # behind the requests that fail
+
+    def _end_walk(self, walk: Walk) -> None:
+        """Let all that still wait stand where they did; or leave it so, if the walk goes on later."""
+        self._walk = None
+        if walk is self.suspended:
+            for peer in walk.fresh or ():
+                peer.reserved = True
+            return
+        if walk.asked:
+            for entry in reversed(walk.asked):
+                if not entry.done:
+                    self._stand(entry)
+        if walk.fresh is None:
+            if walk.lines[0].live_count:
+                self._let_stand(walk.lines[0])
+            return
+        for peer in walk.fresh:
+            if peer.reserved:
+                peer.reserved = False
+                self._open(peer)
+        if self._later:
+            self._ask_about_later()
+
+    def _let_stand(self, arrivals: Line) -> None:
+        while (entry := arrivals.pop()) is not None:
+            self._stand(entry)
+
+    def _ask_about_later(self) -> None:
+        """Have the queue asked about peers that became free during a walk that was made in parts."""
+        while self._later and self._walk is None:
+            next_ones = list(islice(self._later.values(), PEERS_PER_WALK))
+            for peer in next_ones:
+                del self._later[peer.number]
+                peer.reserved = False
+                self._open(peer)
+            next_ones.sort(key=lambda peer: peer.peer_id)
+            self._ask_about(tuple(peer for peer in next_ones if peer.open_count > 0))
+        for peer in self._later.values():
+            peer.reserved = True
+
+    def pull(self, offer: Offer) -> PeerState | None:
+        """Return the next open peer for `offer`; None: there is no further one, or the offer is over."""
+        while offer.active:
+            peer = self._take()
+            if peer is None:
+                break
+            if peer.open_count > 0 and not peer.reserved:
+                if peer.reference() is not None:
+                    offer.pulled.append(peer)
+                    return peer
+                self.retire(peer)
+            peer.pooled = False
+        return None
+
+    def choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+        peer = self.peers.get(peer_id)
+        if peer is None or peer.open_count <= 0 or offer.size <= 0 or not offer.active:
+            return None
+        if peer.reserved and peer not in (offer.fresh or ()):
+            return None  # it is shown to those that wait, in their order
+        return peer
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def close(
+        self,
+        offer: Offer,
+        channel: Channel,
+        receiver: Receiver | None,
+        response_type: ResponseType,
+        now: float,
+        deadline: float,
+    ) -> Request | None:
+        """Close `channel` for a message that is about to be sent. None: it may not be."""
+        peer = channel.state
+        if (
+            offer.size <= 0
+            or not offer.active
+            or channel.used
+            or channel.offer is not offer
+            or peer.open_count <= 0
+            or self.stopped
+        ):
+            self.counters.refused += 1
+            return None
+        channel.used = True
+        peer.open_count -= 1
+        self.open_count -= 1
+        offer.size -= 1
+        offer.sent_count += 1
+        return self._put(peer, receiver, response_type, now, deadline)
+
+    def _put(
+        self,
+        peer: PeerState,
+        receiver: Receiver | None,
+        response_type: ResponseType,
+        now: float,
+        deadline: float,
+    ) -> Request:
+        """Enter a message that keeps a channel of `peer` closed, which is not counted as open any more."""
+        if receiver is None:
+            self._notice_key -= 1
+            key = self._notice_key
+        else:
+            key = self._last_id
+            while True:
+                key = key + 1 if key < LAST_ID else FIRST_ID
+                if key not in self.table:
+                    break
+            self._last_id = key
+            self.counters.requests += 1
+        request = Request(key, peer, receiver, response_type, now)
+        self.table.add(key, request, deadline)
+        peer.pending[key] = None
+        self.closed_count += 1
+        return request
+
+    def use(
+        self, held: Request, receiver: Receiver | None, response_type: ResponseType, now: float, deadline: float
+    ) -> Request | None:
+        """Keep the channel that `held` keeps closed closed for a message. None: it is not kept any more."""
+        if self._claim(held.key) is None:
+            self.counters.refused += 1
+            return None
+        del held.peer.pending[held.key]
+        self.closed_count -= 1
+        return self._put(held.peer, receiver, response_type, now, deadline)
+
+    def free(self, held: Request, outcome: Outcome, now: float) -> None:
+        """Open the channel that `held` keeps closed, if it does; nobody is told."""
+        if self._claim(held.key) is not None:
+            if outcome is Outcome.REJECTED:
+                self.counters.requests -= held.key > 0
+                self.counters.refused += 1
+            held.receiver = None
+            held.outcome = outcome
+            held.ended_at = now
+            self.jobs.append(held)
+
+    def undo(self, offer: Offer, channel: Channel, request: Request, now: float) -> bool:
+        """Open the channel again: the peer did not take the message. False: it has ended meanwhile."""
+        if self._claim(request.key) is None:
+            return False
+        self.counters.requests -= request.key > 0
+        self.counters.refused += 1
+        channel.used = False
+        offer.size += 1
+        offer.sent_count -= 1
+        self._release(request, Outcome.REJECTED, now)
+        return True
+
+    def answered(
+        self, peer: Peer, request_id: object, response: Any, outcome: Outcome, now: float
+    ) -> Request | Refusal:
+        """Claim the request that `response` of `peer` ends, and enter its end, as `outcome` for the policies."""
+        counters = self.counters
+        if type(request_id) is not int:
+            counters.without_id += 1
+            return Refusal.WITHOUT_ID
+        request = self.table.get(request_id) if request_id >= FIRST_ID else None
+        if request is None:
+            counters.unknown += 1
+            return Refusal.UNKNOWN
+        if request.peer.reference() is not peer:
+            counters.foreign += 1
+            return Refusal.FOREIGN
+        if request.response_type is not None and not isinstance(response, request.response_type):
+            counters.wrong_type += 1
+            return Refusal.WRONG_TYPE
+        self.table.take(request_id)
+        if request.receiver is None:
+            counters.late += 1
+        else:
+            counters.responses += 1
+        request.response = response
+        request.outcome = outcome
+        request.ended_at = now
+        self.jobs.append(request)
+        return request
+
+    def expire(self, now: float) -> None:
+        """Claim what has come to its time, and enter its end."""
+        for _, request in self.table.take_due(now):
+            self.counters.timeouts += request.receiver is not None
+            request.code = FailureCode.TIMEOUT
+            request.outcome = Outcome.TIMEOUT
+            request.ended_at = now
+            self.jobs.append(request)
+        for _, peer in self._ejected.take_due(now):
+            if not peer.gone:
+                peer.ejected, peer.probation = False, True
+                self.jobs.append(peer)
+                if self._ejection is not None:
+                    try:
+                        self._ejection.returned(peer, now)
+                    except Exception as error:  # noqa: BLE001  (a policy's)
+                        self._fault(error)
+        self.jobs.extend(callback for _, callback in self.calls.take_due(now))
+        self._resuming = self.suspended is not None
+
+    def next_deadline(self) -> float | None:
+        """Return when `expire` next has something to do, 0.0: at once; None: never."""
+        if self.suspended is not None:
+            return 0.0
+        deadlines = (self.table.next_deadline(), self._ejected.next_deadline(), self.calls.next_deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def add_call(self, key: int, callback: Call, when: float) -> None:
+        """Keep `callback` until `when`."""
+        if not self.stopped:
+            self.calls.add(key, callback, when)
+
+    def has_other(self, tried: Collection[PeerId]) -> bool:
+        """Return whether a peer that lives is connected, and not left out, that is not in `tried`."""
+        return any(
+            peer_id not in tried and not peer.ejected and peer.reference() is not None
+            for peer_id, peer in self.peers.items()
+        )
+
+    def _release(self, request: Request, outcome: Outcome, now: float) -> PeerState | None:
+        """Open the channel that `request`, which was claimed, kept closed. Returns its peer if it can be offered."""
+        peer = request.peer
+        if request.key not in peer.pending:
+            return None  # its peer was disconnected since
+        del peer.pending[request.key]
+        self.closed_count -= 1
+        if self._learns and not peer.gone and (request.key > 0 or outcome is Outcome.REJECTED):
+            self._learn(request, outcome, now)
+        return peer if self._open(peer) else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether a policy asks for how long requests took."""
+        return self._learns
+
+    def _learn(self, request: Request, outcome: Outcome, now: float) -> None:
+        peer = request.peer
+        latency_s = now - request.sent_at
+        if outcome is Outcome.RESPONSE:
+            peer.probation = False
+        try:
+            self._choice.ended(peer, outcome, latency_s, now)
+            if self._limits is not None:
+                peer.channel_count = max(1, self._limits.ended(peer, outcome, latency_s, now))
+        except Exception as error:  # noqa: BLE001  (a policy's)
+            self._fault(error)
+        if self._ejection is not None:
+            try:
+                seconds = self._ejection.ended(peer, outcome, latency_s, now)
+            except Exception as error:  # noqa: BLE001  (a policy's)
+                seconds = 0.0
+                self._fault(error)
+            if seconds > 0 and not peer.gone and not peer.ejected:
+                self.counters.ejections += 1
+                self._shut(peer)
+                peer.ejected = True
+                self._ejected.add(peer.number, peer, now + seconds)
+
+    def _claim(self, key: int) -> Request | None:
+        return self.table.take(key) if key in self.table else None
+
+    def withdraw_request(self, request_id: int) -> bool:
+        """Tell nobody how `request_id` ends; its channel stays closed until then. False: it does not wait."""
+        request = self.table.get(request_id) if request_id >= FIRST_ID else None
+        if request is None or request.receiver is None:
+            return False
+        request.receiver = None
+        self.counters.withdrawn_requests += 1
+        return True
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Take up nothing any more, and enter the end of everything: of the requests, then of the senders."""
+        self.stopped = True
+        self.counters.shutdowns += self._fail([request for _, request in self.table.take_all()], FailureCode.SHUTDOWN)
+        self._ejected.take_all()
+        self.calls.take_all()
+        self.suspended = None
+        self._later.clear()
+        waiting = [entry for entry in self.waiting.values() if entry.offer is None]
+        waiting.sort(key=lambda entry: (entry.place, entry.number))
+        for entry in waiting:
+            self._leave(entry)
+        self.counters.discarded += len(waiting)
+        if waiting:
+            self.jobs.append(waiting)
+        for peer in self.peers.values():
+            self.retire(peer)
+            peer.pending.clear()
+        self.closed_count = 0
+        self.peers.clear()

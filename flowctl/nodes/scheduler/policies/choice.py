@@ -1,0 +1,67 @@
+"""Power of two choices: of two open peers drawn at random, the one that is expected to answer sooner (pure).
+
+To take the best of all costs O(n), and sends everybody to the same peer at the same moment; the better of two avoids
+the worst peers at O(1). Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001; as Finagle
+and Envoy have it.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from flowctl.core.outcomes.outcome import Outcome
+from flowctl.nodes.scheduler.policies.latency import PeakEwma
+from flowctl.nodes.scheduler.policy import PeerState
+
+FAILURE_S: Final = 1.0
+"""A request that failed counts as a latency of this at least: the peer that fails fastest must not be liked most."""
+
+_TELLING: Final = frozenset({Outcome.RESPONSE, Outcome.TIMEOUT, Outcome.REJECTED})
+
+
+class TwoChoices:
+    """A `Choice` by least expected latency: peak EWMA times the messages in flight, the better of two."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._now = 0.0  # of the last outcome: what all have faded by since does not change who is better
+        self._peers: list[PeerState] = []
+
+    def add(self, peer: PeerState) -> None:
+        """Take up `peer`, which is not here; O(1)."""
+        self._peers.append(peer)
+
+    def take(self) -> PeerState | None:
+        """Remove and return the better of two, None if none is left; O(1)."""
+        peers = self._peers
+        count = len(peers)
+        if count < 2:
+            return peers.pop() if count else None
+        random = self._rng.random  # times faster than randrange; no peer notices what it lacks in evenness
+        one, other = int(random() * count), int(random() * (count - 1))
+        if other >= one:
+            other += 1
+        if self._cost(peers[other]) < self._cost(peers[one]):
+            one = other
+        last = peers.pop()
+        if one == count - 1:
+            return last
+        taken, peers[one] = peers[one], last
+        return taken
+
+    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> None:
+        """Learn from how a request ended."""
+        self._now = now
+        if outcome not in _TELLING:
+            return  # nothing the peer did, or it will not be asked again
+        known = peer.choice_state
+        if known is None:
+            known = peer.choice_state = PeakEwma()
+        known.observe(latency_s if outcome is Outcome.RESPONSE else max(latency_s, FAILURE_S), now)
+
+    def _cost(self, peer: PeerState) -> float:
+        known: PeakEwma | None = peer.choice_state
+        if known is None:  # nothing yet: to be asked once, and then no more until that has ended
+            return peer.closed_count * 1e9
+        return known.fading_s(self._now) * (peer.closed_count + 1)

@@ -1,0 +1,157 @@
+"""The private log of a recorded viewer, filled from the stream's log under the Sender's lock.
+
+Why there is one is said in `records.flight`. What it costs: an entry of 450 bytes and a row per message and recorded
+viewer, for as long as the message waits for this viewer; the octets themselves are those of the stream's log. That is
+why the share of recorded connections is small.
+
+What a viewer of the stream's log would know from before it joined is given to the private log at its beginning: the
+bit rate by class, length and size of a group of pictures, whether there is video, the largest message. So what is late,
+and the waits for key frames, are decided as they would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import floor
+from operator import add, sub
+from typing import Any, Final
+
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.outgoing.streamlog import CacheLimits, Entry, StreamLog
+from flowctl.core.sending.contract import CohortLike
+from flowctl.records.flight.tape import Tape
+from flowctl.records.flight.words import LOG_LANE, MICROSECONDS, dump
+from flowctl.records.telemetry.schema import CLASS_NAMES
+from flowctl.sender import Sender
+
+_NO_CACHE: Final = CacheLimits(size_bytes=0)
+"""A private log has one reader, who stands in it already: a cache would only hold what it has read."""
+_KEY: Final = MessageClass.KEY
+
+
+def new_private_log(name: str, seed: Mapping[str, Any], clock_us: int) -> StreamLog:
+    """Return an empty log that knows what `seed_of` wrote."""
+    log = StreamLog(name, cache=_NO_CACHE)
+    log.has_video = seed["has_video"]
+    log.largest_bytes = seed["largest_bytes"]
+    log.gop_duration_s = seed["gop_duration_us"] / MICROSECONDS
+    log.gop_bytes = seed.get("gop_bytes", 0)
+    for at_us, counts, sizes in seed["rates"]:
+        log.rates.note((clock_us + at_us) / MICROSECONDS, tuple(counts), tuple(sizes))
+    return log
+
+
+def seed_of(log: StreamLog, start: Entry, clock_us: int) -> dict[str, Any]:
+    """Return what a viewer of `log` knows of the time before `start`; totals as seen from there, so mostly negative."""
+    return {
+        "has_video": log.has_video,
+        "largest_bytes": log.largest_bytes,
+        "gop_duration_us": round(log.gop_duration_s * MICROSECONDS),
+        "gop_bytes": log.gop_bytes,
+        "rates": [
+            [
+                round(at * MICROSECONDS) - clock_us,
+                list(map(sub, counts, start.counts)),
+                list(map(sub, sizes, start.sizes)),
+            ]
+            for at, counts, sizes in log.rates.notes
+        ],
+    }
+
+
+class LogFeed:
+    """Copies what is new in a stream's log to a private one. Not thread-safe: its Sender's lock guards it."""
+
+    __slots__ = ("_base", "_base_totals", "_next", "_tape", "first", "log", "private")
+
+    def __init__(self, log: StreamLog, start: Entry, tape: Tape) -> None:
+        self.log = log
+        self._next = start
+        self._base = (start.offset, start.sequence)
+        self._base_totals = (start.counts, start.sizes)
+        self._tape = tape
+        seed = seed_of(log, start, tape.began_us)
+        tape.call("log", seed)
+        self.private = new_private_log(log.name, seed, tape.began_us)
+        self.first = self.private.tail
+        self.run()
+
+    def run(self) -> None:
+        """Copy what is new, a row for each message, with the time for which it has waited in the stream's log."""
+        tape, private, entry = self._tape, self.private, self._next
+        while (following := entry.next) is not None:
+            wire, item = entry.wire, entry.message_class
+            restart = entry.gop.restart if item is _KEY else ()
+            # Downwards, so that nothing is younger than it is; whole microseconds, as every time of a flight.
+            age_us = tape.now_us - min(floor(entry.enqueued_at * MICROSECONDS), tape.now_us)
+            more: dict[str, Any] = {"restart": [len(part) for part in restart]} if restart else {}
+            if entry.leading:
+                more["leading"] = True
+            detail = dump(more) if more else None
+            tape.queued(CLASS_NAMES[item], len(wire), LOG_LANE, age_us / 1000, detail)
+            private.append(wire, item, (tape.now_us - age_us) / MICROSECONDS, restart=restart, leading=entry.leading)
+            entry = following
+        self._next = entry
+        headers = self.log.headers
+        if private.headers is not headers and private.headers != headers:
+            # New headers came in the middle of a group, or the viewer joined there.
+            tape.call("restart", {"restart": [len(part) for part in headers]})
+            private.headers = headers
+
+    def to_stream(self, offset: int, sequence: int) -> tuple[int, int]:
+        """Return a place of the private log, as (offset, sequence), as one of the stream's log."""
+        return (
+            offset if offset >= OFF_MARK else offset + self._base[0],
+            sequence if sequence >= OFF_MARK else sequence + self._base[1],
+        )
+
+    def entry_in_stream(self, entry: Entry) -> Entry:
+        """Return an entry that stands in the stream's log where `entry` stands in the private one: for distances."""
+        offset, sequence = self.to_stream(entry.offset, entry.sequence)
+        counts, sizes = self._base_totals
+        return Entry(
+            sequence,
+            offset,
+            tuple(map(add, entry.counts, counts)),
+            tuple(map(add, entry.sizes, sizes)),
+            entry.gop,
+        )
+
+
+class PrivateCohort:
+    """The fan-out of a stream as a recorded viewer's Sender sees it: with the private log. See `CohortLike`.
+
+    The viewer is served by the fan-out like any that lags: in its turns, with each round, and looked at where its
+    limits can be crossed. It never becomes a member of the cohort, whose writes nobody could note.
+    """
+
+    __slots__ = ("_fanout", "_private")
+
+    def __init__(self, fanout: CohortLike[Sender], private: StreamLog) -> None:
+        self._fanout = fanout
+        self._private = private
+
+    @property
+    def log(self) -> StreamLog:
+        return self._private
+
+    def add(self, sender: Sender) -> None:
+        """Pass it on."""
+        self._fanout.add(sender)
+
+    def left(self, sender: Sender) -> None:
+        """Pass it on; a recorded viewer is no member that could leave."""
+        self._fanout.left(sender)
+
+    def runnable(self, sender: Sender) -> None:
+        """Pass it on."""
+        self._fanout.runnable(sender)
+
+    def remove(self, sender: Sender) -> None:
+        """Pass it on."""
+        self._fanout.remove(sender)
+
+    def limits_changed(self, sender: Sender) -> None:
+        """Pass it on."""
+        self._fanout.limits_changed(sender)

@@ -1,0 +1,194 @@
+"""What a flight says of stream and link alone, for trying other limits on it (`records.flight.whatif.engine`) (pure).
+
+Of the calls three things remain: messages as they came, writes with what the kernel took of them, and the times in
+which our own thread had no room: nobody's pictures are left out as late then, whatever the limits are. A message has
+the time at which it was published: who is blocked sees it only when something makes its Sender look, which may be a
+second later, and other limits would have been crossed meanwhile. Times do not fall all the same: what a write has not
+met was published after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Final, NamedTuple
+
+from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.state import MessageClass
+from flowctl.core.loop.loadmeter import STRAIN_S
+from flowctl.errors import ConfigError, DamagedFlightError
+from flowctl.records.flight.reading import Flight
+from flowctl.records.flight.words import LOG_LANE, FlightRow, TablePolicy, detail_of, limits_from
+from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
+
+TAKEN: Final = -1
+"""A write of which the kernel took everything; as in `flowctl.records.flight.whatif.types`."""
+REFUSED: Final = -2
+"""A write that met EAGAIN; what was taken before it counts; likewise."""
+HELD: Final = -3
+"""What the kernel holds of all that it took, and the peer's has not acknowledged; likewise."""
+
+_CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
+
+
+class StreamAndLink(NamedTuple):
+    """What a flight says of stream and link.
+
+    Attributes:
+        events: (seconds since BEGIN, `MessageClass`, TAKEN, REFUSED or HELD, bytes); times do not fall.
+        given: number of messages of the GOP cache, the first of `events`.
+        restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
+        ended_s: when it ended: with the flight, or with the first log that was left, seconds since BEGIN.
+        close_reason: why the connection ended then. None: it did not, or nobody knows.
+        strained: (begin, end) of the times in which the thread had no room, as far as the Sender asked, seconds since
+            BEGIN; in order.
+    """
+
+    events: list[tuple[float, int, int]]
+    given: int
+    restart_bytes: int
+    ended_s: float
+    close_reason: str | None
+    strained: Sequence[tuple[float, float]] = ()
+
+
+def stream_and_link(flight: Flight) -> StreamAndLink:
+    """Return the events of the first log that is followed, and of the link meanwhile.
+
+    What comes after that log was left (a pause, another stream) is not used: a cache that is joined later counts
+    against other limits than the first one. What was sent to this peer alone (replies of its session) is no part of the
+    stream; its writes are in, by their sizes, from the first message of the log on.
+    """
+    reader = _Reader(flight.settings.turn_bytes)
+    ended_us, reason = round(flight.duration_s * 1e6), None
+    for row in flight.rows:
+        try:
+            if not reader.take(row):
+                ended_us, reason = row.offset_us, None
+                break
+            reason = row.reason if row.kind == FlightKind.CLOSE.value else reason
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
+    reader.settle(turn_is_over=True)
+    ended_s = max(ended_us, reader.last_us) / 1e6
+    return StreamAndLink(reader.events, reader.given, reader.restart_bytes, ended_s, reason, reader.strained)
+
+
+def in_force(flight: Flight) -> tuple[Limits, TablePolicy]:
+    """Return limits and policy as they were set last while the first log was followed; what came after is not tried.
+
+    The target delay and policy of an audience are put in force when a stream is joined, not when a flight begins.
+    """
+    limits, policy, followed = flight.limits, flight.policy, False
+    for row in flight.rows:
+        try:
+            if row.kind == FlightKind.LIMITS_SET.value:
+                limits = limits_from(detail_of(row.detail)["limits"])
+            elif row.kind == FlightKind.CALL.value and row.reason == "set_policy":
+                policy = TablePolicy.from_dict(detail_of(row.detail)["policy"])
+            elif row.reason == "unfollow" and followed:
+                break
+            followed = followed or row.reason == "follow"
+        except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
+            raise DamagedFlightError(f"{flight}: row {row.number} cannot be read: {error!r}") from error
+    return limits, policy
+
+
+class _Reader:
+    """Makes events of rows; a write is one as soon as it is known that it does not go on."""
+
+    def __init__(self, turn_bytes: int) -> None:
+        self.events: list[tuple[float, int, int]] = []
+        self.strained: list[tuple[float, float]] = []
+        self.given = self.restart_bytes = 0
+        self.last_us = 0  # of the events so far
+        self._turn_bytes = turn_bytes
+        self._joining = self._followed = self._full = False
+        self._taken, self._wrote_us, self._turn = 0, -1, 0
+        self._wrote_at = -1  # where the last write is among the events
+
+    def take(self, row: FlightRow) -> bool:
+        """Take the next row; return whether the log is still followed, or not yet."""
+        kind = row.kind
+        if kind == FlightKind.QUEUED.value:
+            self.settle(turn_is_over=False)
+            if row.reason == LOG_LANE:
+                self._message(row)
+        elif kind == FlightKind.SENT.value and row.taken_bytes is not None:
+            self._taken += row.taken_bytes
+            self._turn += row.taken_bytes
+            self._wrote_us = row.offset_us
+        elif kind == FlightKind.WOULD_BLOCK.value:
+            self._put(row.offset_us, REFUSED)
+        elif row.reason == "flush":
+            self._turn = 0
+        elif row.reason == "kernel":
+            self._hold(row.offset_us, row.size_bytes or 0)
+        elif row.reason == "writable":
+            self._was_refused()
+        elif row.reason == "strained":
+            self._strain(row.offset_us / 1e6)
+        elif row.reason == "log":
+            self.settle(turn_is_over=True)  # what was written before is of replies, whatever comes of the log
+            self._joining = True
+        elif row.reason == "follow":
+            self._joining, self._followed = False, True
+            if self._full:  # by replies, before there was a stream: this one cannot be written at once
+                self._put(row.offset_us, REFUSED)
+        elif row.reason == "unfollow" and self._followed:
+            return False
+        return True
+
+    def settle(self, *, turn_is_over: bool) -> None:
+        """Note the write that everything so far was taken of.
+
+        Who writes twice, and nothing was queued in between, had something left after the first write; and so had who
+        used a turn up, unless that is over. What the kernel took then is no sign of what it would have taken: such
+        writes are one with the next.
+        """
+        if self._wrote_us >= 0 and (turn_is_over or self._turn < self._turn_bytes):
+            self._put(self._wrote_us, TAKEN)
+
+    def _strain(self, at: float) -> None:
+        """Note that the thread had no room: one time with the answer before, unless it may have had room in between."""
+        began, ended = self.strained[-1] if self.strained else (at, -inf)
+        if at - ended <= STRAIN_S:
+            self.strained[-1] = (began, at)
+        else:
+            self.strained.append((at, at))
+
+    def _put(self, at_us: int, what: int) -> None:
+        if self.events or self._followed:  # before there is anything of a stream, a write tells nothing of one
+            self.last_us = max(self.last_us, at_us)
+            self._wrote_at = len(self.events)
+            self.events.append((self.last_us / 1e6, what, self._taken))
+        self._full = what == REFUSED
+        self._taken, self._turn, self._wrote_us = 0, 0, -1
+
+    def _hold(self, at_us: int, held_bytes: int) -> None:
+        """Note what the kernel holds, without a write that is no event yet."""
+        if self.events:
+            self.last_us = max(self.last_us, at_us)
+            self.events.append((self.last_us / 1e6, HELD, max(held_bytes - self._taken, 0)))
+
+    def _was_refused(self) -> None:
+        """Call the last write refused: the kernel had got all that it was to have ahead, which is no EAGAIN."""
+        if self._wrote_us >= 0:
+            self._put(self._wrote_us, REFUSED)
+        elif self._wrote_at >= 0:
+            at, _, size = self.events[self._wrote_at]
+            self.events[self._wrote_at] = (at, REFUSED, size)
+
+    def _message(self, row: FlightRow) -> None:
+        lay_us = 0 if self._joining else round((row.queued_age_ms or 0.0) * 1000)  # a cache is given when it is joined
+        self.last_us = max(self.last_us, row.offset_us - lay_us)
+        self.events.append((self.last_us / 1e6, _CLASSES[row.message_class or ""], row.size_bytes or 0))
+        self.given += self._joining
+        if row.detail and not self.restart_bytes:
+            self.restart_bytes = sum(map(_size, detail_of(row.detail).get("restart", ())))
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no size")
+    return value

@@ -1,0 +1,200 @@
+"""What other limits would have done for a recorded viewer: the server's own Sender, run over what was recorded (pure).
+
+A *recorded viewer* is a list of what happened to it in order: messages that were published for it, and writes, each
+with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits with a target delay, a drop policy,
+and times. `evaluate` runs all choices over one viewer at once and returns an `Outcome` for each. Every choice has a
+real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
+(`flowctl.records.flight.whatif.run`), so the answer is what the server would do, not a model of it.
+
+The link is known only from what the kernel took, so this is what is assumed (`LinkModel` does the arithmetic):
+
+- What a flight says of the kernel tells what the line carried: what the kernel was given less what it still holds. Each
+  choice has a kernel of its own, which takes up to where the recorded one refused, or what the Sender tells it to
+  take ahead, loses what the line carries, and asks for more when half of what was unsent is sent. What would be late is
+  judged by what it holds, as in the server.
+- While the recorded kernel was empty the line may have carried more than it had to: as much as its rate of the last
+  second in which it was busy; where nothing was measured yet, there is no bound. What passes an empty kernel is lost: a
+  line that has nothing to carry does not make up for it later.
+- Where nothing is known of the kernel (samples, older flights) what was taken while the recorded viewer was blocked is
+  what the line carried, writes come when it wrote, and lateness is judged by what was taken alone.
+- Who is not blocked while the recorded viewer is, is offered a write at each flush interval.
+
+The choice that was recorded therefore meets the answers that were recorded, and does nearly what was done: with limits
+alone to the byte, with a target delay within some per cent, for moments decide there. Limits that were changed while
+the viewer was connected, and an age taken from the delay and not from the queue are no part of a choice. After a viewer
+had been closed nothing was recorded: `extended` goes on with the last seconds of stream and link, and says from when
+on. That tells whether another choice would have closed the viewer, and the memory for it; delay, key frames and all
+else are of the recorded time, and `Outcome.assumed_s` says how much was assumed beside it.
+
+Delay is the age of the oldest message that the viewer has not taken, what the kernel holds included where that is
+known, when a write comes, weighted by the time since the write before: what a viewer sees who plays at once. It is a
+*stall* while that is above the player's buffer.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from operator import itemgetter
+from typing import Final
+
+from flowctl.errors import ConfigError
+from flowctl.reasons import SLOW_ENDS
+from flowctl.records.flight.whatif.run import Run, untroubled
+from flowctl.records.flight.whatif.types import (
+    EXTEND_S,
+    GRID_S,
+    HELD,
+    MOST_CHOICES,
+    MOST_EVENTS,
+    PLAYER_BUFFER_S,
+    REFUSED,
+    RESTART_BYTES,
+    TAKEN,
+    Choice,
+    Event,
+    Outcome,
+    RecordedViewer,
+    Work,
+    on_grid,
+)
+
+_DEAD_S: Final = 2.5
+"""A link that carried nothing for so long when the viewer was closed, or for longer than it ever carried anything, is
+dead: half of the stall after which a viewer is brought back to live, which few do not come back from."""
+_LATER_S: Final = 0.3
+"""By so much the line of a repeat is later than that of the one before: a part of any group of pictures."""
+_LEAST_STALL_S: Final = 1.0
+"""Slow links carry in steps of up to half a second."""
+_STILL_BYTES: Final = 3000
+"""Two packets: a probe of a closed window is no progress."""
+_SETTLE_S: Final = 1024 * GRID_S
+"""About a millisecond between what was recorded and what is assumed after it: the limit that closed the viewer was
+crossed at the very end of the recording, and has to be crossed again before the link is assumed to take anything."""
+
+
+def evaluate(
+    viewer: RecordedViewer,
+    choices: Sequence[Choice],
+    *,
+    player_buffer_s: float = PLAYER_BUFFER_S,
+    work: Work | None = None,
+    together: bool = True,
+) -> list[Outcome]:
+    if not 1 <= len(choices) <= MOST_CHOICES:
+        raise ConfigError(f"there are {len(choices)} choices to evaluate, it must be 1 to {MOST_CHOICES}")
+    work = work if work is not None else Work()
+    work.viewers += 1
+    if not viewer.refused and together:
+        return [untroubled(viewer, player_buffer_s, work, len(choices))] * len(choices)
+    work.refused_viewers += viewer.refused
+    collects = gc.isenabled()
+    gc.disable()  # else a third of the time goes into looking through the log for garbage
+    try:
+        return Run(viewer, choices, player_buffer_s=player_buffer_s, work=work, together=together).run()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def recorded_viewer(
+    events: Sequence[Event],
+    *,
+    given: int,
+    restart_bytes: int,
+    ended_s: float,
+    close_reason: str | None,
+    strained: Sequence[tuple[float, float]] = (),
+    extend_s: float = EXTEND_S,
+    repeat: int = 0,
+) -> RecordedViewer:
+    """Return the viewer of what was recorded as it came: times of any kind, and as many events as there were."""
+    viewer = RecordedViewer(
+        events=[(on_grid(at), what, size) for at, what, size in events[:MOST_EVENTS]],
+        given=given,
+        restart_bytes=restart_bytes or RESTART_BYTES,
+        ended_at=on_grid(ended_s),
+        close_reason=close_reason,
+        strained=[(on_grid(begin_s), on_grid(end_s)) for begin_s, end_s in strained],
+    )
+    if close_reason in SLOW_ENDS:
+        viewer = extended(viewer, extend_s, for_good=repeat % 2 == 1)
+    return _later(viewer, repeat * _LATER_S) if repeat else viewer
+
+
+def _later(viewer: RecordedViewer, seconds: float) -> RecordedViewer:
+    """Return `viewer` with its line so much later than its stream: two real runs never meet at the same moment."""
+    last = viewer.ended_at
+    events = [(at if what >= 0 else min(on_grid(at + seconds), last), what, size) for at, what, size in viewer.events]
+    return replace(viewer, events=sorted(events, key=itemgetter(0)))
+
+
+def extended(
+    viewer: RecordedViewer, seconds: float, *, window_s: float = 10.0, for_good: bool = False
+) -> RecordedViewer:
+    """Return `viewer` with `seconds` more, in which the last `window_s` of stream and link come again and again.
+
+    For a viewer that the server closed: what would have become of it under another choice is not recorded. A stall that
+    the close cut short goes on for as long again as it had lasted, and only then does the window come; a window of
+    which nothing was taken stays so. A dead link stays dead: one of which the kernel tells that it carried nothing for
+    2.5 s, or for longer than it ever carried anything.
+    """
+    if seconds <= 0 or not viewer.events:
+        return viewer
+    end, stopped = viewer.ended_at, _stopped_at(viewer)
+    first = max(viewer.events[0][0], end - window_s)
+    window = [event for event in itertools.islice(viewer.events, viewer.given, None) if event[0] >= first]
+    length = end - first
+    if not window or length <= 0:
+        return viewer
+    dead = for_good and end - stopped >= _LEAST_STALL_S
+    dead |= _tells(viewer) and end - stopped >= min(_DEAD_S, max(stopped - viewer.events[0][0], _LEAST_STALL_S))
+    resumes = inf if dead else end + (end - stopped)
+    more: list[Event] = []
+    held = next((size for _, what, size in reversed(viewer.events) if what == HELD), None)
+    if held is not None:  # until then, nothing is carried
+        more.append((min(max(resumes, end), end + seconds), HELD, held))
+    shift = length + _SETTLE_S
+    while shift < seconds + length and len(viewer.events) + len(more) + len(window) <= MOST_EVENTS:
+        more.extend(
+            (at + shift, what, size)
+            for at, what, size in window
+            if at + shift <= end + seconds and (what >= 0 or at + shift >= resumes)
+        )
+        shift += length
+    return replace(
+        viewer, events=[*viewer.events, *sorted(more, key=itemgetter(0))], ended_at=end + seconds, assumed_from=end
+    )
+
+
+def _tells(viewer: RecordedViewer) -> bool:
+    """Return whether it is known what the kernel held."""
+    return any(what == HELD and size for _, what, size in viewer.events)
+
+
+def _stopped_at(viewer: RecordedViewer) -> float:
+    """Return when the line last carried something: since then the kernel has held all that it was given.
+
+    Writes do not tell: one that is told to take less asks for more much later than its line carries, and one that takes
+    goes on taking for a while when its line has stopped.
+    """
+    events = viewer.events
+    known = _tells(viewer)
+    held: int | None = None
+    stopped = viewer.ended_at
+    for at, what, size in reversed(events):
+        if not known:
+            if what in (TAKEN, REFUSED) and size:
+                return at
+        elif what == HELD:
+            if held is not None and size > held + _STILL_BYTES:
+                return stopped
+            held, stopped = size if held is None else held, at
+        elif what in (TAKEN, REFUSED) and held is not None:
+            held -= size  # before it, the kernel held so much less
+            if held < -_STILL_BYTES:
+                return at
+    return events[0][0]

@@ -1,0 +1,170 @@
+"""What the line of a recorded viewer carried, and what it would have carried for another choice (pure).
+
+Theory of operation. What the kernel was given less what it still holds is what the line has carried. Between two looks
+at the kernel that is a straight line where it held something all the while, else what it was given as it came: then
+the line stood idle, and would have carried as much as it did at its last measured rate. So there is one growing number
+for a line, `carried`, and each choice takes its own bytes off it: what its kernel holds falls by as much as `carried`
+rises, and what an empty kernel lets pass is lost.
+
+Where nothing is known of the kernel (samples, older flights), it counts as full whenever it was recorded, and what was
+taken is what was carried.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from flowctl.records.flight.whatif.types import HELD, LEAST_KERNEL_BYTES, REFUSED, TAKEN, Event, RecordedViewer
+
+_STRAIGHT_S: Final = 1.0
+"""A viewer that lags is looked at twice a second. Between looks further apart it kept up, until it did not."""
+_RATE_S: Final = 1.0
+"""A rate is that of the last second in which the line was busy."""
+_LEAST_RATE_S: Final = 0.08
+"""Two flush intervals: a shorter time tells of no rate."""
+_PLENTY: Final = 1 << 24
+"""What an idle line of unknown rate may have carried since the event before: more than a kernel holds."""
+
+
+class Line:
+    """The line of one recorded viewer, event by event.
+
+    Attributes:
+        known: whether the recording says what the kernel held.
+        carried: what the line could have carried up to the present event, bytes.
+        held: what the kernel of the recorded viewer holds before the write of this event.
+        level: how much the kernel takes before it refuses; inf: no end was seen yet.
+        lagging: whether the recorded viewer has not drained since its last EAGAIN.
+    """
+
+    __slots__ = (
+        *("_carried", "_events", "_held", "_levels"),
+        *("after", "carried", "held", "known", "lagging", "level", "writes"),
+    )
+
+    def __init__(self, viewer: RecordedViewer) -> None:
+        events = self._events = viewer.events
+        self.known = any(what == HELD and size > 0 for _, what, size in events)
+        if self.known:
+            before = _before(events)
+            acknowledged = _acknowledged(events, before)
+            self._held = [max(a - b, 0.0) for a, b in zip(before, acknowledged, strict=True)]
+            self._carried = _carried(events, acknowledged, self._held)
+            self._levels = _levels(events, self._held)
+        else:
+            largest = max((size for _, what, size in events if what in (TAKEN, REFUSED)), default=0)
+            full = viewer.kernel_bytes or max(largest, LEAST_KERNEL_BYTES)
+            self._carried, self._levels = _taken(events, full)
+            self._held = [float(full) - (size if what in (TAKEN, REFUSED) else 0) for _, what, size in events]
+        self.held = self.after = 0.0 if self.known else float(full)
+        self.carried, self.level = 0.0, inf
+        self.lagging = self.writes = False
+
+    def step(self, number: int) -> None:
+        """Come to an event."""
+        _, what, size = self._events[number]
+        self.carried, self.held, self.level = self._carried[number], self._held[number], self._levels[number]
+        self.after, self.writes = self.held, what in (TAKEN, REFUSED)
+        if self.writes:
+            self.lagging = what == REFUSED
+            self.after += size
+
+
+def _before(events: Sequence[Event]) -> list[float]:
+    """Return what was written before each event."""
+    total, found = 0.0, []
+    for _, what, size in events:
+        found.append(total)
+        total += size if what in (TAKEN, REFUSED) else 0
+    return found
+
+
+def _acknowledged(events: Sequence[Event], before: Sequence[float]) -> list[float]:
+    """Return what the line had carried at each event, at most what was written `before` it."""
+    looks = [number for number, (_, what, _) in enumerate(events) if what == HELD]
+    found = [0.0] * len(events)
+    since, start, blocked = min(before[looks[0]] - events[looks[0]][2], 0.0), 0, False
+    for number in looks:
+        until = max(before[number] - events[number][2], since)
+        begin_s, seconds = events[start][0], events[number][0] - events[start][0]
+        for place in range(start, number + 1):
+            value = until
+            blocked = events[place][1] == REFUSED if events[place][1] in (TAKEN, REFUSED) else blocked
+            if seconds and (blocked or seconds <= _STRAIGHT_S):
+                value = since + (until - since) * (events[place][0] - begin_s) / seconds
+            found[place] = max(min(value, before[place]), since)
+        since, start = until, number + 1
+    value = since
+    for number in range(start, len(events)):
+        what = events[number][1]
+        blocked = what == REFUSED if what in (TAKEN, REFUSED) else blocked
+        found[number] = value = value if blocked else max(before[number], value)
+    return found
+
+
+def _carried(events: Sequence[Event], acknowledged: Sequence[float], held: Sequence[float]) -> list[float]:
+    total, found = 0.0, [0.0]
+    busy: deque[tuple[float, float]] = deque()
+    busy_s = busy_bytes = 0.0
+    rate: float | None = None
+    for number, (before, now) in enumerate(pairwise(acknowledged), 1):
+        seconds, more = events[number][0] - events[number - 1][0], now - before
+        if held[number] > 0:
+            if seconds:
+                busy.append((seconds, more))
+                busy_s, busy_bytes = busy_s + seconds, busy_bytes + more
+                while busy_s - busy[0][0] >= _RATE_S:
+                    first = busy.popleft()
+                    busy_s, busy_bytes = busy_s - first[0], busy_bytes - first[1]
+                if busy_s >= _LEAST_RATE_S:
+                    rate = busy_bytes / busy_s
+        else:
+            more = max(more, _PLENTY if rate is None else rate * seconds)
+        total += more
+        found.append(total)
+    return found
+
+
+def _levels(events: Sequence[Event], held: Sequence[float]) -> list[float]:
+    """Return how much the kernel takes at each event before it refuses, as long as it was not told to take less.
+
+    Who begins to lag was given as much as usual; who has lagged for a while is given less, so that the highest counts.
+    """
+    level, lagging, found = inf, False, []
+    for (_, what, size), holds in zip(events, held, strict=True):
+        if what == REFUSED:
+            level = max(holds + size, level if lagging else 0.0, 1.0)
+        elif what == TAKEN and level < inf:
+            level = max(holds + size, level)
+        if what in (TAKEN, REFUSED):
+            lagging = what == REFUSED
+        found.append(level)
+    return found
+
+
+def _taken(events: Sequence[Event], full: float) -> tuple[list[float], list[float]]:
+    """Return (carried, level) at each event where nothing is known of the kernel.
+
+    While the viewer was refused, what was taken was carried. Else the line would have carried as much as it did since
+    it was last refused first.
+    """
+    total, level, rate, last_at, since_at, taken = 0.0, inf, None, 0.0, 0.0, 0
+    lagging, carried, levels = False, [], []
+    for at, what, size in events:
+        if what in (TAKEN, REFUSED):
+            if lagging:
+                taken += size
+                rate = taken / (at - since_at) if at - since_at >= _LEAST_RATE_S else rate
+            if what == REFUSED and not lagging:
+                since_at, taken = at, 0
+            idle = what == TAKEN
+            level = inf if idle and rate is None else full
+            total += max(size, int((rate or 0.0) * (at - last_at))) if idle else size
+            lagging, last_at = what == REFUSED, at
+        carried.append(total)
+        levels.append(level)
+    return carried, levels

@@ -1,0 +1,650 @@
+"""Inside of the what-if engine: one recorded viewer, many choices, one stream log (pure).
+
+See `flowctl.records.flight.whatif.engine` for what it is for.
+
+Theory of operation. Each message is appended to one `StreamLog`, once; each choice has a `Sender` that follows it, like
+fifty viewers of one stream. What costs is calling Senders, so they are called only where something can happen:
+
+- Choices that have taken everything and refuse nothing are *members*: they stand at one `Place`, and a write that is
+  taken whole moves all of them with one assignment, as a cohort of the fan-out is (`flowctl.core.fanout.fanout`).
+- The first refusal makes all of them leave. From then on a choice is served by itself, when the link has room for it;
+  it becomes a member again when it and the recorded viewer have drained.
+- Between writes a refused choice is looked at where the log has grown to where its next limit can be crossed
+  (`Sender.log_grew` says where), at key frames, and when its timer is due: the rules of the fan-out.
+
+That nothing happens in between is the claim of the Sender; with `together` off every choice is shown everything, and a
+property test compares.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+from collections.abc import Sequence
+from math import ceil, inf
+from typing import Final, NoReturn
+
+from flowctl.core.flow.limits import OFF_MARK
+from flowctl.core.flow.state import CLASS_COUNT, MessageClass
+from flowctl.core.flow.timing import LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES
+from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
+from flowctl.core.sending.settings import SenderSettings
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.records.flight.whatif.line import Line
+from flowctl.records.flight.whatif.types import (
+    GRID_S,
+    HELD,
+    NO_MESSAGES,
+    POLICIES,
+    REFUSED,
+    TAKEN,
+    Choice,
+    Event,
+    Outcome,
+    RecordedViewer,
+    Work,
+    bucket_of,
+)
+from flowctl.sender import FlushResult, Sender
+
+_FLUSH_S: Final = 0.04
+"""Flush interval of the live server: how often who is not blocked is offered a write between recorded ones."""
+_CLASSES: Final = tuple(MessageClass)
+_KEY: Final = int(MessageClass.KEY)
+_PLENTY: Final = 1 << 60
+"""Room of a kernel of which no end is known."""
+_UNDER_WAY_BYTES: Final = LEAST_AHEAD_BYTES
+"""What is sent and not yet acknowledged counts as held by the kernel, and not as unsent: some packets."""
+
+
+class Gauge:
+    """Delay by buckets and stalls, of those who were at one place. Times are on the grid, so sums are exact."""
+
+    __slots__ = ("delay", "stall_s")
+
+    def __init__(self) -> None:
+        self.delay: dict[int, float] = {}
+        self.stall_s = 0.0
+
+    def note(self, age_s: float, seconds: float, player_buffer_s: float) -> None:
+        """Count that a delay of `age_s` was there for `seconds`."""
+        if not seconds:
+            return
+        bucket = bucket_of(age_s * 1000)
+        self.delay[bucket] = self.delay.get(bucket, 0.0) + seconds
+        if age_s > player_buffer_s:
+            self.stall_s += seconds
+
+    def copy(self) -> Gauge:
+        """Return one with the same figures."""
+        other = Gauge()
+        other.delay, other.stall_s = dict(self.delay), self.stall_s
+        return other
+
+    def add(self, after: Gauge, before: Gauge) -> None:
+        """Add what was noted in `after` since it was as `before`."""
+        for bucket, seconds in after.delay.items():
+            more = seconds - before.delay.get(bucket, 0.0)
+            if more:
+                self.delay[bucket] = self.delay.get(bucket, 0.0) + more
+        self.stall_s += after.stall_s - before.stall_s
+
+
+class Seat:
+    """One choice: the host and the transport of its Sender.
+
+    Attributes:
+        held: what its kernel holds; where nothing is known of kernels, a measure of what it may take.
+        ahead: how much of it may be unsent, as the Sender has told. 0: as usual.
+        wakes_at: what the line has to have carried before the kernel asks for more.
+        due: when its tick is due; inf for never.
+    """
+
+    __slots__ = (
+        "_carried",
+        "ahead",
+        "choice",
+        "closed_at",
+        "due",
+        "entered",
+        "gauge",
+        "held",
+        "index",
+        "memory_byte_s",
+        "memory_peak",
+        "noted_at",
+        "reason",
+        "returns",
+        "run",
+        "sender",
+        "wakes_at",
+        "watch_offset",
+        "watch_sequence",
+    )
+
+    def __init__(self, run: Run, index: int, choice: Choice) -> None:
+        self.run = run
+        self.index = index
+        self.choice = choice
+        self.held, self._carried, self.wakes_at = run.line.held, run.line.carried, inf
+        self.ahead = 0
+        self.due = inf
+        self.closed_at: float | None = None
+        self.reason: CloseReason | None = None
+        self.gauge = Gauge()
+        self.entered: Gauge | None = None  # the members' figures when it became one
+        self.noted_at = run.now  # when delay and memory were last noted for it alone
+        self.memory_peak = 0
+        self.memory_byte_s = 0.0
+        self.returns = 0
+        self.watch_offset = self.watch_sequence = OFF_MARK
+        self.sender = Sender(
+            self,
+            self,
+            limits=choice.limits,
+            policy=POLICIES[choice.policy],
+            settings=SenderSettings(
+                stuck_s=choice.stuck_s,
+                soft_too_long_s=choice.soft_too_long_s,
+                return_after_s=choice.return_after_s,
+            ),
+        )
+
+    # -- the transport
+
+    def send(self, data: bytes, /) -> int:
+        """Take what there is room for."""
+        return self.sendmsg((data,))
+
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
+        """Take what there is room for."""
+        room = self.room
+        if room <= 0:
+            raise _EAGAIN
+        count = min(sum(map(len, buffers)), room)
+        self.held += count
+        return count
+
+    # -- its kernel
+
+    def settle(self) -> None:
+        """Let the line carry what it could since the last time."""
+        carried = self.run.line.carried
+        self.held = max(self.held - (carried - self._carried), 0.0)
+        self._carried = carried
+
+    def fill(self, held: float) -> None:
+        """Hold what the kernel of the recorded viewer holds: both were given the same."""
+        self.held, self._carried = held, self.run.line.carried
+
+    @property
+    def room(self) -> int:
+        """Bytes that the kernel takes before it refuses."""
+        level = self.run.line.level
+        if self.ahead:
+            level = min(level, _UNDER_WAY_BYTES + 2 * self.ahead)
+        return _PLENTY if level == inf else round(level - self.held)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the kernel asks for more: half of what may be unsent is sent, or the recorded one was given some."""
+        line = self.run.line
+        return self.room > 0 and (not line.known or self.held <= max(self._low, line.held if line.writes else 0.0))
+
+    @property
+    def _low(self) -> float:
+        if self.ahead:
+            return _UNDER_WAY_BYTES + self.ahead / 2
+        return min(self.run.line.level, MOST_AHEAD_BYTES) / 2
+
+    def sleep(self) -> None:
+        """Note when the kernel asks again."""
+        self.wakes_at = self._carried + self.held - self._low
+
+    # -- the host
+
+    def now(self) -> float:
+        """Return the time of the recording."""
+        return self.run.now
+
+    def wrote(self, size_bytes: int) -> None:
+        """Nobody counts the bytes of all."""
+
+    def request_flush(self) -> None:
+        """A round of the fan-out offers it a write: what was late was left out, say, and nothing is queued."""
+        self.run.hungry = True
+
+    def want_writable(self, wanted: bool) -> None:  # noqa: FBT001 - the signature of the protocol
+        """The link tells by itself."""
+
+    def set_deadline(self, when: float) -> None:
+        """Tick at `when`, on the grid, unless a tick is due before."""
+        if when < self.due:
+            when = ceil(when / GRID_S) * GRID_S
+            if when < self.due:
+                self.due = when
+                heapq.heappush(self.run.timers, (when, self.index))
+
+    def terminate(self, reason: CloseReason, details: str) -> None:
+        """This choice closes the viewer."""
+        del details
+        self.reason = reason
+        self.closed_at = self.run.now
+
+    def in_thread(self) -> bool:
+        """Return True: there is one thread."""
+        return True
+
+    def handler_failed(self, where: str, error: BaseException) -> NoReturn:
+        raise AssertionError(f"{where} failed") from error
+
+    def ledger_grew(self) -> None:
+        """Nobody reads it."""
+
+    def kernel_bytes(self) -> int:
+        """Return what the kernel holds for this choice; 0 where nothing is known of it."""
+        if not self.run.line.known:
+            return 0
+        self.settle()
+        return int(self.held)
+
+    def limit_unsent(self, size_bytes: int) -> None:
+        """Take so much ahead from now on."""
+        self.ahead = size_bytes if self.run.line.known else 0
+
+    def strained(self) -> bool:
+        """Return whether the thread of the recording had no room then: what was late by its fault would be again."""
+        return self.run.strained()
+
+
+_EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
+
+
+class Run:
+    """All choices over one viewer; the fan-out of their Senders (`CohortLike`).
+
+    Arguments as of `flowctl.records.flight.whatif.engine`.
+    """
+
+    def __init__(
+        self, viewer: RecordedViewer, choices: Sequence[Choice], *, player_buffer_s: float, work: Work, together: bool
+    ) -> None:
+        self.log = StreamLog("what-if")
+        self.now = viewer.events[0][0] if viewer.events else 0.0
+        self.timers: list[tuple[float, int]] = []
+        self._viewer = viewer
+        self._restart = (bytes(viewer.restart_bytes),) if viewer.restart_bytes else ()
+        self._work = work
+        self._together = together
+        self._player_buffer_s = player_buffer_s
+        self.line = Line(viewer)
+        self._members: dict[int, Seat] = {}
+        self._place = Place(self.log.tail)
+        self._common = Gauge()
+        self._alone: dict[int, Seat] = {}
+        self.hungry = False  # somebody alone is not blocked: it may write between recorded writes
+        self._offset = self._sequence = OFF_MARK  # of the log, before which nobody is to be looked at
+        self._key_sequence = -1
+        self._wrote_at = self.now
+        self._seats = [Seat(self, index, choice) for index, choice in enumerate(choices)]
+
+    def strained(self) -> bool:
+        """Return whether the thread had no room at this time of the recording."""
+        return any(began <= self.now <= ended for began, ended in self._viewer.strained)
+
+    # -- what a Sender needs of its fan-out
+
+    def add(self, sender: Sender) -> None:
+        """All seats begin alone."""
+
+    def left(self, sender: Sender) -> None:
+        """Serve a member by itself from now on."""
+        seat = sender.host
+        if isinstance(seat, Seat):
+            self._part(seat)
+
+    def runnable(self, sender: Sender) -> None:
+        """There is a write when the recording has one."""
+
+    def remove(self, sender: Sender) -> None:
+        """Serve it no longer."""
+        seat = sender.host
+        if isinstance(seat, Seat):
+            self._settle_gauge(seat)
+            self._members.pop(seat.index, None)
+            self._alone.pop(seat.index, None)
+
+    def limits_changed(self, sender: Sender) -> None:
+        """Look at it with the next message: more counts against its limits now. They do not change themselves."""
+        seat = sender.host
+        if isinstance(seat, Seat):
+            seat.watch_offset = seat.watch_sequence = self._offset = self._sequence = 0
+
+    # -- the run
+
+    def run(self) -> list[Outcome]:
+        """Run through the events and return the outcomes."""
+        events = self._viewer.events
+        first = self._join(events)
+        work, append, line, lagged = self._work, self.log.append, self.line, False
+        assumed_from = self._viewer.assumed_from
+        recorded: list[Outcome] | None = None
+        for number in range(first, len(events)):
+            at, what, size = events[number]
+            if assumed_from is not None and recorded is None and at > assumed_from:
+                recorded = self._recorded(assumed_from)
+            if self.timers and self.timers[0][0] <= at:
+                self._fire(at)
+            self.now = at
+            line.step(number)
+            if what >= 0:
+                work.inputs += len(self._members) + len(self._alone)
+                append(bytes(size), _CLASSES[what], at, restart=self._restart if what == _KEY else ())
+                if self._alone:
+                    self._grew()
+            elif what == TAKEN and not self._alone and not lagged:
+                self._move_members()
+            elif what != HELD:
+                self._write(blocked=what == REFUSED)
+            if self._alone and line.known:
+                self._wake()
+            lagged = line.lagging
+        if self.timers:
+            self._fire(self._viewer.ended_at)
+        self.now = max(self.now, self._viewer.ended_at)
+        for seat in self._seats:
+            self._settle_gauge(seat)
+        whole = [self._outcome(seat, seat.gauge) for seat in self._seats]
+        if recorded is None:
+            return whole
+        return [_of_recorded(*pair, self.now - (assumed_from or 0.0)) for pair in zip(recorded, whole, strict=True)]
+
+    def _recorded(self, until: float) -> list[Outcome]:
+        """Return what has become of all choices by the end of what was recorded; changes nothing."""
+        if self.timers:
+            self._fire(until)
+        self.now = until
+        found = []
+        for seat in self._seats:
+            gauge = seat.gauge.copy()
+            if seat.entered is not None:
+                gauge.add(self._common, seat.entered)
+            elif seat.closed_at is None:  # what waits has waited since the last write, and that was recorded too
+                gauge.note(seat.sender.load().age_ms / 1000, until - seat.noted_at, self._player_buffer_s)
+            found.append(self._outcome(seat, gauge))
+        return found
+
+    def _join(self, events: Sequence[Event]) -> int:
+        """Let all follow the log, with what joining gave; return the number of the first event that is left."""
+        given, taken = self._viewer.given, 0
+        start: Entry | None = None
+        while taken < len(events) and given and events[taken][1] >= 0:
+            at, what, size = events[taken]
+            restart = self._restart if what == _KEY else ()
+            entry = self.log.append(bytes(size), _CLASSES[what], at, restart=restart)
+            start = start or entry
+            taken, given = taken + 1, given - 1
+        for seat in self._seats:
+            self._alone[seat.index] = seat
+            seat.sender.follow(self, start=start)
+        self._work.inputs += taken * len(self._seats)
+        self._key_sequence = self.log.gop.key_sequence
+        return taken
+
+    def _fire(self, until: float) -> None:
+        """Tick those whose time has come."""
+        timers = self.timers
+        while timers and timers[0][0] <= until:
+            due, index = heapq.heappop(timers)
+            seat = self._seats[index]
+            if seat.due == due and seat.closed_at is None:
+                self.now = due
+                seat.due = inf
+                seat.sender.tick()
+
+    def _grew(self) -> None:
+        """Look at those whose next limit may be reached; after a key frame, at all who are blocked."""
+        log = self.log
+        tail = log.tail
+        if log.gop.key_sequence != self._key_sequence:
+            self._key_sequence = log.gop.key_sequence
+            self._look(list(self._alone.values()))
+        elif tail.offset >= self._offset or tail.sequence >= self._sequence:
+            self._look(
+                [
+                    seat
+                    for seat in self._alone.values()
+                    if tail.offset >= seat.watch_offset or tail.sequence >= seat.watch_sequence
+                ]
+            )
+        if not self._together:
+            self._show_all()
+        if self.hungry and self.line.lagging:
+            self._feed()
+
+    def _look(self, seats: list[Seat]) -> None:
+        self._work.shown += len(seats)
+        for seat in seats:
+            if seat.sender.blocked and seat.closed_at is None:
+                seat.watch_offset, seat.watch_sequence = seat.sender.log_grew()
+        self._find_next()
+
+    def _find_next(self) -> None:
+        alone = self._alone.values()
+        self._offset = min((seat.watch_offset for seat in alone), default=OFF_MARK)
+        self._sequence = min((seat.watch_sequence for seat in alone), default=OFF_MARK)
+
+    def _show_all(self) -> None:
+        """Show each core the message that was queued, whether it can matter or not: the slow way, for comparison."""
+        for seat in list(self._alone.values()):
+            sender, now = seat.sender, self.now
+            if not sender.blocked:
+                continue  # what it has not been offered yet says nothing about it
+            # Not `log_grew`: a look also arms timers and polls for key frames, and comes when the fan-out says so.
+            with sender._lock:  # noqa: SLF001 - no public call shows a message and does nothing else
+                load = sender._counted_locked(now)  # noqa: SLF001 - as above
+                sender._settle_locked(sender._core.queued(load, now), now)  # noqa: SLF001 - as above
+
+    # -- writes
+
+    def _move_members(self) -> None:
+        """A write that was taken whole, with everybody at the same place: one step for all of them."""
+        now, tail, entry = self.now, self.log.tail, self._place.entry
+        age_s = 0.0 if entry is tail else now - entry.enqueued_at
+        self._common.note(age_s, now - self._wrote_at, self._player_buffer_s)
+        self._place.entry = tail
+        self._wrote_at = now
+        self._work.inputs += len(self._members)
+
+    def _write(self, *, blocked: bool) -> None:
+        """A write at which choices may fare differently."""
+        if self._members and not blocked:
+            entry, tail = self._place.entry, self.log.tail
+            age_s = 0.0 if entry is tail else self.now - entry.enqueued_at
+            self._common.note(age_s, self.now - self._wrote_at, self._player_buffer_s)
+            self._place.entry = tail
+            self._work.inputs += len(self._members)
+        elif self._members:
+            self._refuse_members()
+        for seat in list(self._alone.values()):
+            self._measure(seat)
+            self._serve(seat)
+        self._wrote_at = self.now
+        self._served()
+
+    def _refuse_members(self) -> None:
+        """The recorded viewer was refused something: all members leave, with what the kernel took of this write."""
+        if not self._alone:
+            self._key_sequence = self.log.gop.key_sequence  # key frames before this one found nobody to be looked at
+        for seat in list(self._members.values()):
+            seat.fill(self.line.held)
+            seat.sender.leave_cohort(0)
+            self._part(seat)
+
+    def _part(self, seat: Seat) -> None:
+        self._settle_gauge(seat)
+        if self._members.pop(seat.index, None) is not None:
+            seat.noted_at = self._wrote_at
+        if seat.closed_at is None:
+            self._alone[seat.index] = seat
+
+    def _settle_gauge(self, seat: Seat) -> None:
+        """Give a seat that is no longer a member its share of the members' figures."""
+        if seat.entered is not None:
+            seat.gauge.add(self._common, seat.entered)
+            seat.entered = None
+
+    def _feed(self) -> None:
+        """Offer a write to those who are not blocked while the recorded viewer is, as rounds of the fan-out do."""
+        for seat in list(self._alone.values()):
+            if not seat.sender.blocked and self.now - seat.noted_at >= _FLUSH_S:
+                self._measure(seat)
+                self._serve(seat)
+        self._served()
+
+    def _wake(self) -> None:
+        """Offer a write to those whose kernel asks for more, which the line tells and no recorded write."""
+        carried = self.line.carried
+        woken = [seat for seat in self._alone.values() if seat.sender.blocked and carried >= seat.wakes_at]
+        for seat in woken:
+            self._measure(seat)
+            self._serve(seat)
+        if woken:
+            self._served()
+
+    def _served(self) -> None:
+        self.hungry = any(not seat.sender.blocked for seat in self._alone.values())
+        self._find_next()
+
+    def _measure(self, seat: Seat) -> None:
+        """Note delay and memory as they are right before a write."""
+        load, passed_s = seat.sender.load(), self.now - seat.noted_at
+        seat.noted_at = self.now
+        age_ms = max(load.age_ms, seat.sender.account(rows=False).delay_ms) if self.line.known else load.age_ms
+        seat.gauge.note(age_ms / 1000, passed_s, self._player_buffer_s)
+        if seat.sender.blocked:
+            seat.memory_peak = max(seat.memory_peak, load.size_bytes)
+            seat.memory_byte_s += load.size_bytes * passed_s
+
+    def _serve(self, seat: Seat) -> None:
+        """Let one choice write what its kernel takes."""
+        sender = seat.sender
+        seat.settle()
+        if sender.blocked:
+            if not seat.asks:
+                seat.sleep()
+                return
+            sender.writable()
+        self._work.inputs += 1
+        self._work.shown += 1
+        result = sender.flush()
+        while result is FlushResult.MORE or (result is FlushResult.BLOCKED and seat.asks):
+            if result is FlushResult.BLOCKED:
+                sender.writable()  # it was given enough ahead, and the link has room for more
+            result = sender.flush()
+        if result is FlushResult.DRAINED:
+            if not self.line.lagging:
+                seat.fill(self.line.after)  # both have drained, so the kernel holds the same for both
+                if sender.ready_for_cohort(self.log.tail):
+                    self._admit(seat)
+        elif result is FlushResult.BLOCKED:
+            seat.sleep()
+            seat.watch_offset, seat.watch_sequence = sender.log_grew()
+
+    def _admit(self, seat: Seat) -> None:
+        """Make a seat that has taken everything a member."""
+        self._alone.pop(seat.index)
+        self._place.entry = self.log.tail
+        self._members[seat.index] = seat
+        seat.entered = self._common.copy()
+        seat.watch_offset = seat.watch_sequence = OFF_MARK
+        seat.sender.enter_cohort(self._place)
+
+    # -- the end
+
+    def _outcome(self, seat: Seat, gauge: Gauge) -> Outcome:
+        figures = seat.sender.statistics()
+        dropped = [0] * CLASS_COUNT
+        for reason, counts in figures.dropped.items():
+            if reason is not DropReason.CLOSED:
+                dropped = [a + b for a, b in zip(dropped, counts.messages, strict=True)]
+        began = self._viewer.events[0][0] if self._viewer.events else 0.0
+        return Outcome(
+            closed=seat.reason,
+            watched_s=(self.now if seat.closed_at is None else seat.closed_at) - began,
+            offered_messages=figures.accepted.messages,
+            sent_messages=figures.sent.messages,
+            dropped_messages=tuple(dropped),
+            dropped_by_reason=tuple(
+                sorted((reason.value, counts.total_messages) for reason, counts in figures.dropped.items())
+            ),
+            sent_bytes=figures.bytes_sent,
+            edges=figures.transitions,
+            recoveries=figures.recoveries,
+            time_in_states_s=figures.time_in_states_s,
+            stall_s=gauge.stall_s,
+            memory_peak_bytes=seat.memory_peak,
+            memory_byte_s=seat.memory_byte_s,
+            delay=tuple(sorted(gauge.delay.items())),
+            returns=figures.returns,
+        )
+
+
+def _of_recorded(recorded: Outcome, whole: Outcome, assumed_s: float) -> Outcome:
+    """Return the figures of the recorded time, with what only the whole tells: the close, and the memory needed."""
+    if recorded.closed is not None:
+        return recorded
+    lasted_s = min(max(whole.watched_s - recorded.watched_s, 0.0), assumed_s)
+    offered = recorded.offered_messages
+    if whole.closed is None or lasted_s > _AT_ONCE_S:
+        # It went on: of what was queued nobody knows yet whether it is delivered.
+        parts = zip(recorded.sent_messages, recorded.dropped_messages, strict=True)
+        offered = tuple(sent + dropped for sent, dropped in parts)
+    return recorded._replace(
+        closed=whole.closed,
+        assumed_s=lasted_s,
+        offered_messages=offered,
+        memory_peak_bytes=whole.memory_peak_bytes,
+    )
+
+
+_AT_ONCE_S: Final = 0.1
+"""A close so soon after the recording ended is the one with which it ended: it took what was queued with it."""
+
+
+def untroubled(viewer: RecordedViewer, player_buffer_s: float, work: Work, choices: int) -> Outcome:
+    """Return the outcome of a viewer that was never refused anything: the same whatever the choice."""
+    offered = [0] * CLASS_COUNT
+    gauge = Gauge()
+    began = wrote_at = viewer.events[0][0] if viewer.events else 0.0
+    oldest: float | None = None
+    sent_bytes = written_bytes = 0
+    sent = NO_MESSAGES
+    for at, what, size in viewer.events:
+        if what >= 0:
+            offered[what] += 1
+            sent_bytes += size
+            oldest = at if oldest is None else oldest
+        elif what != HELD:
+            gauge.note(0.0 if oldest is None else at - oldest, at - wrote_at, player_buffer_s)
+            wrote_at, oldest, written_bytes = at, None, sent_bytes
+            sent = tuple(offered)
+    work.inputs += len(viewer.events) * choices
+    watched_s = max(viewer.ended_at, wrote_at) - began
+    return Outcome(
+        closed=None,
+        watched_s=watched_s,
+        offered_messages=tuple(offered),
+        sent_messages=sent,
+        dropped_messages=NO_MESSAGES,
+        dropped_by_reason=(),
+        sent_bytes=written_bytes,
+        edges=0,
+        recoveries=0,
+        time_in_states_s=(watched_s, 0.0, 0.0, 0.0),
+        stall_s=gauge.stall_s,
+        memory_peak_bytes=0,
+        memory_byte_s=0.0,
+        delay=tuple(sorted(gauge.delay.items())),
+        returns=0,
+    )

@@ -1,0 +1,266 @@
+"""What a what-if takes and gives: choices, recorded viewers, outcomes, and delay in buckets (pure).
+
+See `flowctl.records.flight.whatif.engine` for what they mean together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from flowctl.core.flow.limits import HardPolicy, Limits, target_text
+from flowctl.core.flow.policy import (
+    AudioFirst,
+    DropDroppable,
+    DropPolicy,
+    KeepAll,
+    LivePolicy,
+    PicturesFirst,
+    patience_of,
+    refused_mask,
+)
+from flowctl.core.flow.state import CLASS_COUNT, MessageClass, SendState
+from flowctl.errors import ConfigError
+from flowctl.reasons import CloseReason
+from flowctl.units import format_duration, format_size
+
+TAKEN: Final = -1
+"""Event: a write of which the kernel took everything."""
+REFUSED: Final = -2
+"""Event: a write that met EAGAIN; what was taken before it counts."""
+HELD: Final = -3
+"""Event: what the kernel holds of all that it took, and the peer's has not acknowledged."""
+
+GRID_S: Final = 1 / (1 << 20)
+"""Times are multiples of this, so that sums and differences of times are exact and the order of adding is no matter."""
+PLAYER_BUFFER_S: Final = 1.0
+"""What a player is taken to have buffered, in seconds: the low end of what live players keep (ffplay, hls.js)."""
+LEAST_KERNEL_BYTES: Final = 64 * 1024
+"""A kernel's send buffer is taken to hold at least this (Linux: tcp_wmem starts with 16 kB and grows to megabytes)."""
+RESTART_BYTES: Final = 64
+"""Metadata and codec configuration in front of a key frame after a loss, where their size is not recorded."""
+EXTEND_S: Final = 30.0
+"""So much is added for a viewer that the server closed: twice the time after which one that takes nothing is closed."""
+MOST_CHOICES: Final = 4096
+"""Choices in one run: each has a Sender, about 10 kB while it lags."""
+MOST_EVENTS: Final = 4_000_000
+"""Events of one viewer: ten hours of a stream of 100 messages a second; more is to be cut before."""
+
+POLICIES: Final[dict[str, DropPolicy]] = {
+    "all-or-cut": LivePolicy(),
+    "audio-first": AudioFirst(),
+    "pictures-first": PicturesFirst(),
+    "keep": KeepAll(),
+    "drop": DropDroppable(),
+}
+"""Drop policies by the name that grids and files have for them."""
+
+
+def policy_name(policy: DropPolicy) -> str:
+    """Return the key of `POLICIES` of a policy that decides as `policy` does; ``all-or-cut`` where none is there."""
+    table = _table(policy)
+    return next((name for name, known in POLICIES.items() if _table(known) == table), "all-or-cut")
+
+
+def _table(policy: DropPolicy) -> tuple[object, ...]:
+    """Return all that `policy` decides."""
+    return *((refused_mask(policy, state), policy.thin(state)) for state in SendState), patience_of(policy)
+
+
+Event = tuple[float, int, int]
+"""(seconds since the recording began, `MessageClass` of a message or TAKEN, REFUSED or HELD, bytes of it)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What is to be tried.
+
+    Args:
+        limits: soft, hard and low marks, target delay, and whether the hard limit closes or is held.
+        soft_too_long_s: close after so long at or above SOFT_LIMIT, in seconds. 0: never.
+        stuck_s: close when the kernel has taken nothing for so long, in seconds. 0: never.
+        return_after_s: go to the newest key frame after a stall of so long, in seconds. 0: never.
+    """
+
+    limits: Limits
+    policy: str = "all-or-cut"
+    soft_too_long_s: float = 60.0
+    stuck_s: float = 15.0
+    return_after_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy is {self.policy!r}, it must be one of {', '.join(POLICIES)}")
+        for name in ("soft_too_long_s", "stuck_s", "return_after_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 (off) or more seconds")
+
+    def __str__(self) -> str:
+        parts = [f"{marks_text(self.limits, 1)} / {marks_text(self.limits, 2)}", self.policy]
+        if self.limits.hard_policy is HardPolicy.HOLD:
+            parts.append("hold")
+        parts.append(target_text(self.limits))
+        for word, value in (("soft", self.soft_too_long_s), ("stuck", self.stuck_s), ("return", self.return_after_s)):
+            parts.append(f"{word} {value:g}s")
+        return ", ".join(parts)
+
+
+def marks_text(limits: Limits, level: int) -> str:
+    """Return one level of marks as `Limits.parse` reads it: ``bytes, messages, age``; 0 for a mark that is off."""
+    size, messages, age = (
+        (axis.low or 0, axis.soft, axis.hard or 0)[level] for axis in (limits.size, limits.messages, limits.age_ms)
+    )
+    return f"{format_size(size) if size else 0}, {messages}, {format_duration(age / 1000) if age else 0}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedViewer:
+    """What was recorded of one viewer.
+
+    Args:
+        events: messages and writes in order; times do not fall and are rounded to `GRID_S` by `on_grid`.
+        given: how many of the first messages were the GOP cache that joining gave; they do not count against limits.
+        close_reason: why the connection ended, in the words of `CloseReason`. None: it did not, or it is not known.
+        restart_bytes: metadata and codec configuration in front of a key frame after a loss, 0 or more.
+        kernel_bytes: size of the kernel's buffer. None: the largest write that was taken, 64 kB at least.
+        assumed_from: time from which on the events are extrapolated. None: all of them were recorded.
+        strained: (begin, end) of the times in which our own thread had no room, in seconds, in order.
+    """
+
+    events: Sequence[Event]
+    given: int = 0
+    ended_at: float = 0.0
+    close_reason: str | None = None
+    restart_bytes: int = RESTART_BYTES
+    kernel_bytes: int | None = None
+    assumed_from: float | None = None
+    strained: Sequence[tuple[float, float]] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.events) > MOST_EVENTS:
+            raise ConfigError(
+                f"a recorded viewer has {len(self.events)} events, at most {MOST_EVENTS} can be evaluated at once",
+                hint="cut the flight",
+            )
+        if self.restart_bytes < 0:
+            raise ConfigError(f"restart_bytes of a recorded viewer is {self.restart_bytes}, it must be 0 or more")
+        for before, after in itertools.pairwise(self.events):
+            if after[0] < before[0]:
+                raise ConfigError(f"the time of a recorded viewer falls from {before[0]:.6f} to {after[0]:.6f} s")
+
+    @property
+    def refused(self) -> bool:
+        """Whether the kernel ever refused it anything; if not, no choice differs from another."""
+        return any(event[1] == REFUSED for event in self.events)
+
+
+def on_grid(seconds: float) -> float:
+    """Return `seconds` rounded to the grid of exact times."""
+    return round(seconds / GRID_S) * GRID_S
+
+
+class Outcome(NamedTuple):
+    """What one choice did for one viewer.
+
+    Attributes:
+        closed: why it closed the viewer. None: it did not.
+        watched_s: until then, or until the recording ended, in seconds. All figures but `closed` and the peak of the
+            memory are of this time.
+        offered_messages: what was published for the viewer while it was there, by class; without what was still queued
+            when the recording ended, if the choice went on then.
+        sent_messages: what the kernel took completely, by class.
+        dropped_messages: what was dropped, by class; without what was queued when the viewer was closed.
+        dropped_by_reason: messages by the name of the reason, what was queued at the close included.
+        sent_bytes: wire bytes that the kernel took.
+        recoveries: changes back to READY.
+        time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
+        stall_s: seconds with a delay above the player's buffer.
+        memory_peak_bytes: most that counted against the limits while the kernel refused.
+        memory_byte_s: the same as an integral over time; over `watched_s` it is the mean.
+        delay: seconds by delay, as (number of a bucket, seconds), in order; see `bucket_ms`.
+        returns: times the viewer was brought back to live.
+        assumed_s: for how long it went on after that, in seconds, over a link that is assumed.
+    """
+
+    closed: CloseReason | None
+    watched_s: float
+    offered_messages: tuple[int, ...]
+    sent_messages: tuple[int, ...]
+    dropped_messages: tuple[int, ...]
+    dropped_by_reason: tuple[tuple[str, int], ...]
+    sent_bytes: int
+    edges: int
+    recoveries: int
+    time_in_states_s: tuple[float, float, float, float]
+    stall_s: float
+    memory_peak_bytes: int
+    memory_byte_s: float
+    delay: tuple[tuple[int, float], ...]
+    returns: int
+    assumed_s: float = 0.0
+
+    @property
+    def key_share(self) -> float:
+        """Share of the key frames that were delivered; 1 where there were none."""
+        offered = self.offered_messages[MessageClass.KEY]
+        return self.sent_messages[MessageClass.KEY] / offered if offered else 1.0
+
+    def delay_ms(self, share: float) -> float:
+        """Return the delay that was not exceeded for `share` (0 to 1) of the time, in ms, to 12.5 % upwards."""
+        return quantile_ms(self.delay, share)
+
+
+@dataclass(slots=True)
+class Work:
+    """What evaluating cost, counted: what a Sender that is shown everything would have met.
+
+    Args:
+        inputs: (core input x choice): one per published message and choice that was still open, and one per write that
+            reached a choice (sent, would_block or drained). Ticks do not count.
+        shown: of these, the ones at which a Sender was really called; the others were done for many at once.
+        refused_viewers: of these, the ones that the kernel ever refused anything.
+    """
+
+    inputs: int = 0
+    shown: int = 0
+    viewers: int = 0
+    refused_viewers: int = field(default=0)
+
+
+# -- delay in buckets
+
+BUCKETS: Final = 200
+"""Enough for 18 hours in ms; the last one takes what is longer."""
+
+
+def bucket_of(ms: float) -> int:
+    """Return the bucket of a delay in ms: eight to the doubling, so that its upper end is 12.5 % away at most."""
+    whole = int(ms)
+    if whole < 8:
+        return max(whole, 0)
+    bits = whole.bit_length()
+    return min((bits - 3) * 8 + (whole >> (bits - 4)) - 8, BUCKETS - 1)
+
+
+def bucket_ms(bucket: int) -> float:
+    """Return the upper end of a bucket in ms; all of its delays are below."""
+    if bucket < 8:
+        return bucket + 1.0
+    bits, part = divmod(bucket, 8)
+    return float((part + 9) << (bits - 1))
+
+
+def quantile_ms(delay: Iterable[tuple[int, float]], share: float) -> float:
+    """Return the upper end of the bucket below which `share` of the time lies, in ms; 0 where there is no time."""
+    pairs = sorted(delay)
+    left = share * sum(seconds for _, seconds in pairs)
+    for bucket, seconds in pairs:
+        left -= seconds
+        if left <= 1e-9:
+            return bucket_ms(bucket)
+    return bucket_ms(pairs[-1][0]) if pairs else 0.0
+
+
+NO_MESSAGES: Final = (0,) * CLASS_COUNT

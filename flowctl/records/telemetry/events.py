@@ -1,0 +1,530 @@
+"""What a server says of its connections: one method per event, each of which is one tuple on the recorder's queue.
+
+`Events` belongs to the server, `ConnectionEvents` to one connection, on whose thread it is used. Both are handed the
+time of what happened, on the monotonic clock of the connection. Nothing here reads a clock or waits. Refusals alone,
+which no connection is there for, are counted under a lock: the recorder's thread tells those that were summed up.
+
+What a connection was in the end is one row of `flow_closes` (`ConnectionEvents.whole`), made by the sampler's thread.
+An event that says no more than that row is shown to live surfaces and stands in no file (`RECORDED`). Where edges were
+lost (a ledger holds 16 between two looks), `state_ms` of the next one is empty, `detail` says how many are missing, and
+the row has their number; its times in states are right anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flowctl.core.flow.counts import Counts, total
+from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.core.flow.state import MessageClass, SendState, StateChange
+from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.sending.figures import Account, SenderStatistics
+from flowctl.core.text.addresses import address_key
+from flowctl.reasons import CloseReason, DropReason
+from flowctl.records.telemetry.privacy import Privacy
+from flowctl.records.telemetry.recorder import Lane, Recorder, Row, WallClock, server_row
+from flowctl.records.telemetry.schema import FLOW_EVENTS, RECORDED, EventName, Role, conn_id_of
+from flowctl.records.telemetry.whole import NO_COURSE, Course, sender_columns, whole_row
+
+_REFUSALS_PER_S: Final = 20
+"""Refused connections of one address that have a record of their own in a second; the others are summed up in one,
+within a second or so."""
+_KEPT_LEFT: Final = 16
+"""Times at which READY was left that are remembered for the sampler: a ledger holds as many between two looks."""
+_MOST_REFUSED: Final = 4096
+"""Addresses (see `flowctl.core.text.addresses`) whose refusals are remembered for that."""
+_CLASSES: Final = tuple(item.name.lower() for item in MessageClass)
+
+
+def row(
+    ts_us: int,
+    conn_id: int,
+    peer: tuple[str | None, int | None, str | None, str | None, str | None],
+    event: EventName,
+    *,
+    state_from: str | None = None,
+    state_to: str | None = None,
+    state_ms: float | None = None,
+    cause: str | None = None,
+    axis: str | None = None,
+    value: float | None = None,
+    limit: float | None = None,
+    account: Account | None = None,
+    dropped_messages: int | None = None,
+    dropped_bytes: int | None = None,
+    sent_bytes: int | None = None,
+    rtt_us: int | None = None,
+    unsent_bytes: int | None = None,
+    delay_ms: float | None = None,
+    reason: str | None = None,
+    detail: Mapping[str, Any] | None = None,
+    count: int | None = None,
+) -> Row:
+    """Return a record of `flow_events` as a lane takes it: its columns in order, without `node` and `seq`."""
+    queue: tuple[int | None, int | None, float | None] = (None, None, None)
+    if account is not None:
+        load = account.load
+        queue = load.size_bytes, load.messages, load.age_ms
+        sent_bytes, delay_ms = account.bytes_sent, account.delay_ms
+    more = json.dumps(detail, separators=(",", ":")) if detail else None
+    return (
+        ts_us,
+        conn_id,
+        *peer,
+        event.value,
+        state_from,
+        state_to,
+        state_ms,
+        cause,
+        axis,
+        None if value is None else float(value),
+        None if limit is None else float(limit),
+        *queue,
+        dropped_messages,
+        dropped_bytes,
+        sent_bytes,
+        rtt_us,
+        unsent_bytes,
+        delay_ms,
+        reason,
+        more,
+        count,
+    )
+
+
+_SERVER: Final = (None, None, None, None, None)
+
+
+class _Refused:
+    """Refusals of one address and limit.
+
+    Attributes:
+        host: from where it came; an address of IPv6 is one of many of its /64.
+        figures: of the last of them: what was reached, and what is allowed.
+        fresh: whether any came since the recorder looked last.
+    """
+
+    __slots__ = ("at", "count", "figures", "fresh", "host", "second", "untold")
+
+    def __init__(self, second: int) -> None:
+        self.second = second
+        self.count = 0
+        self.untold = 0
+        self.at = 0.0
+        self.host = ""
+        self.figures = (0.0, 0.0)
+        self.fresh = True
+
+
+class Events:
+    """The events of one server. `connection`, `banned` and `config_changed`: any thread.
+
+    Attributes:
+        wall: turns times of connections into those of records.
+        open: what tells of the open connections, by number; changed on the thread of each, read by the sampler's.
+    """
+
+    def __init__(self, recorder: Recorder, privacy: Privacy) -> None:
+        self.recorder: Final = recorder
+        self.privacy: Final = privacy
+        self.wall: Final[WallClock] = recorder.wall
+        self.lane: Final[Lane] = recorder.lane(FLOW_EVENTS)
+        self.open: Final[dict[int, ConnectionEvents]] = {}
+        self._start_s: Final = recorder.start_us // 1_000_000
+        self._lock = OwnedLock()  # held by the listener's thread and by the recorder's, for microseconds
+        self._refused: dict[tuple[str, str], _Refused] = {}  # guarded by _lock
+        recorder.each_second(self.tell_refused)
+
+    def conn_id(self, number: int) -> int:
+        """Return the identity of connection `number` of this process."""
+        return conn_id_of(self._start_s, number)
+
+    def connection(self, number: int, peer: tuple[str, int], at: float) -> ConnectionEvents:
+        """Return what tells of a new connection."""
+        return ConnectionEvents(self, self.conn_id(number), peer, at)
+
+    # -- of the server
+
+    def server_started(self, at: float, detail: Mapping[str, Any]) -> None:
+        """Record that the server serves."""
+        self._server(at, EventName.SERVER_STARTED, detail=json.dumps(detail))
+
+    def server_stopped(self, at: float, connections: int) -> None:
+        """Record that it serves no more; `connections`: how many it had accepted."""
+        self._server(at, EventName.SERVER_STOPPED, value=float(connections))
+
+    def config_changed(self, at: float, reason: str, detail: Mapping[str, Any]) -> None:
+        """Record that limits or bans were changed."""
+        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=json.dumps(self._shown(detail)))
+
+    def _shown(self, detail: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `detail` with its network as addresses are stored; without it where they are not."""
+        shown = dict(detail)
+        network = None if "cidr" not in shown else self.privacy.network(shown.pop("cidr"))
+        return shown if network is None else {"cidr": network, **shown}
+
+    def _server(self, at: float, event: EventName, **values: Any) -> None:
+        self.lane.put(server_row(self.wall.us(at), event, **values))
+
+    # -- of a peer that is no connection, or no longer
+
+    def conn_refused(self, at: float, peer: tuple[str, int], reason: str, value: float, limit: float) -> None:
+        """Record that a connection was refused at accept. The listener's thread.
+
+        A flood must not fill the recorder's queue: of one address and reason, the first 20 of a second have a record
+        each, and the others are summed up in the next one (`count`), or, if none follows, in one that has the
+        time of the last of them (`tell_refused`).
+        """
+        key, second = (address_key(peer[0]), reason), int(at)
+        with self._lock:
+            known = self._refused.get(key)
+            if known is None:
+                if len(self._refused) >= _MOST_REFUSED:
+                    self._tell_refused_locked()
+                    self._refused.clear()
+                known = self._refused[key] = _Refused(second)
+            if known.second != second:
+                known.second, known.count = second, 0
+            known.count += 1
+            known.at, known.host, known.figures, known.fresh = at, peer[0], (value, limit), True
+            if known.count > _REFUSALS_PER_S:
+                known.untold += 1
+                return
+            count, known.untold = 1 + known.untold, 0
+        self._put_refused(at, peer, reason, (value, limit), count)
+
+    def tell_refused(self) -> None:
+        """Record the refusals that were summed up and not told yet, and forget who is refused no longer. Any thread.
+
+        The recorder does so once a second: a flood that ends has no next refusal to be told with.
+        """
+        with self._lock:
+            self._tell_refused_locked()
+            for key, known in list(self._refused.items()):
+                if not known.fresh:
+                    del self._refused[key]
+                known.fresh = False  # stays for a second, or its next refusals would have 20 more records in this one
+
+    def _tell_refused_locked(self) -> None:
+        self._lock.assert_owned()
+        for (_, reason), known in self._refused.items():
+            if known.untold:
+                self._put_refused(known.at, (known.host, None), reason, known.figures, known.untold)
+                known.untold = 0
+
+    def _put_refused(
+        self,
+        at: float,
+        peer: tuple[str, int | None],
+        reason: str,
+        figures: tuple[float, float],
+        count: int,
+    ) -> None:
+        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        axis = None if reason == CloseReason.BANNED.value else reason
+        value, limit = figures
+        self.lane.put(
+            row(
+                self.wall.us(at),
+                0,
+                who,
+                EventName.CONN_REFUSED,
+                axis=axis,
+                value=value,
+                limit=limit,
+                reason=reason,
+                count=count if count > 1 else None,
+            )
+        )
+
+    def banned(self, at: float, number: int, peer: tuple[str, int], detail: Mapping[str, Any]) -> None:
+        """Record that an open connection is ended because its address was banned."""
+        shown = self._shown(detail)
+        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        reason = CloseReason.BANNED.value
+        self.lane.put(row(self.wall.us(at), self.conn_id(number), who, EventName.BANNED, reason=reason, detail=shown))
+
+
+class ConnectionEvents:
+    """The events of one connection. Its thread.
+
+    Attributes:
+        who: address, port, role, application and stream as records show them.
+        ended_at: when its Sender ended, in seconds. None: it is not known yet.
+        left_at: when it left READY lately, in seconds: the last few times.
+        line: columns that the kernel knew of its line at the end, by name; set by the observer that sees it end.
+    """
+
+    __slots__ = (
+        "_agent",
+        "_app_named",
+        "_asked_ms",
+        "_at",
+        "_course",
+        "_end",
+        "_events",
+        "_events_count",
+        "_handshake_ms",
+        "_left_ready",
+        "_opened_at",
+        "_sampled_events",
+        "_seen_edges",
+        "_sequence",
+        "_startup_ms",
+        "_state",
+        "conn_id",
+        "ended_at",
+        "left_at",
+        "line",
+        "role",
+        "who",
+    )
+
+    def __init__(self, events: Events, conn_id: int, peer: tuple[str, int], at: float) -> None:
+        self._events = events
+        self.conn_id = conn_id
+        self.role = Role.UNKNOWN
+        self.who: tuple[str | None, int | None, str | None, str | None, str | None] = (
+            events.privacy.address(peer[0]),
+            peer[1],
+            Role.UNKNOWN.value,
+            None,
+            None,
+        )
+        self._opened_at = self._at = at  # since when the present state lasts
+        self._state = SendState.READY
+        self._sequence = 0  # of the last edge
+        self._seen_edges = 0
+        self._app_named = True
+        self._agent = ""
+        self._handshake_ms: float | None = None
+        self._asked_ms: float | None = None  # its first request to play or publish
+        self._startup_ms: float | None = None  # it has been given media, or publishes
+        self._course: Course | None = None  # None: nothing has happened to it
+        self._end: dict[str, Any] = {}  # columns of its end
+        self.ended_at: float | None = None
+        self.left_at: tuple[float, ...] = ()
+        self.line: Mapping[str, int] = {}
+        self._events_count = 0  # records of it in `flow_events`
+        self._sampled_events = 0  # those that the sampler's thread has made
+        self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
+
+    def put(self, at: float, event: EventName, **columns: Any) -> None:
+        """Record an event; `columns` as of `row`."""
+        self._events_count += event.value in RECORDED
+        self._put(at, event, **columns)
+
+    def _put(self, at: float, event: EventName, **columns: Any) -> None:
+        self._events.lane.put(row(self._events.wall.us(at), self.conn_id, self.who, event, **columns))
+
+    def opened(self) -> None:
+        """Record that the connection is there."""
+        self.put(self._opened_at, EventName.CONN_OPENED)
+
+    def handshake_done(self, at: float, style: str) -> None:
+        """Record the end of the handshake; `style`: simple or digest."""
+        self._handshake_ms = (at - self._opened_at) * 1000
+        self.put(at, EventName.HANDSHAKE_DONE, value=self._handshake_ms, reason=style)
+
+    def command(self, at: float, name: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Record a command of the peer."""
+        self.put(at, EventName.COMMAND, reason=name, detail=detail)
+
+    def connected(self, at: float, agent: str, *, app_named: bool) -> None:
+        """Record the connect command."""
+        self._app_named = app_named
+        self._agent = self._events.privacy.text(agent)
+        self.command(at, "connect", {"agent": self._agent})
+
+    def asked(self, at: float, role: Role, path: str, agent: str) -> None:
+        """Record a request to publish or play `path` (``app/name``); `agent`: what the peer calls itself."""
+        if role is Role.HTTP_FLV:  # nothing was named before, and anybody may ask for any path
+            self._app_named = False
+        self.names(role, path)
+        self._agent = self._events.privacy.text(agent) or self._agent
+        if self._asked_ms is None:
+            self._asked_ms = (at - self._opened_at) * 1000
+        self.command(at, Role.PUBLISH.value if role is Role.PUBLISH else Role.PLAY.value)
+
+    def names(self, role: Role, path: str) -> None:
+        """Let records say from now on what the connection is used for, and for which stream (``app/name``)."""
+        app, stream = self._events.privacy.stream(path, app_named=self._app_named)
+        self.role = role
+        self.who = (self.who[0], self.who[1], role.value, app, stream)
+
+    def publish_started(self, at: float, path: str, detail: Mapping[str, Any]) -> None:
+        self.names(Role.PUBLISH, path)
+        since_ms = (at - self._opened_at) * 1000
+        if self._startup_ms is None:
+            self._startup_ms = since_ms
+        self.put(at, EventName.PUBLISH_STARTED, value=since_ms, detail=detail)
+
+    def play_started(self, at: float, path: str) -> None:
+        """Record, once per connection, that it is given media of `path`; `value`: ms since it was opened."""
+        if self._startup_ms is not None:
+            return
+        self._startup_ms = (at - self._opened_at) * 1000
+        self._app_named |= self.role is Role.HTTP_FLV  # the stream is there, and so is its application
+        self.names(Role.HTTP_FLV if self.role is Role.HTTP_FLV else Role.PLAY, path)
+        self.put(at, EventName.PLAY_STARTED, value=self._startup_ms)
+
+    @property
+    def served(self) -> bool:
+        """Whether it has been given media, or has published."""
+        return self._startup_ms is not None
+
+    def limit_hit(self, at: float, limit: str, value: float | None, maximum: float | None) -> None:
+        """Record that it went over a limit, with its name, what was reached and what is allowed."""
+        self._course_of().limit_hits += 1
+        self.put(at, EventName.LIMIT_HIT, axis=limit, value=value, limit=maximum)
+
+    def sample(self, at: float, account: Account, rtt_us: int | None, unsent_bytes: int) -> None:
+        """Record how a viewer in trouble stands. The sampler's thread."""
+        self._sampled_events += 1
+        self._put(
+            at, EventName.SAMPLE, state_to=account.state.name, account=account, rtt_us=rtt_us, unsent_bytes=unsent_bytes
+        )
+
+    def _course_of(self) -> Course:
+        course = self._course
+        if course is None:
+            course = self._course = Course()
+        return course
+
+    # -- what its Sender did
+
+    def ledger_entry(self, entry: LedgerEntry, account: Account) -> None:
+        """Record what an entry of the ledger tells; LIMITS and CLOSE have records of their own."""
+        kind, change = entry.kind, entry.change
+        if change is not None:
+            self._edge(change, account)
+        elif kind is LedgerKind.DROPS:
+            self._drops(entry, account)
+        elif kind is LedgerKind.LATE:
+            self._course_of().late_episodes += 1
+            self.put(entry.at, EventName.PICTURES_LATE, reason=entry.why or None, account=account)
+        elif kind is LedgerKind.RETURN:
+            self.put(
+                entry.at, EventName.RETURNED, value=entry.delay_removed_ms, reason=entry.why or None, account=account
+            )
+        elif kind is LedgerKind.PAUSE:
+            course = self._course_of()
+            course.input_pauses, course.paused_at = course.input_pauses + 1, entry.at
+            self.put(entry.at, EventName.INPUT_PAUSED, reason=_after_colon(entry.why))
+        elif kind is LedgerKind.RESUME:
+            course = self._course_of()
+            course.input_paused_ms, course.paused_at = course.input_paused_ms + entry.duration_s * 1000, None
+            self.put(entry.at, EventName.INPUT_RESUMED, value=entry.duration_s * 1000, reason=_after_colon(entry.why))
+
+    def _edge(self, change: StateChange, account: Account) -> None:
+        missed = change.sequence - self._sequence - 1
+        self._seen_edges += 1
+        if change.old is SendState.READY:
+            self._left_ready = change.at, account.bytes_sent
+            self.left_at = (*self.left_at[1 - _KEPT_LEFT :], change.at)
+        elif missed:
+            self._left_ready = None  # it may have been READY in between
+        value = change.value
+        if change.new is SendState.READY:  # the whole episode, whatever states it went through
+            value = None if self._left_ready is None else (change.at - self._left_ready[0]) * 1000
+        self._course_of().edge(change.old, change.new, value if change.new is SendState.READY else None)
+        self.put(
+            change.at,
+            EventName.STATE_CHANGED,
+            state_from=change.old.name,
+            state_to=change.new.name,
+            state_ms=None if missed else (change.at - self._at) * 1000,
+            cause=change.cause.value,
+            axis=None if change.axis is None else change.axis.value,
+            value=value,
+            limit=change.limit,
+            account=account,
+            detail={"edges_missed": missed} if missed else None,
+        )
+        self._sequence, self._state, self._at = change.sequence, change.new, change.at
+
+    def _drops(self, entry: LedgerEntry, account: Account) -> None:
+        dropped = entry.dropped or {}
+        whole = total(dropped.values())
+        detail: dict[str, Any] = {"dropped": by_reason(dropped)}
+        if entry.delay_removed_ms:
+            detail["delay_removed_ms"] = round(entry.delay_removed_ms, 1)
+        if DropReason.LATE in dropped:
+            detail["picture_share"] = round(entry.picture_share, 4)
+            detail["line_share"] = round(entry.line_share, 4)
+            detail["delay_max_ms"] = round(entry.delay_max_ms, 1)
+        self.put(
+            entry.at,
+            EventName.DROPPED,
+            value=entry.duration_s * 1000,
+            dropped_messages=whole.total_messages,
+            dropped_bytes=whole.total_bytes,
+            reason=max(dropped, key=lambda item: dropped[item].total_messages).value if dropped else None,
+            account=account,
+            detail=detail,
+        )
+
+    def closed(
+        self, at: float, reason: CloseReason, details: str, statistics: SenderStatistics, limit: str | None, agent: str
+    ) -> None:
+        """Record the end of the connection; `whole` tells of it from now on as of one that has ended."""
+        self._agent = self._events.privacy.text(agent) or self._agent
+        # What follows the code may quote the peer; it is short and ours.
+        code = details.partition(":")[0][:64] if reason is CloseReason.PROTOCOL_ERROR else None
+        self._end = {"reason": reason.value, "code": code or None, "limit_name": limit}
+        whole = total(statistics.dropped.values())
+        self.put(
+            at,
+            EventName.CONN_CLOSED,
+            state_from=self._state.name,
+            state_ms=(at - self._at) * 1000,
+            axis=limit,
+            dropped_messages=whole.total_messages,
+            dropped_bytes=whole.total_bytes,
+            sent_bytes=statistics.bytes_sent,
+            reason=reason.value,
+        )
+
+    def whole(self, at: float, statistics: SenderStatistics, more: Mapping[str, Any]) -> Row:
+        """Return what it was, or is by now, in one row of `flow_closes` or `flow_opens`. Any thread."""
+        us, who, left = self._events.wall.us, self.who, self._left_ready
+        found = sender_columns(statistics)
+        found |= NO_COURSE if self._course is None else self._course.columns(at)
+        if left is not None and statistics.state is not SendState.READY:
+            # Tells a link that is slow, which drains all the time, from a peer that reads nothing.
+            found |= {"unrecovered_ms": (at - left[0]) * 1000, "unrecovered_bytes": statistics.bytes_sent - left[1]}
+        found |= {
+            "ts": us(at),
+            "conn_id": self.conn_id,
+            "peer_ip": who[0],
+            "peer_port": who[1],
+            "role": who[2],
+            "app": who[3],
+            "stream": who[4],
+            "agent": self._agent or None,
+            "opened_at": us(self._opened_at),
+            "duration_s": at - self._opened_at,
+            "handshake_ms": self._handshake_ms,
+            "asked_ms": self._asked_ms,
+            "startup_ms": self._startup_ms,
+            "edges_missed": statistics.transitions - self._seen_edges,
+            "events_count": self._events_count + self._sampled_events,
+        }
+        return whole_row({**found, **self._end, **self.line, **more})
+
+
+def by_class(counts: Counts) -> dict[str, int]:
+    """Return numbers of messages by name of the class, without those that are 0."""
+    return {name: counts.messages[index] for index, name in enumerate(_CLASSES) if counts.messages[index]}
+
+
+def by_reason(dropped: Mapping[DropReason, Counts]) -> dict[str, dict[str, int]]:
+    """Return the same by reason and class."""
+    return {reason.value: by_class(counts) for reason, counts in dropped.items()}
+
+
+def _after_colon(words: str) -> str | None:
+    """Return the reason of a pause: the ledger says "input paused: soft limit"."""
+    return words.partition(": ")[2] or None

@@ -1,0 +1,124 @@
+"""What samples say of one connection, summed up while they are made: delay, stalls, what its line carried (pure).
+
+Who runs with the crowd has none of this: its delay is that of the next flush, and counts as none. Delays are kept as a
+histogram by time, in buckets of which twelve double: a quantile is the geometric middle of its bucket, 2.9 % off at
+most (what is below 1 ms counts as nothing, what is above 65 s as the largest that was seen).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from flowctl.core.flow.state import CLASS_COUNT, SendState
+from flowctl.records.telemetry.sampling import Condition, Row
+
+STALL_MS: Final = 500.0
+"""A peer that takes nothing for so long while something waits shows a still picture: players buffer about a second."""
+BUSY: Final = 0.9
+"""A thread that is busy for so much of the time has no room for bursts: queues of all its viewers grow."""
+PER_OCTAVE: Final = 12
+_BUCKETS: Final = 16 * PER_OCTAVE
+_QUANTILES: Final = (("delay_p50_ms", 0.5), ("delay_p95_ms", 0.95), ("delay_p99_ms", 0.99))
+_READY: Final = SendState.READY.name
+_ACCEPTED_BYTES: Final = slice(1 + CLASS_COUNT, 1 + 2 * CLASS_COUNT)
+_DROPPED_MESSAGES: Final = slice(1 + 4 * CLASS_COUNT, 1 + 5 * CLASS_COUNT)
+_SUMS: Final = (
+    *("delay_max_ms", "late_ms", "stall_count", "stall_ms", "trouble_ms", "line_bytes", "line_stream_bytes"),
+    *("left_ms", "left_server_ms", "left_bytes", "unforced_drops"),
+)
+
+
+def bucket_of(delay_ms: float) -> int:
+    return min(int(math.log2(max(delay_ms, 1.0)) * PER_OCTAVE), _BUCKETS - 1)
+
+
+def middle_ms(bucket: int) -> float:
+    """Return the delay that stands for a bucket, ms: its geometric middle; of the first one, nothing."""
+    return math.pow(2.0, (bucket + 0.5) / PER_OCTAVE) if bucket else 0.0
+
+
+def tells(condition: Condition, happened: Row) -> bool:
+    """Return whether a sample says more of its connection than that it kept up."""
+    delay_ms, share = condition.viewer_delay_ms, condition.picture_share
+    calm = condition.state == _READY and share >= 1 and not condition.stalled_ms and (delay_ms or 0.0) < 1
+    return not calm or any(happened[_DROPPED_MESSAGES])
+
+
+class Felt:
+    """Sums over the samples of one connection that tell anything. The sampler's thread.
+
+    Attributes:
+        ms: time that they are about; what else was sampled passed without delay.
+        delay_max_ms: and the others: the columns of these names.
+    """
+
+    __slots__ = (*_SUMS, "_delays_ms", "_leaving", "_ms_sum", "ms")
+
+    def __init__(self) -> None:
+        self.ms = self._ms_sum = 0.0
+        self._delays_ms: dict[int, float] = {}  # time by bucket
+        self._leaving: tuple[float, float, bool, int] | None = None  # the last sample of trouble: see `_settle`
+        self.delay_max_ms = self.late_ms = self.stall_ms = self.trouble_ms = self.left_ms = self.left_server_ms = 0.0
+        self.stall_count = self.line_bytes = self.line_stream_bytes = self.left_bytes = self.unforced_drops = 0
+
+    def take(
+        self,
+        condition: Condition,
+        happened: Row,
+        until: float,
+        left_at: tuple[float, ...],
+        target_ms: float,
+        cached_bytes: int = 0,
+    ) -> None:
+        """Add a sample."""
+        ms, delay_ms, stalled_ms = condition.interval_ms, condition.viewer_delay_ms or 0.0, condition.stalled_ms
+        bucket, accepted = bucket_of(delay_ms), sum(happened[_ACCEPTED_BYTES]) - cached_bytes
+        self.ms += ms
+        self._ms_sum += delay_ms * ms
+        self._delays_ms[bucket] = self._delays_ms.get(bucket, 0.0) + ms
+        self.delay_max_ms = max(self.delay_max_ms, delay_ms)
+        if target_ms and delay_ms > target_ms:
+            self.late_ms += ms
+        if stalled_ms >= STALL_MS:
+            self.stall_ms += min(stalled_ms, ms)
+            self.stall_count += stalled_ms < STALL_MS + ms  # it passes the mark in one of the samples that see it
+        self._settle(left_at)
+        if condition.state != _READY or condition.picture_share < 1:
+            self.trouble_ms += ms
+            if condition.drain_bytes_per_s is not None:
+                self.line_bytes += int(condition.drain_bytes_per_s * ms / 1000)
+                self.line_stream_bytes += accepted
+            ours = bool(condition.strained) or (condition.thread_busy or 0.0) >= BUSY
+            self._leaving = until, ms, ours, accepted
+        elif not stalled_ms:
+            self.unforced_drops += sum(happened[_DROPPED_MESSAGES])
+
+    def _settle(self, left_at: tuple[float, ...]) -> None:
+        """Add up the last sample of trouble if READY was left in its interval: that is known by now."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is None:
+            return
+        until, ms, ours, accepted = leaving
+        if any(until - ms / 1000 < at <= until for at in left_at):
+            self.left_ms += ms
+            self.left_server_ms += ms * ours
+            self.left_bytes += accepted
+
+    def columns(self, sampled_ms: float, left_at: tuple[float, ...]) -> dict[str, Any]:
+        """Return the columns, by name."""
+        self._settle(left_at)
+        found: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
+        whole_ms = max(sampled_ms, self.ms)
+        times = {**self._delays_ms, 0: self._delays_ms.get(0, 0.0) + whole_ms - self.ms}
+        for name, share in _QUANTILES:
+            passed_ms = 0.0
+            for bucket in sorted(times):
+                passed_ms += times[bucket]
+                if passed_ms >= share * whole_ms:
+                    found[name] = min(middle_ms(bucket), self.delay_max_ms)
+                    break
+        return found | {"delay_mean_ms": self._ms_sum / whole_ms if whole_ms else 0.0}
+
+
+NOTHING_FELT: Final = Felt().columns(0.0, ())

@@ -1,0 +1,131 @@
+"""What a connection was, in one row: the columns of `flow_closes` and `flow_opens` from the books of its Sender (pure).
+
+Rules of the sums. Of pictures, those that are still queued are neither wanted nor sent yet; those that were queued at
+the close, or that came after the viewer had left the stream, it does not miss; nor does it miss what it has muted: no
+policy for live media refuses sound, or key frames, of viewers that want them. `lost_messages` are those whose loss is
+seen or heard (a disposable frame is made to be dropped), less those that no slowness has caused: the peer or the
+application did not want them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flowctl.core.flow.counts import Counts, total
+from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.sending.figures import SenderStatistics
+from flowctl.reasons import DropReason
+from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, STATE_NAMES
+
+Row = tuple[Any, ...]
+
+_NAMES: Final = tuple(name for name in FLOW_CLOSES.names if name not in {"node", "seq"})
+_PICTURES: Final = (MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE)
+_NEEDED: Final = (MessageClass.KEY, MessageClass.INTER, MessageClass.AUDIO)
+_NOT_MISSED: Final = (DropReason.UNFOLLOWED, DropReason.CLOSED)
+_NO_LOSS: Final = (*_NOT_MISSED, DropReason.REQUESTED)
+_MESSAGES: Final = {
+    what: tuple(f"{what}_messages_{name}" for name in CLASS_NAMES) for what in ("accepted", "sent", "dropped")
+}
+_TIMES: Final = tuple(f"time_{name}_ms" for name in STATE_NAMES)
+_DROPPED_BY: Final = {reason: f"dropped_by_{reason.name.lower()}" for reason in DropReason}
+_NOTHING_DROPPED: Final = dict.fromkeys((*_MESSAGES["dropped"], *_DROPPED_BY.values(), "dropped_bytes"), 0)
+
+
+def whole_row(found: Mapping[str, Any]) -> Row:
+    """Return a record as a lane takes it: the columns in order, without `node` and `seq`; what is not found is null."""
+    return tuple(map(found.get, _NAMES))
+
+
+def sender_columns(statistics: SenderStatistics) -> dict[str, Any]:
+    """Return the columns that the books of a Sender have, by name."""
+    accepted, sent, dropped = statistics.accepted, statistics.sent, statistics.dropped
+    found: dict[str, Any] = dict(zip(_MESSAGES["accepted"], accepted.messages, strict=True))
+    found.update(zip(_MESSAGES["sent"], sent.messages, strict=True))
+    found.update(zip(_TIMES, (time_s * 1000 for time_s in statistics.time_in_states_s), strict=True))
+    found.update(_NOTHING_DROPPED)
+    if dropped:
+        whole = total(dropped.values())
+        found.update(zip(_MESSAGES["dropped"], whole.messages, strict=True))
+        found.update((_DROPPED_BY[reason], counts.total_messages) for reason, counts in dropped.items())
+        found["dropped_bytes"] = whole.total_bytes
+    return found | {
+        "recoveries": statistics.recoveries,
+        "returns": statistics.returns,
+        "accepted_bytes": accepted.total_bytes,
+        "sent_bytes": statistics.bytes_sent,
+        "pictures_wanted": _of(accepted, _PICTURES) - _of(statistics.queued, _PICTURES) - _not_missed(dropped),
+        "pictures_sent": _of(sent, _PICTURES),
+        "lost_messages": sum(_of(counts, _NEEDED) for reason, counts in dropped.items() if reason not in _NO_LOSS)
+        - _muted(dropped, _NEEDED),
+    }
+
+
+def _of(counts: Counts, classes: tuple[MessageClass, ...]) -> int:
+    messages = counts.messages
+    return sum(messages[item] for item in classes)
+
+
+def _not_missed(dropped: Mapping[DropReason, Counts]) -> int:
+    """Return the pictures that were dropped and that a viewer does not miss."""
+    return _muted(dropped, _PICTURES) + sum(
+        _of(dropped[reason], _PICTURES) for reason in _NOT_MISSED if reason in dropped
+    )
+
+
+def _muted(dropped: Mapping[DropReason, Counts], classes: tuple[MessageClass, ...]) -> int:
+    """Return how many messages of `classes` were dropped because the viewer has muted them."""
+    refused = dropped.get(DropReason.REFUSED)
+    if refused is None:
+        return 0
+    muted = (MessageClass.AUDIO, *(_PICTURES if refused.messages[MessageClass.KEY] else ()))
+    return _of(refused, tuple(item for item in classes if item in muted))
+
+
+class Course:
+    """What happened to a connection that did not simply keep up: counted as its events are told, on its thread.
+
+    Attributes:
+        episodes: how often it came into each state from a better one.
+        hard_at_once: and the others up to `limit_hits`: the columns of these names.
+        paused_at: since when its input is paused, in seconds. None: it is not.
+    """
+
+    __slots__ = (
+        "episodes",
+        "hard_at_once",
+        "input_paused_ms",
+        "input_pauses",
+        "late_episodes",
+        "limit_hits",
+        "paused_at",
+        "recover_max_ms",
+        "recover_ms",
+    )
+
+    def __init__(self) -> None:
+        self.episodes = [0, 0, 0, 0]
+        self.hard_at_once = self.late_episodes = self.input_pauses = self.limit_hits = 0
+        self.recover_ms = self.recover_max_ms = self.input_paused_ms = 0.0
+        self.paused_at: float | None = None
+
+    def edge(self, old: SendState, new: SendState, recover_ms: float | None) -> None:
+        """Count a change of state; `recover_ms`: how long it was not READY, where it is again and that is known."""
+        if new > old:
+            self.episodes[new] += 1
+            self.hard_at_once += old is SendState.READY and new is SendState.HARD_LIMIT
+        if recover_ms is not None:
+            self.recover_ms += recover_ms
+            self.recover_max_ms = max(self.recover_max_ms, recover_ms)
+
+    def columns(self, at: float) -> dict[str, Any]:
+        """Return the columns, by name; `at`: now, in seconds."""
+        pause_s = 0.0 if self.paused_at is None else max(at - self.paused_at, 0.0)
+        names = ("hard_at_once", "recover_ms", "recover_max_ms", "late_episodes", "input_pauses", "limit_hits")
+        found = {name: getattr(self, name) for name in names}
+        found.update((f"episodes_{name}", self.episodes[index]) for index, name in enumerate(STATE_NAMES) if index)
+        return found | {"input_paused_ms": self.input_paused_ms + pause_s * 1000}
+
+
+NO_COURSE: Final = Course().columns(0.0)

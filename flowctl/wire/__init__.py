@@ -1,0 +1,1 @@
+"""What goes over the wire, and the clients that speak it: RTMP, media, ZeroMQ."""

@@ -1,0 +1,138 @@
+"""When the next frame of a source is due: media time against real time, loops with continuing timestamps (pure).
+
+How it works: the source's clock is the 32-bit clock of RTMP and FLV, which wraps; the timeline adds up the differences
+between media tags as signed numbers, so a wrap is no jump and a small step back (B-frames of some muxers) is one. At
+the end of a round the timeline works out when the next frame of each track would have been due, and the next round
+begins there; its tags get timestamps that go on accordingly. A source whose timestamps stand still or run backwards is
+given a millisecond per frame in each round, so that a loop of it moves on in time and a duration comes to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.errors import ConfigError
+from flowctl.flv import TAG_SCRIPT, FlvTag
+from flowctl.wire.rtmp.media.media import inspect
+from flowctl.wire.rtmp.wire import CLOCK_MASK
+
+_HALF: Final = 1 << 31
+
+
+def signed_difference(later: int, earlier: int) -> int:
+    """Return `later` - `earlier` on the 32-bit clock, in -2^31..2^31-1 ms."""
+    return (later - earlier + _HALF & CLOCK_MASK) - _HALF
+
+
+_NEW_CLOCK_MS: Final = -1000
+"""Steps back by more than this are another publisher's clock; by less, tracks that are interleaved loosely."""
+
+
+class MediaClock:
+    """Adds up how much media time a row of timestamps covers.
+
+    Attributes:
+        covered_ms: from the first timestamp to the latest one. A step back to another clock adds nothing.
+    """
+
+    __slots__ = ("_at_ms", "_before", "covered_ms")
+
+    def __init__(self) -> None:
+        self._before: int | None = None  # the last timestamp
+        self._at_ms = 0  # where it stands on the time line that begins with the first one
+        self.covered_ms = 0
+
+    def frame(self, timestamp: int) -> None:
+        if self._before is not None:
+            step_ms = signed_difference(timestamp, self._before)
+            self._at_ms += step_ms if step_ms >= _NEW_CLOCK_MS else 0
+            self.covered_ms = max(self.covered_ms, self._at_ms)
+        self._before = timestamp
+
+
+class TimedTag:
+    """A tag to be sent: what, when, and what it is."""
+
+    __slots__ = ("due_ms", "message_class", "tag")
+
+    def __init__(self, tag: FlvTag, due_ms: int, message_class: MessageClass) -> None:
+        self.tag = tag
+        self.due_ms = due_ms
+        self.message_class = message_class
+
+
+class Timeline:
+    """Iterates over a source's tags with the time each is due.
+
+    Attributes:
+        rounds: how often the source has begun.
+    """
+
+    __slots__ = ("_duration_ms", "_elapsed_ms", "_headers", "_loop", "_origin", "_source", "_tracks", "rounds")
+
+    def __init__(self, source: Iterable[FlvTag], *, loop: bool = False, duration_s: float | None = None) -> None:
+        if loop and isinstance(source, Iterator):
+            raise ConfigError("this source can be iterated over only once, so it cannot loop")
+        self._source = source
+        self._loop = loop
+        self._duration_ms = float("inf") if duration_s is None else duration_s * 1000
+        self._elapsed_ms = 0  # of the last media tag
+        self._origin = 0  # timestamp of the very first media tag
+        self._tracks: dict[int, tuple[int, int]] = {}  # type -> elapsed of its last frame, and the step to it
+        self._headers: dict[object, bytes] = {}  # sticky key -> what was sent last: a round repeats none of them
+        self.rounds = 0
+
+    def __iter__(self) -> Iterator[TimedTag]:
+        """Iterate over the tags; once."""
+        start_ms = 0
+        while True:
+            self.rounds += 1
+            frames = 0
+            latest_ms = start_ms
+            for timed in self._round(start_ms):
+                if timed.due_ms >= self._duration_ms:
+                    return
+                frames += timed.tag.type_id != TAG_SCRIPT
+                latest_ms = max(latest_ms, timed.due_ms)
+                yield timed
+            if not self._loop or not frames:
+                return
+            following_ms = max((last + step for last, step in self._tracks.values()), default=latest_ms)
+            # Timestamps that tell no step, or a wrong one, must neither go back nor make a loop an endless burst.
+            start_ms = max(following_ms, latest_ms + 1, start_ms + frames)
+
+    def _round(self, start_ms: int) -> Iterator[TimedTag]:
+        """Iterate over the source once, its first media tag at `start_ms`."""
+        before: int | None = None  # timestamp of the last media tag, on the source's clock
+        for tag in self._source:
+            if tag.type_id == TAG_SCRIPT:
+                # Metadata has timestamp 0 whatever the clock says, and once is enough: it describes the whole.
+                if self.rounds == 1:
+                    yield TimedTag(tag, self._elapsed_ms, MessageClass.HEADER)
+                continue
+            if before is None:
+                self._elapsed_ms = start_ms
+                self._origin = tag.timestamp if self.rounds == 1 else self._origin
+            else:
+                self._elapsed_ms += signed_difference(tag.timestamp, before)
+            before = tag.timestamp
+            info = inspect(tag.type_id, tag.payload)
+            key = info.sticky_key
+            if key is not None and self._headers.get(key) == tag.payload:
+                continue
+            if key is not None:
+                self._headers[key] = tag.payload
+            elif self._loop and info.packet == "sequence_end":
+                continue  # the end of a round is not the end of the track
+            else:
+                self._note_frame(tag.type_id)
+            moved = FlvTag(tag.type_id, (self._origin + self._elapsed_ms) & CLOCK_MASK, tag.payload)
+            yield TimedTag(moved, self._elapsed_ms, info.message_class)
+
+    def _note_frame(self, type_id: int) -> None:
+        last = self._tracks.get(type_id)
+        step = 0 if last is None else max(self._elapsed_ms - last[0], 0)
+        # A step of 0 (two tracks in one type, or a burst) says nothing about when the next one is due.
+        self._tracks[type_id] = (self._elapsed_ms, step or (last[1] if last is not None else 0))

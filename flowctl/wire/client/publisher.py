@@ -1,0 +1,239 @@
+"""Publishes an FLV source to an RTMP server, at its own pace, faster, or as fast as the connection takes it.
+
+Theory of operation. A `Timeline` says when each tag is due. One pump, run by the connection's timer and by a job,
+sends what is due and then asks to be woken for the next tag. It never queues more than `MAX_QUEUED_BYTES`: when that
+much waits because the kernel takes no more, the pump rests until the Sender has drained (its READY edge), and the
+publisher falls behind real time, which `lag_s` tells. Afterwards it catches up as fast as the connection allows; it
+drops nothing, since a test that is to say who lost a frame must not lose any at the source.
+
+Synthetic frames are stamped when they are sent: with numbers that go on over loops, and with the wall clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flowctl.core.flow.counts import NO_COUNTS, Counts, Tally
+from flowctl.core.flow.state import MessageClass, SendState, StateChange
+from flowctl.deferred import Job
+from flowctl.errors import ConfigError, FlowctlError
+from flowctl.flv import FlvTag
+from flowctl.wire.client.base import DEFAULT_CONFIG, RtmpClient
+from flowctl.wire.client.pace import TimedTag, Timeline
+from flowctl.wire.media.stamp import Stamper
+from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, StreamEnded
+from flowctl.wire.rtmp.session_config import ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl
+
+MAX_QUEUED_BYTES: Final = 1024 * 1024
+"""What may wait in the Sender: 3 s of a 2.5 Mbit/s stream, and room for a key frame of 10 Mbit/s many times over."""
+
+_TURN_TAGS: Final = 64
+_TURN_BYTES: Final = 256 * 1024
+"""What one run of the pump sends before the others on the thread get their turn (as `SenderSettings.turn_bytes`)."""
+
+_LOOK_AGAIN_S: Final = 0.05
+"""The pump rests at most this long while it waits for room, should no edge of the Sender wake it."""
+
+MAX_PACE: Final = 10_000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublisherStatistics:
+    """A snapshot of a publisher.
+
+    Args:
+        sent: tags given to the Sender, by class, bytes of their bodies.
+        media_s: media time from the first tag to the last one sent.
+        lag_s: how far behind its time the next tag is; 0 where there is no pace.
+    """
+
+    publishing: bool = False
+    sent: Counts = NO_COUNTS
+    bytes_queued: int = 0
+    rounds: int = 0
+    media_s: float = 0.0
+    lag_s: float = 0.0
+    max_lag_s: float = 0.0
+    waits: int = 0
+    waited_s: float = 0.0
+
+
+class RtmpPublisher(RtmpClient):
+    """Publishes one source on one connection; closes it when the source ends.
+
+    Attributes:
+        source_error: what went wrong with the source, which counts as its end. None: nothing.
+    """
+
+    __slots__ = (
+        "_begins",
+        "_job",
+        "_max_lag_s",
+        "_next",
+        "_on_sent",
+        "_pace",
+        "_sent_ms",
+        "_stamper",
+        "_started_at",
+        "_tags",
+        "_tally",
+        "_timeline",
+        "_waited_s",
+        "_waiting_since",
+        "_waits",
+        "source_error",
+    )
+
+    def __init__(
+        self,
+        url: RtmpUrl,
+        source: Iterable[FlvTag],
+        *,
+        pace: float = 1.0,
+        loop: bool = False,
+        duration_s: float | None = None,
+        stamped: bool = False,
+        begins: Callable[[float], float] | None = None,
+        config: ClientSessionConfig = DEFAULT_CONFIG,
+        parameters: str = "",
+        on_sent: Callable[[FlvTag, MessageClass], None] | None = None,
+        on_end: Callable[[Any], None] | None = None,
+    ) -> None:
+        super().__init__(url, config=config, parameters=parameters, on_end=on_end)
+        self._protocol.publish()
+        if not 0 <= pace <= MAX_PACE:
+            raise ConfigError(f"pace is {pace}, it must be 0 (unpaced) to {MAX_PACE:g}")
+        self._pace = pace
+        self._timeline = Timeline(source, loop=loop, duration_s=duration_s)
+        self._tags: Iterator[TimedTag] = iter(self._timeline)
+        self._next: TimedTag | None = None  # taken from the timeline, not yet sent
+        self._stamper = None if stamped else Stamper()
+        self._begins = begins
+        self._on_sent = on_sent
+        self._job: Job | None = None  # runs the pump; made when the connection is there
+        self._sent_ms = 0  # media time of the last tag sent
+        self._started_at: float | None = None  # when the first tag was due; None: not publishing
+        self._waiting_since: float | None = None  # since when there is no room
+        self._tally = Tally()
+        self._waits = 0
+        self._waited_s = 0.0
+        self._max_lag_s = 0.0
+        self.source_error: FlowctlError | None = None
+
+    # -- any thread
+
+    def statistics(self) -> PublisherStatistics:
+        """Return a frozen snapshot. Figures of the connection's thread may be a step apart."""
+        following = self._next
+        opened = self._job is not None
+        now = self.connection.clock() if opened else 0.0
+        since = self._waiting_since
+        lag_s = max(now - self._time_of(following, now), 0.0) if following is not None and self.end is None else 0.0
+        return PublisherStatistics(
+            publishing=self._started_at is not None and self.end is None,
+            sent=self._tally.frozen(),
+            bytes_queued=self.connection.sender.load().size_bytes if opened else 0,
+            rounds=self._timeline.rounds,
+            media_s=self._sent_ms / 1000,
+            lag_s=lag_s,
+            max_lag_s=max(self._max_lag_s, lag_s),
+            waits=self._waits,
+            waited_s=self._waited_s + (now - since if since is not None else 0.0),
+        )
+
+    # -- the session
+
+    def opened(self) -> None:
+        """Start, with a job for the pump."""
+        self._job = self.connection.registration.job(self._pump, "publisher")
+        super().opened()
+
+    def event(self, event: ClientEvent, now: float) -> None:
+        """Begin when the server says so; end when it takes the stream away."""
+        if isinstance(event, PublishStarted) and self._started_at is None:
+            self._started_at = now if self._begins is None else self._begins(now)
+            self._take_next()
+            self._pump()
+        elif isinstance(event, StreamEnded):
+            self.connection.close_after_flush(f"the server ended the stream: {event.reason}")
+
+    def due(self, now: float) -> None:
+        """Send what is due."""
+        del now
+        self._pump()
+
+    def send_state_changed(self, state: SendState, change: StateChange) -> None:
+        """Go on when the Sender has drained; under its lock, so only a job is scheduled."""
+        del change
+        if state is SendState.READY and self._job is not None:
+            self.connection.registration.schedule(self._job)
+
+    # -- the pump
+
+    def _time_of(self, timed: TimedTag, now: float) -> float:
+        """Return when `timed` is due: `now` where there is no pace."""
+        if not self._pace or self._started_at is None:
+            return now
+        return self._started_at + timed.due_ms / 1000 / self._pace
+
+    def _pump(self) -> None:
+        """Send what is due, as far as there is room, and see to it that it is run again."""
+        if self._started_at is None or self._leaving is not None or self.connection.sender.closed:
+            return
+        now = self.connection.clock()
+        budget = _TURN_BYTES
+        for _ in range(_TURN_TAGS):
+            timed = self._next
+            if timed is None:
+                self.finish("everything was sent" if self.source_error is None else f"the source: {self.source_error}")
+                return
+            due_at = self._time_of(timed, now)
+            if due_at > now:
+                self.wake_at(due_at)
+                return
+            if not self._has_room(now):
+                self.wake_at(now + _LOOK_AGAIN_S)
+                return
+            self._max_lag_s = max(self._max_lag_s, now - due_at)
+            budget -= self._send(timed)
+            self._take_next()
+            if budget <= 0:
+                break
+        if self._job is not None:
+            self.connection.registration.schedule(self._job)  # more is due, but others have their turn first
+
+    def _take_next(self) -> None:
+        """Get the next tag of the source; a source that fails ends there, and its error is kept for our caller."""
+        try:
+            self._next = next(self._tags, None)
+        except FlowctlError as error:
+            self._next = None
+            self.source_error = error
+
+    def _has_room(self, now: float) -> bool:
+        if self.connection.sender.load().size_bytes < MAX_QUEUED_BYTES:
+            if self._waiting_since is not None:
+                self._waited_s += now - self._waiting_since
+                self._waiting_since = None
+            return True
+        if self._waiting_since is None:
+            self._waiting_since = now
+            self._waits += 1
+        return False
+
+    def _send(self, timed: TimedTag) -> int:
+        """Give one tag to the Sender; return its size on the wire."""
+        type_id, timestamp, payload = timed.tag
+        self._sent_ms = timed.due_ms
+        if self._stamper is not None:
+            payload = self._stamper.stamped(type_id, payload, time.time_ns() // 1000)
+        octets = self._protocol.send_tag(type_id, timestamp, payload)
+        self.connection.sender.send(octets, timed.message_class, droppable=False)
+        self._tally.add(timed.message_class, len(payload))
+        if self._on_sent is not None:
+            self._on_sent(FlvTag(type_id, timestamp, payload), timed.message_class)
+        return len(octets)

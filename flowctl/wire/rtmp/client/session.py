@@ -1,0 +1,635 @@
+"""The client's side of one RTMP connection as an event machine: to publish or to play one stream.
+
+Theory of operation. `connect` starts the handshake; `publish` or `play` says what the connection is for, before or
+after it is up. From then on the session goes ahead by itself: connect, releaseStream, FCPublish, createStream, publish
+or play, each when the reply to the one before has come, and says how far it is by events. Media comes as `Message`
+(player) or goes out through `send_audio`, `send_video` and `send_data` (publisher), which return octets::
+
+    session = ClientSession(config, now=now)
+    session.publish()
+    session.connect("rtmp://host/live/room")
+    ...  # session.data_to_send() to the socket, what it gives to session.receive(octets, now), until PublishStarted
+    octets = session.send_video(timestamp, payload)
+
+Say `play` before `connect`: a player's connect tells its decoders. For load tests the manners can be switched off: no
+acknowledgements, no pongs (`ControlConfig`), and messages of any content (`send_message`).
+
+Replies are taken by what is awaited, not only by their transaction id, because nginx-rtmp and SRS have answered with id
+0; objects may be null or ECMA arrays. A status that the session has no use for becomes a `StatusReceived`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any, Final, Literal, NamedTuple
+
+from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.adobe_auth import client_parameters
+from flowctl.wire.rtmp.chunk.writer import ChunkWriter
+from flowctl.wire.rtmp.client import commands as client_commands
+from flowctl.wire.rtmp.client.states import ClientInput, ClientState, next_client_state
+from flowctl.wire.rtmp.endpoint import CONTROL_TYPES, NO_LIMIT, Endpoint
+from flowctl.wire.rtmp.events import (
+    ClientEvent,
+    Connected,
+    HandshakeDone,
+    PlayStarted,
+    PublishKind,
+    PublishStarted,
+    ReconnectRequested,
+    Rejected,
+    StatusReceived,
+    StreamCreated,
+    StreamEnded,
+)
+from flowctl.wire.rtmp.handshake.handshake import Handshake
+from flowctl.wire.rtmp.media.aggregate import split_aggregate
+from flowctl.wire.rtmp.messages import (
+    EVENT_SET_BUFFER_LENGTH,
+    EVENT_STREAM_EOF,
+    Acknowledgement,
+    Command,
+    UserControl,
+    decode_command,
+    decode_message,
+    encode_control,
+)
+from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ClientSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl, from_connect, parse_url
+from flowctl.wire.rtmp.wire import (
+    TYPE_AGGREGATE,
+    TYPE_AUDIO,
+    TYPE_COMMAND_AMF0,
+    TYPE_COMMAND_AMF3,
+    TYPE_DATA_AMF0,
+    TYPE_DATA_AMF3,
+    TYPE_USER_CONTROL,
+    TYPE_VIDEO,
+    Message,
+)
+
+_MEDIA: Final = frozenset({TYPE_AUDIO, TYPE_VIDEO})
+_DATA: Final = frozenset({TYPE_DATA_AMF0, TYPE_DATA_AMF3})
+_COMMANDS: Final = frozenset({TYPE_COMMAND_AMF0, TYPE_COMMAND_AMF3})
+
+# Chunk streams of media: one each, so that audio can go between the chunks of a long video frame (section 5.3.1).
+_CSIDS: Final = {TYPE_AUDIO: 4, TYPE_VIDEO: 6, TYPE_DATA_AMF0: 7}
+
+_AWAITING_REPLY: Final = frozenset({ClientState.CONNECTING, ClientState.CREATING, ClientState.ASKING})
+
+_RUNNING: Final = frozenset({ClientState.ASKING, ClientState.ACTIVE})
+"""States in which a status may be about our stream."""
+
+_HARMLESS: Final = frozenset({commands.SEEK_FAILED, "NetStream.Pause.Failed"})
+"""Errors of a request that leave the stream running."""
+
+_ENDING: Final = frozenset(
+    {commands.PLAY_UNPUBLISH_NOTIFY, commands.PLAY_STOP, commands.UNPUBLISH_SUCCESS, "NetStream.Play.Complete"}
+)
+"""Codes after which nothing more comes, until a publish notification."""
+
+_DESCRIPTION_MAX_CHARS: Final = 1024
+"""Limit on the server's words that are kept; a challenge of Adobe authentication is below 200."""
+
+_CALLS_MAX: Final = 64
+"""Commands whose reply is awaited; a publisher sends five."""
+
+
+class PendingCalls:
+    """The commands that await a reply, by transaction id."""
+
+    __slots__ = ("_last_id", "_names")
+
+    def __init__(self) -> None:
+        self._last_id = 0
+        self._names: dict[int, str] = {}
+
+    def open(self, name: str) -> int:
+        """Return a new transaction id and remember that the reply to command `name` is awaited."""
+        self._last_id += 1
+        self._names[self._last_id] = name
+        if len(self._names) > _CALLS_MAX:
+            # The oldest: servers leave FCPublish and the like unanswered.
+            del self._names[next(iter(self._names))]
+        return self._last_id
+
+    def close(self, transaction_id: float) -> str:
+        """Return the name of the command that a reply answers, "" for none of ours, and await it no longer."""
+        return self._names.pop(int(transaction_id), "")
+
+
+class _Purpose(NamedTuple):
+    """What the connection is for.
+
+    Args:
+        name: stream name with its query. None: that of the address.
+        last: the argument behind the name: the kind of a publish, the start of a play in ms.
+    """
+
+    command: Literal["publish", "play"]
+    name: str | None
+    last: str | float
+
+
+class ClientSession:
+    """One RTMP connection, client side; not thread-safe, sans-I/O."""
+
+    __slots__ = (
+        "_app",  # str | None: overrides the application of _url
+        "_calls",
+        "_config",
+        "_ended",  # bool: StreamEnded was reported and nothing has started since
+        "_endpoint",
+        "_error",  # str: why the session ended, "" while it has not
+        "_parameters",  # str: what Adobe authentication appends
+        "_purpose",  # _Purpose | None: None until our caller says
+        "_state",  # ClientState: assigned by _move only
+        "_stream_id",  # int: 0 while there is none
+        "_url",
+    )
+
+    def __init__(self, config: ClientSessionConfig, *, now: float = 0.0, rng: random.Random | None = None) -> None:
+        self._app: str | None = None
+        self._calls = PendingCalls()
+        self._config = config
+        self._ended = False
+        shake = Handshake.client(config.handshake, rng, round(now * 1000))
+        self._endpoint = Endpoint(config, shake, ChunkWriter(), now)
+        self._error = ""
+        self._parameters = ""
+        self._purpose: _Purpose | None = None
+        self._state = ClientState.NEW
+        self._stream_id = 0
+        self._url = RtmpUrl()
+
+    # -------------------------------------------------------------------------------------------- intents
+
+    def connect(self, url: RtmpUrl | str, *, parameters: str = "", app: str | None = None) -> None:
+        """Start the handshake, and connect when it is done."""
+        self._url = parse_url(url) if isinstance(url, str) else url
+        self._move(ClientInput.CONNECT)
+        self._parameters = parameters
+        self._app = app
+        if self._endpoint.handshake is not None:
+            self._endpoint.queue(self._endpoint.handshake.start())
+
+    def publish(self, name: str | None = None, kind: PublishKind = "live") -> None:
+        """Publish as soon as the server lets us."""
+        self._ask(_Purpose("publish", name, kind))
+
+    def play(self, name: str | None = None, *, start_ms: int = -2000) -> None:
+        """Play as soon as the server lets us."""
+        self._ask(_Purpose("play", name, float(start_ms)))
+
+    def close_stream(self) -> None:
+        """Stop publishing or playing; the connection stays and may be asked for another stream."""
+        self._move(ClientInput.CLOSE)
+        if self._publishes and self._config.release_stream:
+            self._call("FCUnpublish", None, self._stream_name())
+        self._forget_stream()
+
+    def reconnect_url(self, request: ReconnectRequested) -> RtmpUrl:
+        """Return where a `ReconnectRequested` sends us: its address with our stream name, query and credentials."""
+        text = request.tc_url
+        if text is None:
+            return self._url
+        scheme, _, rest = self._url.tc_url.partition("://")
+        host, _, path = rest.partition("/")
+        if text.startswith("//"):
+            text = f"{scheme}:{text}"
+        elif text.startswith("/"):
+            text = f"{scheme}://{host}{text}"
+        elif "://" not in text:
+            text = f"{scheme}://{host}/{path.rpartition('/')[0]}/{text}"
+        target = from_connect(text, None)
+        if not target.host:
+            raise RemoteProtocolError("the address to reconnect to has no host", code="bad-url")
+        ours = self._url
+        return dataclasses.replace(
+            target,
+            stream=ours.stream,
+            raw_query=ours.raw_query,
+            query=ours.query,
+            user=ours.user,
+            password=ours.password,
+        )
+
+    def _ask(self, purpose: _Purpose) -> None:
+        if self._purpose is not None or self._state in (ClientState.REJECTED, ClientState.CLOSED):
+            present = None if self._purpose is None else self._purpose.command
+            raise LocalProtocolError(f"cannot {purpose.command}: the session is {self._state.value}, for {present}")
+        self._purpose = purpose
+        self._create_stream()
+
+    # ------------------------------------------------------------------------------------------ statistics
+
+    @property
+    def state(self) -> ClientState:
+        """How far the session has come."""
+        return self._state
+
+    @property
+    def stream_id(self) -> int:
+        """Message stream id that the server gave us, 0 for none."""
+        return self._stream_id
+
+    @property
+    def url(self) -> RtmpUrl:
+        """The address of `connect`."""
+        return self._url
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How often what was ignored, by name; a copy."""
+        return self._endpoint.counters
+
+    @property
+    def last_acknowledged_bytes(self) -> int:
+        """Octets that the server has acknowledged last, modulo 2^32."""
+        return self._endpoint.last_acknowledged_bytes
+
+    @property
+    def bytes_received(self) -> int:
+        """Octets received after the handshake."""
+        return self._endpoint.reader.bytes_received
+
+    # ----------------------------------------------------------------------------------------------- output
+
+    def data_to_send(self) -> bytes:
+        """Return and forget what waits to be sent: handshake octets, or whole messages."""
+        return self._endpoint.data_to_send()
+
+    def send_audio(self, timestamp: int, payload: bytes) -> bytes:
+        """Return an audio message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
+        return self._media(TYPE_AUDIO, timestamp, payload)
+
+    def send_video(self, timestamp: int, payload: bytes) -> bytes:
+        """Return a video message for the socket; `timestamp` in ms. Raises `LocalProtocolError` if not publishing."""
+        return self._media(TYPE_VIDEO, timestamp, payload)
+
+    def send_data(self, timestamp: int, payload: bytes) -> bytes:
+        """Return an AMF0 data message for the socket; `payload` is encoded AMF0. Raises like `send_video`."""
+        return self._media(TYPE_DATA_AMF0, timestamp, payload)
+
+    def send_tag(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        """Return a tag of an FLV file (audio, video or script data) for the socket. Raises like `send_video`.
+
+        A file holds ``onMetaData`` bare; a server wants it wrapped, as OBS and FFmpeg send it.
+        """
+        if type_id == TYPE_DATA_AMF0 and not payload.startswith(client_commands.SET_DATA_FRAME):
+            payload = client_commands.SET_DATA_FRAME + payload
+        return self._media(type_id, timestamp, payload)
+
+    def send_metadata(self, values: dict[str, Any], timestamp: int = 0) -> bytes:
+        """Return ``@setDataFrame onMetaData`` for the socket. Raises like `send_video`."""
+        return self.send_data(timestamp, client_commands.metadata_payload(values))
+
+    def send_message(self, message: Message) -> bytes:
+        """Return any message for the socket, whatever the state; for tests and load tests.
+
+        What waited to be sent stands before it, since a Set Chunk Size might be in there.
+        """
+        if self._endpoint.handshake is not None:
+            raise LocalProtocolError("the handshake is not done")
+        return self._behind_waiting(message)
+
+    def send_acknowledgement(self, sequence_number: int) -> bytes:
+        """Return an Acknowledgement of any value, for load tests; honest ones are sent by themselves."""
+        return self.send_message(encode_control(Acknowledgement(sequence_number)))
+
+    def send_ping(self, now: float) -> None:
+        """Queue a ping request; the answer becomes a `Pong` with the round trip time."""
+        self._endpoint.ping(now)
+
+    def _media(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
+        if self._state is not ClientState.ACTIVE or not self._publishes:
+            raise LocalProtocolError(f"not publishing, the session is {self._state.value}")
+        return self._behind_waiting(Message(_CSIDS[type_id], timestamp, type_id, self._stream_id, payload))
+
+    def _behind_waiting(self, message: Message) -> bytes:
+        octets = self._endpoint.writer.write(message)
+        return self._endpoint.data_to_send() + octets
+
+    # --------------------------------------------------------------------------------------- octets and time
+
+    def receive(self, data: bytes | memoryview, now: float) -> list[ClientEvent]:
+        """Take octets from the server."""
+        self._check_open()
+        endpoint = self._endpoint
+        events: list[ClientEvent] = []
+        try:
+            if endpoint.handshake is not None:
+                data = self._shake(data, events)
+            append = events.append
+            for message in endpoint.read(data, now):
+                if message.type_id in _MEDIA:
+                    append(message)
+                else:
+                    self._handle(message, events, now)
+        except RemoteProtocolError as error:
+            self._fail(error)
+            raise
+        endpoint.phase_start(now)
+        return events
+
+    def tick(self, now: float) -> list[ClientEvent]:
+        """Look at the clock: limits of time and pings."""
+        self._check_open()
+        try:
+            self._endpoint.tick(self._phase_limit(), now)
+        except LimitExceededError as error:
+            self._fail(error)
+            raise
+        return []
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `tick` has something to do, in seconds, at the earliest `now`. None: never."""
+        if self._state is ClientState.CLOSED:
+            return None
+        return self._endpoint.next_deadline(self._phase_limit(), now)
+
+    def _phase_limit(self) -> tuple[str, float]:
+        """Return the name and the value (s) of the limit on the present state; 0 is none."""
+        if self._state is ClientState.HANDSHAKE:
+            return "handshake_time_s", self._config.limits.handshake_time_s
+        # A player may wait for a publisher as long as it likes.
+        if self._state in _AWAITING_REPLY and (self._state is not ClientState.ASKING or self._publishes):
+            return "reply_time_s", self._config.reply_time_s
+        return NO_LIMIT
+
+    def _shake(self, data: bytes | memoryview, events: list[ClientEvent]) -> bytes:
+        """Run the handshake; return what follows it, b"" while it lasts."""
+        following, style = self._endpoint.shake(data)
+        if style:
+            self._move(ClientInput.HANDSHAKE_DONE)
+            events.append(HandshakeDone(style))
+            self._send_connect()
+        return following
+
+    # ------------------------------------------------------------------------------------------------ state
+
+    def _move(self, event: ClientInput) -> None:
+        """Change the state; the only place that does."""
+        following = next_client_state(self._state, event)
+        if following is not self._state:
+            self._state = following
+            self._endpoint.phase_changed()
+
+    def _check_open(self) -> None:
+        if self._state is ClientState.CLOSED:
+            raise LocalProtocolError(f"the session has ended: {self._error}")
+        if self._state is ClientState.NEW:
+            raise LocalProtocolError("connect was not called")
+
+    def _fail(self, error: RemoteProtocolError) -> None:
+        """End the session; a client explains nothing to a server, which would not read it."""
+        self._error = str(error)
+        self._move(ClientInput.FAIL)
+
+    @property
+    def _publishes(self) -> bool:
+        return self._purpose is not None and self._purpose.command == "publish"
+
+    # ------------------------------------------------------------------------------------------- going ahead
+
+    def _call(self, name: str, *values: Any) -> None:
+        """Send a command on the connection."""
+        self._endpoint.send(commands.command(name, self._calls.open(name), *values))
+
+    def _stream_name(self) -> str:
+        """Return the stream name with its query, as publish and play send it (FFmpeg, OBS)."""
+        if self._purpose is not None and self._purpose.name is not None:
+            return self._purpose.name
+        return f"{self._url.stream}?{self._url.raw_query}" if self._url.raw_query else self._url.stream
+
+    def _send_connect(self) -> None:
+        """Announce our chunk size and connect, once the handshake is done."""
+        # Before connect, as OBS does it, so that the long connect is not cut into chunks of 128 octets.
+        self._endpoint.send_chunk_size()
+        playing = self._purpose is not None and not self._publishes
+        values = client_commands.connect_object(
+            self._config, self._url, parameters=self._parameters, app=self._app, playing=playing
+        )
+        self._call("connect", values)
+
+    def _create_stream(self) -> None:
+        """Ask for a message stream, once the connection is up and our caller has said what for."""
+        if self._state is not ClientState.CONNECTED or self._purpose is None:
+            return
+        self._move(ClientInput.ASK)
+        if self._publishes and self._config.release_stream:
+            self._call("releaseStream", None, self._stream_name())
+            self._call("FCPublish", None, self._stream_name())
+        self._call("createStream", None)
+
+    def _ask_server(self, purpose: _Purpose, stream_id: int) -> None:
+        """Send publish or play on the message stream that the server gave us."""
+        self._stream_id = stream_id
+        self._ended = False
+        name, send = purpose.command, self._endpoint.send
+        if name == "play":
+            buffer = UserControl(EVENT_SET_BUFFER_LENGTH, stream_id=stream_id, buffer_ms=self._config.buffer_ms)
+            send(encode_control(buffer))
+        arguments = (None, self._stream_name(), purpose.last)
+        send(commands.command(name, self._calls.open(name), *arguments, stream_id=stream_id))
+
+    def _forget_stream(self) -> None:
+        """Give the message stream back, so that our caller may ask for another one."""
+        self._purpose = None
+        if self._stream_id:
+            self._call("deleteStream", None, float(self._stream_id))
+        self._stream_id = 0
+
+    # ------------------------------------------------------------------------------------ the server's messages
+
+    def _handle(self, message: Message, events: list[ClientEvent], now: float) -> None:
+        """Treat one message that is no audio and no video."""
+        type_id = message.type_id
+        if type_id in CONTROL_TYPES:
+            event = self._endpoint.control(message, now)
+            if event is not None:
+                events.append(event)
+            elif type_id == TYPE_USER_CONTROL:
+                self._stream_event(message, events)
+        elif type_id in _COMMANDS:
+            self._endpoint.count_control(now)
+            self._command(message, events)
+        elif type_id in _DATA:
+            events.append(message)
+        elif type_id == TYPE_AGGREGATE:
+            events += split_aggregate(message, self._config.limits)
+        else:
+            self._endpoint.count_control(now)
+            self._ignore(events, "unknown-message-type", str(type_id))
+
+    def _ignore(self, events: list[ClientEvent], what: str, detail: str) -> None:
+        """Count something that the session has no use for, and report it the first time."""
+        event = self._endpoint.ignore(what, detail)
+        if event is not None:
+            events.append(event)
+
+    def _stream_event(self, message: Message, events: list[ClientEvent]) -> None:
+        """Take a Stream EOF; the other stream events say nothing that a status does not say as well."""
+        value = decode_message(message, self._config.limits)
+        if isinstance(value, UserControl) and value.event == EVENT_STREAM_EOF and value.stream_id == self._stream_id:
+            self._end(events, "stream_eof")
+
+    def _command(self, message: Message, events: list[ClientEvent]) -> None:
+        """Take a reply, a status, or a call of the server."""
+        command = decode_command(message, self._config.limits)
+        if command.name == "_result":
+            self._on_result(command, events)
+        elif command.name == "_error":
+            self._on_error(command, events)
+        elif command.name == "onStatus":
+            self._on_status(command, message.msid, events)
+        else:
+            # onFCPublish, onBWDone and the like are for Flash; what asks for an answer gets an empty one.
+            self._ignore(events, "server-command", ascii(command.name[:64]))
+            if command.transaction_id:
+                self._endpoint.send(commands.command("_result", command.transaction_id, None, None))
+
+    # --------------------------------------------------------------------------------------------- replies
+
+    def _awaited(self, command: Command) -> str:
+        """Return the name of the command that `command` answers, "" for none.
+
+        By its transaction id; where that is of no command of ours (0 is common), by what the session waits for.
+        """
+        name = self._calls.close(command.transaction_id)
+        if not name and self._state is ClientState.CONNECTING:
+            return "connect"
+        if not name and self._state is ClientState.CREATING and command.arguments:
+            # Id 0 and a number: that is no answer to releaseStream or FCPublish.
+            return "createStream" if isinstance(command.arguments[0], float) else ""
+        return name
+
+    def _on_result(self, command: Command, events: list[ClientEvent]) -> None:
+        """Go ahead after a reply to connect or createStream; publish and play are answered by a status instead."""
+        name = self._awaited(command)
+        if name == "connect" and self._state is ClientState.CONNECTING:
+            self._connected(command, events)
+        elif name == "createStream":
+            self._created(command, events)
+        else:
+            self._endpoint.count("result-of-no-use")
+
+    def _connected(self, command: Command, events: list[ClientEvent]) -> None:
+        """Take the reply to connect: properties and information, either of which may be null."""
+        information = commands.first_properties(list(command.arguments))
+        if commands.text(information.get("level")) == "error":
+            # A refusal dressed as a result.
+            self._refused("connect", information, events)
+            return
+        self._move(ClientInput.ACCEPTED)
+        caps_ex = commands.whole(commands.member(information, "capsEx"), 0) & 0xFFFFFFFF
+        properties = commands.properties(command.object)
+        events.append(Connected(properties=properties, information=information, caps_ex=caps_ex))
+        self._endpoint.announce_window(WINDOW_ACK_SIZE_BYTES)
+        self._create_stream()
+
+    def _created(self, command: Command, events: list[ClientEvent]) -> None:
+        """Take the reply to createStream, and ask for what the stream is for."""
+        stream_id = commands.whole(command.arguments[0] if command.arguments else None, -1)
+        if self._state is not ClientState.CREATING or self._purpose is None:
+            # Our caller has closed the stream before it was there.
+            self._endpoint.count("late-stream")
+            if 0 <= stream_id <= 0xFFFFFFFF:
+                self._call("deleteStream", None, float(stream_id))
+        elif 0 <= stream_id <= 0xFFFFFFFF:
+            self._move(ClientInput.STREAM_CREATED)
+            events.append(StreamCreated(stream_id))
+            self._ask_server(self._purpose, stream_id)
+        else:
+            self._refused("createStream", {"description": "the reply has no stream id"}, events)
+
+    def _on_error(self, command: Command, events: list[ClientEvent]) -> None:
+        """Take an ``_error``: the refusal of what the session waits for, or of something that nothing depends on."""
+        name = self._awaited(command)
+        # The object stands in the place of either.
+        information = commands.first_properties([*command.arguments, command.object])
+        awaited = (
+            (name == "connect" and self._state is ClientState.CONNECTING)
+            or (name == "createStream" and self._state is ClientState.CREATING)
+            or (name in ("publish", "play") and self._state in _RUNNING)
+        )
+        if awaited:
+            self._refused(name, information, events)
+        else:
+            # releaseStream and FCPublish fail on many servers, and nothing depends on them (FFmpeg ignores it too).
+            self._endpoint.count("error-of-no-use")
+
+    def _refused(self, what: str, information: dict[str, Any], events: list[ClientEvent]) -> None:
+        """Report that `what` was refused, with what to try next if the server asks for authentication."""
+        code = commands.text(information.get("code"))
+        description = commands.text(information.get("description"), _DESCRIPTION_MAX_CHARS)
+        retry = None
+        if what == "connect":
+            self._move(ClientInput.REJECTED)
+            retry = client_parameters(description, self._url.user, self._url.password)
+            if retry is not None and _auth_step(retry) <= _auth_step(self._parameters):
+                # No step ahead: wrong credentials, or a server that would have us try for ever.
+                retry = None
+        else:
+            self._move(ClientInput.REFUSED)
+            self._forget_stream()
+        events.append(Rejected(what=what, code=code, description=description, retry_parameters=retry))
+
+    # ---------------------------------------------------------------------------------------------- status
+
+    def _on_status(self, command: Command, stream_id: int, events: list[ClientEvent]) -> None:
+        """Take a status by its code; the level decides only where the code says nothing.
+
+        The message stream id is not looked at to tell connection from stream: servers put statuses on either.
+        """
+        information = commands.first_properties([*command.arguments, command.object])
+        code = commands.text(information.get("code"))
+        level = commands.text(information.get("level"))
+        description = commands.text(information.get("description"), _DESCRIPTION_MAX_CHARS)
+        if code == commands.RECONNECT_REQUEST:
+            where = commands.text(information.get("tcUrl"), 8192) or None
+            events.append(ReconnectRequested(where, description))
+            return
+        if code == commands.CONNECT_REJECTED and self._state is ClientState.CONNECTING:
+            self._refused("connect", information, events)
+            return
+        if self._state is ClientState.ASKING and self._starts(code):
+            self._move(ClientInput.STARTED)
+            started = PublishStarted if self._publishes else PlayStarted
+            events.append(started(self._stream_id))
+            return
+        if self._state is ClientState.ASKING and level == "error":
+            self._refused("publish" if self._publishes else "play", information, events)
+            return
+        events.append(StatusReceived(stream_id, level, code, description))
+        if self._state is ClientState.ACTIVE:
+            self._running_status(code, level, events)
+
+    def _starts(self, code: str) -> bool:
+        """Return whether `code` is the one that the session's purpose waits for."""
+        return code == (commands.PUBLISH_START if self._publishes else commands.PLAY_START)
+
+    def _running_status(self, code: str, level: str, events: list[ClientEvent]) -> None:
+        """Take a status while the stream runs: it went on, was taken away, or is over for now."""
+        if self._starts(code) or code == commands.PLAY_PUBLISH_NOTIFY:
+            self._move(ClientInput.STARTED)
+            self._ended = False
+        elif level == "error" and code not in _HARMLESS:
+            self._end(events, code)
+            self._move(ClientInput.REFUSED)
+            self._forget_stream()
+        elif code in _ENDING:
+            self._end(events, code)
+
+    def _end(self, events: list[ClientEvent], reason: str) -> None:
+        """Report the end of the stream once: servers say it by Stream EOF, by a status, or by both."""
+        if not self._ended and self._state in _RUNNING:
+            self._ended = True
+            events.append(StreamEnded(self._stream_id, reason))
+
+
+def _auth_step(parameters: str) -> int:
+    """Return how far Adobe authentication has come: 0 nothing said, 1 the user, 2 the answer."""
+    return ("authmod=" in parameters) + ("&response=" in parameters)

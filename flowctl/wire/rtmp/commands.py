@@ -1,0 +1,267 @@
+"""The words of RTMP commands: replies and status messages as peers expect them, and how to read what peers send.
+
+Replies follow what Flash Media Server said and SRS, nginx-rtmp and gortmplib repeat; clients compare codes, and
+Wirecast the order of the members of a status object too: ``level`` before ``code`` (nginx-rtmp, 2012).
+``onStatus`` has transaction id 0, since it answers nothing by number.
+
+Reading is forgiving, because each argument here has been seen missing, null, or of a wrong type: the readers return a
+neutral value, and the session decides what that means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import lru_cache
+from typing import Any, Final
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.wire.rtmp.amf import amf0
+from flowctl.wire.rtmp.amf.limits import DEFAULT_LIMITS, MAX_DEPTH
+from flowctl.wire.rtmp.amf.values import simplify
+from flowctl.wire.rtmp.chunk.writer import serialise
+from flowctl.wire.rtmp.limits import WireLimits
+from flowctl.wire.rtmp.messages import EVENT_STREAM_BEGIN, EVENT_STREAM_EOF, UserControl, amf0_body, encode_control
+from flowctl.wire.rtmp.wire import (
+    TYPE_COMMAND_AMF0,
+    TYPE_DATA_AMF0,
+    Message,
+)
+
+COMMAND_CSID: Final = 3
+"""Chunk stream of commands on the connection (msid 0), as in librtmp, SRS and nginx-rtmp."""
+
+STREAM_CSID: Final = 5
+"""Chunk stream of status messages and data of a message stream, as in SRS and nginx-rtmp."""
+
+CONNECT_SUCCESS: Final = "NetConnection.Connect.Success"
+CONNECT_REJECTED: Final = "NetConnection.Connect.Rejected"
+CALL_FAILED: Final = "NetConnection.Call.Failed"
+RECONNECT_REQUEST: Final = "NetConnection.Connect.ReconnectRequest"
+STREAM_FAILED: Final = "NetStream.Failed"
+"""An error of no other name; librtmp, and so OBS, ends the stream on it."""
+PUBLISH_START: Final = "NetStream.Publish.Start"
+PUBLISH_BAD_NAME: Final = "NetStream.Publish.BadName"
+PUBLISH_UNAUTHORIZED: Final = "NetStream.Publish.Unauthorized"
+UNPUBLISH_SUCCESS: Final = "NetStream.Unpublish.Success"
+PLAY_RESET: Final = "NetStream.Play.Reset"
+PLAY_START: Final = "NetStream.Play.Start"
+PLAY_STOP: Final = "NetStream.Play.Stop"
+PLAY_FAILED: Final = "NetStream.Play.Failed"
+PLAY_NOT_FOUND: Final = "NetStream.Play.StreamNotFound"
+PLAY_PUBLISH_NOTIFY: Final = "NetStream.Play.PublishNotify"
+PLAY_UNPUBLISH_NOTIFY: Final = "NetStream.Play.UnpublishNotify"
+PAUSE_NOTIFY: Final = "NetStream.Pause.Notify"
+UNPAUSE_NOTIFY: Final = "NetStream.Unpause.Notify"
+SEEK_FAILED: Final = "NetStream.Seek.Failed"
+SEEK_NOTIFY: Final = "NetStream.Seek.Notify"
+
+CAPS_RECONNECT: Final = 1
+"""Bit of ``capsEx``: understands `RECONNECT_REQUEST` (Enhanced RTMP v2, "Enhancing NetConnection connect Command")."""
+
+CAN_FORWARD: Final = 4
+"""Bit of a FourCcInfoMap entry: passes the codec on; with key ``*``, any codec."""
+
+_SET_DATA_FRAME: Final = "@setDataFrame"
+_ON_METADATA: Final = "onMetaData"
+# An AMF0 string on the wire: marker, 16-bit length, octets.
+_SET_DATA_FRAME_OCTETS: Final = amf0.encode(_SET_DATA_FRAME)
+_ON_METADATA_OCTETS: Final = amf0.encode(_ON_METADATA)
+
+REWRITTEN_VALUES: Final = 1024
+"""Most values in metadata that has to be written anew: 5 us each, and no message may hold a thread for more than a few
+ms. Encoders that send AMF3 state some twenty."""
+
+_TEXT_MAX_CHARS: Final = 256
+"""Limit on texts that are kept for logs, such as flashVer; longer ones are cut."""
+
+_SHARED_TEXTS: Final = 1024
+"""How many texts of peers are kept to be shared."""
+
+_WHOLE_MAX: Final = 2**40
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def command(name: str, transaction_id: float, *values: Any, stream_id: int = 0) -> Message:
+    """Return the AMF0 command `name` (Adobe RTMP 1.0 section 7.1.1)."""
+    payload = amf0.encode(name, float(transaction_id), *values)
+    return Message(STREAM_CSID if stream_id else COMMAND_CSID, 0, TYPE_COMMAND_AMF0, stream_id, payload)
+
+
+def status(level: str, code: str, description: str, **more: Any) -> dict[str, Any]:
+    """Return a status object, its members in the order that Wirecast wants."""
+    return {"level": level, "code": code, "description": description, **more}
+
+
+def on_status(stream_id: int, level: str, code: str, description: str, **more: Any) -> Message:
+    """Return an ``onStatus`` for message stream `stream_id` (0: the connection); see `status`."""
+    return command("onStatus", 0, None, status(level, code, description, **more), stream_id=stream_id)
+
+
+def limit_description(limit: str, value: float, maximum: float) -> str:
+    """Return the words that tell a peer which limit it went over."""
+    return f"limit {limit}: {value:g}, allowed is {maximum:g}"
+
+
+def sample_access(stream_id: int) -> Message:
+    """Return the ``|RtmpSampleAccess`` data message that lets a Flash player read samples (SRS 49)."""
+    return Message(STREAM_CSID, 0, TYPE_DATA_AMF0, stream_id, amf0.encode("|RtmpSampleAccess", True, True))
+
+
+def stream_ended(stream_id: int, description: str = "Stream is now unpublished.") -> tuple[Message, Message]:
+    """Return what tells a player that its stream has ended: Stream EOF and ``NetStream.Play.UnpublishNotify``."""
+    eof = encode_control(UserControl(EVENT_STREAM_EOF, stream_id=stream_id))
+    return eof, on_status(stream_id, "status", PLAY_UNPUBLISH_NOTIFY, description)
+
+
+def stream_started(stream_id: int, description: str = "Stream is now published.") -> tuple[Message, Message]:
+    """Return what tells a waiting player that its stream begins: Stream Begin and ``NetStream.Play.PublishNotify``."""
+    begin = encode_control(UserControl(EVENT_STREAM_BEGIN, stream_id=stream_id))
+    return begin, on_status(stream_id, "status", PLAY_PUBLISH_NOTIFY, description)
+
+
+def end_of_stream_bytes(
+    stream_id: int, description: str = "Stream is now unpublished.", *, chunk_size: int, timestamp: int = 0
+) -> bytes:
+    """Return the octets of `stream_ended`.
+
+    Both messages have full (type 0) headers, so the octets fit behind any message and can stand in a log that many
+    players share.
+    """
+    return _in_full(stream_ended(stream_id, description), chunk_size, timestamp)
+
+
+def start_of_stream_bytes(
+    stream_id: int, description: str = "Stream is now published.", *, chunk_size: int, timestamp: int = 0
+) -> bytes:
+    """Return the octets of `stream_started`; arguments and form as for `end_of_stream_bytes`."""
+    return _in_full(stream_started(stream_id, description), chunk_size, timestamp)
+
+
+def _in_full(messages: tuple[Message, Message], chunk_size: int, timestamp: int) -> bytes:
+    """Return a control message and the status that follows it at `timestamp`, both with full headers."""
+    return b"".join(
+        serialise(message.type_id, message.msid, when, message.payload, message.csid, chunk_size)
+        for message, when in zip(messages, (0, timestamp), strict=True)
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def text(value: Any, maximum: int = _TEXT_MAX_CHARS) -> str:
+    """Return `value` if it is a string, cut to `maximum` characters; "" for anything else."""
+    return value[:maximum] if isinstance(value, str) else ""
+
+
+@lru_cache(_SHARED_TEXTS)
+def _shared(text: str) -> str:
+    return text
+
+
+def shared(text: str) -> str:
+    """Return `text`; where many say the same, such as the name of a stream, one object for all of them.
+
+    Not by `sys.intern`: Python 3.12 never frees what it interns, and peers may send another text each time. One that
+    may hold a secret is its peer's own, and must not outlive the connection.
+    """
+    return text if len(text) > _TEXT_MAX_CHARS or any(mark in text for mark in "?=@") else _shared(text)
+
+
+def number(value: Any, default: float) -> float:
+    """Return `value` if it is a finite number, `default` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return default
+    return float(value)
+
+
+def whole(value: Any, default: int) -> int:
+    """Return `value` as a whole number, held to +-2^40 (34 years of ms); `default` if it is no finite number."""
+    return round(max(-_WHOLE_MAX, min(number(value, default), _WHOLE_MAX)))
+
+
+def flag(value: Any, *, default: bool) -> bool:
+    """Return `value` as a boolean, numbers as C does it; `default` for anything else."""
+    return bool(value) if isinstance(value, bool | int | float) else default
+
+
+def properties(value: Any) -> dict[str, Any]:
+    """Return the members of an object of any kind, simplified; {} for what is no object (null, undefined, a text)."""
+    simple = simplify(value)
+    return simple if isinstance(simple, dict) else {}
+
+
+def first_properties(values: list[Any]) -> dict[str, Any]:
+    """Return the members of the first object among `values`, {} when there is none."""
+    return next((found for found in map(properties, values) if found), {})
+
+
+def member(values: dict[str, Any], name: str) -> Any:
+    """Return member `name` whatever its case (cameras write ``tcurl``). None: there is none."""
+    if name in values:
+        return values[name]
+    lowered = name.lower()
+    return next((value for key, value in values.items() if key.lower() == lowered), None)
+
+
+def fourcc_list(values: dict[str, Any]) -> tuple[str, ...]:
+    """Return the codecs that a connect announces, from ``fourCcList`` and both FourCcInfoMaps, at most 64."""
+    listed = member(values, "fourCcList")
+    names = [item for item in listed if isinstance(item, str)] if isinstance(listed, list) else []
+    for key in ("videoFourCcInfoMap", "audioFourCcInfoMap"):
+        entries = member(values, key)
+        names += entries if isinstance(entries, dict) else []
+    return tuple(dict.fromkeys(text(name, 16) for name in names))[:64]
+
+
+def command_name(message: Message) -> str:
+    """Return the name of a command message without decoding the rest; "" when it does not start with a string."""
+    payload = amf0_body(message)
+    if payload[:1] != b"\x02":
+        return ""
+    length = int.from_bytes(payload[1:3], "big")
+    return payload[3 : 3 + length].decode("utf-8", "replace")
+
+
+def command_head(message: Message) -> Message:
+    """Return a command without what follows its transaction id; for those whose arguments nobody looks at."""
+    body = amf0_body(message)
+    end = 3 + int.from_bytes(body[1:3], "big")
+    if body[end : end + 1] == b"\0":  # a number
+        end += 9
+    return Message(message.csid, message.timestamp, TYPE_COMMAND_AMF0, message.msid, body[:end])
+
+
+def read_metadata(message: Message, limits: WireLimits) -> Message | None:
+    """Return ``onMetaData`` as players are to get it.
+
+    It keeps its octets, less the ``@setDataFrame`` in front, and is not decoded, only walked. What has AMF3 values in
+    it is encoded anew as AMF0, which every player reads.
+    """
+    payload = amf0_body(message).removeprefix(_SET_DATA_FRAME_OCTETS)
+    if not payload.startswith(_ON_METADATA_OCTETS):
+        return None
+    try:
+        if not amf0.walk(payload, limits.amf.for_data(len(payload))):
+            # References and AMF3 may stand for more than their octets, and have to be made values to be sent on: that
+            # costs some hundred times as much.
+            few = dataclasses.replace(limits.amf, nodes=min(limits.amf.nodes, REWRITTEN_VALUES))
+            payload = amf0.encode(*map(simplify, amf0.decode(payload, few)))
+    except RemoteProtocolError as error:
+        # A limit is hit on purpose. What is merely broken is for the player to read: an array without its end marker,
+        # which some encoders leave out, is to all of them as good as one with it.
+        if error.code.startswith("limit:"):
+            raise
+    return Message(message.csid, message.timestamp, TYPE_DATA_AMF0, message.msid, payload)
+
+
+def metadata_values(message: Message) -> dict[str, Any]:
+    """Return the properties in a message that `read_metadata` returned, simplified; {} when there are none."""
+    size = len(message.payload)
+    limits = dataclasses.replace(DEFAULT_LIMITS.for_data(size), string_bytes=max(size, 1), depth=MAX_DEPTH)
+    try:
+        return first_properties(amf0.decode(message.payload, limits)[1:])
+    except RemoteProtocolError:
+        return {}

@@ -1,0 +1,338 @@
+"""What the RTMP sessions tell their caller: one small frozen object per thing that happened.
+
+`ServerSession.receive` and `ClientSession.receive` return these in the order of the wire. Audio, video and plain data
+messages are not wrapped: the `wire.rtmp.wire.Message` itself stands in the list, because a publisher sends a hundred
+of them per second and everything else a few per hour. So a caller tests for `Message` first.
+
+No ``repr`` of an event shows a secret of an address (see `wire.rtmp.url`), so events can be logged as they are. A
+stream *name* is shown: where names are secret keys, log a digest of them instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, TypeAlias
+
+from flowctl.wire.rtmp.commands import metadata_values
+from flowctl.wire.rtmp.url import Query, RtmpUrl
+from flowctl.wire.rtmp.wire import Message
+
+PublishKind: TypeAlias = Literal["live", "record", "append"]
+"""How a publisher wants to be stored (Adobe RTMP 1.0 section 7.2.2.6)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HandshakeDone:
+    """The handshake has ended."""
+
+    style: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectRequested:
+    """A client asks to connect; answer with `accept_connect` or `reject_connect`.
+
+    Args:
+        app: application without its instance, for example ``live``.
+        instance: what follows the first slash of the application, "" for none.
+        query: the pairs of the query in ``tcUrl`` or ``app``; Adobe authentication is taken out.
+        tc_url: ``tcUrl`` as sent, without authentication; "" when the client sent none. May hold secrets.
+        url: the address, without a stream name yet.
+        flash_ver: what the client calls itself, at most 256 characters; "" when it does not say.
+        page_url: page of a Flash player, "" for none. May hold secrets.
+        user: user name that passed Adobe authentication. None: no authentication took place.
+        fourcc_list: codecs that the client announces (Enhanced RTMP), ``*`` for any; empty for most clients, which
+            send such codecs all the same.
+        caps_ex: Enhanced RTMP v2 capability bits, 0 for none: 1 reconnect, 2 multitrack, 4 ModEx, 8 nanoseconds.
+        raw: the whole command object, simplified. May hold secrets.
+    """
+
+    app: str
+    instance: str
+    query: Query
+    tc_url: str = dataclasses.field(repr=False)
+    url: RtmpUrl
+    flash_ver: str
+    object_encoding: int
+    page_url: str = dataclasses.field(repr=False)
+    user: str | None
+    fourcc_list: tuple[str, ...]
+    caps_ex: int
+    raw: dict[str, Any] = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectRefused:
+    """The session itself refused a connect; close the connection once `data_to_send` has been flushed.
+
+    Args:
+        reason: ``"need-auth"``, ``"challenged"`` (both are steps of Adobe authentication) or ``"auth-failed"``.
+    """
+
+    reason: str
+    user: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PublishRequested:
+    """A client asks to publish; answer with `accept_publish` or `reject_publish`.
+
+    Args:
+        name: stream name without application and query.
+        url: the whole address; `RtmpUrl.path` is the one name of the stream.
+    """
+
+    stream_id: int
+    name: str
+    query: Query
+    kind: PublishKind
+    url: RtmpUrl
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlayRequested:
+    """A client asks to play; answer with `accept_play`, `play_waiting` or `reject_play`.
+
+    Args:
+        name: stream name without application and query.
+        start_ms: position to start at; negative is live (-1000 live only, -2000 live or recorded, as librtmp and
+            FFmpeg send them).
+    """
+
+    stream_id: int
+    name: str
+    query: Query
+    start_ms: int
+    duration_ms: int | None
+    reset: bool
+    url: RtmpUrl
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetadataReceived:
+    """A publisher sent ``onMetaData``, wrapped in ``@setDataFrame`` or not.
+
+    Args:
+        message: what players are to get: an AMF0 data message that starts with ``onMetaData``.
+    """
+
+    stream_id: int
+    message: Message
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The properties, simplified; empty when the publisher sent none. Decoded at each call: they may be long."""
+        return metadata_values(self.message)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamClosed:
+    """A stream that was publishing, playing or asking for it has stopped at the client's word."""
+
+    stream_id: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """A player paused or resumed; the session has answered. Delivery stops while paused."""
+
+    stream_id: int
+    pause: bool
+    position_ms: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeekRefused:
+    """A player asked to seek in a live stream; the session has answered ``NetStream.Seek.Failed``."""
+
+    stream_id: int
+    position_ms: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReceiveAudio:
+    """A player switched audio on or off."""
+
+    stream_id: int
+    enabled: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReceiveVideo:
+    """A player switched video on or off."""
+
+    stream_id: int
+    enabled: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BufferLength:
+    """A player announced the size of its buffer (Set Buffer Length).
+
+    Args:
+        buffer_ms: buffer in ms, 0..2^32-1; rtmpdump says ten hours, so this is no promise.
+    """
+
+    stream_id: int
+    buffer_ms: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The peer acknowledged octets that we sent.
+
+    Args:
+        sequence_number: octets it has received, modulo 2^32; whatever the peer claims.
+    """
+
+    sequence_number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pong:
+    """The peer answered a ping request.
+
+    Args:
+        round_trip_s: time since we sent that ping. None: it answers no ping of ours.
+    """
+
+    timestamp: int
+    round_trip_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ignored:
+    """The session ignored something for the first time; `counters` counts each time.
+
+    Args:
+        what: the name of the counter, for example ``"unknown-message-type"``.
+        detail: the type id, event number or command name, in a form fit for a log.
+    """
+
+    what: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """Client: the server accepted our connect.
+
+    Args:
+        properties: first object of the reply (``fmsVer``, ``capabilities``), simplified.
+        information: second object (``code``, ``objectEncoding``, Enhanced RTMP capabilities), simplified.
+        caps_ex: Enhanced RTMP v2 capability bits of the server, 0 for none.
+    """
+
+    properties: dict[str, Any]
+    information: dict[str, Any]
+    caps_ex: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Client: the server refused our connect, createStream, publish or play.
+
+    Args:
+        what: ``"connect"``, ``"createStream"``, ``"publish"`` or ``"play"``.
+        code: for example ``NetConnection.Connect.Rejected``; "" when the server gave none.
+        description: the server's words; may hold an authentication challenge, never the password.
+        retry_parameters: to log in, close and connect again with these (`ClientSession.connect`). None: refused for
+            good.
+    """
+
+    what: str
+    code: str
+    description: str
+    retry_parameters: str | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamCreated:
+    """Client: the server gave us a message stream."""
+
+    stream_id: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PublishStarted:
+    """Client: ``NetStream.Publish.Start``; media may be sent."""
+
+    stream_id: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlayStarted:
+    """Client: ``NetStream.Play.Start``; media will come."""
+
+    stream_id: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StatusReceived:
+    """Client: an ``onStatus`` that has no event of its own.
+
+    Args:
+        code: for example ``NetStream.Play.PublishNotify``.
+    """
+
+    stream_id: int
+    level: str
+    code: str
+    description: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """Client: the stream is over, or was taken from us."""
+
+    stream_id: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReconnectRequested:
+    """Client: the server asks us to connect again at the next key frame (Enhanced RTMP v2, "Reconnect Request").
+
+    Args:
+        tc_url: where to; may be relative to the present one. None: the same address.
+    """
+
+    tc_url: str | None = dataclasses.field(repr=False)
+    description: str
+
+
+ControlEvent: TypeAlias = Acknowledged | Pong | BufferLength | Ignored
+"""Events of the protocol control that both ends have in common."""
+
+ServerEvent: TypeAlias = (
+    Message
+    | HandshakeDone
+    | ConnectRequested
+    | ConnectRefused
+    | PublishRequested
+    | PlayRequested
+    | MetadataReceived
+    | StreamClosed
+    | PauseRequested
+    | SeekRefused
+    | ReceiveAudio
+    | ReceiveVideo
+    | ControlEvent
+)
+"""What `ServerSession.receive` returns."""
+
+ClientEvent: TypeAlias = (
+    Message
+    | HandshakeDone
+    | Connected
+    | Rejected
+    | StreamCreated
+    | PublishStarted
+    | PlayStarted
+    | StatusReceived
+    | StreamEnded
+    | ReconnectRequested
+    | ControlEvent
+)
+"""What `ClientSession.receive` returns."""

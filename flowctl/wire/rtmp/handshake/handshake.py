@@ -1,0 +1,251 @@
+"""The RTMP handshake, both ends (Adobe RTMP 1.0 section 5.2), simple and with digests.
+
+Theory of operation. Each side sends three packets: one octet of version (C0, S0), 1536 octets of time and noise (C1,
+S1), and 1536 octets that answer the other's noise (C2, S2). A handshake object is handed whatever was received and
+returns what to send now; octets that follow the last packet are kept for the chunk reader in `leftover`. It holds at
+most one packet and the piece in hand.
+
+Both ends do the same: send a first packet, answer the other's, and check the answer. What differs is data (`_Role`):
+who goes first, which names sign the digests, and what is made of the version octet.
+
+What the server makes of the version octet: 3 is RTMP. 0 to 2, 4, 5, 7 and 10 to 31 are answered with 3 and go on, as
+section 5.2.2 asks of versions that are not recognised. 6, 8 and 9 are RTMPE and its successors: refused, because the
+client would encrypt what follows. 0x16 is the first octet of TLS. The rest, from 32 up, are refused as another
+protocol: 32 is where printable characters begin, and the specification keeps RTMP out of them for this purpose.
+
+The answers C2 and S2 are not enforced. Encoders that echo the wrong packet are in use, and nothing depends on it;
+`verified` says whether the answer was right.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import secrets
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
+
+from flowctl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from flowctl.wire.rtmp.handshake.digest import (
+    CLIENT_KEY,
+    DIGEST_BYTES,
+    PACKET_BYTES,
+    SERVER_KEY,
+    answer,
+    find_digest,
+    is_answer,
+    with_digest,
+)
+from flowctl.wire.rtmp.wire import CLOCK_MASK
+
+Style = Literal["simple", "digest"]
+
+VERSION: Final = 3
+
+_RTMPE_VERSIONS: Final = frozenset({6, 8, 9})
+_TLS_HANDSHAKE: Final = 0x16
+_TLS_ALERT: Final = 0x15
+_FIRST_PRINTABLE: Final = 32
+
+_REAL_IP: Final = 0xF3
+"""A prefix in which go-oryx says whom it speaks for; `flowctl.core.server.proxyheader` reads it where it may stand."""
+
+_SERVER_VERSION: Final = bytes((4, 5, 0, 1))
+_CLIENT_VERSION: Final = bytes((9, 0, 124, 2))
+"""Versions in S1 and C1 of the digest handshake: any that is not zero, and for C1 one from 9.0.115 on (FFmpeg's)."""
+
+_CLIENT_SCHEMA: Final = 1
+"""Schema of our C1: the one that FFmpeg and librtmp send."""
+
+
+class _Step(enum.Enum):
+    """What a handshake is waiting for."""
+
+    VERSION = enum.auto()
+    FIRST = enum.auto()  # C1 or S1
+    ANSWER = enum.auto()  # C2 or S2
+    DONE = enum.auto()
+
+
+class _Role(NamedTuple):
+    """What tells the two ends apart.
+
+    Args:
+        goes_first: whether this end sends its first packet before it has received one.
+        key: name that signs this end's digests.
+        peer_key: name that signs the other end's.
+        version: octets 4 to 8 of a first packet that carries a digest.
+        check_version: refuses the other end's version octet.
+    """
+
+    goes_first: bool
+    key: bytes
+    peer_key: bytes
+    version: bytes
+    check_version: Callable[[int], None]
+
+
+_STUN: Final = b"\x21\x12\xa4\x42"
+"""Magic cookie of RFC 8489, behind type and length: what browsers send to a TURN server that a page names."""
+
+
+def _check_client_version(version: int) -> None:
+    """Refuse a client that speaks something else; see the theory of operation."""
+    if version in _RTMPE_VERSIONS:
+        raise RemoteProtocolError(
+            f"version {version} is encrypted RTMP (RTMPE), which is not supported", code="rtmpe", hint="use rtmps://"
+        )
+    if version == _TLS_HANDSHAKE:
+        raise RemoteProtocolError(
+            "this is TLS on the port for plain RTMP", code="tls-on-plain-port", hint="use rtmp:// or the RTMPS port"
+        )
+    if version == _REAL_IP:
+        raise RemoteProtocolError("a real-IP prefix from an address that is no trusted proxy", code="real-ip-prefix")
+    if version >= _FIRST_PRINTABLE:
+        raise RemoteProtocolError(f"first byte is 0x{version:02x}, RTMP begins with 0x03", code="not-rtmp")
+
+
+def _check_server_version(version: int) -> None:
+    """Refuse a server that does not answer with our version."""
+    if version == _TLS_ALERT:
+        raise RemoteProtocolError("the server speaks TLS", code="tls-on-plain-port", hint="use rtmps://")
+    if version != VERSION:
+        raise RemoteProtocolError(f"the server answers version {version}, not {VERSION}", code="handshake-version")
+
+
+_SERVER: Final = _Role(
+    goes_first=False,
+    key=SERVER_KEY,
+    peer_key=CLIENT_KEY,
+    version=_SERVER_VERSION,
+    check_version=_check_client_version,
+)
+_CLIENT: Final = _Role(
+    goes_first=True,
+    key=CLIENT_KEY,
+    peer_key=SERVER_KEY,
+    version=_CLIENT_VERSION,
+    check_version=_check_server_version,
+)
+
+
+class Handshake:
+    """One end of a handshake; made by `Handshake.server` or `Handshake.client`.
+
+    Attributes:
+        done: whether all of the other side's packets have arrived.
+        leftover: octets received after them; for the chunk reader.
+        style: ``"digest"`` or ``"simple"``; None until the other side's first packet has arrived (server).
+        verified: whether the other side's answer is the right one; None until it has arrived.
+        failed: whether `receive` has raised a `RemoteProtocolError`; nothing can be done with it then.
+    """
+
+    def __init__(self, role: _Role, style: Style | None, rng: random.Random | None, epoch_ms: int) -> None:
+        self.done = False
+        self.leftover = b""
+        self.style = style
+        self.verified: bool | None = None
+        self.failed = False
+        self._role = role
+        self._random = secrets.token_bytes if rng is None else rng.randbytes
+        self._time = (epoch_ms & CLOCK_MASK).to_bytes(4, "big")
+        self._buffer = bytearray()
+        self._step = _Step.VERSION
+        self._sent = b""  # our C1 or S1, which the other side answers
+        self._digest: bytes | None = None  # of our C1 or S1; None: it carries none
+
+    @classmethod
+    def server(cls, rng: random.Random | None = None, epoch_ms: int = 0) -> Handshake:
+        """Return our end when a client has connected to us; arguments as for the class.
+
+        A client without digest gets S2 as an exact echo of C1: the specification would have our own time in octets 4
+        to 8, but StreamLabs and older clients compare all of it.
+
+        Codes of the `RemoteProtocolError` that `receive` may raise: ``"rtmpe"``, ``"tls-on-plain-port"``,
+        ``"not-rtmp"``, ``"real-ip-prefix"``.
+        """
+        return cls(_SERVER, None, rng, epoch_ms)
+
+    @classmethod
+    def client(cls, style: Style = "simple", rng: random.Random | None = None, epoch_ms: int = 0) -> Handshake:
+        """Return our end when we have connected to a server; `start` it.
+
+        Codes of the `RemoteProtocolError` that `receive` may raise: ``"handshake-version"``, ``"tls-on-plain-port"``.
+        """
+        if style not in ("simple", "digest"):
+            raise ConfigError(f"style is {style!r}, allowed is 'simple' or 'digest'")
+        return cls(_CLIENT, style, rng, epoch_ms)
+
+    def start(self) -> bytes:
+        """Return C0 and C1, which go first."""
+        if self._sent or not self._role.goes_first:
+            raise LocalProtocolError("the handshake was started already")
+        return self._first_packet(_CLIENT_SCHEMA)
+
+    def receive(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Take what was received and return what to send now; b"": nothing."""
+        if self.done or self.failed:
+            state = "is done: what follows is for the chunk reader" if self.done else "has failed"
+            raise LocalProtocolError(f"the handshake {state}")
+        if self._role.goes_first and not self._sent:
+            raise LocalProtocolError("the client goes first: call start()")
+        self._buffer += data
+        out = []
+        try:
+            while (octets := self._advance()) is not None:
+                out.append(octets)
+        except RemoteProtocolError:
+            self.failed = True
+            self._buffer.clear()
+            raise
+        return b"".join(out)
+
+    def _advance(self) -> bytes | None:
+        """Make one step and return what to send; None: it needs more input, or is done."""
+        wanted = 1 if self._step is _Step.VERSION else PACKET_BYTES
+        if self._step is _Step.DONE or len(self._buffer) < wanted:
+            return None
+        packet = bytes(self._buffer[:wanted])
+        del self._buffer[:wanted]
+        if self._step is _Step.VERSION:
+            if packet[0] == 0 and self._buffer[3:7] == _STUN:
+                raise RemoteProtocolError("this is STUN, RTMP begins with 0x03", code="not-rtmp")
+            self._role.check_version(packet[0])
+            self._step = _Step.FIRST
+            return b""
+        if self._step is _Step.FIRST:
+            self._step = _Step.ANSWER
+            return self._answer_first(packet)
+        self.verified = self._is_answer(packet)
+        self._step = _Step.DONE
+        self.done = True
+        self.leftover = bytes(self._buffer)
+        self._buffer.clear()
+        return b""
+
+    def _first_packet(self, schema: int) -> bytes:
+        """Return version octet and first packet in the style that was chosen, and remember the packet."""
+        signed = self.style == "digest"
+        version = self._role.version if signed else bytes(4)
+        self._sent = self._time + version + self._random(PACKET_BYTES - 8)
+        if signed:
+            self._sent, self._digest = with_digest(self._sent, schema, self._role.key)
+        return bytes((VERSION,)) + self._sent
+
+    def _answer_first(self, packet: bytes) -> bytes:
+        """Return the answer to the other side's first packet, behind ours where the other side went first."""
+        # A client without a digest of its own is answered without one; octets 4 to 8 of its packet say so.
+        signs = self._digest is not None if self._role.goes_first else any(packet[4:8])
+        found = find_digest(packet, self._role.peer_key) if signs else None
+        self.style = "simple" if found is None else "digest"
+        ours = b"" if self._role.goes_first else self._first_packet(0 if found is None else found.schema)
+        if found is None:
+            self._digest = None
+            return ours + packet
+        return ours + answer(found.value, self._role.key, self._random(PACKET_BYTES - DIGEST_BYTES))
+
+    def _is_answer(self, packet: bytes) -> bool:
+        if self._digest is not None:
+            return is_answer(packet, self._digest, self._role.peer_key)
+        # Octets 4 to 8 may hold the time at which the other side read our packet.
+        return packet[:4] + packet[8:] == self._sent[:4] + self._sent[8:]

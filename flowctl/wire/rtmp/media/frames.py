@@ -1,0 +1,142 @@
+"""What the data of one track is: configuration, key frame, frame, disposable frame, or something beside the frames.
+
+How it works: the layouts of classic FLV and of Enhanced RTMP differ in front of this point and agree behind it: a
+codec, a packet type, for video a frame type, and a range of octets. Those four give the message class. The frame type
+is the publisher's word; H.264 and HEVC pictures are also looked at (see `wire.rtmp.media.nal`), because encoders
+do not mark non-reference pictures as disposable and a drop policy wants to know them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final, TypeAlias
+
+from flowctl.core.flow.state import MessageClass
+from flowctl.wire.rtmp.media.nal import AVC_VERDICTS, HEVC_VERDICTS, survey
+from flowctl.wire.rtmp.media.types import Body, MediaInfo, Packet
+from flowctl.wire.rtmp.media.unmarked import is_key_frame
+
+# Bound once: looking up an attribute of an Enum class costs as much as the rest of the quick path together.
+_HEADER, _KEY, _INTER = MessageClass.HEADER, MessageClass.KEY, MessageClass.INTER
+_DISPOSABLE, _AUDIO, _DATA = MessageClass.DISPOSABLE, MessageClass.AUDIO, MessageClass.DATA
+
+_ANSWERS_KEPT: Final = 1024  # one per codec, class and composition time; a stream with B-frames uses fewer than ten
+
+_FOURCC_NAMES: Final = {
+    int.from_bytes(name.encode(), "big"): name
+    for name in ("vp08", "vp09", "av01", "avc1", "hvc1", "vvc1", "ac-3", "ec-3", "Opus", ".mp3", "fLaC", "mp4a")
+}
+_NAL_VERDICTS: Final = {"avc1": AVC_VERDICTS, "hvc1": HEVC_VERDICTS}
+_WITH_COMPOSITION: Final = frozenset({"avc1", "hvc1", "vvc1"})
+# Fewest octets a configuration can have; with less it is a truncated one. avcC: ISO/IEC 14496-15 5.3.3.1 without
+# parameter sets; hvcC: 8.3.3.1 without arrays; AudioSpecificConfig: ISO/IEC 14496-3 1.6.2.1. Opus may be empty by
+# Enhanced RTMP v2; AC-3, E-AC-3 and MP3 describe themselves in every frame. Everything else: at least something.
+_FEWEST_CONFIG_OCTETS: Final = {"avc1": 7, "hvc1": 23, "mp4a": 2, "Opus": 0, "ac-3": 0, "ec-3": 0, ".mp3": 0}
+
+FrameFacts: TypeAlias = tuple[MessageClass, Packet, int | None]
+"""Class, packet and composition time in milliseconds of one track's data."""
+
+_VIDEO_MALFORMED: Final[FrameFacts] = (_INTER, "malformed", None)
+_AUDIO_MALFORMED: Final[FrameFacts] = (_AUDIO, "malformed", None)
+
+
+@functools.lru_cache(maxsize=_ANSWERS_KEPT)
+def video_info(codec: str, message_class: MessageClass, packet: Packet, composition_ms: int | None) -> MediaInfo:
+    """Return the answer for a video message of one track; remembered, since the same few are given again and again."""
+    return MediaInfo("video", message_class, codec, packet, composition_ms=composition_ms, codecs=(codec,))
+
+
+@functools.lru_cache(maxsize=_ANSWERS_KEPT)
+def audio_info(codec: str, message_class: MessageClass, packet: Packet, _composition_ms: int | None) -> MediaInfo:
+    """Return the answer for an audio message of one track; takes the same arguments as `video_info`."""
+    return MediaInfo("audio", message_class, codec, packet, codecs=(codec,))
+
+
+def codec_name(fourcc: int) -> str:
+    """Return a FourCC (32 bits, first letter highest) as text, in hexadecimal when it is not printable ASCII."""
+    known = _FOURCC_NAMES.get(fourcc)
+    if known is not None:
+        return known
+    # Four octets of the peer's choice that end up in logs and metrics: nothing unprintable is let through.
+    text = fourcc.to_bytes(4, "big").decode("latin-1")
+    return text if text.isascii() and text.isprintable() else f"0x{fourcc:08x}"
+
+
+def frame_class(codec: str, frame_type: int, body: Body, start: int, end: int) -> MessageClass:
+    """Return the class of the video frame in ``body[start:end]``, at least one octet, by its type and its NAL units."""
+    if frame_type == 3:
+        # "Disposable inter frame": the specification means H.263 only, but it is the publisher's own word.
+        return _DISPOSABLE
+    if frame_type > 4:
+        return _INTER
+    verdicts = _NAL_VERDICTS.get(codec)
+    if verdicts is None:
+        marked = frame_type != 2 and (frame_type != 0 or is_key_frame(codec, body, start, end))
+        return _KEY if marked else _INTER
+    seen = survey(body, start, end, verdicts)
+    if seen is None:
+        # Empty NAL units or supplemental information alone: neither a place to start at nor known to be unneeded.
+        return _INTER
+    # An IDR picture in a message not marked as key frame is KEY: a viewer can start there. The mark "key" stands
+    # whatever the slices are, because periodic intra refresh (x264 --intra-refresh) marks recovery points that way, and
+    # whatever the lengths are, because with length fields of 1 or 2 octets nobody could ever start otherwise.
+    return seen if frame_type in (0, 2) else _KEY
+
+
+def read_composition_ms(body: Body, position: int) -> int:
+    """Return the signed 24-bit composition time at `position`, which the caller knows to be within the body."""
+    value = body[position] << 16 | body[position + 1] << 8 | body[position + 2]
+    return value - 0x1000000 if value & 0x800000 else value
+
+
+def classify_config(codec: str, start: int, end: int, packet: Packet = "sequence_header") -> FrameFacts:
+    """Return the verdict on a video configuration in ``body[start:end]``: HEADER when it can be whole.
+
+    A truncated one is passed on but is no HEADER: a cache would give it to every later viewer in place of the good one.
+    """
+    if end - start < _FEWEST_CONFIG_OCTETS.get(codec, 1):
+        return _VIDEO_MALFORMED
+    return (_HEADER, packet, None)
+
+
+def classify_video(codec: str, packet_type: int, frame_type: int, body: Body, start: int, end: int) -> FrameFacts:
+    """Return the verdict on the Enhanced RTMP video data in ``body[start:end]``."""
+    if packet_type in (1, 3):
+        composition_ms: int | None = None
+        if codec in _WITH_COMPOSITION:
+            composition_ms = 0  # implied by CodedFramesX (3)
+            if packet_type == 1:
+                if end - start < 3:
+                    return _VIDEO_MALFORMED
+                composition_ms = read_composition_ms(body, start)
+                start += 3
+        if start >= end:
+            return (_INTER, "empty", composition_ms)
+        return (frame_class(codec, frame_type, body, start, end), "coded", composition_ms)
+    if packet_type == 0:
+        return classify_config(codec, start, end)
+    if packet_type == 5:
+        return classify_config(codec, start, end, "mpeg2ts_sequence_header")
+    if packet_type == 4:
+        # Colour information for the pictures that follow; each one replaces the last, so the newest is re-sent.
+        return (_HEADER, "metadata", None) if start < end else _VIDEO_MALFORMED
+    # The end of a sequence must not take the place of the configuration in a cache of headers, so it is no HEADER.
+    return (_DATA, "sequence_end", None) if packet_type == 2 else (_INTER, "unknown", None)
+
+
+def classify_audio(codec: str, packet_type: int, _frame_type: int, _body: Body, start: int, end: int) -> FrameFacts:
+    """Return the verdict on the Enhanced RTMP audio data in ``body[start:end]``; arguments as `classify_video`.
+
+    Audio has no frame type and no composition time; classic AAC has the same packet types 0 and 1.
+    """
+    if packet_type == 1:
+        return (_AUDIO, "coded" if start < end else "empty", None)
+    if packet_type == 0:
+        if end - start < _FEWEST_CONFIG_OCTETS.get(codec, 1):
+            return _AUDIO_MALFORMED
+        return (_HEADER, "sequence_header", None)
+    if packet_type == 4:
+        # Channel order and channel count take an octet each.
+        return (_HEADER, "channels", None) if end - start >= 2 else _AUDIO_MALFORMED
+    # The end of a sequence means "no less than silence" (Enhanced RTMP v2): it keeps its place among the audio.
+    return (_AUDIO, "sequence_end" if packet_type == 2 else "unknown", None)

@@ -1,0 +1,76 @@
+"""What a client says when it connects, as Adobe RTMP 1.0 section 7.2.1.1 and Enhanced RTMP have it.
+
+Members of the command object are all optional and of any type: what is missing or odd counts as not said.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.wire.rtmp import commands
+from flowctl.wire.rtmp.adobe_auth import LoginResult, split_answer
+from flowctl.wire.rtmp.events import ConnectRequested
+from flowctl.wire.rtmp.messages import Command
+from flowctl.wire.rtmp.session_config import ServerSessionConfig
+from flowctl.wire.rtmp.url import RtmpUrl, from_connect, unquote
+
+_SHARED_ADDRESSES: Final = 256
+_SHARED_CHARS: Final = 256
+"""How many addresses of connect commands are kept to be shared, and how long each may be."""
+_OWN_MARKS: Final = ("?", "@", "vhost...")
+"""What an address contains that has a query or credentials ("app...vhost...name" is an old spelling of a query)."""
+
+_ADDRESS_CHARS: Final = 65536
+_PAGE_CHARS: Final = 2048
+"""What is read of an address, and of the address of a page."""
+
+
+def read_connect(command: Command, config: ServerSessionConfig, now: float) -> ConnectRequested | LoginResult:
+    """Return what a connect asks for, or the refusal where there are credentials that it does not prove to know."""
+    # The object has been seen as an ECMA array, and behind a null in its place.
+    values = commands.first_properties([command.object, *command.arguments])
+    if not values:
+        raise RemoteProtocolError("connect has no command object", code="bad-connect")
+    tc_url, answer = split_answer(unquote(commands.text(commands.member(values, "tcUrl"), _ADDRESS_CHARS)))
+    app, app_answer = split_answer(unquote(commands.text(commands.member(values, "app"), _ADDRESS_CHARS)))
+    user = None
+    if config.authenticator is not None:
+        verdict = config.authenticator.check(answer or app_answer, now)
+        if not verdict.accepted:
+            return verdict
+        user = verdict.user
+    url = _address(tc_url, app, config.name_max_chars)
+    name, _, instance = url.app.partition("/")
+    return ConnectRequested(
+        app=name,
+        instance=instance,
+        query=url.query,
+        tc_url=tc_url,
+        url=url,
+        flash_ver=commands.shared(commands.text(commands.member(values, "flashVer"))),
+        # Anything but exactly 3 (null, undefined and missing occur) means AMF0, which all of them read.
+        object_encoding=3 if commands.member(values, "objectEncoding") == 3 else 0,
+        page_url=commands.text(commands.member(values, "pageUrl"), _PAGE_CHARS),
+        user=user,
+        fourcc_list=commands.fourcc_list(values),
+        caps_ex=int(commands.number(commands.member(values, "capsEx"), 0)) & 0xFFFFFFFF,
+        raw=values,
+    )
+
+
+def _address(tc_url: str, app: str, name_max_chars: int) -> RtmpUrl:
+    """Return the address that a connect states: the same object, parsed once, for all who come to the same address.
+
+    One with a query or with credentials is its peer's own, and must not outlive the connection.
+    """
+    text = tc_url + app
+    if len(text) > _SHARED_CHARS or any(mark in text for mark in _OWN_MARKS):
+        return from_connect(tc_url or None, app or None, name_max_chars=name_max_chars)
+    return _shared_address(tc_url, app, name_max_chars)
+
+
+@lru_cache(_SHARED_ADDRESSES)
+def _shared_address(tc_url: str, app: str, name_max_chars: int) -> RtmpUrl:
+    return from_connect(tc_url or None, app or None, name_max_chars=name_max_chars)
