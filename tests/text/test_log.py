@@ -66,7 +66,7 @@ def test_standard_library_when_exception_is_logged():
     except ValueError:
         logging.getLogger("flowctl.loop").exception("handler failed")
     (line,) = lines(stream)
-    assert (line["event"], line["level"], line["logger"]) == ("handler failed", "error", "flowctl.core.loop")
+    assert (line["event"], line["level"], line["logger"]) == ("handler failed", "error", "flowctl.loop")
     assert "ValueError" in line["exception"]
     assert "abc" not in stream.getvalue()
 
