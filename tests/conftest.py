@@ -56,6 +56,11 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
 
 
+# Machines that are busy stop a test for longer than any deadline that would say something about the code.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Leave logging as it was: commands set it up for the whole process, and later tests look for lines of the log."""

@@ -29,7 +29,7 @@ TIMES = {
     "first_media_s": 3.0,
     "player_wait_s": 2.5,
     "ping_after_s": 3.0,
-    "ping_timeout_s": 2.0,
+    "ping_timeout_s": 3.5,
 }
 """Instead of the defaults of `WireLimits`, which are 5 s to 60 s; all other limits of the wire are the defaults.
 
