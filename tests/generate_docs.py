@@ -54,7 +54,7 @@ from flowctl.wire.rtmp.session_config import ControlConfig, ServerSessionConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "docs" / "flowctl.toml"
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -387,6 +387,15 @@ def rooms() -> str:
     return table(["room", "what belongs into it", "read first"], rows)
 
 
+def districts() -> str:
+    """Return the folders beside the public classes: what each is about, and the rooms in it."""
+    rows = []
+    for path in sorted((ROOT / "flowctl").glob("*/__init__.py")):
+        inside = sorted(item.parent.name for item in path.parent.glob("*/__init__.py"))
+        rows.append([f"`flowctl/{path.parent.name}/`", sentence(path), ", ".join(f"`{name}`" for name in inside)])
+    return table(["folder", "what belongs into it", "rooms in it"], rows)
+
+
 def flat_files() -> str:
     """Return the modules that stand beside the rooms, and what each is."""
     files = sorted(path for path in (ROOT / "flowctl").glob("*.py") if not path.name.startswith("__"))
@@ -394,6 +403,7 @@ def flat_files() -> str:
 
 
 GENERATED = {
+    "districts": districts,
     "rooms": rooms,
     "flat-files": flat_files,
     "echo-begin": lambda: echo_source("import annotations", "LINE_BYTES"),

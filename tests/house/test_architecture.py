@@ -11,7 +11,7 @@ from source_kit import ROOT, tree_of
 FILE = re.compile(r"`((?:flowctl|servers|tests|bench|docs)/[\w/]*(?:\w\.\w+|/))`")
 STEP = re.compile(r"^\d+\. `(flowctl/[\w/]+\.py)` `([\w.]+)`", re.MULTILINE)
 NAMED = re.compile(r"`(flowctl/[\w/]+\.py)`,? `([A-Za-z_]\w*(?:\.\w+)*)`")
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md")
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design/rooms.md")
 
 
 def text_of(document: str) -> str:
