@@ -84,7 +84,7 @@ def test_error_hook_when_absent_logs(caplog):
     scheduler.schedule(CallingSender(lambda _: None, raiser(ValueError("fault"))))
     scheduler.stop()
     (record,) = caplog.records
-    assert (record.name, record.exc_info[0]) == ("flowctl.nodes.scheduler", ValueError)
+    assert (record.name, record.exc_info[0]) == ("flowctl.scheduler", ValueError)
 
 
 @pytest.mark.parametrize("takes", [False, OSError("gone")])

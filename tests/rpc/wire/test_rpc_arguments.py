@@ -95,6 +95,7 @@ def test_arguments_when_they_fit_are_given_to_the_handler():
 
 
 def plain(message: Given, kick: Kick) -> object:
+    """Kick a peer."""
     return kick
 
 
@@ -110,7 +111,7 @@ def test_handler_when_its_command_takes_a_type_stays_of_its_kind():
     """A function runs on a thread, a coroutine function and a generator on the loop, as without."""
     checked = [Arguments("a.b", Kick).checked(handler) for handler in (plain, coroutine, stream)]
     assert [kind_of(handler) for handler in checked] == list(HandlerKind)
-    assert checked[0].__doc__ == "Kick."
+    assert checked[0].__doc__ == plain.__doc__ == "Kick a peer."
     message = Given(b'{"peer": "x"}')
 
     async def main() -> list[object]:
