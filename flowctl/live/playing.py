@@ -398,11 +398,6 @@ def refusal_word(why: Why, by: str) -> str:
     return {Why.UNAUTHORIZED: "auth", Why.NOT_FOUND: "no stream", Why.UNAVAILABLE: "undecided"}.get(why, by)
 
 
-def is_stun(data: bytes) -> bool:
-    """Return whether input begins as STUN (RFC 8489): a page has browsers take any port for a TURN server."""
-    return data[4:8] == b"\x21\x12\xa4\x42" and data[0] < 0x40
-
-
 class ViewerSession(Session):
     """A session that may play a stream.
 

@@ -25,7 +25,7 @@ from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, TINY_BYTES, TINY_TIMES, InputRate
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
-from flowctl.live.playing import Playing, ViewerSession, is_stun, refusal_word
+from flowctl.live.playing import Playing, ViewerSession, refusal_word
 from flowctl.live.publishing import Publishing
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
@@ -35,6 +35,7 @@ from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.handshake.handshake import is_stun
 from flowctl.wire.rtmp.messages import Acknowledgement
 from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
@@ -56,8 +57,8 @@ at most and the following ones 3 ms, while a publisher of 10 Mbit/s pays 300 cal
 _FEW: Final = 4
 """A piece of input with no more than this share of a turn's messages lets the next one be twice as large."""
 _FOREIGN: Final = frozenset({"not-rtmp", "tls-on-plain-port"})
-_BY_BROWSERS: Final = (b"\x16", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
-"""What a browser begins with, TLS or a request, wherever a page sends it."""
+_BY_BROWSERS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC")
+"""What a browser begins with, wherever a page sends it: TLS, the hello of SSL 2 (ICE over ``ssltcp``), or a request."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
 _StreamRequest = rtmp_events.PublishRequested | rtmp_events.PlayRequested
@@ -311,7 +312,7 @@ class LiveSession(ViewerSession):
         except RemoteProtocolError as error:
             if isinstance(error, LimitExceededError):
                 self._ended_by(error)
-            elif error.code in _FOREIGN and (bytes(data[:4]).startswith(_BY_BROWSERS) or is_stun(bytes(data[:8]))):
+            elif error.code in _FOREIGN and (bytes(data[:4]).startswith(_BY_BROWSERS) or is_stun(bytes(data[:10]))):
                 self.harmless = True
             raise
         finally:

@@ -32,13 +32,14 @@ from flowctl.live.httpd.limits import HttpLimits
 from flowctl.live.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
-from flowctl.live.playing import Playing, ViewerSession, is_stun, refusal_word
+from flowctl.live.playing import Playing, ViewerSession, refusal_word
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
 from flowctl.wire.rtmp import events as rtmp_events
+from flowctl.wire.rtmp.handshake.handshake import is_stun
 from flowctl.wire.rtmp.server.states import StreamState
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 

@@ -191,25 +191,42 @@ def test_header_of_a_proxy_when_nobody_trusts_it_punishes_who_sent_it():
         assert {key[1] for key in bans(server)} == {"limit"}
 
 
-def test_browser_when_a_page_sends_it_to_the_port_of_rtmp_is_not_punished():
-    """A page can have its visitors' browsers ask for a picture there, with TLS and without, or take it for TURN."""
-    penalties = PenaltyLimits(connections=Allowance(3, 600))
-    with open_live_server(penalties=penalties, admission=FAST) as server:
-        for number in range(60):
-            said = (
-                b"\x16\x03\x01\x00\x05",
-                b"GET /x.png HTTP/1.1\r\nHost: x\r\n\r\n",
-                bytes.fromhex("000300082112a442") + b"a" * 12 + bytes.fromhex("0019000411000000"),  # TURN, Allocate
-            )[number % 3]
-            with (
-                contextlib.suppress(ConnectionError),
-                socket.create_connection(server.address, timeout=20, source_address=(ABUSER, 0)) as sock,
-            ):
-                sock.sendall(said)
-                while sock.recv(65_536):
-                    pass
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"\x16\x03\x01\x00\x05", id="TLS"),
+        pytest.param(b"GET /x.png HTTP/1.1\r\nHost: x\r\n\r\n", id="HTTP"),
+        pytest.param(bytes.fromhex("000300082112a442") + b"a" * 12 + bytes.fromhex("0019000411000000"), id="TURN"),
+        pytest.param(bytes.fromhex("001c000100082112a442") + b"a" * 12 + bytes.fromhex("0006000461626364"), id="ICE"),
+        pytest.param(bytes.fromhex("8046010301002d00000010") + b"a" * 61, id="ICE as SSL"),
+    ],
+)
+def test_browser_when_a_page_sends_it_to_the_port_of_rtmp_is_not_punished(said):
+    """A page can have its visitors' browsers ask for a picture there, or take it for a TURN server or another peer."""
+    penalties, admission = (
+        PenaltyLimits(connections=Allowance(3, 600)),
+        AdmissionLimits(new_per_address_and_s=1e5, burst_per_address=0),
+    )
+
+    def say():
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(server.address, timeout=20, source_address=(ABUSER, 0)) as sock,
+        ):
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(65_536):
+                pass
+
+    with open_live_server(penalties=penalties, admission=admission) as server:
+        for _ in range(6):
+            say()
+        server.admission.set_limits(FAST)
+        for _ in range(20):
+            say()
         assert server.admission.refused["new_per_address_and_s"] > 3
         wait_until(lambda: not server.connections(), "the end of all")
+        assert server.accepted_count >= 6
         decided(server)
         assert bans(server) == {}
 

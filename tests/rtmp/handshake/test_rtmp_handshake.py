@@ -267,8 +267,9 @@ def test_server_takes_or_refuses_any_input(data):
         assert len(out) in (0, 3073)
 
 
-def test_stun_is_refused_although_its_first_octet_could_be_a_version():
-    """A page can have browsers take our port for a TURN server's."""
+@pytest.mark.parametrize("began", ["000300082112a442", "001c000100082112a442", "0200000101ec2112a442"])
+def test_stun_is_refused_although_its_first_octet_could_be_a_version(began):
+    """A page can have browsers take our port for a TURN server's, or for that of a peer, behind a length then."""
     with pytest.raises(RemoteProtocolError) as caught:
-        Handshake.server().receive(bytes.fromhex("000300082112a442") + b"a" * 12)
+        Handshake.server().receive(bytes.fromhex(began) + b"a" * 12)
     assert caught.value.code == "not-rtmp"

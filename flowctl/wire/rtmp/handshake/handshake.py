@@ -86,7 +86,12 @@ class _Role(NamedTuple):
 
 
 _STUN: Final = b"\x21\x12\xa4\x42"
-"""Magic cookie of RFC 8489, behind type and length: what browsers send to a TURN server that a page names."""
+"""Magic cookie of RFC 8489, behind type and length, which stand behind a length of two octets in RFC 4571."""
+
+
+def is_stun(data: bytes) -> bool:
+    """Return whether input begins as STUN: a page has browsers take any port for a TURN server's, or another peer's."""
+    return _STUN in data[4:10] and data[0] < VERSION
 
 
 def _check_client_version(version: int) -> None:
@@ -208,7 +213,7 @@ class Handshake:
         packet = bytes(self._buffer[:wanted])
         del self._buffer[:wanted]
         if self._step is _Step.VERSION:
-            if packet[0] == 0 and self._buffer[3:7] == _STUN:
+            if is_stun(packet + self._buffer[:9]):
                 raise RemoteProtocolError("this is STUN, RTMP begins with 0x03", code="not-rtmp")
             self._role.check_version(packet[0])
             self._step = _Step.FIRST
