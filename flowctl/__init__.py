@@ -342,7 +342,10 @@ def __getattr__(name: str) -> object:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    try:
+        value: object = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        raise import_module("flowctl.core.text.extras").missing_extra(error, f"flowctl.{name}") or error from error
     globals()[name] = value
     return value
 

@@ -114,7 +114,7 @@ def check_live() -> None:
 
 
 def check_load() -> None:
-    """A crowd that publishes for itself loses nothing, and leaves a report; without any extra installed."""
+    """A crowd that publishes for itself loses nothing, and leaves a report; with the extra ``live`` alone."""
     with serving("live") as port:
         crowd = ["--viewers", "4", "--profile", "slow@200k:1", "--publishers", "1", "--bit-rate", "500k"]
         command = [FLOWCTL, "load", f"rtmp://127.0.0.1:{port}/live/smoke", *crowd, "--duration", f"{LIVE_S}s", "--json"]

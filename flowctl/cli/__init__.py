@@ -20,6 +20,15 @@ try:
     from flowctl.cli.app import app
     from flowctl.cli.errors import run
     from flowctl.core.text.output import open_missing_streams
+except ModuleNotFoundError as error:
+    # Only the framework is installed: the words below are all that such an environment has.
+    from flowctl.core.text.extras import missing_extra
+    from flowctl.core.text.output import say
+
+    if (told := missing_extra(error, "the command flowctl")) is None:
+        raise
+    say(f"error: {told}\nhint: {told.hint}", to_stderr=True)
+    raise SystemExit(2) from None
 except KeyboardInterrupt:
     # Ctrl-C while the modules are still being read: nothing has begun, so there is nothing to say.
     raise SystemExit(130) from None

@@ -1,17 +1,33 @@
-"""The commands put together, and the options in front of them."""
+"""The commands put together, and the options in front of them.
+
+A package brings commands by an entry point of the group ``flowctl.commands``: a function that is handed the program and
+adds them to it. flowctl's own are found in the same way.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib.metadata
+from typing import Annotated, Final
 
 import typer
+from typer.core import TyperGroup
 
-from flowctl.cli import config, demo, edge, key, load, play, publish, remux, replay, serve, version
-from flowctl.cli.analyze import app as analyze
-from flowctl.cli.control import fleet, rpc, top
-from flowctl.cli.control.operations import add_operations
+from flowctl.cli import version
+from flowctl.cli.errors import complain
+
+GROUP: Final = "flowctl.commands"
+
+
+class SortedGroup(TyperGroup):
+    """Lists commands by name: entry points have no order."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        del ctx
+        return sorted(self.commands)
+
 
 app = typer.Typer(
+    cls=SortedGroup,
     name="flowctl",
     help="Flow control for servers that push data to many peers of unequal speed, and a live RTMP server built on it.",
     no_args_is_help=True,
@@ -48,20 +64,13 @@ def options(
     common.settings.log_level = log_level
 
 
-app.command("serve", cls=serve.ServeCommand)(serve.serve)
-app.command("edge", cls=serve.ServeCommand)(edge.edge)
-app.command("publish")(publish.publish)
-app.command("play")(play.play)
-app.command("record")(remux.record)
-app.command("hls")(remux.hls)
-app.command("load")(load.load)
-app.command("replay")(replay.replay)
-add_operations(app)
-app.command("top")(top.top)
-app.add_typer(rpc.app, name="rpc")
-app.add_typer(fleet.app, name="fleet")
-app.add_typer(config.app, name="config")
-app.add_typer(key.app, name="key")
-app.add_typer(analyze.app, name="analyze")
-app.command("demo")(demo.demo)
-app.command("version")(version.version)
+def add_commands(program: typer.Typer) -> None:
+    """Add what the installed packages bring; one that cannot be loaded is named, and the others work."""
+    for point in sorted(importlib.metadata.entry_points(group=GROUP)):
+        try:
+            point.load()(program)
+        except Exception as error:  # noqa: BLE001 - code of other packages
+            complain(f"commands of {point.value} cannot be loaded: {error}", "reinstall, or remove, its package")
+
+
+add_commands(app)

@@ -129,3 +129,7 @@ def _read_files(options: Any) -> Any:
             limits = parse_limits_file(text, str(path))
             options.with_limits(limits)
     return limits
+
+
+def add_to(program: typer.Typer) -> None:
+    program.add_typer(app, name="config")

@@ -135,3 +135,7 @@ def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json
     plan = LoopPlan(duration_s=parse_duration(duration, "--duration"), healthy=healthy)
     if not run_loop(plan, folder or cache_directory() / "demo-pipeline", as_json=as_json):
         raise FlowctlError("the loop did not do what it is for; the report says what")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("demo")(demo)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowctl.cli.common import CaFile, Insecure
+from flowctl.cli.serve import ServeCommand
 
 if TYPE_CHECKING:
     from flowctl.live.server import LiveServer
@@ -80,3 +81,7 @@ def edge(
 
     stats_s = optional_duration(stats, "--stats")
     run_server(dataclasses.replace(program, name="edge", build=build), options, ended, stats_s=stats_s, as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("edge", cls=ServeCommand)(edge)

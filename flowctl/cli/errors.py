@@ -13,6 +13,7 @@ from typing import Final
 
 import typer
 
+from flowctl.core.text.extras import missing_extra
 from flowctl.core.text.output import drop, failure, lost, say
 from flowctl.errors import ConfigError, FlowctlError
 
@@ -95,17 +96,24 @@ def _run(app: typer.Typer, arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if isinstance(error, _USAGE):
-            return _wrong_use(error, app, arguments)
-        if debug:
+        if debug and not isinstance(error, _USAGE):
             raise
-        if isinstance(error, OSError):
-            if error.errno == errno.EBADF and error.filename is None:
-                raise  # standard output, from text longer than its buffer
-            return _failed(_of_the_system(error))
-        complain(f"{type(error).__name__}: {error}", "this is a bug of flowctl; run it with --debug and report it")
-        return FAILED
+        return _unforeseen(error, app, arguments)
     return status if isinstance(status, int) else OK
+
+
+def _unforeseen(error: Exception, app: typer.Typer, arguments: list[str]) -> int:
+    """Report an error that no command has words for: of use, of the installation, of the system, or a bug."""
+    if isinstance(error, _USAGE):
+        return _wrong_use(error, app, arguments)
+    if isinstance(error, ModuleNotFoundError) and (lacking := missing_extra(error, _command_of(app, arguments))):
+        return _failed(lacking)
+    if isinstance(error, OSError):
+        if error.errno == errno.EBADF and error.filename is None:
+            raise error  # standard output, from text longer than its buffer
+        return _failed(_of_the_system(error))
+    complain(f"{type(error).__name__}: {error}", "this is a bug of flowctl; run it with --debug and report it")
+    return FAILED
 
 
 def _failed(error: FlowctlError) -> int:

@@ -130,3 +130,7 @@ def _line(stored: str, kind: str, streams: str) -> str:
     if len(streams.split()) > 1 or streams in ("publish", "play", "edge"):
         raise ConfigError("--streams is a pattern of app/stream", hint="such as live/*")
     return " ".join(filter(None, [stored, _kind(kind), streams]))
+
+
+def add_to(program: typer.Typer) -> None:
+    program.add_typer(app, name="key")

@@ -279,3 +279,7 @@ def _list_profiles(*, as_json: bool) -> None:
         print_json(as_dicts())
     else:
         say("\n".join(as_lines()))
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("load")(load)

@@ -202,3 +202,7 @@ def describe(player: RtmpPlayer) -> list[str]:
         lines.append(f"delay {delays}, of frames newer than the play")
     lines.append(f"ended: {player.end}")
     return lines
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("play")(play)

@@ -192,3 +192,7 @@ def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
         f"{format_duration(figures.waited_s)} in all"
     )
     say(f"ended: {end}")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("publish")(publish)

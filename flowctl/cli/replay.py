@@ -312,3 +312,7 @@ def _as_json(
     if other is not None:
         values["other_choice"] = other
     return values
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("replay")(replay)

@@ -344,3 +344,7 @@ def _log_figures(server: Server) -> None:
     from flowctl.log import get_logger
 
     get_logger("flowctl.serve").info("figures", **summary(server))
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("serve", cls=ServeCommand)(serve)

@@ -7,6 +7,7 @@ import importlib.metadata
 from typing import Final
 
 from flowctl.core.server.program import ServerProgram
+from flowctl.core.text.extras import missing_extra
 from flowctl.errors import ConfigError
 
 GROUP: Final = "flowctl.servers"
@@ -29,7 +30,8 @@ def load_server(name: str) -> ServerProgram:
     try:
         program = point.load()
     except Exception as error:
-        raise ConfigError(f"server {name!r} cannot be loaded from {point.value}: {error}") from error
+        lacking = missing_extra(error, f"server {name!r}") if isinstance(error, ModuleNotFoundError) else None
+        raise lacking or ConfigError(f"server {name!r} cannot be loaded from {point.value}: {error}") from error
     if not isinstance(program, ServerProgram):
         raise ConfigError(
             f"{point.value} is a {type(program).__name__}, not a flowctl.core.server.program.ServerProgram"

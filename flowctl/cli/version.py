@@ -29,3 +29,7 @@ def version(
         print_json({"flowctl": number, "python": platform.python_version(), "loop": loop, "system": platform.system()})
         return
     say(f"flowctl {number} (Python {platform.python_version()}, {loop}, {platform.system()})")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("version")(version)

@@ -6,6 +6,7 @@ has to be given a layer here, which is the moment to ask where it belongs.
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from collections import Counter
@@ -105,6 +106,7 @@ CLI_MAY_LOAD = (
         "flowctl.core.flow",
         "flowctl.control",
         "flowctl.core.text.addresses",
+        "flowctl.core.text.extras",
         "flowctl.core.text.fieldtypes",
         "flowctl.reasons",
         "flowctl.core.server.bans",
@@ -230,7 +232,8 @@ def test_import_when_only_flowctl_is_asked_for_loads_nothing_else():
 def test_cli_when_only_its_help_is_wanted_loads_no_server():
     """Modules of the command line import heavy things inside the commands, so that ``flowctl --help`` is fast."""
     reached, wrong = set(), []
-    open_ = ["flowctl.cli"]
+    commands = importlib.metadata.entry_points(group="flowctl.commands")
+    open_ = ["flowctl.cli", *{point.module for point in commands}]
     while open_:
         module = open_.pop()
         reached.add(module)

@@ -20,3 +20,7 @@ for name, command in jobs.COMMANDS.items():
 app.command("compare")(compare.compare)
 app.command("watch")(watch.watch)
 app.command("synth")(synth.synth)
+
+
+def add_to(program: typer.Typer) -> None:
+    program.add_typer(app, name="analyze")

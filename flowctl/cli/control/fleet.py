@@ -117,3 +117,7 @@ def lines(answer: Mapping[str, Any]) -> list[str]:
         dropped = ", ".join(f"{kind} {number}" for kind, number in member["dropped"].items())
         found.append(f"{name:<20} {heard:>10} {same:>5} {member['pending']:>8} {count:>8}  {dropped}".rstrip())
     return found
+
+
+def add_to(program: typer.Typer) -> None:
+    program.add_typer(app, name="fleet")

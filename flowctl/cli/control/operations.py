@@ -30,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write the answer as one JS
 _SHARED: Final = {"server": (Server, None), "key": (Key, None), "timeout": (Timeout, "15s"), "as_json": (AsJson, False)}
 
 
-def add_operations(app: typer.Typer) -> None:
+def add_to(app: typer.Typer) -> None:
     for operation in OPERATIONS:
         app.command(operation.name, help=_help(operation))(_command(operation))
 

@@ -178,3 +178,7 @@ def _text(part: bytes) -> str:
     except UnicodeDecodeError:
         return f"0x{part.hex()}"
     return f"0x{part.hex()}" if text.startswith("0x") else text
+
+
+def add_to(program: typer.Typer) -> None:
+    program.add_typer(app, name="rpc")

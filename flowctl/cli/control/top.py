@@ -166,3 +166,7 @@ def _size(size_bytes: float) -> str:
     from flowctl.units import format_size
 
     return format_size(size_bytes) if size_bytes else "-"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("top")(top)

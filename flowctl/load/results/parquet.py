@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from flowctl.core.text.extras import install_hint
 from flowctl.core.text.files import replacing
 from flowctl.errors import ConfigError, InternalError
 from flowctl.load.results.result import PeerResult, RunResult
@@ -34,9 +35,7 @@ _ROWS_PER_GROUP: Final = 20_000
 def check_available() -> None:
     """See to it that pyarrow is there, before a run whose result is to be written."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(
-            "--parquet needs pyarrow, which is not installed", hint="in flowctl's source folder: pip install '.[load]'"
-        )
+        raise ConfigError("--parquet needs pyarrow, which is not installed", hint=install_hint("telemetry"))
 
 
 def column_types() -> dict[str, tuple[str, bool]]:

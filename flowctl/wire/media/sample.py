@@ -151,7 +151,7 @@ def find_ffmpeg(ffmpeg: str | os.PathLike[str] | None = None) -> Path:
     if found is None:
         raise FlowctlError(
             "FFmpeg was not found, and a sample recording is made by it",
-            hint=f"install FFmpeg, or set {FFMPEG_VARIABLE}; or in flowctl's source folder: pip install '.[ffmpeg]'",
+            hint=f"install FFmpeg, or set {FFMPEG_VARIABLE}; or in flowctl's source folder: pip install '.[media]'",
         )
     return Path(found)
 

@@ -326,7 +326,7 @@ def test_parquet_when_pyarrow_is_missing_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
         parquet_module.check_available()
-    assert caught.value.hint == "in flowctl's source folder: pip install '.[load]'"
+    assert caught.value.hint == "in flowctl's source folder: pip install '.[telemetry]'"
 
 
 def test_file_when_writing_fails_is_as_it_was(tmp_path):

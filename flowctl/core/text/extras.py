@@ -1,0 +1,37 @@
+"""The extras of flowctl: what a part of it needs beyond the framework, and how to install that."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flowctl.errors import ConfigError
+
+_EXTRA_OF: Final = {
+    **dict.fromkeys(("rich", "typer"), "cli"),
+    **dict.fromkeys(("cbor2", "zmq"), "rpc"),
+    **dict.fromkeys(("h11", "httpx", "jwt", "pydantic", "wsproto"), "live"),
+    **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "admin"),
+    **dict.fromkeys(("av", "imageio_ffmpeg"), "media"),
+    "pyarrow": "telemetry",
+    **dict.fromkeys(("pandas", "pyspark"), "pipeline"),
+}
+"""The smallest extra that brings a package, by the name under which it is imported."""
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"in flowctl's source folder: pip install '.[{extra}]'"
+
+
+def missing_extra(error: ModuleNotFoundError, needs_it: str) -> ConfigError | None:
+    """Return what to tell a user who lacks an extra; None if the missing module is of none.
+
+    Args:
+        error: What importing raised.
+        needs_it: The name or command that cannot be had without, for the message.
+    """
+    package = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(package)
+    if extra is None:
+        return None
+    return ConfigError(f"{needs_it} needs the extra {extra!r}: {package} is not installed", hint=install_hint(extra))
