@@ -102,7 +102,7 @@ def test_identity_when_another_key_takes_it_stays_with_the_first(loop_factory, t
                 thief.send_message(stolen, "stolen")
                 await refused_once(receiver)
                 assert thief.pending_count(stolen) == 1
-            friend.close_connection(to)  # its heartbeat would find in 10 s that the connection is dead
+            friend.close_connection(to)  # it would find in 10 s that the connection is dead
             await asyncio.wait_for(friend.deliver(friend.make_connection(there), "two"), WAIT_S)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:

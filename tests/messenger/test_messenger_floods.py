@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from queue import Queue
 
@@ -164,3 +168,51 @@ def test_peers_that_are_gone_when_they_left_too_many_gaps_are_forgotten(server, 
     say(many, 10, b"")
     assert got.get(timeout=WAIT_S) == (b"many", 10)
     assert messenger.statistics().repeated == 1
+
+
+def octets_dealer(port: int) -> socket.socket:
+    """Shake hands as a DEALER that is called ``me`` (ZMTP 3.0, NULL): a connection that can be reset."""
+    line = socket.create_connection(("127.0.0.1", port), WAIT_S)
+    ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x02me"
+    line.sendall(b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(52, b"\0") + bytes([4, len(ready)]) + ready)
+    return line
+
+
+def say_octets(line: socket.socket, number: int) -> None:
+    """Send a message, and wait for its acknowledgement."""
+    body = b"%d-0-0-" % number
+    line.sendall(b"\1\0\0" + bytes([len(body)]) + body)
+    came = b""
+    while b"%d-0-%d-" % (number, ACK) not in came:
+        came += line.recv(4096)
+
+
+LISTENS = """
+import time
+from flowctl.nodes.messenger.message import Destination
+from flowctl.nodes.messenger.messenger import Messenger
+with Messenger(0, "us") as us:
+    print(us.port, flush=True)
+    time.sleep(6)
+print("lives")
+"""
+
+
+def test_peer_when_reset_after_another_has_taken_its_name_does_not_end_our_process():
+    """ZeroMQ takes no more of it then, and at its next heartbeat, of 5 s, failed an assertion: anybody could end us."""
+    with subprocess.Popen([sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        first = octets_dealer(port)
+        say_octets(first, 1)
+        second = octets_dealer(port)
+        say_octets(second, 2)
+        first.sendall(b"\1\0\0\x073-0-0-x")
+        second.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            second.recv(1)
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        first.close()
+        assert process.stdout.read() == "lives\n"
+        second.close()
+    assert process.returncode == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import select
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,9 +15,10 @@ import zmq
 
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.context import new_context
-from flowctl.wire.zeromq.socket import MESSAGES_PER_TURN, MOST_FRAMES, ZmqSocket
+from flowctl.wire.zeromq.socket import MESSAGES_PER_TURN, MOST_FRAMES, ZmqSocket, notice_dead_peers
 
 WAIT_S = 20.0
+ASKED = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
 
 
 @pytest.fixture
@@ -255,3 +259,22 @@ def on_raising(group: PollGroup, call: Callable[[], object]) -> None:
 
     group.call_soon(run)
     done.result(WAIT_S)
+
+
+def test_connection_when_its_other_end_may_die_is_asked_for_life_by_the_system(sockets):
+    """At the end that accepted it and at the other; heartbeats of ZeroMQ, which can kill us, are none."""
+    router, dealer = sockets(zmq.ROUTER), sockets(zmq.DEALER)
+    for item in (router, dealer):
+        notice_dead_peers(item, 30)
+        assert item.get(zmq.HEARTBEAT_IVL) == 0
+    monitors = [router.get_monitor_socket(zmq.EVENT_ACCEPTED), dealer.get_monitor_socket(zmq.EVENT_CONNECTED)]
+    dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+    dealer.send(b"")
+    router.recv_multipart()
+    for monitor in monitors:
+        descriptor = int.from_bytes(monitor.recv_multipart()[0][2:], sys.byteorder)
+        with socket.socket(fileno=os.dup(descriptor)) as line:
+            found = [line.getsockopt(socket.IPPROTO_TCP, item) for item in ASKED]
+            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert found == [15, 5, 3, 30_000]
+        monitor.close(linger=0)

@@ -16,7 +16,7 @@ from flowctl.nodes.messenger.arrivals import Arrivals, HeldRoom
 from flowctl.nodes.messenger.delivery import Delivery
 from flowctl.nodes.messenger.message import To
 from flowctl.nodes.messenger.wire import ANNOUNCEMENT, METADATA_OPTION, encode_announcement, parse_announcement
-from flowctl.wire.zeromq.socket import ZmqSocket
+from flowctl.wire.zeromq.socket import ZmqSocket, notice_dead_peers
 
 _INPROC: Final[dict[tuple[int, str], int]] = {}
 """Listeners of messengers of this process, by context and endpoint, and their incarnation: within a process there is no
@@ -27,8 +27,8 @@ _INPROC_DIALLED: Final[dict[tuple[int, str, bytes], int]] = {}
 _RECONNECT_MS: Final = 50
 """ZeroMQ's first wait before it connects again; it doubles up to `_RECONNECT_MOST_MS`."""
 _RECONNECT_MOST_MS: Final = 2000
-_HEARTBEAT_MS: Final = 5000
-"""A ZMTP peer of today answers a PING by itself; one that is gone without a word is noticed after twice this time."""
+_DEAD_AFTER_S: Final = 10
+"""A peer whose system does not answer for so long is gone without a word."""
 
 
 class PeerOwner(Protocol):
@@ -245,7 +245,7 @@ def prepare(raw: zmq.Socket[bytes], incarnation: int, queue_count: int, max_mess
     raw.set(zmq.SNDHWM, queue_count)
     raw.set(zmq.RCVHWM, queue_count)
     raw.set(zmq.MAXMSGSIZE, max_message_bytes)
-    raw.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    notice_dead_peers(raw, _DEAD_AFTER_S)
     with suppress(zmq.ZMQError):  # a libzmq without it: peers are talked to as if they knew no extension
         raw.setsockopt(METADATA_OPTION, encode_announcement(incarnation))
 

@@ -56,6 +56,7 @@ from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.context import new_context, shared_context
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, node_keys, serve_curve
 from flowctl.wire.zeromq.endpoint import check_port
+from flowctl.wire.zeromq.socket import notice_dead_peers
 from flowctl.wire.zeromq.zap import ZapHandler, bind_zap, zap_domain
 
 _log: Final = logging.getLogger("flowctl.rpc")
@@ -64,8 +65,8 @@ REQUEST_TIMEOUT_S: Final = 15.0
 CONNECT_TIMEOUT_S: Final = 10.0
 SN_CHECK_S: Final = 0.25
 """How often idle connections to service nodes are looked for: OxenMQ's CONN_CHECK_INTERVAL."""
-HEARTBEAT_MS: Final = 15_000
-HEARTBEAT_TIMEOUT_MS: Final = 30_000
+DEAD_AFTER_S: Final = 30
+"""When a peer counts as dead whose system does not answer: as long as the heartbeats of OxenMQ wait."""
 HANDSHAKE_MS: Final = 10_000
 RECONNECT_MS: Final = (250, 5_000)
 LINGER_S: Final = 5.0
@@ -824,8 +825,7 @@ class RpcNode:
         raw = (shared_context() if shared else self._context).socket(kind)
         raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
         raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
-        raw.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        raw.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        notice_dead_peers(raw, DEAD_AFTER_S)
         raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         return raw
 

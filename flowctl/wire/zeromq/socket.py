@@ -33,6 +33,9 @@ before: without, one that floods is read 100 times (libzmq's ``inbound_poll_rate
 MOST_FRAMES: Final = 1024
 """Most frames of one message. ZeroMQ has no limit, and each is an object."""
 
+_PROBES: Final = 3
+"""Of TCP, unanswered, in the second half of the time after which a peer counts as dead."""
+
 _NO_WAIT: Final = int(zmq.NOBLOCK)
 _MORE_NO_WAIT: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -187,3 +190,17 @@ class ZmqSocket:
                 frames.append(frame.bytes)
             if not frame.more:
                 return frames, frame
+
+
+def notice_dead_peers(raw: zmq.Socket[bytes], after_s: int) -> None:
+    """Have the system end TCP connections whose other end has not answered for `after_s` seconds.
+
+    Heartbeats of ZeroMQ would do the same, and end our process: where a connection is reset whose messages could not be
+    taken at that moment, for the queue is full or another one has its routing id, the next heartbeat fails an assertion
+    (libzmq 4.3.5, ``!_io_error``). So any peer could kill us. Those of others it answers as ever.
+    """
+    raw.set(zmq.TCP_KEEPALIVE, 1)
+    raw.set(zmq.TCP_KEEPALIVE_IDLE, after_s // 2)
+    raw.set(zmq.TCP_KEEPALIVE_CNT, _PROBES)
+    raw.set(zmq.TCP_KEEPALIVE_INTVL, max(1, after_s // 2 // _PROBES))
+    raw.set(zmq.TCP_MAXRT, after_s * 1000)  # where something was sent, the system does not probe
