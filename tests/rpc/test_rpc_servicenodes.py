@@ -157,6 +157,17 @@ def test_connection_when_disconnected_is_closed_at_both_ends(two):
     wait_until(ours.rpc, lambda: not ours.rpc._dialled)
 
 
+def test_messages_when_disconnected_behind_them_come_though_a_connection_follows_at_once(two):
+    """A connection that lingers keeps its route: the next one would end it there, and what is on its way (OX-81)."""
+    ours, theirs = two
+    sent = [[b"%d" % number, bytes(100_000)] for number in range(100)]
+    for parts in sent:
+        ours.rpc.send(theirs.key, "a.take", *parts)
+    ours.rpc.disconnect(theirs.key, WAIT_S)
+    assert ours.rpc.request_future(theirs.key, "a.who").get(WAIT_S) == [ours.key]
+    assert [theirs.got.get(timeout=WAIT_S) for _ in sent] == sent
+
+
 def test_message_when_of_an_active_service_node_names_it_by_its_key(two):
     """Whichever side dialled: it equals what the key names, and what is sent to it survives its connection."""
     ours, theirs = two

@@ -162,6 +162,7 @@ class RpcNode:
         self._login_desk: LoginDesk | None = None
         self._listeners: dict[int, Listener] = {}
         self._dialled: dict[int, Dialled] = {}
+        self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
         self._listens_to_itself = False
         self._serving_here: Serving | None = None
         self._malformed_count = 0
@@ -861,7 +862,11 @@ class RpcNode:
         raw = self._new_socket(zmq.DEALER, address.zmq_address)
         if address.curve:
             dial_curve(raw, self.keys, address.pubkey)
-        if not ephemeral and all(other.address != address for other in self._dialled.values()):
+        now = self._clock()
+        self._lingering = {other: until for other, until in self._lingering.items() if until > now}
+        # A route that is taken over ends the connection that has it, and what is on its way by that.
+        taken = {*self._lingering, *(other.address for other in self._dialled.values())}
+        if not (ephemeral or address in taken):
             raw.set(zmq.ROUTING_ID, key_route(self.keys.public))
         raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
         raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
@@ -896,6 +901,8 @@ class RpcNode:
             return
         if _is_inproc(dialled.address.zmq_address):
             self._send_to(peer, [wire.BYE])
+        if linger_s:
+            self._lingering[dialled.address] = self._clock() + linger_s
         failed = dialled.close(linger_s)
         self._forget(peer, code)
         if failed is not None:
