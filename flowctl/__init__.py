@@ -64,7 +64,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; a test holds it equal 
         RpcTimeoutError,
         StoreError,
     )
-    from flowctl.live.judging.shadow import Candidate, ShadowReport
     from flowctl.live.judging.shares import ShareSettings, ViewerShares
     from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
     from flowctl.nodes.messenger.delivery import DeliverySettings
@@ -100,7 +99,6 @@ __all__ = [
     "BrokenError",
     "BusyError",
     "CacheLimits",
-    "Candidate",
     "Cause",
     "CloseReason",
     "ClosedError",
@@ -173,7 +171,6 @@ __all__ = [
     "ServerProgram",
     "ServerStatistics",
     "Session",
-    "ShadowReport",
     "ShareSettings",
     "SocketOptions",
     "StateChange",
@@ -233,10 +230,6 @@ _HOMES: Final = {
         "StateChange",
     ),
     "flowctl.core.flow.forecast": ("Forecast",),
-    "flowctl.live.judging.shadow": (
-        "Candidate",
-        "ShadowReport",
-    ),
     "flowctl.live.judging.shares": (
         "ShareSettings",
         "ViewerShares",

@@ -604,7 +604,6 @@ class Sender:
                 1.0 if slow is None else self._picture_share_locked(),
                 delay_ms,
                 self._lagging and not member,
-                cursor is not None and not member and cursor.joining_to is not None,
                 self._ledger is not None,
                 bytes_sent,
                 outbox.bytes_sent if slow is None else None,

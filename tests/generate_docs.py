@@ -33,7 +33,6 @@ from flowctl.core.sending.standing import STEPS, Standing
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live.config import LiveConfig
 from flowctl.live.httpd.limits import HttpLimits
-from flowctl.live.judging.shadow import Candidate
 from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.settings.model import settings_of
 from flowctl.live.settings.showing import sample
@@ -420,11 +419,6 @@ GENERATED = {
     "socket-options": lambda: settings_table(SocketOptions),
     "cache-limits": lambda: settings_table(CacheLimits),
     "share-settings": lambda: settings_table(ShareSettings),
-    "shadow-candidate": lambda: settings_table(
-        Candidate,
-        leave_out=frozenset({"limits", "policy"}),
-        instance=Candidate(limits=DEFAULT_LIMITS, policy=LivePolicy()),
-    ),
     "live-config": lambda: settings_table(
         LiveConfig, leave_out=frozenset({"rtmp", "cache", "work", "events", "flights"})
     ),

@@ -50,14 +50,6 @@ def figures_of(server: Server) -> dict[str, Any]:
             figures["gave_way"] = {"thinned": budget.thinned, "closed": budget.closed}
         if server.recording is not None:
             figures |= _recorded(server.recording)
-        if server.config.shadow is not None:
-            report = found.shadow  # what the candidate would have done otherwise, in few words
-            figures["shadow"] = {
-                "agrees": report.agreement,
-                "more_dropped": report.dropped.total_messages - report.live_dropped.total_messages,
-                "would_close": report.would_have_closed,
-                "would_keep": report.would_have_kept,
-            }
     return figures
 
 
@@ -105,6 +97,4 @@ def shown(figures: Mapping[str, Any]) -> dict[str, Any]:
         made["worst_delay_s"] = round(made["worst_delay_s"], 1)
     if "held" in made:
         made["held"] = format_size(made["held"])
-    if "shadow" in made:
-        made["shadow"] = {**made["shadow"], "agrees": f"{made['shadow']['agrees']:.0%}"}
     return made

@@ -23,7 +23,6 @@ from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
 from flowctl.live.access.rules import Access
 from flowctl.live.judging.penalties import PenaltyLimits
-from flowctl.live.judging.shadow import Candidate
 from flowctl.live.settings.levels import MARKS, MOST_LEVELS, Level, Levels, Role, Takes, merged, placed, with_marks
 from flowctl.live.settings.relays import RelayRule
 from flowctl.records.flight.options import FlightOptions
@@ -192,8 +191,6 @@ class LiveConfig(ServeOptions):
         memory_budget_per_address: whether the viewers of one address count as one where it is weighed who gives way.
         work: how much of its thread one connection and one address may take with what they send; who goes over is
             slowed down, and cut if it goes on.
-        shadow: limits and policy to be compared with the real ones for every viewer that lags; they act on nothing.
-            None: there is no comparison.
         levels: what differs for an application, a stream or a role, see `at`.
         audiences: target delay and policy of the viewers of some streams: levels in few words, nearer than `levels`
             of the same pattern.
@@ -261,7 +258,6 @@ class LiveConfig(ServeOptions):
     memory_budget_bytes: int = 0
     memory_budget_per_address: bool = False
     work: WorkLimits = field(default_factory=WorkLimits)
-    shadow: Candidate | None = None
     levels: tuple[Level, ...] = ()
     audiences: tuple[Audience, ...] = ()
     access: Access = field(default_factory=Access)

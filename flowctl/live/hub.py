@@ -23,7 +23,6 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.access.visits import Visits
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.gate import Gate
-from flowctl.live.judging.shadow import NO_SHADOW
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.oversight.pace import Pace
@@ -149,7 +148,7 @@ class Hub:
         visits: plays that are fetched file by file.
         observers: are told what happens to the sessions.
         taker: takes what is published. None: nobody does.
-        oversight: looks at the viewers that lag: memory budget, shares of viewers, shadow policy.
+        oversight: looks at the viewers that lag: memory budget, shares of viewers.
         names: decides who has a name, with other servers. None: this one decides alone.
         demand: called with the name of a stream that has got its first viewer, or lost its last one. Any thread.
     """
@@ -576,7 +575,6 @@ class Hub:
                 totals=totals,
                 missing_pictures=missing,
                 held_bytes=found.held_by_stream.get(name, 0),
-                shadow=found.shadow.get(name, NO_SHADOW),
             )
         return HubStatistics(
             streams=streams,
@@ -585,7 +583,6 @@ class Hub:
             limits_hit=limits_hit,
             totals=whole,
             budget=found.budget,
-            shadow=found.shadow_total,
         )
 
     def summary(self) -> HubSummary:
@@ -618,5 +615,4 @@ class Hub:
             dropped_messages=dropped,
             returns=returns,
             budget=found.budget,
-            shadow=found.shadow_total,
         )

@@ -8,7 +8,6 @@ from flowctl.core.flow.state import SendState
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.core.server.totals import NO_FLOW, FlowTotals
 from flowctl.live.judging.budget import NO_BUDGET, BudgetStatistics
-from flowctl.live.judging.shadow import NO_SHADOW, ShadowReport
 from flowctl.reasons import CloseReason
 
 
@@ -58,7 +57,6 @@ class HubSummary:
     dropped_messages: int
     returns: int
     budget: BudgetStatistics
-    shadow: ShadowReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,6 @@ class StreamStatistics:
         before_key_count: frames not passed on because the publisher had not sent a key frame yet.
         totals: what all viewers were sent and spared, those that have gone included.
         held_bytes: what its logs hold, counted once however many viewers wait for it.
-        shadow: what the candidate would have done, compared; see `LiveConfig.shadow`.
         follows: the server that it is followed from, in words. Empty: it is published here, or not at all.
     """
 
@@ -104,7 +101,6 @@ class StreamStatistics:
     totals: FlowTotals = NO_FLOW
     missing_pictures: int = 0
     held_bytes: int = 0
-    shadow: ShadowReport = NO_SHADOW
     follows: str = ""
 
 
@@ -126,4 +122,3 @@ class HubStatistics:
     limits_hit: dict[str, int]
     totals: FlowTotals = NO_FLOW
     budget: BudgetStatistics = NO_BUDGET
-    shadow: ShadowReport = NO_SHADOW

@@ -103,7 +103,6 @@ def test_version_when_asked_for_text(capsys):
         ),
         (["serve", "--age-axis", "media"], "--age-axis is 'media', allowed: queue|delay", ""),
         (["serve", "--return-after", "soon"], "--return-after", "8s"),
-        (["serve", "--shadow-limits", "1MiB"], "soft: '1MiB'", "2MiB,2048"),
         (["serve", "--set", "audiences=x"], "audiences: 'x' is not app/stream=", ""),
         (["serve", "--flush", "soon"], "--flush", "8s"),
         (["serve", "--workers", "two"], "--workers is 'two', it must be a number of processes, or auto", ""),

@@ -6,18 +6,14 @@ import pytest
 
 from flowctl.connection import Session
 from flowctl.control.summary import summary
-from flowctl.core.flow.limits import Limits
-from flowctl.core.flow.policy import LivePolicy
 from flowctl.core.server.server import Server
 from flowctl.live import LiveConfig, LiveServer
-from flowctl.live.judging.shadow import Candidate
 from flowctl.records.telemetry.options import EventsOptions
 
 
-def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():
-    """What was asked for is in the line: viewers without all pictures, delay, memory held, who gave way, a shadow."""
-    shadow = Candidate(limits=Limits.parse("1MiB,100"), policy=LivePolicy())
-    server = LiveServer(LiveConfig(memory_budget_bytes=1 << 30, shadow=shadow))
+def test_figures_when_of_a_live_server_tell_of_slow_viewers_and_memory():
+    """What was asked for is in the line: viewers without all pictures, delay, memory held, who gave way."""
+    server = LiveServer(LiveConfig(memory_budget_bytes=1 << 30))
     try:
         figures = summary(server)
     finally:
@@ -26,7 +22,6 @@ def test_figures_when_of_a_live_server_tell_of_slow_viewers_memory_and_shadow():
     assert "cut" not in figures  # which is what a connection is that the server has ended
     assert (figures["worst_delay_s"], figures["held"]) == (0.0, "0 B")
     assert figures["gave_way"] == {"thinned": 0, "closed": 0}
-    assert figures["shadow"] == {"agrees": "100%", "more_dropped": 0, "would_close": 0, "would_keep": 0}
 
 
 def test_figures_when_records_are_kept_are_those_of_the_files(tmp_path):

@@ -412,12 +412,3 @@ def test_slow_since_when_at_soft_or_hard_is_the_time_of_the_first():
     assert core.slow_since == 2.0
     core.sent(messages(2), 4.0)
     assert core.slow_since is None
-
-
-@given(all_limits, loads)
-@settings(max_examples=100, deadline=None)
-def test_low_reached_for_any_load_is_all_axes_at_or_below_low(limits, load):
-    """Dropping stops exactly where every axis that is on is at or below its low mark."""
-    axes = Naive(limits).axes(load)
-    expected = all(value <= axis.low for _, value, axis in axes if axis.on)
-    assert FlowCore(limits, 0.0).low_reached(load) is expected

@@ -12,7 +12,7 @@ from source_kit import module_files, tree_of
 import flowctl
 
 PUBLIC = """
-    AgeSource Candidate Forecast AudioFirst PicturesFirst ShadowReport ShareSettings ViewerShares
+    AgeSource Forecast AudioFirst PicturesFirst ShareSettings ViewerShares
     AdmissionLimits Axis AxisLimits Ban BanAction BanList BrokenError BusyError CacheLimits Cause CloseReason
     ClosedError ConfigError Connection Counts DEFAULT_LIMITS DamagedFlightError DeferredProcessor
     DeferredStatistics DeliverySettings Destination DropDroppable Messenger

@@ -230,10 +230,6 @@ class FlowCore:
         times[self.state] += now - self._since
         return times[0], times[1], times[2], times[3]
 
-    def low_reached(self, load: Load) -> bool:
-        """Return whether all axes of `load` are at or below their low mark: where dropping stops."""
-        return self._first_above_low(load) is None
-
     def reaches_soft(self, size_bytes: int, messages: int) -> bool:
         """Return whether so much, without the overhead per message, is at a soft mark; cheap, for every message."""
         soft = self._soft_marks

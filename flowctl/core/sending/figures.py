@@ -19,7 +19,6 @@ class Account(NamedTuple):
         delay_ms: how far behind the peer is: the age of the oldest that it has not taken, here or in the kernel. 0: it
             keeps up.
         lagging: whether something was left over at the last write, so that the kernel had enough to do since.
-        joining: whether it is still taking the GOP cache, and not judged on that.
         noted: whether its ledger has anything: with nothing in it, nothing was ever done to the peer.
         bytes_sent: wire bytes that the kernel has taken.
         entry: where it stands in the followed log. None: it follows none.
@@ -40,7 +39,6 @@ class Account(NamedTuple):
     picture_share: float = 1.0
     delay_ms: float = 0.0
     lagging: bool = False
-    joining: bool = False
     noted: bool = False
     bytes_sent: int = 0
     pulse: int | None = 0

@@ -1,4 +1,4 @@
-"""Decisions about many peers, made from figures alone (pure): memory budget and its victims, shadow policies, shares.
+"""Decisions about many peers, made from figures alone (pure): memory budget and its victims, shares, penalties.
 
-Begin with `shadow.py`.
+Begin with `budget.py`.
 """

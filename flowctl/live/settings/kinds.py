@@ -92,11 +92,6 @@ def _marks(text: str, source: str) -> str:
     return text
 
 
-def _shadow(text: str) -> Limits:
-    soft, slash, hard = text.partition("/")
-    return Limits.parse(soft, hard if slash else None)
-
-
 def _allowance(text: str, source: str) -> Allowance:
     count, slash, period = text.partition("/")
     if not slash:
@@ -175,7 +170,6 @@ Target = Annotated[
     BeforeValidator(_seconds),
     Kind("auto|off|duration", lambda value: target_marks(Limits(target_delay_ms=value))),
 ]
-Shadow = Annotated[Limits | None, _only_text(lambda text, _: _shadow(text)), Kind("soft[/hard]")]
 Listening = Annotated[str, BeforeValidator(_items), Kind("off|addresses")]
 Admin = Annotated[str, Kind("off|host:port")]
 Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), Kind("path")]

@@ -24,11 +24,9 @@ from pydantic import (
 )
 
 from flowctl.core.flow.limits import Limits, write_marks
-from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
-from flowctl.live.judging.shadow import Candidate
 from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.kinds import (
     Admin,
@@ -56,7 +54,6 @@ from flowctl.live.settings.kinds import (
     Relays,
     Second,
     Secrets,
-    Shadow,
     Share,
     Size,
     Target,
@@ -173,7 +170,6 @@ class LiveSettings(BaseModel):
     memory_budget_per_address: Flag = _at(
         "memory_budget_per_address", "Count the viewers of one address as one for the budget.", takes=Takes.NOW
     )
-    shadow_limits: Shadow = _own("Compare with these limits, which do nothing; each as bytes,messages,age.")
 
     max_connections: Count = _at(
         "admission.connections", "Connections in all; 0: what the limit of open files allows.", takes=Takes.NOW
@@ -383,8 +379,8 @@ class LiveSettings(BaseModel):
             put(tree, "rtmp.credentials", read_credentials(self.credentials_file))
         if self.events_key_file is not None:
             put(tree, "events.key", read_key(self.events_key_file))
-        options: Any = replaced(LiveConfig() if program.has_streams else ServeOptions(), tree)
-        return options if self.shadow_limits is None else _with_shadow(options, self.shadow_limits)
+        options: ServeOptions = replaced(LiveConfig() if program.has_streams else ServeOptions(), tree)
+        return options
 
     def _limits(self) -> Limits:
         """Return the limits; the soft marks are the default where only others are given."""
@@ -395,19 +391,6 @@ class LiveSettings(BaseModel):
             if self.soft is not None:
                 raise
             raise ConfigError(f"{error}, which is the default", hint="give soft as well") from error
-
-
-def _with_shadow(options: LiveConfig, limits: Limits) -> LiveConfig:
-    """Return `options` with a shadow that differs from the real settings in the marks of its limits alone."""
-    shadow = Candidate(
-        limits=limits,
-        policy=LIVE_POLICIES[options.policy],
-        name="shadow limits",
-        stuck_s=options.settings.stuck_s,
-        soft_too_long_s=options.settings.soft_too_long_s,
-        marks_only=True,
-    )
-    return dataclasses.replace(options, shadow=shadow)
 
 
 def place(name: str) -> str | None:

@@ -190,7 +190,6 @@ _PLACES: Final = {
     "target_delay": "limits",
     "credentials_file": "rtmp.credentials",
     "events_key_file": "events.key",
-    "shadow_limits": "shadow",
 }
 """Where settings are looked for that have no place of their own, or that go together."""
 

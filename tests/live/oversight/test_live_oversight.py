@@ -1,20 +1,14 @@
-"""Looks at slow viewers: the memory budget acts on who is to blame, the shadow acts on nothing, shares are counted."""
+"""Looks at slow viewers: the memory budget acts on who is to blame, shares are counted."""
 
 from __future__ import annotations
-
-import asyncio
-from dataclasses import replace
 
 import pytest
 import structlog
 from live_kit import World, audio, config, inter, key
 
-from flowctl.core.flow.limits import Limits
-from flowctl.core.flow.policy import KeepAll, LivePolicy
 from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.live.config import SecondPublisher
-from flowctl.live.judging.shadow import Candidate
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
@@ -113,22 +107,6 @@ def test_budget_when_publishers_fill_it_with_their_caches_costs_no_viewer_of_oth
     assert world.group.failures == []
 
 
-def test_shadow_when_its_stream_has_gone_is_kept_without_a_name():
-    """Anybody can make names without end; the sum over all streams stays what it was."""
-    world, publisher = shadowed(Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=LivePolicy()))
-    viewer = world.player()
-    slow(viewer)
-    broadcast(world, publisher, 30)
-    look(world)
-    viewer.vanish()
-    publisher.leave()
-    world.run(4)
-    look(world)
-    look(world)
-    assert list(world.hub.oversight.statistics().shadow) == [""]
-    assert world.hub.snapshot().shadow.viewers == 1
-
-
 def test_budget_when_thinning_is_not_enough_closes_with_its_own_reason():
     """A viewer of a stream whose newest key frame is far back cannot be thinned enough and is closed."""
     world = World(config(memory_budget_bytes=100_000))
@@ -181,148 +159,11 @@ def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready()
     assert shares["live/absent"].in_state(SendState.READY) == 1.0
 
 
-def shadowed(candidate, **limits):
-    world = World(config(shadow=candidate), **limits)
-    return world, world.publisher()
-
-
-def test_shadow_when_its_limits_are_tighter_would_have_closed_and_changes_nothing():
-    """A candidate that would close the slow viewer is compared, and the viewer stays and loses nothing."""
-    world, publisher = shadowed(Candidate(limits=Limits.parse("0,0", "100kB,0"), policy=KeepAll()))
-    viewer = world.player()
-    slow(viewer)
-    broadcast(world, publisher, 5)
-    look(world)
-    for turn in range(10):
-        broadcast(world, publisher, 20, start=1000 * turn + 1000)
-        look(world)
-    report = world.hub.snapshot().streams["live/room"].shadow
-    assert (report.viewers, report.would_have_closed) == (1, 1)
-    assert report.live_dropped.total_messages == 0 or viewer.ended is None
-    viewer.reads, viewer.wire.room = True, None
-    world.run(1.0)
-    assert viewer.ended is None
-
-
-def test_shadow_when_the_live_limits_close_would_have_kept():
-    """A viewer closed at its hard limit is one that a candidate without limits would have kept."""
-    world, publisher = shadowed(
-        Candidate(limits=Limits.parse("0,0"), policy=LivePolicy(), stuck_s=0), limits=Limits.parse("0,0", "200kB,0")
-    )
-    viewer = world.player()
-    slow(viewer)
-    broadcast(world, publisher, 5)
-    look(world)
-    broadcast(world, publisher, 100, start=1000)
-    look(world)
-    assert viewer.ended[0] is CloseReason.HARD_LIMIT
-    report = world.hub.snapshot().shadow
-    assert (report.viewers, report.would_have_kept, report.would_have_closed) == (1, 1, 0)
-    look(world)
-    assert world.hub.snapshot().shadow.would_have_kept == 1  # counted once
-
-
-def test_shadow_when_only_its_marks_count_is_judged_with_what_is_in_force_for_the_viewer():
-    """Target delay, policy and times are the viewer's own, of its audience too, and follow a change of its limits."""
-    candidate = Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=KeepAll(), marks_only=True)
-    world, publisher = shadowed(
-        candidate, limits=Limits.parse("0,0", target_delay_ms=700), sender=SenderSettings(stuck_s=3, soft_too_long_s=0)
-    )
-    viewer = world.player()
-    slow(viewer)
-    broadcast(world, publisher, 30)
-    look(world)
-    (shadowed_viewer,) = world.hub.oversight._shadows.values()
-    shadow, judged = shadowed_viewer.shadow, shadowed_viewer.shadow.candidate
-    assert (judged.policy, judged.stuck_s, judged.soft_too_long_s) == (world.policy, 3, 0)
-    assert shadow.limits == replace(candidate.limits, target_delay_ms=700)
-    for target_ms in (0, None, 2500):
-        viewer.connection.sender.set_limits(Limits.parse("4MiB,0", target_delay_ms=target_ms))
-        world.run()
-        look(world)
-        assert shadow.limits == replace(candidate.limits, target_delay_ms=target_ms)
-
-
-def test_shadow_when_the_viewer_has_caught_up_ends():
-    """A viewer that keeps up again has no shadow any more; what was compared stays in the figures."""
-    world, publisher = shadowed(Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=LivePolicy()))
-    viewer = world.player()
-    slow(viewer)
-    broadcast(world, publisher, 10)
-    look(world)
-    assert len(world.hub.oversight._shadows) == 1
-    viewer.reads, viewer.wire.room = True, None
-    for turn in range(4):
-        broadcast(world, publisher, 2, start=1000 + turn * 100)
-        look(world)
-    assert world.hub.oversight._shadows == {}
-    assert world.hub.snapshot().shadow.viewers == 1
-
-
-@pytest.mark.parametrize("failure", [ValueError, SystemExit, asyncio.CancelledError])
-def test_shadow_when_its_policy_raises_is_reported_once_and_ends(failure):
-    """A candidate that fails costs nobody anything, whatever it raises: it is reported and asked no more."""
-
-    class Broken(KeepAll):
-        def decide(self, state, message_class):
-            raise failure("no idea")
-
-    world, publisher = shadowed(Candidate(limits=Limits.parse("1MiB,2048,4s"), policy=Broken()))
-    reports = []
-    world.hub.oversight.report = lambda where, error: reports.append((where, str(error)))
-    slow(world.player())
-    broadcast(world, publisher, 10)
-    look(world)
-    look(world)
-    assert len(reports) == 1
-    assert "no idea" in reports[0][1]
-    assert world.hub.snapshot().shadow.viewers == 0
-
-
-def test_shadow_when_its_policy_raises_later_ends_for_all_viewers_and_keeps_their_figures():
-    """No shadow is left that nobody shows anything to; what was compared counts, and the failure is told once."""
-    asked = []
-
-    class Failing(KeepAll):
-        def decide(self, state, message_class):
-            asked.append(state)
-            if fails:
-                raise ValueError("no idea")
-            return super().decide(state, message_class)
-
-    fails = False
-    world, publisher = shadowed(Candidate(limits=Limits.parse("150kB,0"), policy=Failing()))
-    reports = []
-    world.hub.oversight.report = lambda where, error: reports.append(str(error))
-    for _ in range(3):
-        slow(world.player())
-    broadcast(world, publisher, 10)
-    look(world)
-    assert len(world.hub.oversight._shadows) == 3
-    world.run(1.0)
-    broadcast(world, publisher, 10, start=1000)
-    look(world)
-    fails = True
-    broadcast(world, publisher, 60, first=False, start=2000)
-    look(world)
-    assert reports == ["no idea"]
-    assert world.hub.oversight._shadows == {}
-    report = world.hub.snapshot().shadow
-    assert report.viewers == 3
-    assert report.compared_s > 2.0
-    count = len(asked)
-    look(world)
-    assert (len(asked), reports) == (count, ["no idea"])
-    assert world.hub.snapshot().shadow == report
-
-
 def test_look_when_many_lag_is_done_in_slices_and_the_next_one_waits_for_its_end():
     """The thread is let go every few milliseconds; all slices together find what a look in one piece finds."""
-    world = World(
-        config(memory_budget_bytes=1 << 30, shadow=Candidate(limits=Limits.parse("1MiB,0"), policy=KeepAll()))
-    )
+    world = World(config(memory_budget_bytes=1 << 30))
     publisher = world.publisher()
-    for _ in range(20):
+    for _ in range(40):
         slow(world.player())
     broadcast(world, publisher, 30)
     timers, passed = [], [100.0]
@@ -342,12 +183,11 @@ def test_look_when_many_lag_is_done_in_slices_and_the_next_one_waits_for_its_end
         delay, back = timers.pop()
         assert (delay == 0.0) == (oversight.statistics().looks == 0)
     found = oversight.statistics()
-    assert slices > 20  # for 20 viewers that are seen, counted and given a shadow, 3 at a time
+    assert slices > 20  # for 40 viewers that are seen and counted
     assert found.longest_slice_s < 0.0301
     assert found.longest_look_s > 0.1
     assert delay >= found.longest_look_s / 0.02
-    assert found.shares["live/room"].viewers == 20
-    assert len(oversight._shadows) == 20
+    assert found.shares["live/room"].viewers == 40
     world.hub.oversight.look()
     assert found.held_by_stream == world.hub.oversight.statistics().held_by_stream
 

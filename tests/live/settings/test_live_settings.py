@@ -60,7 +60,6 @@ EXAMPLES = {
     "return_after": ("0", "return_after_s", 0.0),
     "memory_budget": ("2GiB", "memory_budget_bytes", 2 << 30),
     "memory_budget_per_address": ("yes", "memory_budget_per_address", True),
-    "shadow_limits": ("1MiB,100/3MiB,200", "shadow.limits", Limits.parse("1MiB,100", "3MiB,200")),
     "max_connections": ("500", "admission.connections", 500),
     "per_address": ("0", "admission.connections_per_address", 0),
     "new_per_address": ("2.5", "admission.new_per_address_and_s", 2.5),
@@ -259,7 +258,6 @@ def test_file_when_it_has_numbers_and_lists_means_bytes_seconds_and_each(tmp_pat
         ("audiences", "live/*", "'live/*' is not app/stream=target delay and policy"),
         ("audiences", "live/*=soon", "'live/*': 'soon'"),
         ("soft", "2MiB", "'2MiB' is not bytes,messages"),
-        ("shadow_limits", "1MiB", "'1MiB' is not bytes,messages"),
         ("limits", "", "is empty, it must be a path"),
         ("events", "", "is empty, it must be a path"),
         ("events_addresses", "none", "is 'none', allowed: plain|truncated|hashed"),
@@ -425,14 +423,6 @@ def test_file_when_it_cannot_be_read_is_named(text, said, tmp_path):
     assert caught.value.hint
     with pytest.raises(ConfigError, match="No such file"):
         read_settings(LIVE, file=tmp_path / "absent.toml")
-
-
-def test_shadow_when_its_limits_are_given_is_all_else_like_the_real_policy():
-    """The candidate differs from the real settings in the marks of its limits alone."""
-    config = read(options={"shadow_limits": "1MiB,100", "stuck": "7s", "policy": "audio-first"})
-    assert (config.shadow.limits, config.shadow.marks_only) == (Limits.parse("1MiB,100"), True)
-    assert (config.shadow.stuck_s, config.shadow.soft_too_long_s) == (7.0, 60.0)
-    assert read().shadow is None
 
 
 def test_credentials_when_read_are_by_user_and_never_shown(tmp_path):
