@@ -23,7 +23,7 @@ import uvloop
 from process_kit import adopt_orphans, end_children, use_default_signals
 from run_all import PIPELINE, REALTIME
 
-from flowctl.wire.media.sample import FFMPEG_VARIABLE
+from kit.sample import FFMPEG_VARIABLE
 
 HERE = Path(__file__).parent
 

@@ -33,10 +33,10 @@ from flowctl.charts.pictures import Lines, Series
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_VIDEO
 from flowctl.wire.client.source import FlvFile
-from flowctl.wire.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
 from flowctl.wire.rtmp.media.media import inspect
 from kit import charts, processes
 from kit.machine import HERE, PROGRAMS
+from kit.sample import SampleRecipe, ensure_sample, find_ffmpeg
 from kit.tables import print_rows, table
 from programs.lines import PICTURE_CLASSES, Order, Plan, as_json
 

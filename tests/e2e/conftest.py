@@ -13,7 +13,7 @@ from e2e_kit import Clients, open_live_server
 from e2e_programs import Programs
 
 from flowctl.errors import FlowctlError
-from flowctl.wire.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
+from kit.sample import SampleRecipe, ensure_sample, find_ffmpeg
 
 SECONDS = 4.0
 RECIPES = {

@@ -24,7 +24,7 @@ from flowctl.live.judging.penalties import Allowance, PenaltyLimits
 from flowctl.live.remux.hls import HlsSettings, HlsWriter
 from flowctl.live.remux.intake import Came, Ended
 from flowctl.live.remux.serving import HlsFiles, hls_handlers
-from flowctl.wire.media.sample import SampleRecipe, ensure_sample, find_ffmpeg
+from kit.sample import SampleRecipe, ensure_sample, find_ffmpeg
 
 SECRET = b"a secret of thirty-two or more bytes, for tests"
 PLAYLIST = '#EXTM3U\n#EXT-X-MAP:URI="room-7-init.mp4"\n#EXTINF:4.000,\nroom-7.m4s\n'

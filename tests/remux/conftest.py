@@ -6,7 +6,7 @@ import pytest
 from remux_kit import tags_of
 
 from flowctl.errors import FlowctlError
-from flowctl.wire.media.sample import SampleRecipe, ensure_sample
+from kit.sample import SampleRecipe, ensure_sample
 
 SMALL = {"seconds": 3.0, "gop_s": 0.5, "width": 160, "height": 96, "video_bit_rate": 100_000}
 RECIPES = {

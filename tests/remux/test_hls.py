@@ -18,7 +18,7 @@ from flowctl.live.remux.hls import AWAY_S, HlsSettings, HlsWriter, SegmentForm
 from flowctl.live.remux.intake import Began, Came, Ended
 from flowctl.live.remux.recorder import RecorderState
 from flowctl.testing import ManualClock
-from flowctl.wire.media.sample import find_ffmpeg
+from kit.sample import find_ffmpeg
 
 
 class Writing:

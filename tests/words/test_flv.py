@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flowctl import flv
 from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.flv import FlvReader, FlvTag, FlvWriter
-from flowctl.wire.media.sample import SampleRecipe, ensure_sample
+from kit.sample import SampleRecipe, ensure_sample
 
 TAGS = [
     FlvTag(18, 0, b"\x02\x00\x0aonMetaData\x08\x00\x00\x00\x00\x00\x00\x09"),

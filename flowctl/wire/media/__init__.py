@@ -1,4 +1,1 @@
-"""Media to stream when there is no camera: synthetic frames of chosen sizes, and short real samples made by FFmpeg.
-
-Begin with `synthetic.py`.
-"""
+"""Media to stream when there is no camera: synthetic frames of chosen sizes, each with a number and a time."""
