@@ -36,7 +36,7 @@ from flowctl.live.httpd.limits import HttpLimits
 from flowctl.live.judging.shares import ShareSettings
 from flowctl.live.settings.model import settings_of
 from flowctl.live.settings.showing import sample
-from flowctl.load import catalogue
+from flowctl.load.catalogue import as_dicts
 from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE
 from flowctl.load.results.figures import FIGURES
 from flowctl.load.results.parquet import column_types
@@ -64,6 +64,14 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     """Return a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def profile_rows(*names: str, hostile: bool = False) -> list[list[str]]:
+    """Return fields of the profiles of load tests, the names as code."""
+    found = [item for item in as_dicts() if (item["kind"] == "hostile") is hostile]
+    return [
+        [f"`{item[name]}`" if name in {"usage", "name", "alias"} else item[name] for name in names] for item in found
+    ]
 
 
 def notes_of(cls: type) -> dict[str, str]:
@@ -429,8 +437,12 @@ GENERATED = {
     "serve-settings": serve_settings,
     "close-reasons": close_reasons,
     "drop-reasons": drop_reasons,
-    "load-profiles": lambda: table(["profile", "what it does", "a sound server"], catalogue.as_rows()),
-    "load-hostile": lambda: table(["id", "name", "what it does"], catalogue.hostile_rows()),
+    "load-profiles": lambda: table(
+        ["profile", "what it does", "a sound server"], profile_rows("usage", "explanation", "expectation")
+    ),
+    "load-hostile": lambda: table(
+        ["id", "name", "what it does"], profile_rows("name", "alias", "summary", hostile=True)
+    ),
     "load-figures": load_figures,
     "load-columns": load_columns,
     "hostile-table": hostile_table,

@@ -103,7 +103,7 @@ class LoadPlan:
     def _check_crowd(self) -> None:
         for name, count in self.profiles.items():
             choice = parse_profile(name)
-            if choice.profile.name == "burst" and choice.values[0] >= self.ramp_s + self.duration_s:
+            if (choice.manner.join_at_s or 0.0) >= self.ramp_s + self.duration_s:
                 raise ConfigError(f"profile {name!r} comes when the run is over", hint="raise duration_s")
             if count < 0:
                 raise ConfigError(f"profile {name!r} has {count} viewers")
@@ -149,8 +149,8 @@ class LoadPlan:
         for number, (_, _, name, index) in enumerate(sorted(waiting)):
             choice = parse_profile(name)
             join_s = self.ramp_s * number / self.peers
-            if choice.profile.name == "burst":
-                join_s = choice.values[0]
+            if choice.manner.join_at_s is not None:
+                join_s = choice.manner.join_at_s
             parsed = choice.profile.kind is PeerKind.HOSTILE or index % every == 0
             orders.append(PeerOrder(number, name, number % self.stream_count, join_s, parsed, index))
         return orders

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.load.peers.paces import Trace, parse_trace
-from flowctl.load.peers.slow import Manner, manner_of
+from flowctl.load.peers.paces import RhythmPace, Sawtooth, Trace, parse_trace
+from flowctl.load.peers.slow import Manner
 from flowctl.load.results.result import PeerKind
 from flowctl.units import parse_bit_rate, parse_duration, parse_size
-from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE
+from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace, receive_buffer
 
 MAX_SECONDS: Final = 86_400.0
+_LEAST_S: Final = {"PERIOD": 0.1, "ON": 0.01, "OFF": 0.01, "STAY": 0.1}
+"""Least time of a parameter, seconds, 0 for others: shorter visits are a flood of connections, not viewers."""
 _TRACE_MAX_BYTES: Final = 4 * 1024 * 1024
 _SHARE = re.compile(r"(?P<head>.+):(?P<number>\d{1,6}(?:\.\d{1,4})?)(?P<percent>%?)", re.ASCII | re.DOTALL)
 
@@ -37,6 +39,7 @@ class Profile:
     Args:
         name: as written on the command line, without parameters.
         parameters: how the parameters are written, "" for none; in brackets when they may be left out.
+        make: returns the manner of its viewers, of the parameters by their names in lower case.
     """
 
     name: str
@@ -48,6 +51,14 @@ class Profile:
     expectation: str = ""
     alias: str = ""
     over_http: bool = False
+    make: Callable[..., Manner] = Manner
+
+    @property
+    def usage(self) -> str:
+        """How it is written, with the names of its parameters."""
+        if self.parameters.startswith("["):
+            return f"{self.name}[@{self.parameters[1:]}"
+        return f"{self.name}@{self.parameters}" if self.parameters else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +67,25 @@ class ChosenProfile:
 
     Args:
         text: name with parameters, without a share; the name of the peers in all results.
-        values: the parameters in their units: seconds, bits per second, bytes.
         share: of all viewers, 0 to 1. None: no percentage was given.
         count: number of peers. None: no number was given.
     """
 
     profile: Profile
     text: str
-    values: tuple[float, ...] = ()
+    manner: Manner
     share: float | None = None
     count: int | None = None
-    trace: Trace | None = None
 
-    @property
-    def manner(self) -> Manner:
-        """How its viewers behave."""
-        return manner_of(self.profile.name, self.values, self.trace)
+
+def _line(rate: Constant | Sawtooth | Trace, mean: float) -> Manner:
+    """Return the manner of a viewer behind a line of some rate."""
+    return Manner(pace=lambda now: RatePace(rate, now), receive_buffer_bytes=receive_buffer(round(mean)))
+
+
+def _rhythm(on: float, off: float = math.inf, buffer: float = 0.0) -> Manner:
+    """Return the manner of a viewer that reads for a while, then not."""
+    return Manner(pace=lambda now: RhythmPace(on, off, now), receive_buffer_bytes=round(buffer))
 
 
 _SLOW_EXPECTATION: Final = "gets less than the stream, and only whole frames; others lose nothing"
@@ -95,6 +109,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="RATE",
         example="slow@200k:8%",
         expectation=_SLOW_EXPECTATION,
+        make=lambda rate: _line(Constant(rate), rate),
     ),
     Profile(
         name="sawtooth",
@@ -105,6 +120,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="LOW-HIGH/PERIOD",
         example="sawtooth@200k-4M/10s:5%",
         expectation=_SLOW_EXPECTATION,
+        make=lambda low, high, period: _line(Sawtooth(low, high, period), (low + high) / 2),
     ),
     Profile(
         name="trace",
@@ -115,6 +131,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="FILE",
         example="trace@link.csv:5%",
         expectation=_SLOW_EXPECTATION,
+        make=lambda file: _line(file, file.mean_rate),
     ),
     Profile(
         name="pause",
@@ -126,6 +143,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="ON/OFF[/BUFFER]",
         example="pause@3s/2s:5%",
         expectation="is back at live some time after each pause, or cut when the pause is too long",
+        make=lambda on, off, buffer=64 * 1024: _rhythm(on, off, buffer),
     ),
     Profile(
         name="stall",
@@ -137,6 +155,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="[AFTER[/BUFFER]]",
         example="stall@5s:2%",
         expectation=_CUT_EXPECTATION,
+        make=lambda after=2.0, buffer=0: _rhythm(after, buffer=buffer),
     ),
     Profile(
         name="never-read",
@@ -145,6 +164,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         explanation="Connects, asks to play, and does not read a single byte after that.",
         example="never-read:1%",
         expectation=_CUT_EXPECTATION,
+        make=lambda: Manner(reads_never=True),
     ),
     Profile(
         name="ack-only",
@@ -155,6 +175,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="[RATE]",
         example="ack-only:1%",
         expectation=_CUT_EXPECTATION,
+        make=lambda rate=2_500_000: Manner(reads_never=True, ack_rate=rate),
     ),
     Profile(
         name="tiny-window",
@@ -165,6 +186,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="[SIZE]",
         example="tiny-window@4KiB:2%",
         expectation="is served as fast as its window allows, without costing more than others",
+        make=lambda size=4096: Manner(receive_buffer_bytes=round(size), window_bytes=round(size)),
     ),
     Profile(
         name="half-close",
@@ -173,6 +195,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         explanation="Sends FIN after its first frame and reads on, as some proxies do.",
         example="half-close:2%",
         expectation="is closed in order, or served to the end; never left hanging",
+        make=lambda: Manner(half_close=True),
     ),
     Profile(
         name="vanish",
@@ -185,6 +208,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="[AFTER]",
         example="vanish@2s:2%",
         expectation="is noticed by a timer and cut; others lose nothing",
+        make=lambda after=2.0: Manner(vanish_after_s=after),
     ),
     Profile(
         name="churn",
@@ -195,6 +219,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="STAY",
         example="churn@5s:10%",
         expectation="gets every frame while it is there; memory and descriptors stay flat",
+        make=lambda stay: Manner(stay_s=stay),
     ),
     Profile(
         name="burst",
@@ -205,6 +230,7 @@ SLOW_PROFILES: Final[tuple[Profile, ...]] = (
         parameters="AFTER",
         example="burst@10s:30%",
         expectation="all get in; those who were there lose nothing",
+        make=lambda after: Manner(join_at_s=after),
     ),
 )  # fmt: skip  # keyword by keyword is how the list is read
 
@@ -264,8 +290,8 @@ def parse_profile(text: str) -> ChosenProfile:
         raise ConfigError(
             f"profile {text!r}: {profile.name} needs {profile.parameters}", hint=f"for example {profile.example}"
         )
-    values, trace = _PARSERS[profile.name](parameters, text) if parameters else ((), None)
-    return ChosenProfile(profile, profile.name + (at and f"@{parameters}"), values, share, count, trace)
+    manner = profile.make(**_values(profile, parameters, text))
+    return ChosenProfile(profile, profile.name + (at and f"@{parameters}"), manner, share, count)
 
 
 def _named(name: str, text: str) -> Profile:
@@ -340,81 +366,56 @@ def _apportion(shares: Mapping[str, float], viewers: int) -> dict[str, int]:
 # -- parameters
 
 
-Parsed = tuple[tuple[float, ...], Trace | None]
-
-
-def _rate(text: str, whole: str) -> float:
-    rate = parse_bit_rate(text, f"profile {whole!r}")
-    if not MIN_RATE <= rate <= MAX_RATE:
+def _values(profile: Profile, text: str, whole: str) -> dict[str, Any]:
+    """Return the parameters in `text` by their names: bits per second, seconds, bytes, or a trace."""
+    if not text:
+        return {}
+    grammar = profile.parameters.replace("[", "(?:").replace("]", ")?")
+    piece = "[^-/]*" if "-" in grammar else ".*" if grammar == "FILE" else "[^/]*"
+    match = re.fullmatch(re.sub(r"[A-Z]+", lambda name: f"(?P<{name[0]}>{piece})", grammar), text, re.DOTALL)
+    if match is None:
         raise ConfigError(
-            f"profile {whole!r}: rate is {rate} bit/s, allowed is {MIN_RATE} to {MAX_RATE}",
-            hint="rates are in bits per second, with k, M or G: 200k, 2.5M",
+            f"profile {whole!r}: {profile.name} has {profile.parameters}", hint=f"for example {profile.example}"
         )
-    return float(rate)
+    given = {name: part for name, part in match.groupdict().items() if part is not None}
+    values = {name.lower(): _value(name, part, whole) for name, part in given.items()}
+    if "low" in values and values["low"] >= values["high"]:
+        raise ConfigError(
+            f"profile {whole!r}: LOW is {values['low']:.0f} bit/s, it must be below HIGH, {values['high']:.0f} bit/s",
+            hint=f"the lower rate comes first, and slow@{given['LOW']} is one that does not change",
+        )
+    return values
 
 
-def _seconds(text: str, whole: str, least: float = 0.0) -> float:
-    seconds = parse_duration(text, f"profile {whole!r}")
+def _value(name: str, text: str, whole: str) -> Any:
+    field = f"profile {whole!r}"
+    if name == "FILE":
+        return _trace(text, whole)
+    if name in {"RATE", "LOW", "HIGH"}:
+        rate = parse_bit_rate(text, field)
+        if not MIN_RATE <= rate <= MAX_RATE:
+            raise ConfigError(
+                f"{field}: rate is {rate} bit/s, allowed is {MIN_RATE} to {MAX_RATE}",
+                hint="rates are in bits per second, with k, M or G: 200k, 2.5M",
+            )
+        return rate
+    if name in {"SIZE", "BUFFER"}:
+        size = parse_size(text, field)
+        if not 1024 <= size <= 1024 * 1024:
+            raise ConfigError(
+                f"{field}: window or buffer is {size} bytes, allowed is 1 KiB to 1 MiB", hint="for example 4KiB"
+            )
+        return size
+    seconds, least = parse_duration(text, field), _LEAST_S.get(name, 0.0)
     if not least <= seconds <= MAX_SECONDS:
         raise ConfigError(
-            f"profile {whole!r}: {seconds:g} s, allowed is {least:g} to {MAX_SECONDS:g} s",
+            f"{field}: {seconds:g} s, allowed is {least:g} to {MAX_SECONDS:g} s",
             hint="times are written 500ms, 5s, 2m",
         )
     return seconds
 
 
-def _one_rate(text: str, whole: str) -> Parsed:
-    return (_rate(text, whole),), None
-
-
-def _one_time(text: str, whole: str) -> Parsed:
-    return (_seconds(text, whole),), None
-
-
-def _stall(text: str, whole: str) -> Parsed:
-    after, slash, buffer = text.partition("/")
-    if not slash:
-        return _one_time(text, whole)
-    return (_seconds(after, whole), *_one_size(buffer, whole)[0]), None
-
-
-def _stay(text: str, whole: str) -> Parsed:
-    # Shorter visits are a flood of connections, not viewers.
-    return (_seconds(text, whole, 0.1),), None
-
-
-def _one_size(text: str, whole: str) -> Parsed:
-    size = parse_size(text, f"profile {whole!r}")
-    if not 1024 <= size <= 1024 * 1024:
-        raise ConfigError(
-            f"profile {whole!r}: window or buffer is {size} bytes, allowed is 1 KiB to 1 MiB", hint="for example 4KiB"
-        )
-    return (float(size),), None
-
-
-def _sawtooth(text: str, whole: str) -> Parsed:
-    match = re.fullmatch(r"([^-/]+)-([^-/]+)/([^-/]+)", text)
-    if match is None:
-        raise ConfigError(f"profile {whole!r}: a sawtooth is LOW-HIGH/PERIOD", hint="for example sawtooth@200k-4M/10s")
-    low, high = _rate(match[1], whole), _rate(match[2], whole)
-    if low >= high:
-        raise ConfigError(
-            f"profile {whole!r}: LOW is {low:.0f} bit/s, it must be below HIGH, {high:.0f} bit/s",
-            hint=f"the lower rate comes first, and slow@{match[1]} is one that does not change",
-        )
-    return (low, high, _seconds(match[3], whole, 0.1)), None
-
-
-def _pause(text: str, whole: str) -> Parsed:
-    on, slash, rest = text.partition("/")
-    if not slash:
-        raise ConfigError(f"profile {whole!r}: a pause is ON/OFF or ON/OFF/BUFFER", hint="for example pause@3s/2s")
-    off, slash, buffer = rest.partition("/")
-    times = (_seconds(on, whole, 0.01), _seconds(off, whole, 0.01))
-    return (*times, *_one_size(buffer, whole)[0]) if slash else times, None
-
-
-def _trace(text: str, whole: str) -> Parsed:
+def _trace(text: str, whole: str) -> Trace:
     path = Path(text)
     try:
         with path.open("rb") as file:
@@ -430,20 +431,6 @@ def _trace(text: str, whole: str) -> Parsed:
             hint="a trace begins again at its end: a part of the recording will do",
         )
     try:
-        return (), parse_trace(octets.decode("utf-8-sig"))
+        return parse_trace(octets.decode("utf-8-sig"))
     except ValueError as error:
         raise ConfigError(f"profile {whole!r}: {path}: {error}", hint='lines are "seconds,bit_rate"') from error
-
-
-_PARSERS: Final = {
-    "slow": _one_rate,
-    "sawtooth": _sawtooth,
-    "trace": _trace,
-    "pause": _pause,
-    "stall": _stall,
-    "ack-only": _one_rate,
-    "tiny-window": _one_size,
-    "vanish": _one_time,
-    "churn": _stay,
-    "burst": _one_time,
-}

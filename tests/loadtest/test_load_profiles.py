@@ -34,32 +34,38 @@ def test_hostile_profiles_when_listed_have_ids_and_names():
 
 
 @pytest.mark.parametrize(
-    ("text", "values"),
+    ("text", "fields"),
     [
-        ("slow@200k:8%", (200_000,)),
-        ("slow@2.5M", (2_500_000,)),
-        ("sawtooth@200k-4M/10s:5%", (200_000, 4_000_000, 10)),
-        ("pause@3s/500ms", (3, 0.5)),
-        ("pause@3s/500ms/16KiB", (3, 0.5, 16384)),
-        ("stall@5s:40", (5,)),
-        ("stall", ()),
-        ("stall@2s/64KiB", (2, 65536)),
-        ("churn@5s", (5,)),
-        ("tiny-window@8KiB", (8192,)),
+        ("stall@2s/64KiB", {"receive_buffer_bytes": 65536}),
+        ("stall", {"receive_buffer_bytes": 0}),
+        ("pause@3s/500ms", {"receive_buffer_bytes": 65536}),
+        ("pause@3s/500ms/16KiB", {"receive_buffer_bytes": 16384}),
+        ("churn@5s", {"stay_s": 5}),
+        ("tiny-window@8KiB", {"receive_buffer_bytes": 8192, "window_bytes": 8192}),
+        ("ack-only", {"reads_never": True, "ack_rate": 2_500_000}),
+        ("vanish@500ms", {"vanish_after_s": 0.5}),
+        ("burst@10s:30%", {"join_at_s": 10}),
     ],
 )
-def test_parameters_when_written_with_units_are_understood(text, values):
+def test_parameters_when_written_with_units_are_understood(text, fields):
     """Parameters become bits per second, seconds and bytes."""
-    assert values == parse_profile(text).values
+    manner = parse_profile(text).manner
+    assert {name: getattr(manner, name) for name in fields} == fields
 
 
-def test_trace_when_the_file_is_there_is_read(tmp_path):
-    """The name of the file stays in the name of the profile; its rates are known."""
+def test_pace_when_of_a_profile_reads_as_its_parameters_say(tmp_path):
+    """Rates are carried by the line; a rhythm reads and rests; a stall never reads again."""
     path = tmp_path / "link.csv"
     path.write_text("0,100000\n1,200000\n")
     choice = parse_profile(f"trace@{path}:5%")
-    assert (0.05, f"trace@{path}") == (choice.share, choice.text)
-    assert choice.trace.at(1.5) == 200_000
+    assert (choice.share, choice.text) == (0.05, f"trace@{path}")
+    carried = {"slow@200k:8%": 25_000, "sawtooth@200k-4M/10s": 48_750, f"trace@{path}": 12_500}
+    for text, one_second in carried.items():
+        assert parse_profile(text).manner.pace(7.0).carried_bytes(8.0) == pytest.approx(one_second, rel=0.01), text
+    pause, stall = (parse_profile(text).manner.pace(0.0) for text in ("pause@3s/2s", "stall@2s"))
+    assert [pause.allowance(now) > 0 for now in (2.9, 3.1, 5.1)] == [True, False, True]
+    assert [stall.allowance(now) > 0 for now in (1.9, 2.1, 1e6)] == [True, False, False]
+    assert stall.wake_at(2.1) is None
 
 
 @pytest.mark.parametrize(
@@ -159,13 +165,6 @@ def test_crowd_when_shares_are_the_whole_has_exactly_the_viewers(texts, viewers,
     assert crowd is None or {name: count for name, count in crowd.items() if count} == found
 
 
-def test_pause_when_no_buffer_is_given_has_a_small_one():
-    """A pause must reach the server: the receive buffer is small unless another is asked for."""
-    usual, asked = (parse_profile(text).manner for text in ("pause@3s/2s", "pause@3s/2s/16KiB"))
-    assert (usual.receive_buffer_bytes, asked.receive_buffer_bytes) == (65536, 16384)
-    assert [usual.pace(0.0).allowance(now) > 0 for now in (2.9, 3.1)] == [True, False]
-
-
 @given(
     st.lists(st.integers(1, 2500), min_size=1, max_size=4).filter(lambda parts: sum(parts) < 10_000),
     st.integers(1, 5000),
@@ -179,13 +178,3 @@ def test_crowd_when_shares_with_decimals_are_the_whole_is_never_refused(parts, v
     assert viewers == sum(crowd.values())
     for name, share in zip(names, shares, strict=False):
         assert abs(crowd.get(name, 0) - share * viewers / 10_000) < 1
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 5000))
-def test_crowd_when_shares_are_rounded_has_as_many_as_asked_for(shares, viewers):
-    """However shares round, the crowd has exactly the viewers that were asked for, each share within one of exact."""
-    names = ["stall", "never-read", "half-close"]
-    crowd = parse_crowd([f"{name}:{share}%" for name, share in zip(names, shares, strict=False)], viewers)
-    assert viewers == sum(crowd.values())
-    for name, share in zip(names, shares, strict=False):
-        assert abs(crowd.get(name, 0) - share * viewers / 100) <= 1

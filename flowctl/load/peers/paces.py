@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -89,7 +90,7 @@ class Trace:
 
 
 class RhythmPace:
-    """Reads without limit for a while, then not at all for a while, and so on."""
+    """Reads without limit for a while, then not at all for a while, and so on; with an endless pause, never again."""
 
     __slots__ = ("_began", "_on_s", "_period_s")
 
@@ -107,27 +108,8 @@ class RhythmPace:
 
     def wake_at(self, now: float) -> float | None:
         """Return when the next time of reading begins."""
-        return now + self._period_s - (now - self._began) % self._period_s
-
-
-class StallPace:
-    """Reads without limit, and from some moment on never again."""
-
-    __slots__ = ("_stall_at",)
-
-    def __init__(self, stall_at: float) -> None:
-        self._stall_at = stall_at
-
-    def allowance(self, now: float) -> int:
-        """Return whether the moment is still to come."""
-        return UNLIMITED if now < self._stall_at else 0
-
-    def took(self, count: int, now: float) -> None:
-        """Do nothing: there is no rate."""
-
-    def wake_at(self, now: float) -> float | None:
-        """Return None: it does not read again."""
-        return None
+        later_s = self._period_s - (now - self._began) % self._period_s
+        return now + later_s if later_s < math.inf else None
 
 
 def parse_trace(text: str) -> Trace:

@@ -13,14 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.load.peers.paces import Pace, RhythmPace, Sawtooth, StallPace, Trace
-from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, Constant, RatePace, receive_buffer
-
-DEFAULT_AFTER_S: Final = 2.0
-DEFAULT_ACK_RATE: Final = 2_500_000
-DEFAULT_WINDOW_BYTES: Final = 4096
-DEFAULT_PAUSE_BUFFER_BYTES: Final = 64 * 1024
-"""The kernel's own buffer grows to megabytes, in which a pause of some seconds is lost without the server noticing."""
+from flowctl.load.peers.paces import Pace
+from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES
 
 _SO_ATTACH_FILTER: Final = 26  # Linux, asm-generic/socket.h; Python has no name for it
 _DROP_ALL: Final = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 octets, which drops the packet
@@ -47,54 +41,6 @@ class Manner:
     vanish_after_s: float | None = None
     stay_s: float | None = None
     join_at_s: float | None = None
-
-
-def manner_of(name: str, values: tuple[float, ...] = (), trace: Trace | None = None) -> Manner:
-    """Return how the viewers of the profile `name` behave, with these parameters."""
-    after_s = values[0] if values else DEFAULT_AFTER_S
-    if name == "slow":
-        rate = values[0]
-        return Manner(pace=lambda now: RatePace(Constant(rate), now), receive_buffer_bytes=receive_buffer(round(rate)))
-    if name == "sawtooth":
-        low, high, period_s = values
-        return Manner(
-            pace=lambda now: RatePace(Sawtooth(low, high, period_s), now),
-            receive_buffer_bytes=receive_buffer(round((low + high) / 2)),
-        )
-    if name == "trace" and trace is not None:
-        rates = trace
-        buffer = receive_buffer(round(trace.mean_rate))
-        return Manner(pace=lambda now: RatePace(rates, now), receive_buffer_bytes=buffer)
-    if name == "pause":
-        on_s, off_s, *given = values
-        return Manner(
-            pace=lambda now: RhythmPace(on_s, off_s, now),
-            receive_buffer_bytes=round(given[0]) if given else DEFAULT_PAUSE_BUFFER_BYTES,
-        )
-    return _special(name, values, after_s)
-
-
-def _special(name: str, values: tuple[float, ...], after_s: float) -> Manner:
-    """Return the manners of profiles that are not about a rate."""
-    if name == "stall":
-        buffer = round(values[1]) if len(values) > 1 else 0
-        return Manner(pace=lambda now: StallPace(now + after_s), receive_buffer_bytes=buffer)
-    if name == "never-read":
-        return Manner(reads_never=True)
-    if name == "ack-only":
-        return Manner(reads_never=True, ack_rate=values[0] if values else float(DEFAULT_ACK_RATE))
-    if name == "tiny-window":
-        size = round(values[0]) if values else DEFAULT_WINDOW_BYTES
-        return Manner(receive_buffer_bytes=size, window_bytes=size)
-    if name == "half-close":
-        return Manner(half_close=True)
-    if name == "vanish":
-        return Manner(vanish_after_s=after_s)
-    if name == "churn":
-        return Manner(stay_s=values[0])
-    if name == "burst":
-        return Manner(join_at_s=values[0])
-    return Manner()
 
 
 def prepare_socket(sock: socket.socket, manner: Manner) -> None:

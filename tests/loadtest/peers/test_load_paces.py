@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.load.peers.paces import UNLIMITED, RhythmPace, Sawtooth, StallPace, Trace, parse_trace
+from flowctl.load.peers.paces import UNLIMITED, RhythmPace, Sawtooth, Trace, parse_trace
 from flowctl.wire.client.throttle import Constant, RatePace
 
 PACKET = 1400
@@ -136,14 +136,6 @@ def test_rhythm_when_it_is_off_wakes_at_the_next_on():
     pace = RhythmPace(2.0, 3.0, 10.0)
     assert [pace.allowance(now) for now in (10.0, 11.9, 12.0, 14.9, 15.0)] == [UNLIMITED, UNLIMITED, 0, 0, UNLIMITED]
     assert pace.wake_at(13.0) == pytest.approx(15.0)
-
-
-def test_stall_when_its_moment_has_come_never_reads_again():
-    """There is no time at which to look again."""
-    pace = StallPace(3.0)
-    assert pace.allowance(2.9) == UNLIMITED
-    assert 0 == pace.allowance(3.0) == pace.allowance(1e9)
-    assert pace.wake_at(3.0) is None
 
 
 def test_parse_trace_when_the_file_has_a_head_and_comments_skips_them():
