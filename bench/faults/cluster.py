@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from flowctl.demo.cluster.encoder import Encoder
 from flowctl.demo.cluster.judge import Judged, judge
-from flowctl.demo.cluster.nodes import Node, Nodes
 from flowctl.demo.cluster.viewer import Viewer
+from flowctl.demo.processes import Node, Nodes
 from flowctl.pollgroup import PollGroup
 from kit.tables import print_rows, table
 

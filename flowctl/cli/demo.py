@@ -124,7 +124,7 @@ def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json
     from flowctl.cli.common import set_up_log
     from flowctl.demo.loop.plan import LoopPlan
     from flowctl.demo.loop.run import run_loop
-    from flowctl.demo.plan import cache_directory
+    from flowctl.demo.runner import cache_directory
     from flowctl.errors import FlowctlError
     from flowctl.units import parse_duration
 

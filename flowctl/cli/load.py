@@ -215,7 +215,7 @@ def _load(
     from flowctl.core.text.files import check_target
     from flowctl.load.results.figures import RunFigures
     from flowctl.load.results.summary import what_failed
-    from flowctl.load.results.table import choose_display
+    from flowctl.load.results.table import RunDisplay
     from flowctl.load.run import run_load
 
     for option, path in files.items():
@@ -225,8 +225,8 @@ def _load(
         from flowctl.load.results.parquet import check_available
 
         check_available()
-    with choose_display(plan.url, plan.profiles, plan.ramp_s + plan.duration_s, table=table) as display:
-        result = run_load(plan, display.show)
+    with RunDisplay(plan.url, plan.profiles, plan.ramp_s + plan.duration_s, table=table) as display:
+        result = run_load(plan, display.sampled)
     figures = RunFigures(result)
     verdicts = [condition.judge(figures) for condition in conditions]
     _show(result, verdicts, as_json=as_json)

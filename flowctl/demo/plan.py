@@ -10,22 +10,17 @@ it has to fill what the kernel hides (128 KiB of unsent bytes).
 from __future__ import annotations
 
 import enum
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from flowctl.core.flow.limits import Limits
+from flowctl.demo.runner import check_bounds, crowd_plan
 from flowctl.errors import ConfigError
 from flowctl.load.crowd import source_address
 from flowctl.load.plan import LoadPlan
 
 BIT_RATE: Final = 1_600_000
-"""Of the stream, sound included. Its frames are numbered, and every third one may be left out without harm to others,
-as B-frames may: so it is known exactly who lost what, and whether the rest could be decoded."""
-FPS: Final = 30.0
-KEY_INTERVAL_S: Final = 2.0
-DISPOSABLE_EVERY: Final = 3
+"""Of the stream, sound included."""
 
 SLOW_SHARES: Final = (0.85, 0.5, 0.2)
 """What the slow viewers read, as shares of the stream's bit rate."""
@@ -36,7 +31,6 @@ ATTACK: Final = "B17"
 DEFAULT_SOFT: Final = "512KiB,1024,3s"
 DEFAULT_HARD: Final = "2MiB,4096,5s"
 
-CACHE_VARIABLE: Final = "FLOWCTL_CACHE"
 _RAMP_S: Final = 1.5
 """The viewers join one after the other, so that they all meet the middle of a group of pictures."""
 
@@ -93,9 +87,7 @@ class DemoPlan:
     stuck_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for name, low, high in (("duration_s", 4, 600), ("healthy", 1, 500), ("stall_after_s", 0, 600)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} is {getattr(self, name):g}, it must be {low} to {high}")
+        check_bounds(self, duration_s=(4, 600), healthy=(1, 500), stall_after_s=(0, 600))
         if not all(0 < share < 1 for share in self.slow_shares):
             raise ConfigError(f"slow_shares is {self.slow_shares}, each must be between 0 and 1")
         Limits.parse(self.soft, self.hard)
@@ -116,19 +108,12 @@ class DemoPlan:
 
     def load_plan(self, url: str) -> LoadPlan:
         """Return the load run that is the crowd and the publisher of the demonstration."""
-        return LoadPlan(
-            url=url,
-            profiles={profile: count for profile, (_, _, count) in self._crowd().items()},
-            publishers=1,
+        return crowd_plan(
+            url,
+            {profile: count for profile, (_, _, count) in self._crowd().items()},
             bit_rate=BIT_RATE,
-            fps=FPS,
-            key_interval_s=KEY_INTERVAL_S,
-            disposable_every=DISPOSABLE_EVERY,
             ramp_s=_RAMP_S,
             duration_s=self.duration_s,
-            spread_addresses=True,
-            measure_every=1,
-            workers=1,
             command="flowctl demo",
         )
 
@@ -149,17 +134,3 @@ class DemoPlan:
             name = label if count == 1 and kind is not Kind.HEALTHY else f"{label} {order.index + 1}"
             found.append(ViewerPlan(name, kind, order.profile, order.number))
         return found
-
-
-def cache_directory() -> Path:
-    """Return where files are kept: FLOWCTL_CACHE, or the user's cache, or ``.demo`` here if there is no home."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        directory = Path(base) if base else Path.home() / ".cache"
-        (directory / "flowctl").mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return Path(".demo")
-    return directory / "flowctl"

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from flowctl.core.flow.state import SendState
-from flowctl.demo.plan import BIT_RATE, FPS, DemoPlan, Kind
+from flowctl.demo.plan import BIT_RATE, DemoPlan, Kind
+from flowctl.demo.runner import FPS
 from flowctl.demo.watch import Watched
 from flowctl.load.results.figures import RunFigures
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult

@@ -6,7 +6,7 @@ thread conducts it, while another one looks at the server and shows what it sees
 
 from __future__ import annotations
 
-import json
+import contextlib
 import resource
 import threading
 import time
@@ -17,26 +17,38 @@ from urllib.parse import urlencode
 
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
-from flowctl.core.text.files import write_text
-from flowctl.core.text.output import say
 from flowctl.demo.line import Line
-from flowctl.demo.plan import BIT_RATE, DemoPlan, cache_directory
+from flowctl.demo.plan import BIT_RATE, SLOW_SHARES, DemoPlan
 from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
-from flowctl.demo.show import Display, choose_display
-from flowctl.demo.stay import stay
+from flowctl.demo.runner import (
+    DISPOSABLE_EVERY,
+    FPS,
+    KEY_INTERVAL_S,
+    cache_directory,
+    hand_over,
+    load_page,
+    tell,
+    write_page,
+)
+from flowctl.demo.show import ViewerDisplay
 from flowctl.demo.watch import Watch
-from flowctl.errors import ConfigError, FlowctlError
+from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.admin.listener import AdminListener, admin_of
 from flowctl.live.httpd.serving import serve_http
-from flowctl.load.results.failon import parse_condition
-from flowctl.load.results.figures import RunFigures
-from flowctl.load.results.report import render
 from flowctl.load.results.result import RunResult, Sample
 from flowctl.load.run import run_load
+from flowctl.pollgroup import PollGroup
 from flowctl.units import format_count
+from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
+from flowctl.wire.client.publisher import RtmpPublisher
+from flowctl.wire.media.synthetic import SyntheticSource
 
 _LOOK_S: Final = 0.2
+_STAYING: Final = 5
+_STAY_LOOK_S: Final = 1.0
+_STOP_S: Final = 5.0
 _STREAM: Final = "demo/sample"
 _ANY_PORT: Final = "127.0.0.1:0"
 _BESIDE_SHARE: Final = 0.5
@@ -60,7 +72,7 @@ def _add_dashboard(server: LiveServer) -> AdminListener | None:
     try:
         admin = admin_of(server)
     except ConfigError as error:
-        say(f"no dashboard: {error}; hint: {error.hint}", to_stderr=True)
+        tell(f"no dashboard: {error}; hint: {error.hint}")
         return None
     serve_http(server)
     server.companions.append(admin)
@@ -70,7 +82,7 @@ def _add_dashboard(server: LiveServer) -> AdminListener | None:
 class _Looker:
     """Looks at the server from a thread of its own, until told to stop."""
 
-    def __init__(self, watch: Watch, server: LiveServer, display: Display) -> None:
+    def __init__(self, watch: Watch, server: LiveServer, display: ViewerDisplay) -> None:
         self._watch = watch
         self._server = server
         self._display = display
@@ -81,7 +93,7 @@ class _Looker:
         start = time.monotonic()
         while not self._over.wait(_LOOK_S):
             changed = self._watch.look(self._server.hub.snapshot())
-            self._display.show(time.monotonic() - start, self._watch.viewers, changed)
+            self._display.looked(time.monotonic() - start, self._watch.viewers, changed)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -126,7 +138,7 @@ def watch_demo(
     plan: DemoPlan, server: LiveServer, dashboard: str = "", *, table: bool = True
 ) -> tuple[Report, RunResult]:
     """Run the demonstration; return its report and the load run; takes a few seconds longer than the plan says."""
-    display = choose_display(table=table)
+    display = ViewerDisplay(table=table)
     load = plan.load_plan(_url(server))
     viewers = plan.viewers(load)
     display.say(f"server: {load.url}, limits: {plan.limits}")
@@ -150,16 +162,6 @@ def _url(server: LiveServer) -> str:
     return f"rtmp://127.0.0.1:{server.address[1]}/{_STREAM}"
 
 
-def _write_report(path: Path, result: RunResult) -> None:
-    figures = RunFigures(result)
-    verdicts = [parse_condition(text).judge(figures) for text in _CONDITIONS]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FlowctlError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    write_text(path, render(result, verdicts))
-
-
 def run_demo(
     plan: DemoPlan,
     *,
@@ -177,16 +179,39 @@ def run_demo(
         stack.enter_context(server)
         dashboard = admin.bound[0] + _beside(server, stack) if admin else ""
         report, result = watch_demo(plan, server, dashboard, table=table)
-        _write_report(path, result)
-        if as_json:
-            say(json.dumps({**report.as_dict(), "page": str(path), "dashboard": dashboard.partition("#")[0]}))
-        else:
-            say("\n".join([*report.lines(), f"what the viewers measured, with plots: {path}"]))
-            if dashboard:
-                say(_of_dashboard(dashboard, stays=stays))
+        write_page(path, load_page(result, _CONDITIONS))
+        passed = hand_over(
+            report,
+            as_json=as_json,
+            files={"page": str(path), "dashboard": dashboard.partition("#")[0]},
+            last=(
+                f"what the viewers measured, with plots: {path}",
+                *([_of_dashboard(dashboard, stays=stays)] if dashboard else []),
+            ),
+        )
         if stays:
-            stay(_url(server), until or threading.Event())
-    return report.passed
+            _stay(_url(server), until or threading.Event())
+    return passed
+
+
+def _stay(url: str, until: threading.Event) -> None:
+    """Publish to `url` and play it, with healthy and slow viewers, until the event or Ctrl-C."""
+    address = parse_address(url)
+    profiles = [HEALTHY] * _STAYING + [PlayProfile(rate=int(BIT_RATE * share)) for share in SLOW_SHARES]
+    group = PollGroup("demo-stay")
+    group.start()
+    try:
+        source = SyntheticSource(
+            video_bit_rate=BIT_RATE, fps=FPS, key_interval_s=KEY_INTERVAL_S, disposable_every=DISPOSABLE_EVERY
+        )
+        start_client(group, RtmpPublisher(address, source))
+        for profile in profiles:
+            start_client(group, RtmpPlayer(address, profile), receive_buffer_bytes=profile.receive_buffer_bytes)
+        with contextlib.suppress(KeyboardInterrupt):
+            while not until.wait(_STAY_LOOK_S):
+                pass
+    finally:
+        group.stop(_STOP_S)
 
 
 def _beside(server: LiveServer, stack: ExitStack) -> str:

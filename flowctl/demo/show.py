@@ -1,25 +1,18 @@
-"""How the demonstration is shown while it runs: a live table on a terminal, lines of text elsewhere.
-
-Both go to standard error; standard output is for the report.
-"""
+"""How the demonstration is shown while it runs: who is in which state, what waits for it, and why."""
 
 from __future__ import annotations
 
-import sys
-from types import TracebackType
-from typing import Final, Protocol, Self
+from collections.abc import Iterator
+from typing import Final
 
-from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from flowctl.core.flow.state import SendState
-from flowctl.core.text.output import say
 from flowctl.core.text.printable import printable
 from flowctl.demo.plan import Kind
 from flowctl.demo.watch import Watched
-from flowctl.log import use_colours
+from flowctl.load.results.table import Display
 from flowctl.units import format_count, format_duration, format_size
 
 _COLOURS: Final = {
@@ -32,41 +25,6 @@ _LINE_EVERY_S: Final = 5.0
 _WHY_CHARS: Final = 170
 _FRAME_LINES: Final = 8
 """Lines of a screen that are no rows: title, frame and heads, the healthy viewers, and what is said above."""
-
-
-class Display(Protocol):
-    """Shows the demonstration while it runs."""
-
-    def __enter__(self) -> Self:
-        """Begin to show."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Show no more."""
-
-    def say(self, text: str) -> None:
-        """Show one line of text."""
-
-    def show(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> None:
-        """Show where everybody is, `at_s` seconds after the first viewer joined."""
-
-
-def choose_display(*, table: bool) -> Display:
-    """Return the live table if that is wanted and standard error is a terminal, else lines."""
-    return TableDisplay() if table and sys.stderr.isatty() else LineDisplay()
-
-
-def _queue(watched: Watched) -> str:
-    load = watched.load
-    if not load.messages:
-        return "-"
-    count = format_count(load.messages, "message")
-    return f"{format_size(load.size_bytes)}, {count}, {format_duration(load.age_ms / 1000)}"
-
-
-def _drops(watched: Watched) -> str:
-    return ", ".join(f"{count} {name}" for name, count in watched.dropped.items()) or "0"
 
 
 def _healthy_row(viewers: list[Watched]) -> tuple[str, str, str, str, str]:
@@ -90,82 +48,51 @@ def _row(watched: Watched) -> tuple[str, str, str, str, str]:
         state += f", {watched.picture_share:.0%}"  # of the pictures
     if watched.cut is not None:
         state = f"{'cut' if watched.was_cut else 'left'} after {format_duration(watched.connected_s)}"
+    load, queue = watched.load, "-"
+    if load.messages:
+        count = format_count(load.messages, "message")
+        queue = f"{format_size(load.size_bytes)}, {count}, {format_duration(load.age_ms / 1000)}"
+    drops = ", ".join(f"{count} {name}" for name, count in watched.dropped.items()) or "0"
     # The state stands in a column of its own.
     why = watched.why.partition("; ")[2] or watched.why
-    return watched.plan.label, state, _queue(watched), _drops(watched), why[:_WHY_CHARS]
+    return watched.plan.label, state, queue, drops, why[:_WHY_CHARS]
 
 
-def _cell(text: str) -> str:
-    return escape(printable(text))
+class ViewerDisplay(Display):
+    """A table of the viewers; elsewhere a line for each change, and now and then for all that are not well."""
 
+    _next_at = 0.0
 
-class TableDisplay:
-    """A table that is drawn anew with each look."""
+    def looked(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> None:
+        """Show where everybody is, `at_s` seconds after the first viewer joined."""
+        self.show(lambda: self._table(at_s, viewers), lambda: self._lines(at_s, viewers, changed))
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, no_color=not use_colours(sys.stderr))
-        self._live = Live(console=self._console, refresh_per_second=5, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._live.stop()
-
-    def say(self, text: str) -> None:
-        """Show a line above the table."""
-        self._console.print(printable(text), markup=False, highlight=False)
-
-    def show(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> None:
-        """Draw the table."""
-        del changed
+    def _table(self, at_s: float, viewers: list[Watched]) -> Table:
         table = Table(title=f"flowctl demo, {at_s:.0f} s", title_justify="left", expand=True)
         # One line for each: what does not fit is cut, so that the last kind of viewer is on the screen too.
         for name, width in (("viewer", 11), ("state", 16), ("queue", 14), ("dropped", 7)):
             table.add_column(name, width=width, no_wrap=True)
         table.add_column("why", ratio=1, no_wrap=True)
-        table.add_row(*map(_cell, _healthy_row(viewers)), style="green")
+
+        def add(cells: tuple[str, ...], style: str) -> None:
+            table.add_row(*(escape(printable(cell)) for cell in cells), style=style)
+
+        add(_healthy_row(viewers), "green")
         others = [watched for watched in viewers if watched.plan.kind is not Kind.HEALTHY]
-        room = max(self._console.size.height - _FRAME_LINES, 1)
+        room = max(self.console.size.height - _FRAME_LINES, 1) if self.console is not None else len(others)
         for watched in others[:room]:
-            style = "red" if watched.cut is not None else _COLOURS[watched.state or SendState.READY]
-            label, state, _, _, why = _row(watched)
-            queue = f"{format_size(watched.load.size_bytes)}" if watched.load.messages else "-"
-            table.add_row(*map(_cell, (label, state, queue, str(watched.dropped_total), why)), style=style)
+            label, state, queue, _, why = _row(watched)
+            cells = (label, state, queue.partition(",")[0], str(watched.dropped_total), why)
+            add(cells, "red" if watched.cut is not None else _COLOURS[watched.state or SendState.READY])
         if len(others) > room:
             table.add_row(f"and {len(others) - room} more")
-        self._live.update(table)
+        return table
 
-
-class LineDisplay:
-    """One line per change, and one for the healthy ones and for each that misses pictures from time to time."""
-
-    def __init__(self) -> None:
-        self._next_at = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        """Write the line."""
-        say(text, to_stderr=True)
-
-    def show(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> None:
-        """Write what has changed."""
-        for watched in changed:
-            if watched.plan.kind is not Kind.HEALTHY or watched.dropped_total:
-                self._line(at_s, _row(watched))
+    def _lines(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> Iterator[str]:
+        rows = [_row(item) for item in changed if item.plan.kind is not Kind.HEALTHY or item.dropped_total]
         if at_s >= self._next_at:
             self._next_at = at_s + _LINE_EVERY_S
-            self._line(at_s, _healthy_row(viewers))
-            for watched in viewers:
-                if watched.picture_share < 1 and watched.cut is None and watched not in changed:
-                    self._line(at_s, _row(watched))
-
-    def _line(self, at_s: float, row: tuple[str, str, str, str, str]) -> None:
-        label, state, queue, drops, why = row
-        self.say(f"{at_s:5.1f} s  {label:<12} {state:<18} queue {queue}; dropped {drops}; {why}")
+            unwell = (item for item in viewers if item.picture_share < 1 and item.cut is None and item not in changed)
+            rows += [_healthy_row(viewers), *map(_row, unwell)]
+        for label, state, queue, drops, why in rows:
+            yield f"{at_s:5.1f} s  {label:<12} {state:<18} queue {queue}; dropped {drops}; {why}"

@@ -14,9 +14,10 @@ import pytest
 from flowctl.cli import main
 from flowctl.core.flow.state import Load, SendState
 from flowctl.demo import DemoPlan, run, run_demo
-from flowctl.demo.plan import Kind, ViewerPlan, cache_directory
+from flowctl.demo.plan import Kind, ViewerPlan
 from flowctl.demo.report import Report, Seen, judge, make_report
-from flowctl.demo.show import LineDisplay, TableDisplay
+from flowctl.demo.runner import cache_directory
+from flowctl.demo.show import ViewerDisplay
 from flowctl.demo.watch import Watch, Watched
 from flowctl.errors import ConfigError
 from flowctl.live import EndedViewer, HubStatistics
@@ -267,8 +268,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("display", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])
-def test_display_when_viewers_have_changed(display, stream, monkeypatch):
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_display_when_viewers_have_changed(stream, monkeypatch):
     """Table and lines show state, queue, drops and reason; markup in a reason is shown as it is."""
     errors = stream()
     monkeypatch.setattr(sys, "stderr", errors)
@@ -285,17 +286,17 @@ def test_display_when_viewers_have_changed(display, stream, monkeypatch):
     gone = watched(Kind.HOSTILE, **FINE[Kind.HOSTILE], connected_s=0.5)
     healthy = Watched(ViewerPlan("healthy 1", Kind.HEALTHY, "healthy", 0))
     healthy.state = SendState.READY
-    with display() as shown:
+    with ViewerDisplay(table=True) as shown:
         shown.say("hello [red]")
-        shown.show(1.0, [healthy, slow, gone], [slow, gone])
+        shown.looked(1.0, [healthy, slow, gone], [slow, gone])
     text = errors.getvalue()
-    dropped = "9 inter" if display is LineDisplay else " 9 "  # the table has no room for classes
+    dropped = "9 inter" if stream is io.StringIO else " 9 "  # the table has no room for classes
     for part in ("hello [red]", "1 READY", "SOFT_LIMIT", "2.0 KiB", dropped, "[bold]x", "cut after 500 ms"):
         assert part in text
 
 
-@pytest.mark.parametrize(("display", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])
-def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_changes(display, stream, monkeypatch):
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_changes(stream, monkeypatch):
     """Its share stands beside its state, and a healthy one that misses pictures does not keep up."""
     errors = stream()
     monkeypatch.setattr(sys, "stderr", errors)
@@ -304,15 +305,15 @@ def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_cha
     monkeypatch.setenv("NO_COLOR", "1")
     slow = watched(Kind.SLOW, state=SendState.OVERLOADED, picture_share=0.77)
     healthy = watched(Kind.HEALTHY, state=SendState.READY, picture_share=0.99)
-    with display() as shown:
-        shown.show(6.0, [healthy, slow], [])
+    with ViewerDisplay(table=True) as shown:
+        shown.looked(6.0, [healthy, slow], [])
     text = errors.getvalue()
     assert "OVERLOADED, 77%" in text
     assert "1 miss pictures" in text
     assert "keeping up" not in text
 
 
-def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer(monkeypatch):
+def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer():
     """The stalled and the hostile viewer are on the screen, and who misses pictures is not READY and nothing else."""
     from rich.console import Console
 
@@ -325,12 +326,9 @@ def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer(monkeypatch
         if watched.plan.kind is Kind.SLOW:
             watched.dropped, watched.picture_share = {"disposable": 123, "inter": 45_678}, 0.77
     stream = io.StringIO()
-    display = TableDisplay()
-    display._console = Console(file=stream, width=80, height=24, force_terminal=False)
-    shown = []
-    monkeypatch.setattr(display._live, "update", shown.append)
-    display.show(12.0, watch.viewers, [])
-    display._console.print(shown[0])
+    display = ViewerDisplay(table=False)
+    display.console = Console(file=stream, width=80, height=24, force_terminal=False)
+    display.console.print(display._table(12.0, watch.viewers))
     lines = stream.getvalue().splitlines()
     assert len(lines) <= 22
     assert max(map(len, lines)) <= 80

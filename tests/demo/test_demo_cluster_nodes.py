@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from flowctl.demo.cluster import nodes
-from flowctl.demo.cluster.nodes import Nodes
+from flowctl.demo import processes
+from flowctl.demo.processes import Nodes
 from flowctl.errors import FlowctlError
 
 
 def test_start_when_a_server_is_not_ready_in_time_says_so_with_a_hint(tmp_path, monkeypatch):
     """A machine that is too busy is named as the reason, and the process is gone."""
-    monkeypatch.setattr(nodes, "_READY_S", 0.01)
+    monkeypatch.setattr(processes, "_READY_S", 0.01)
     with Nodes(tmp_path) as found, pytest.raises(FlowctlError, match="origin A was not ready") as caught:
         found.start("origin A", "serve", "live")
     assert "less busy" in caught.value.hint

@@ -10,9 +10,9 @@ from e2e_kit import PATIENCE_S
 
 from flowctl.demo.cluster.encoder import Encoder
 from flowctl.demo.cluster.judge import judge
-from flowctl.demo.cluster.nodes import Nodes
 from flowctl.demo.cluster.viewer import Viewer
 from flowctl.demo.line import Line
+from flowctl.demo.processes import Nodes
 from flowctl.pollgroup import PollGroup
 
 STREAM = "live/cluster"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.errors import ConfigError
+from flowctl.demo.runner import check_bounds
 
 BIT_RATE: Final = 1_600_000
 STREAM: Final = "demo/cluster"
@@ -38,9 +38,7 @@ class ClusterPlan:
     kill_share: float = 0.5
 
     def __post_init__(self) -> None:
-        for name, low, high in (("duration_s", 12, 300), ("viewers", 1, 100), ("kill_share", 0.2, 0.8)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} is {getattr(self, name):g}, it must be {low} to {high}")
+        check_bounds(self, duration_s=(12, 300), viewers=(1, 100), kill_share=(0.2, 0.8))
 
     @property
     def kill_s(self) -> float:

@@ -8,20 +8,15 @@ every viewer is held against what was published.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from flowctl.core.text.files import write_text
-from flowctl.core.text.output import say
 from flowctl.demo.cluster import page
 from flowctl.demo.cluster.encoder import Encoder
 from flowctl.demo.cluster.judge import delay_line, judge
-from flowctl.demo.cluster.nodes import Nodes
 from flowctl.demo.cluster.plan import (
     BIT_RATE,
     BY_SEGMENTS,
@@ -40,7 +35,8 @@ from flowctl.demo.cluster.plan import (
 from flowctl.demo.cluster.report import ClusterReport, Fetched, Watched
 from flowctl.demo.cluster.viewer import Viewer
 from flowctl.demo.line import Line
-from flowctl.demo.plan import cache_directory
+from flowctl.demo.processes import Nodes
+from flowctl.demo.runner import cache_directory, hand_over, tell, write_page
 from flowctl.errors import FlowctlError
 from flowctl.pollgroup import PollGroup
 
@@ -49,7 +45,6 @@ _END_S: Final = 12.0
 """After the encoder's end, what is still under way has so long to come."""
 _HEAD_START_S: Final = 0.1
 _STOP_S: Final = 2.0
-Say = Callable[[str], None]
 
 
 class _Cluster:
@@ -99,7 +94,7 @@ class _Cluster:
                 self.per_segment[name] = round(found["received_bytes"] / found["kept_bytes"], 3)
 
 
-def watch_cluster(plan: ClusterPlan, tell: Say) -> tuple[ClusterReport, dict[str, list[tuple[float, float]]]]:
+def watch_cluster(plan: ClusterPlan) -> tuple[ClusterReport, dict[str, list[tuple[float, float]]]]:
     """Run the demonstration; return its report, and the delay of a viewer at each server over time."""
     with ExitStack() as stack:
         group = PollGroup("demo-cluster")
@@ -112,7 +107,7 @@ def watch_cluster(plan: ClusterPlan, tell: Say) -> tuple[ClusterReport, dict[str
         encoder = Encoder(group, urls, bit_rate=BIT_RATE, duration_s=plan.duration_s, key_interval_s=KEY_INTERVAL_S)
         encoder.start(_HEAD_START_S)
         viewers = _viewers(plan, cluster, group)
-        killed, killed_us = _play(plan, cluster, encoder, [viewer for _, viewer in viewers], tell)
+        killed, killed_us = _play(plan, cluster, encoder, [viewer for _, viewer in viewers])
         return _report(plan, cluster, encoder, viewers, killed, killed_us)
 
 
@@ -129,14 +124,15 @@ def _viewers(plan: ClusterPlan, cluster: _Cluster, group: PollGroup) -> list[tup
     return found
 
 
-def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[Viewer], tell: Say) -> tuple[str, int]:
+def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[Viewer]) -> tuple[str, int]:
     """Let the stream run, kill the followed origin in the middle, wait for the last frames; return which, and when."""
     frames, killed, killed_us, ended_at = encoder.frames, "", 0, None
     while True:
         time.sleep(_LOOK_S)
         begun_us = frames.begun_us
         if begun_us is None:
-            raise_if_finished(encoder)
+            if encoder.finished:
+                raise FlowctlError("no origin has let the encoder in")
             continue
         at_s = time.time() - begun_us / 1e6
         if not killed_us and at_s >= plan.kill_s:
@@ -151,12 +147,6 @@ def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[
             if whole or time.monotonic() - ended_at > _END_S:
                 tell(f"{at_s:5.1f} s: the stream has ended")
                 return killed, killed_us
-
-
-def raise_if_finished(encoder: Encoder) -> None:
-    """Raise where no origin has let the encoder in."""
-    if encoder.finished:
-        raise FlowctlError("no origin has let the encoder in")
 
 
 def _report(
@@ -186,18 +176,10 @@ def _report(
     return report, delays
 
 
-def run_cluster(plan: ClusterPlan, *, as_json: bool = False, path: Path | None = None, tell: Say | None = None) -> bool:
+def run_cluster(plan: ClusterPlan, *, as_json: bool = False, path: Path | None = None) -> bool:
     """Run the demonstration, and write its report to standard output and as a page with pictures."""
-    report, delays = watch_cluster(plan, tell or (lambda line: say(line, to_stderr=True)))
+    report, delays = watch_cluster(plan)
     path = cache_directory() / "demo-cluster.html" if path is None else path
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FlowctlError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    write_text(path, page.render(report, delays))
-    if as_json:
-        text = json.dumps({**report.as_dict(), "page": str(path)})
-    else:
-        text = "\n".join([*report.lines(), f"who fetched from whom, and when, with pictures: {path}"])
-    say(text)
-    return report.passed
+    write_page(path, page.render(report, delays))
+    last = f"who fetched from whom, and when, with pictures: {path}"
+    return hand_over(report, as_json=as_json, files={"page": str(path)}, last=(last,))

@@ -17,13 +17,10 @@ from typing import Final
 
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.limitsfile import LimitsFile
-from flowctl.errors import ConfigError
+from flowctl.demo.runner import check_bounds, crowd_plan
 from flowctl.load.plan import LoadPlan
 
 BIT_RATE: Final = 2_000_000
-FPS: Final = 30.0
-KEY_INTERVAL_S: Final = 2.0
-DISPOSABLE_EVERY: Final = 3
 RAMP_S: Final = 2.0
 
 TIGHT_SOFT: Final = "512KiB,1024,1s"
@@ -55,9 +52,7 @@ class LoopPlan:
     abusers: int = 1
 
     def __post_init__(self) -> None:
-        for name, low, high in (("duration_s", 8, 600), ("healthy", 2, 500), ("slow", 1, 50), ("abusers", 1, 10)):
-            if not low <= getattr(self, name) <= high:
-                raise ConfigError(f"{name} is {getattr(self, name):g}, it must be {low} to {high}")
+        check_bounds(self, duration_s=(8, 600), healthy=(2, 500), slow=(1, 50), abusers=(1, 10))
 
     @property
     def limits(self) -> LimitsFile:
@@ -71,19 +66,12 @@ class LoopPlan:
         """Return the load run; the same each time but for what the system chooses."""
         crowd = {"healthy": self.healthy, PAUSING: self.slow, RESTING: self.slow, SWINGING: self.slow}
         crowd |= dict.fromkeys(ABUSES, self.abusers)
-        return LoadPlan(
-            url=url,
-            profiles=crowd,
-            publishers=1,
+        return crowd_plan(
+            url,
+            crowd,
             bit_rate=BIT_RATE,
-            fps=FPS,
-            key_interval_s=KEY_INTERVAL_S,
-            disposable_every=DISPOSABLE_EVERY,
             ramp_s=RAMP_S,
             duration_s=self.duration_s,
-            spread_addresses=True,
-            measure_every=1,
-            workers=1,
             server_pid=server_pid,
             command="flowctl demo --pipeline",
         )

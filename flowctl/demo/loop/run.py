@@ -17,24 +17,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flowctl.core.flow.limitsfile import parse_limits_file
 from flowctl.core.flow.limitsfile import render as render_limits
 from flowctl.core.text.files import write_text
-from flowctl.core.text.output import say as output_say
 from flowctl.demo.loop.plan import LoopPlan
 from flowctl.demo.loop.report import Comparison, Side, addresses, side_of
-from flowctl.demo.loop.server import EVENTS_ROTATE_S, LoopServer
+from flowctl.demo.processes import Node, Nodes
+from flowctl.demo.runner import hand_over, load_page, tell, write_page
 from flowctl.errors import FlowctlError
-from flowctl.load.results.failon import parse_condition
-from flowctl.load.results.figures import RunFigures
-from flowctl.load.results.report import render
-from flowctl.load.results.result import RunResult, Sample
+from flowctl.load.results.result import Sample
 from flowctl.load.run import run_load
 
 ANALYZE_S: Final = 1200.0
 """Longest analysis: it takes less than a minute on two free cores; a Java that hangs is not waited for."""
+_EVENTS_ROTATE_S: Final = 2.0
+"""Time after which a file of records is complete; short, since the analysis follows at once."""
 _TAKE_S: Final = 30.0
 """Longest time for the server to take the files; it looks each second."""
 _CONDITIONS: Final = ("healthy.missing>0", "healthy.cut>0", "slow.cut>0")
@@ -45,11 +44,6 @@ _STDERR: Final = 2
 
 Decide = Callable[[Path, Path], None]
 """Makes ``limits.toml`` and ``bans.jsonl`` in the second folder of the records in the first."""
-
-
-def say(text: str) -> None:
-    """Write a line of progress to standard error; standard output is for the result."""
-    output_say(text, to_stderr=True)
 
 
 def analyze(events: Path, out: Path) -> None:
@@ -85,47 +79,52 @@ class _Loop:
     def run(self) -> Comparison:
         """Do everything; return both runs."""
         write_text(self._limits, render_limits(self._plan.limits))
-        with LoopServer(self._folder, self._limits, self._bans, self._events) as server:
-            say(f"1. the crowd meets limits that are too tight: {self._plan.limits.limits}")
+        arguments = ["serve", "live", "--log-json", "--stats", "1s"]
+        arguments += ["--limits", str(self._limits), "--bans", str(self._bans)]
+        if self._events is not None:
+            # Every connection is recorded in full: with a crowd of tens, what-if has then the whole truth.
+            arguments += ["--events", str(self._events), "--flights", "100%"]
+            arguments += ["--set", f"events_rotate={_EVENTS_ROTATE_S:g}s"]
+        with Nodes(self._folder) as nodes:
+            server = nodes.start("server", *arguments)
+            tell(f"1. the crowd meets limits that are too tight: {self._plan.limits.limits}")
             before = self._load(server, "before", str(self._plan.limits.limits))
-            time.sleep(EVENTS_ROTATE_S * 2)  # the records of the last to leave are complete then
-            say("2. the records are analysed")
+            time.sleep(_EVENTS_ROTATE_S * 2)  # the records of the last to leave are complete then
+            tell("2. the records are analysed")
             out = self._folder / "out"
             self._decide(self._events or self._folder, out)
-            say("3. the server takes limits and bans, while it runs")
+            tell("3. the server takes limits and bans, while it runs")
             taken = self._hand_over(server, out)
-            say(f"4. the same crowd again: {taken}")
+            tell(f"4. the same crowd again: {taken}")
             after = self._load(server, "after", taken)
             server.check()
             starts = sum(line.get("event") == "live server started" for line in server.lines())
-            files = {"load before": "before.html", "load after": "after.html", "analysis": "out/report.html"}
-            there = {name: str(self._folder / path) for name, path in files.items() if (self._folder / path).exists()}
-            watched = {"limits": str(self._limits), "bans": str(self._bans), "log of the server": str(server.log)}
-            return Comparison(before=before, after=after, same_process=starts == 1, files=there | watched)
+        files = {"load before": "before.html", "load after": "after.html", "analysis": "out/report.html"}
+        there = {name: str(self._folder / path) for name, path in files.items() if (self._folder / path).exists()}
+        watched = {"limits": str(self._limits), "bans": str(self._bans), "log of the server": str(server.log_path)}
+        return Comparison(before=before, after=after, same_process=starts == 1, files=there | watched)
 
-    def _load(self, server: LoopServer, name: str, limits: str) -> Side:
-        lines, refused = len(server.lines()), server.banned_count()
-        progress = _Progress()
-        result = run_load(self._plan.load_plan(server.url + _STREAM, server.pid), progress.look)
+    def _load(self, server: Node, name: str, limits: str) -> Side:
+        lines, refused = len(server.lines()), _banned_count(server)
+        result = run_load(self._plan.load_plan(server.url(_STREAM), server.pid), _Progress().look)
         if result.interrupted:
             raise KeyboardInterrupt
         if result.failure:
-            raise FlowctlError(f"the load run failed: {result.failure}", hint=f"the server's log is {server.log}")
+            raise FlowctlError(f"the load run failed: {result.failure}", hint=f"the server's log is {server.log_path}")
         for warning in result.warnings:
-            say(f"   warning: {warning}")
-        self._write_page(name, result)
+            tell(f"   warning: {warning}")
+        write_page(self._folder / f"{name}.html", load_page(result, _CONDITIONS))
         # The next line of figures counts all of it: one comes each second.
         server.wait_line("its figures", lambda line: line.get("event") == "figures", len(server.lines()), 10.0)
-        return side_of(self._plan, result, server.refused_addresses(lines), server.banned_count() - refused, limits)
+        # It logs the first refusal of an address, and then one in ten seconds; so each address is there once at least.
+        addresses = {
+            str(line.get("peer"))
+            for line in server.lines()[lines:]
+            if line.get("event") == "connection refused" and line.get("limit") == "banned"
+        }
+        return side_of(self._plan, result, addresses, _banned_count(server) - refused, limits)
 
-    def _write_page(self, name: str, result: RunResult) -> None:
-        figures = RunFigures(result)
-        write_text(
-            self._folder / f"{name}.html",
-            render(result, [parse_condition(text).judge(figures) for text in _CONDITIONS]),
-        )
-
-    def _hand_over(self, server: LoopServer, out: Path) -> str:
+    def _hand_over(self, server: Node, out: Path) -> str:
         """Put both files where the server watches, each by rename; return the limits that it says it has taken."""
         for name in ("limits.toml", "bans.jsonl"):
             if not (out / name).is_file():
@@ -145,22 +144,26 @@ class _Loop:
             "that it took the bans", lambda line: line.get("event") == "bans changed", after, _TAKE_S
         )
         abusers = len(addresses(self._plan)[1])
-        say(f"   limits: {wanted}; bans: {bans.get('bans')} (there are {abusers} abusers)")
+        tell(f"   limits: {wanted}; bans: {bans.get('bans')} (there are {abusers} abusers)")
         return wanted
+
+
+def _banned_count(server: Node) -> int:
+    """Return how many connections the server has refused as banned, by its last line of figures."""
+    figures = [line for line in server.lines() if line.get("event") == "figures"]
+    return int(figures[-1].get("refused", {}).get("banned", 0)) if figures else 0
 
 
 class _Progress:
     """Says now and then how the load run goes."""
 
-    def __init__(self) -> None:
-        self._next_s = 0.0
+    _next_s = 0.0
 
     def look(self, sample: Sample) -> None:
-        """Note a sample."""
         if sample.at_s >= self._next_s:
             self._next_s = sample.at_s + _LINE_EVERY_S
             cut = ", ".join(f"{count} {name}" for name, count in sample.cut.items() if count) or "nobody"
-            say(f"   {sample.at_s:4.0f} s  {sum(sample.connected.values())} connected; cut so far: {cut}")
+            tell(f"   {sample.at_s:4.0f} s  {sum(sample.connected.values())} connected; cut so far: {cut}")
 
 
 def run_loop(
@@ -169,10 +172,8 @@ def run_loop(
     """Run the closed loop, and write what came of it to standard output."""
     _clear(folder)
     comparison = _Loop(plan, folder, decide, record=record).run()
-    result: dict[str, Any] = comparison.as_dict()
-    write_text(folder / "comparison.json", json.dumps(result, indent=1) + "\n")
-    output_say(json.dumps(result) if as_json else "\n".join(comparison.lines()))
-    return not comparison.faults
+    write_text(folder / "comparison.json", json.dumps(comparison.as_dict(), indent=1) + "\n")
+    return hand_over(comparison, as_json=as_json, files={})
 
 
 _OURS: Final = ("events", "watched", "out", "before.html", "after.html", "server.log", "comparison.json")

@@ -1,15 +1,14 @@
-"""How a load run is shown while it runs: a live table on a terminal, a line each second elsewhere.
+"""How a run is shown while it goes on: a table that is drawn anew on a terminal, lines elsewhere.
 
-Both go to standard error; standard output is for the summary.
+All of it goes to standard error; standard output is for the summary.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Final, Protocol, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowctl.core.text.output import say
-from flowctl.core.text.printable import foreign
+from flowctl.core.text.printable import foreign, printable
 from flowctl.load.results.result import Sample
 from flowctl.log import use_colours
 from flowctl.units import format_bit_rate, format_duration, format_size
@@ -30,38 +29,107 @@ _SILENT_S: Final = 5.0
 """A stream that comes at all has come by then, however long its key interval: two seconds to four are usual."""
 
 
-class Display(Protocol):
-    """Shows a run."""
+class Display:
+    """Shows something as it changes; a context.
+
+    Attributes:
+        console: the terminal. None: standard error is none, or no table is wanted.
+    """
+
+    def __init__(self, *, table: bool) -> None:
+        shown = table and sys.stderr.isatty()
+        self.console = Console(stderr=True, no_color=not use_colours(sys.stderr)) if shown else None
+        self._live = Live(console=self.console, auto_refresh=False, transient=True) if shown else None
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        if self._live is not None:
+            self._live.start()
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Show no more."""
+    def __exit__(self, *exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
 
-    def show(self, sample: Sample) -> None:
+    def say(self, text: str) -> None:
+        """Write a line, above the table where there is one."""
+        if self.console is None:
+            say(text, to_stderr=True)
+        else:
+            self.console.print(printable(text), markup=False, highlight=False)
+
+    def show(self, table: Callable[[], Table], lines: Callable[[], Iterable[str]]) -> None:
+        """Draw the table, or write the lines."""
+        if self._live is not None:
+            self._live.update(table(), refresh=True)
+        else:
+            for line in lines():
+                self.say(line)
+
+
+class RunDisplay(Display):
+    """Shows a load run."""
+
+    def __init__(self, title: str, profiles: Mapping[str, int], total_s: float, *, table: bool) -> None:
+        super().__init__(table=table)
+        self._title = title
+        self._asked = profiles
+        self._total_s = total_s
+
+    def sampled(self, sample: Sample) -> None:
         """Show the run as it is now."""
+        self.show(lambda: self._table(sample), lambda: [self._line(sample)])
+
+    def _left(self, sample: Sample) -> str:
+        left = self._total_s - sample.at_s
+        return f"{format_duration(math.ceil(left))} left" if left >= 0.5 else "ending"
+
+    def _table(self, sample: Sample) -> Table:
+        received = f"{format_bit_rate(sample.received_bytes_per_s * 8)}, {sample.frames_per_s:,.0f} frames/s"
+        caption = [f"{_delays(sample)} (healthy viewers); received {received}", "; ".join(_loads(sample))]
+        table = Table(
+            title=escape(f"{foreign(self._title)}: {sample.at_s:.0f} s, {self._left(sample)}"),
+            caption=escape("\n".join([*caption, *_trouble(sample)])),
+            title_justify="left",
+            caption_justify="left",
+        )
+        table.add_column("profile")
+        for name in ("asked for", "connected", "playing", "cut", "failed", "missing"):
+            table.add_column(name, justify="right")
+        columns = (self._asked, sample.connected, sample.playing, sample.cut, sample.failed, sample.missing)
+        # The healthy ones first, since they are what it is about; the others in the order in which they were given.
+        for profile in sorted(self._asked, key=lambda name: name != "healthy")[:_MOST_ROWS]:
+            counts = [column.get(profile, 0) for column in columns]
+            bad = profile == "healthy" and any(counts[3:])
+            table.add_row(escape(foreign(profile, 40)), *(f"{count:,}" for count in counts), style="red" if bad else "")
+        hidden = len(self._asked) - _MOST_ROWS
+        if hidden > 0:
+            table.add_row(f"and {hidden} more")
+        return table
+
+    def _line(self, sample: Sample) -> str:
+        healthy = f" (healthy {sample.missing['healthy']})" if "healthy" in sample.missing else ""
+        parts = [
+            f"{sum(sample.connected.values())} of {sum(self._asked.values())} connected",
+            f"{sum(sample.playing.values())} playing",
+            f"{sum(sample.cut.values())} cut",
+            f"{sum(sample.failed.values())} failed",
+            f"{sum(sample.missing.values())} frames missing{healthy}",
+            _delays(sample),
+            *_loads(sample),
+            self._left(sample),
+            *_trouble(sample),
+        ]
+        return f"{sample.at_s:6.1f} s  {'; '.join(parts)}"
 
 
-def choose_display(title: str, profiles: Mapping[str, int], total_s: float, *, table: bool) -> Display:
-    """Return the live table if that is wanted and standard error is a terminal, else lines."""
-    if table and sys.stderr.isatty():
-        return TableDisplay(title, profiles, total_s)
-    return LineDisplay(profiles, total_s)
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f} ms"
-
-
-def delays(sample: Sample) -> str:
+def _delays(sample: Sample) -> str:
     """Return the delay of the healthy viewers now, in words."""
-    return f"delay p50 {_milliseconds(sample.delay_p50_ms)}, p99 {_milliseconds(sample.delay_p99_ms)}"
+    found = (sample.delay_p50_ms, sample.delay_p99_ms)
+    p50, p99 = ("-" if value is None else f"{value:.0f} ms" for value in found)
+    return f"delay p50 {p50}, p99 {p99}"
 
 
-def loads(sample: Sample) -> list[str]:
+def _loads(sample: Sample) -> list[str]:
     """Return what server and load tester use now, in words, as far as it is known."""
     found = []
     if sample.server_cpu_percent is not None:
@@ -73,97 +141,8 @@ def loads(sample: Sample) -> list[str]:
     return found
 
 
-def trouble(sample: Sample) -> list[str]:
+def _trouble(sample: Sample) -> list[str]:
     """Return what one should know before the run is over, in words."""
-    healthy = "healthy"
-    if sample.at_s >= _SILENT_S and sample.connected.get(healthy) and not sample.playing.get(healthy):
+    if sample.at_s >= _SILENT_S and sample.connected.get("healthy") and not sample.playing.get("healthy"):
         return ["no healthy viewer gets frames: is there a publisher on that stream?"]
     return []
-
-
-def _left(sample: Sample, total_s: float) -> str:
-    left = total_s - sample.at_s
-    return f"{format_duration(math.ceil(left))} left" if left >= 0.5 else "ending"
-
-
-class TableDisplay:
-    """A table that is drawn anew with each sample."""
-
-    def __init__(self, title: str, profiles: Mapping[str, int], total_s: float) -> None:
-        self._title = foreign(title)
-        self._profiles = profiles
-        self._total_s = total_s
-        self._console = Console(stderr=True, no_color=not use_colours(sys.stderr))
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._live.stop()
-
-    def show(self, sample: Sample) -> None:
-        """Draw the table."""
-        table = Table(
-            title=escape(f"{self._title}: {sample.at_s:.0f} s, {_left(sample, self._total_s)}"),
-            caption=escape("\n".join(self._caption(sample))),
-            title_justify="left",
-            caption_justify="left",
-        )
-        table.add_column("profile")
-        for name in ("asked for", "connected", "playing", "cut", "failed", "missing"):
-            table.add_column(name, justify="right")
-        # The healthy ones first, since they are what it is about; the others in the order in which they were given.
-        for profile in sorted(self._profiles, key=lambda name: name != "healthy")[:_MOST_ROWS]:
-            counts = [
-                counts.get(profile, 0)
-                for counts in (
-                    self._profiles,
-                    sample.connected,
-                    sample.playing,
-                    sample.cut,
-                    sample.failed,
-                    sample.missing,
-                )
-            ]
-            bad = profile == "healthy" and any(counts[3:])
-            table.add_row(escape(foreign(profile, 40)), *(f"{count:,}" for count in counts), style="red" if bad else "")
-        hidden = len(self._profiles) - _MOST_ROWS
-        if hidden > 0:
-            table.add_row(f"and {hidden} more")
-        self._live.update(table, refresh=True)
-
-    def _caption(self, sample: Sample) -> list[str]:
-        received = f"{format_bit_rate(sample.received_bytes_per_s * 8)}, {sample.frames_per_s:,.0f} frames/s"
-        return [f"{delays(sample)} (healthy viewers); received {received}", "; ".join(loads(sample)), *trouble(sample)]
-
-
-class LineDisplay:
-    """One line per sample."""
-
-    def __init__(self, profiles: Mapping[str, int], total_s: float) -> None:
-        self._asked = sum(profiles.values())
-        self._total_s = total_s
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
-
-    def show(self, sample: Sample) -> None:
-        """Write the line."""
-        healthy = f" (healthy {sample.missing['healthy']})" if "healthy" in sample.missing else ""
-        parts = [
-            f"{sum(sample.connected.values())} of {self._asked} connected",
-            f"{sum(sample.playing.values())} playing",
-            f"{sum(sample.cut.values())} cut",
-            f"{sum(sample.failed.values())} failed",
-            f"{sum(sample.missing.values())} frames missing{healthy}",
-            delays(sample),
-            *loads(sample),
-            _left(sample, self._total_s),
-            *trouble(sample),
-        ]
-        say(f"{sample.at_s:6.1f} s  {'; '.join(parts)}", to_stderr=True)

@@ -25,7 +25,7 @@ from flowctl.load.results.figures import RunFigures
 from flowctl.load.results.plots import plots_of
 from flowctl.load.results.report import render
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, Sample
-from flowctl.load.results.table import LineDisplay, TableDisplay
+from flowctl.load.results.table import RunDisplay
 
 CONDITIONS = ["healthy.missing>0", "p99_ms>200", "stall.missing_share>50%"]
 
@@ -374,17 +374,17 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("kind", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])
-def test_display_when_nobody_gets_frames_says_so_after_a_while(kind, stream, monkeypatch):
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_display_when_nobody_gets_frames_says_so_after_a_while(stream, monkeypatch):
     """Connected viewers without a frame after five seconds are named while there is time to look; never before."""
     monkeypatch.setattr(sys, "stderr", stream())
     monkeypatch.setenv("COLUMNS", "200")
-    display = kind("rtmp://h/a", {"healthy": 9}, 30.0) if kind is TableDisplay else kind({"healthy": 9}, 30.0)
+    display = RunDisplay("rtmp://h/a", {"healthy": 9}, 30.0, table=True)
     with display:
-        display.show(Sample(at_s=4.0, connected={"healthy": 9}, playing={"healthy": 0}))
-        display.show(Sample(at_s=6.0, connected={"healthy": 9}, playing={"healthy": 1}))
+        display.sampled(Sample(at_s=4.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        display.sampled(Sample(at_s=6.0, connected={"healthy": 9}, playing={"healthy": 1}))
         assert "is there a publisher" not in sys.stderr.getvalue()
-        display.show(Sample(at_s=7.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        display.sampled(Sample(at_s=7.0, connected={"healthy": 9}, playing={"healthy": 0}))
         assert "no healthy viewer gets frames: is there a publisher on that stream?" in sys.stderr.getvalue()
 
 
@@ -424,8 +424,8 @@ def test_summary_when_interrupted_has_neither_passed_nor_failed():
     assert "✓ passes" not in render(run, verdicts)
 
 
-@pytest.mark.parametrize(("kind", "stream"), [(TableDisplay, Terminal), (LineDisplay, io.StringIO)])
-def test_display_when_the_run_goes_on_shows_it(kind, stream, monkeypatch):
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_display_when_the_run_goes_on_shows_it(stream, monkeypatch):
     """Table and lines show counts, delays, the server and the time left; without colours where none are wanted."""
     errors = stream()
     monkeypatch.setattr(sys, "stderr", errors)
@@ -433,10 +433,10 @@ def test_display_when_the_run_goes_on_shows_it(kind, stream, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     asked = {"healthy": 40, "slow@200k": 6, "stall": 4}
-    display = kind("rtmp://h/[bold]a", asked, 30.0) if kind is TableDisplay else kind(asked, 30.0)
+    display = RunDisplay("rtmp://h/[bold]a", asked, 30.0, table=True)
     with display:
-        display.show(some_samples()[19])
-        display.show(Sample(at_s=30.2))
+        display.sampled(some_samples()[19])
+        display.sampled(Sample(at_s=30.2))
     text = errors.getvalue()
     for part in (
         "delay p50 22 ms, p99 51 ms",
@@ -446,7 +446,7 @@ def test_display_when_the_run_goes_on_shows_it(kind, stream, monkeypatch):
     ):
         assert part in text
     assert re.search(r"\x1b\[[0-9;]*3[0-9]m", text) is None
-    if kind is TableDisplay:
+    if stream is Terminal:
         assert "rtmp://h/[bold]a" in text
         assert "slow@200k" in text
     else:

@@ -1,19 +1,21 @@
-"""Servers of a cluster as processes of this machine: started, asked for figures, killed; never left behind."""
+"""Servers of a demonstration as processes of this machine: started, asked, read by their logs, killed.
+
+A process that the context ends leaves nothing behind. What a server does is learnt from its control socket and from its
+log, which has one JSON object per line.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from flowctl.control.client import call_operation
@@ -21,8 +23,9 @@ from flowctl.errors import FlowctlError
 
 _READY_S: Final = 120.0
 """Six interpreters that start at once take 2 s on two idle cores, and 20 s were too short where others used them."""
-_TERM_S: Final = 5.0
+_TERM_S: Final = 10.0
 _STATS_S: Final = 5.0
+_LOOK_S: Final = 0.1
 
 
 class Node:
@@ -36,15 +39,16 @@ class Node:
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name: Final = name
-        self._log_path = folder / f"{name.replace(' ', '-')}.log"
+        self.log_path: Final = folder / f"{name.replace(' ', '-')}.log"
         command = [sys.executable, "-m", "flowctl", *arguments, "--port", "0", "--json"]
-        with self._log_path.open("wb") as log:
+        # A server of a demonstration is as the demonstration says, whatever the user has set.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FLOWCTL_")}
+        with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and flowctl itself
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=_environment()
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
             )
 
     def wait_until_ready(self) -> None:
-        """Wait for what it says of itself."""
         begun = time.monotonic()
         timer = threading.Timer(_READY_S, self._process.kill)
         timer.start()
@@ -65,7 +69,6 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
         return self._process.pid
 
     @property
@@ -74,58 +77,73 @@ class Node:
         return int(self.ready["port"])
 
     @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
-
-    @property
-    def log(self) -> str:
-        """What it has logged."""
-        return self._log_path.read_text("utf-8", errors="replace")
-
-    def url(self, stream: str) -> str:
-        """Return the address of a stream at this server."""
-        return f"rtmp://127.0.0.1:{self.port}/{stream}"
-
-    @property
     def segments_port(self) -> int:
         """Where edges fetch segments, of an origin or of an edge that is one."""
         return int(str(self.ready["origin"]).rpartition(":")[2])
+
+    def url(self, stream: str) -> str:
+        return f"rtmp://127.0.0.1:{self.port}/{stream}"
 
     def stats(self) -> dict[str, Any]:
         """Return what the server says of itself."""
         return call_operation(self.ready["control"][0], "stats", {}, timeout_s=_STATS_S)
 
+    # -- the log
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8", errors="replace")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the records of its log so far; a line that is not complete yet is left for the next time."""
+        found = []
+        for line in self.log.rpartition("\n")[0].splitlines():
+            with contextlib.suppress(ValueError):  # not from our log, for example a warning of the interpreter
+                found.append(json.loads(line))
+        return [value for value in found if isinstance(value, dict)]
+
+    def wait_line(self, what: str, wanted: Callable[[dict[str, Any]], bool], after: int, timeout_s: float) -> Any:
+        """Return the first record that is `wanted` behind the first `after` ones."""
+        end = time.monotonic() + timeout_s
+        while True:
+            line = next((line for line in self.lines()[after:] if wanted(line)), None)
+            if line is not None:
+                return line
+            self.check()
+            if time.monotonic() >= end:
+                raise FlowctlError(
+                    f"{self.name} did not say within {timeout_s:g} s: {what}", hint=f"its log is {self.log_path}"
+                )
+            time.sleep(_LOOK_S)
+
+    # -- its end
+
+    def check(self) -> None:
+        """Raise when the process has ended."""
+        if self._process.poll() is not None:
+            raise FlowctlError(f"{self.name} has ended", hint=f"it has logged: {self.log[-600:].strip() or 'nothing'}")
+
     def kill(self) -> None:
         """End it as a crash would."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
         self._process.wait(_TERM_S)
 
     def end(self) -> None:
         """Ask it to end in order."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        self._process.terminate()
 
     def stop(self) -> None:
-        """End it in order, or as a crash would where it does not."""
-        if self.alive:
-            self.end()
-            try:
-                self._process.wait(_TERM_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        """Wait for its end, and force it where it does not come."""
+        try:
+            self._process.wait(_TERM_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment without settings of the user: a server of a demonstration is as the demonstration says."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FLOWCTL_")}
-
-
 class Nodes:
-    """The processes of a cluster; a context that leaves none behind."""
+    """Server processes with their logs in one folder; a context that leaves none behind."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -134,9 +152,7 @@ class Nodes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for node in self._nodes:
             node.end()  # all of them at once, before any is waited for
         for node in self._nodes:
