@@ -11,7 +11,7 @@ _EXTRA_OF: Final = {
     **dict.fromkeys(("cbor2", "zmq"), "rpc"),
     **dict.fromkeys(("h11", "httpx", "jwt", "pydantic", "wsproto"), "live"),
     **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "admin"),
-    **dict.fromkeys(("av", "imageio_ffmpeg"), "media"),
+    "av": "media",
     "pyarrow": "telemetry",
     **dict.fromkeys(("pandas", "pyspark"), "pipeline"),
 }
