@@ -118,6 +118,21 @@ def test_strangers_when_they_hold_all_places_do_not_keep_the_operator_out(admin,
             assert next(events.iter_lines()) == "retry: 2000"
 
 
+def test_strangers_when_each_has_an_address_of_its_own_give_way_by_age(admin, monkeypatch):
+    """As many addresses as there are places: the oldest is closed, and not an operator who is about to speak."""
+    monkeypatch.setattr(protocol, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(protocol, "HEAD_S", 600.0)
+    _, address = admin()
+    with contextlib.ExitStack() as stack:
+        held = []
+        for number in range(1, 25):
+            sock = socket.create_connection(address, 5, source_address=(f"127.0.9.{number}", 0))
+            held.append(stack.enter_context(sock))
+            if len(held) > 4:
+                with held.pop(0) as oldest:
+                    assert closed(oldest)
+
+
 def test_connections_with_a_token_when_there_are_too_many_are_of_whoever_has_the_most(admin, monkeypatch, tmp_path):
     """One token, however many connections it holds, leaves room for another."""
     monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 3)

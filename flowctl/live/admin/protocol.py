@@ -13,7 +13,6 @@ import asyncio
 import selectors
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Final
 
 import h11
@@ -88,19 +87,24 @@ class _Timed(H11Protocol):
         state = {} if cycle is None else cycle.scope["state"]
         return str(state["caller"]) if state.get("permission", Permission.NONE) > Permission.NONE else ""
 
+    @property
+    def holder(self) -> str:
+        """Whose it is: a caller's, or of the strangers of an address."""
+        return self.caller or self.place
+
     def _make_room(self) -> None:
-        """Give up a connection of the holder of the most if there are too many: one that was heard, or the oldest."""
+        """Give up a connection of a holder of the most if there are too many: one that was heard, or the oldest."""
         there = [item for item in self.connections if isinstance(item, _Timed) and not item.gone]
         strangers = [item for item in there if not item.caller]
-        given_up = [item for item in strangers if item.place == self.place]
-        if len(given_up) <= MOST_PER_ADDRESS:
-            if len(strangers) > MOST_STRANGERS:
-                given_up = _of_most(strangers, lambda item: item.place)
-            elif len(there) > MOST_CONNECTIONS:
-                given_up = _of_most(there, lambda item: item.caller or item.place)
-            else:
-                return
-        min(given_up, key=lambda item: (item.cycle is None, item.since)).cut()
+        neighbours = [item for item in strangers if item.place == self.place]
+        if len(neighbours) > MOST_PER_ADDRESS:
+            there = neighbours
+        elif len(strangers) > MOST_STRANGERS:
+            there = strangers
+        elif len(there) <= MOST_CONNECTIONS:
+            return
+        held = Counter(item.holder for item in there)
+        min(there, key=lambda item: (-held[item.holder], item.cycle is None, item.since)).cut()
 
     def cut(self) -> None:
         """Close at once: what is not sent yet is not waited for."""
@@ -169,12 +173,6 @@ class _Timed(H11Protocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
-
-
-def _of_most(there: list[_Timed], whose: Callable[[_Timed], str]) -> list[_Timed]:
-    """Return the connections of the holder of the most."""
-    [(most, _)] = Counter(map(whose, there)).most_common(1)
-    return [item for item in there if whose(item) == most]
 
 
 class _Resting(selectors.DefaultSelector):
