@@ -54,7 +54,7 @@ class BanStore:
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
         self.path: Final = path
         self._wall: Final = wall
-        self._left: list[tuple[int, ...]] = []  # what `_look` saw after our last change; empty: it is not open
+        self._left: list[object] = []  # what `_look` saw after our last change; empty: it is not open
         self._database = self._opened()
 
     def read(self) -> tuple[list[Ban], float]:
@@ -92,7 +92,7 @@ class BanStore:
             self._database.execute("UPDATE clock SET seen = ?", (seen,))
 
     def whole(self) -> bool:
-        """Return whether file and log are where and what they were after the last change; two calls of ``stat``."""
+        """Return whether file and log are where and what they were after the last change; some calls of ``stat``."""
         return bool(self._left) and self._look() == self._left
 
     def close(self) -> None:
@@ -120,12 +120,13 @@ class BanStore:
         finally:
             self._left = self._look()
 
-    def _look(self) -> list[tuple[int, ...]]:
-        """Return what the system says of the file and its log."""
-        found: list[tuple[int, ...]] = []
+    def _look(self) -> list[object]:
+        """Return what the system says of the file and its log, which SQLite has where links lead."""
+        real = os.path.realpath(self.path)
+        found: list[object] = [real]
         for ending in ("", "-wal"):
             with contextlib.suppress(OSError):
-                now = Path(f"{self.path}{ending}").stat()
+                now = Path(f"{real}{ending}").stat()
                 found.append((now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns))
         return found
 

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -132,7 +133,11 @@ def remove_log(path):
     path.with_name(f"{path.name}-wal").unlink()
 
 
-@pytest.mark.parametrize("harm", [remove, replace, write_over, cut, remove_log])
+def move_and_link(path):
+    path.symlink_to(path.rename(path.with_name(f"moved-{time.monotonic_ns()}")))
+
+
+@pytest.mark.parametrize("harm", [remove, replace, write_over, cut, remove_log, move_and_link])
 def test_store_when_its_file_is_taken_away_while_it_is_open_is_begun_anew_and_told(path, harm):
     """SQLite would go on writing to what nobody finds again: the next look sees it, and all bans are in a new file."""
     kept = KeptBans(BanStore(path), wall=lambda: 1.8e9, steady=lambda: 7.0)
@@ -156,6 +161,18 @@ def test_store_when_its_file_is_taken_away_while_it_is_open_is_begun_anew_and_to
     if harm is write_over:  # what somebody put there is as it was
         aside = [item for item in path.parent.glob("*.damaged-*") if not item.name.endswith("-wal")]
         assert [set(item.read_bytes()) for item in aside] == [set(b"x")] * 3
+
+
+def test_store_when_a_link_leads_to_it_sees_that_its_log_is_taken_away(path):
+    """SQLite has the log where the link leads."""
+    real = path.with_name("real.sqlite")
+    path.symlink_to(real)
+    store = BanStore(path)
+    store.write([ONE], [], 1.0)
+    assert store.whole()
+    remove_log(real)
+    assert not store.whole()
+    store.close()
 
 
 def test_store_when_its_folder_is_gone_is_not_told_to_be_durable_until_it_is_back(path):
