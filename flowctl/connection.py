@@ -562,11 +562,11 @@ class Connection:
             self._coroutines = None
 
     def _linger(self, group: PollGroup) -> None:
-        # Its kernel had taken all before the deadline of the farewell: the peer has as long to take it from there.
         with self._lock:
             farewell = self._farewell
-        patient_until = 0.0 if farewell is None else self.sender.close_deadline
-        self._lingering = Lingering(self._sock, group, self._lingered, patient_until)
+        # Who was to get all that was queued may pause as long while our kernel has the last of it.
+        unread_s = 0.0 if farewell is None else self.sender.settings.close_deadline_s or _NEVER
+        self._lingering = Lingering(self._sock, group, self._lingered, unread_s)
 
     def _lingered(self, reset: bool) -> None:  # noqa: FBT001 - the signature of `Lingering`
         """The socket need not be kept any more."""

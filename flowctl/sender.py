@@ -451,12 +451,6 @@ class Sender:
         return self._closing
 
     @property
-    def close_deadline(self) -> float:
-        """Until when `close_after_flush` gives the peer, on the host's clock. Infinite: it sets no limit."""
-        with self._lock:
-            return self._close_deadline
-
-    @property
     def blocked(self) -> bool:
         """Whether the last write met EAGAIN and the kernel has not called back since."""
         return self._blocked

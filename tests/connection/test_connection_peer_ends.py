@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 
 import pytest
 from connection_kit import WAIT_S, Noting, Reader, failures, groups, link, wait_until
@@ -16,6 +17,7 @@ from flowctl.core.loop import lingering as _lingering
 from flowctl.core.loop.lingering import LINGER_BYTES
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.loop.work import Overrun
+from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.server import Server
 from flowctl.errors import ClosedError, LimitExceededError, RemoteProtocolError
 from flowctl.reasons import CloseReason
@@ -172,6 +174,28 @@ def test_close_after_flush_when_the_peer_is_silent_for_a_while_gives_it_until_th
         threading.Event().wait(0.03)
     assert not connection.delivered
     assert Reader(peer).wait() == data
+
+
+def test_close_after_flush_when_the_peer_reads_in_steps_delivers_everything_after_the_deadline_too(link, monkeypatch):
+    """A slow reader's window opens by half its receive buffer at a time: between two steps nothing moves."""
+    monkeypatch.setattr(_lingering, "LINGER_QUIET_S", 0.02)
+    session = Noting()
+    connection, peer = link(
+        session,
+        tcp=True,
+        options=SocketOptions(send_buffer_bytes=1024 * 1024, notsent_lowat_bytes=0),
+        settings=SenderSettings(close_deadline_s=1.0),
+    )
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+    peer.settimeout(WAIT_S)
+    data, got = bytes(range(250)) * 400, b""
+    connection.sender.send(data)
+    connection.close_after_flush("done")
+    assert session.wait_end() == (CloseReason.FINISHED, "done")
+    while chunk := peer.recv(8192):
+        got += chunk
+        time.sleep(0.2)
+    assert got == data
 
 
 def test_delivered_when_the_end_is_under_way_waits_for_what_the_kernel_holds(link):

@@ -170,6 +170,14 @@ def test_stop_when_called_by_a_handler_says_so_instead_of_hanging(make):
     assert not server.stopping
 
 
+def read_slowly(sock, got, pause_s):
+    with contextlib.suppress(OSError):
+        while chunk := sock.recv(16_384):
+            got += chunk
+            sock.sendall(b"ack")
+            time.sleep(pause_s)
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_stop_when_peers_read_and_acknowledge_resets_none(make, finished):
     """All that was counted as sent arrives, also at those that had ended before and linger on their group."""
@@ -182,20 +190,14 @@ def test_stop_when_peers_read_and_acknowledge_resets_none(make, finished):
                 self.close_after_flush("done")
             self._note("opened")
 
-    def read(sock, got):
-        with contextlib.suppress(OSError):
-            while chunk := sock.recv(16_384):
-                got += chunk
-                sock.sendall(b"ack")
-                time.sleep(0.003)
-
     server, readers = make(Sending), []
     for _ in range(5):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         sock.settimeout(WAIT_S)
         sock.connect(server.address)
-        readers.append((sock, got := bytearray(), threading.Thread(target=read, args=(sock, got), daemon=True)))
+        reading = threading.Thread(target=read_slowly, args=(sock, got := bytearray(), 0.003), daemon=True)
+        readers.append((sock, got, reading))
         readers[-1][2].start()
     wait_until(lambda: [session.calls[:1] for session in server.sessions] == [["opened"]] * len(readers))
     assert server.stop()
@@ -203,6 +205,25 @@ def test_stop_when_peers_read_and_acknowledge_resets_none(make, finished):
         reader.join(WAIT_S)
         sock.close()
     assert [len(got) for _, got, _ in readers] == [len(data)] * len(readers)
+
+
+def test_stop_when_a_peer_reads_in_steps_waits_for_the_next(make):
+    """The window of a slow reader opens by half its receive buffer at a time: for most of a second nothing moves."""
+    server = make(options=SocketOptions(notsent_lowat_bytes=0))
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        sock.settimeout(WAIT_S)
+        sock.connect(server.address)
+        session = wait_until(lambda: server.sessions and server.sessions[0])
+        session.send(b"x" * 60_000)
+        session.close_after_flush("done")
+        session.wait_end()
+        got = bytearray()
+        reading = threading.Thread(target=read_slowly, args=(sock, got, 0.6))
+        reading.start()
+        assert server.stop()
+        reading.join(WAIT_S)
+    assert len(got) == 60_000
 
 
 def test_stop_when_called_in_a_forked_child_leaves_all_to_the_parent(make):

@@ -32,12 +32,19 @@ _TURN_BYTES: Final = 64 * 1024
 
 
 class Lingering:
-    """A socket between the end of its connection and its close; a deadline owner. The thread of its group."""
+    """A socket between the end of its connection and its close; a deadline owner. The thread of its group.
 
-    __slots__ = ("_discarded_bytes", "_group", "_over", "_patient_until", "_peer_done", "_seen", "_sock", "_until")
+    A peer may acknowledge nothing of what it was sent for `unread_s`, where that is longer than `LINGER_QUIET_S`. The
+    window of a slow reader opens in steps of up to half its receive buffer, each of which takes it seconds.
+    """
+
+    __slots__ = (
+        *("_discarded_bytes", "_group", "_moved_at", "_over"),
+        *("_peer_done", "_seen", "_sock", "_unread_s", "_until"),
+    )
 
     def __init__(
-        self, sock: socket.socket, group: PollGroup, over: Callable[[bool], None], patient_until: float = 0.0
+        self, sock: socket.socket, group: PollGroup, over: Callable[[bool], None], unread_s: float = 0.0
     ) -> None:
         self._sock: Final = sock
         self._group: Final = group
@@ -45,12 +52,13 @@ class Lingering:
         self._discarded_bytes = 0
         self._peer_done = False  # it has ended its stream: what lies in the kernel is all that comes
         self._seen = (unacknowledged_bytes(sock), 0)  # what was unacknowledged and what discarded at the last look
-        self._until: Final = group.now() + LINGER_S
-        self._patient_until: Final = patient_until
+        self._moved_at = group.now()  # when a look first found them so
+        self._until: Final = self._moved_at + LINGER_S
+        self._unread_s: Final = unread_s
         group.watch_input(sock, self._input_ready)
         if isinstance(sock, TlsSocket) and sock.kept_bytes:
             group.watch_output(sock, partial(self._push, sock))
-        group.deadlines.set(self, group.now() + LINGER_QUIET_S)
+        group.deadlines.set(self, self._moved_at + LINGER_QUIET_S)
 
     def stop(self) -> None:
         """Watch and wait no more; `over` is not called."""
@@ -92,13 +100,14 @@ class Lingering:
     def deadline_due(self, now: float) -> None:
         """Look whether anything has moved since the last look."""
         seen = (unacknowledged_bytes(self._sock), self._discarded_bytes)
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, now
         useless = self._discarded_bytes >= LINGER_BYTES and not seen[0]
-        still = seen == self._seen and not (seen[0] and now < self._patient_until)
+        still = now >= self._moved_at + max(LINGER_QUIET_S, self._unread_s if seen[0] else 0.0)
         if now >= self._until or still or useless:
             # What is not acknowledged by now is not read, and the kernel would keep it for minutes.
             self._end(reset=useless or seen[0] > 0)
         else:
-            self._seen = seen
             self._group.deadlines.set(self, min(self._until, now + LINGER_QUIET_S))
 
     def _end(self, *, reset: bool) -> None:

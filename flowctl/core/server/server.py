@@ -43,8 +43,6 @@ _REBALANCE_S: Final = 10.0
 
 _DRAIN_LOOK_S: Final = 0.005
 """Between two looks at what peers have taken of a server that stops."""
-_DRAIN_STILL_S: Final = 0.5
-"""Nothing that arrives for so long, longer than a round trip, will not arrive in a moment either."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -369,35 +367,27 @@ class Server:
     def _drain(self) -> None:
         """Have every connection send what is queued and close; end those that have not at `_drain_until`.
 
-        What their kernels hold then is waited for until `_arrive_until`, as long as something of it arrives: a group
-        that stops closes the sockets, and a peer that says another word to a closed one is reset.
+        What their kernels hold then is waited for until `_arrive_until`: a group that stops closes the sockets, and a
+        peer that says another word to a closed one is reset.
         """
-        asked: dict[int, Connection] = {}
+        # Those that had ended before are on their groups alone.
         on_groups = [placement.pollable for group in self.groups.groups for placement in group.pollables()]
-        lingering = [one for one in on_groups if isinstance(one, Connection) and one.ended is not None]
+        asked = {one.number: one for one in on_groups if isinstance(one, Connection) and one.ended is not None}
         while True:
             for connection in self.connections():
                 if connection.number not in asked:  # one may have been accepted just now
                     asked[connection.number] = connection
                     connection.close_after_flush("server stops", reason=CloseReason.SHUTDOWN)
             # Who lingers has all that it is sent in its kernel, or ours would be closed too early for it.
-            left = [connection for connection in asked.values() if not connection.delivered]
+            left = any(not connection.delivered for connection in asked.values())
             with self._lock:
-                end = self._drain_until
-            if not left or time.monotonic() >= end:
-                break
-            time.sleep(_DRAIN_LOOK_S)
-        for connection in self.connections():
-            connection.close(CloseReason.SHUTDOWN, "server stops")
-        left += lingering  # those that had ended before are on their groups alone
-        left_bytes, moved_at = 0, time.monotonic()
-        while left := [connection for connection in left if not connection.delivered]:
-            with self._lock:
-                end = self._arrive_until
-            if (now := time.monotonic()) >= min(end, moved_at + _DRAIN_STILL_S):
-                break
-            if (found := sum(connection.kernel_bytes() for connection in left)) != left_bytes:
-                left_bytes, moved_at = found, now
+                drain_until, arrive_until = self._drain_until, self._arrive_until
+            now = time.monotonic()
+            if not left or now >= drain_until:
+                for connection in self.connections():
+                    connection.close(CloseReason.SHUTDOWN, "server stops")
+            if not left or now >= arrive_until:
+                return
             time.sleep(_DRAIN_LOOK_S)
 
     def run(self) -> None:
