@@ -54,7 +54,6 @@ SLOW_ENDS: Final = (
     CloseReason.STUCK.value,
     CloseReason.SOFT_TOO_LONG.value,
     CloseReason.MEMORY_BUDGET.value,
-    "too slow for the lowest step",  # in records of format 1
 )
 """Close reasons, as records have them, that mean: it did not keep up."""
 
@@ -71,7 +70,3 @@ class DropReason(enum.Enum):
     REQUESTED = "dropped by the application"
     UNFOLLOWED = "left the stream"
     CLOSED = "queued at close"
-
-
-RECORDED_DROPS: Final = (*(reason.value for reason in DropReason), "refused on its step of the ladder")
-"""Drop reasons as records have them; the last one in those of format 1."""

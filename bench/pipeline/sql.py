@@ -13,7 +13,7 @@ from flowctl.analyze.records.checks import Check, checks_of
 from flowctl.analyze.viewers.blame import BURST, TROUBLE_MS, TROUBLE_SHARE
 from flowctl.analyze.viewers.sessions import BY_PEER, LEAST_PLAY_S
 from flowctl.reasons import SLOW_ENDS
-from flowctl.records.telemetry.schema import CLASS_NAMES, FORMAT
+from flowctl.records.telemetry.schema import CLASS_NAMES
 
 _STATES: Final = {"hard": "HARD_LIMIT", "soft": "SOFT_LIMIT", "overloaded": "OVERLOADED"}
 
@@ -96,7 +96,7 @@ def rows_of(events: str, table: str) -> str:
 
 def checks_sql(events: str, table: str) -> str:
     """Return the query for how many rows there are, and how many of them fail a check."""
-    checks = (*checks_of(table, None, FORMAT, time.time_ns() // 1_000), Check("ts", "not its hour"))
+    checks = (*checks_of(table, None, time.time_ns() // 1_000), Check("ts", "not its hour"))
     fails = " or ".join(f"coalesce({_fails(check)}, false)" for check in checks)
     return f"select count(*), countif({fails}) from {rows_of(events, table)}"
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from flowctl.analyze.records.window import Hour, begin_of
 from flowctl.core.flow.state import SendState
-from flowctl.records.telemetry.schema import FORMAT, TABLES, EventName, FlightKind, Kind, Role
+from flowctl.records.telemetry.schema import TABLES, EventName, FlightKind, Kind, Role
 
 OLDEST_US: Final = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
 """Before flowctl existed: a clock that was never set."""
@@ -89,13 +89,11 @@ class Check:
 
 
 _STATES: Final = tuple(item.name for item in SendState)
-_OLD_STEPS: Final = ("FULL", "NO_DISPOSABLE", "KEY_FRAMES", "AUDIO_ONLY", "CLOSE")
-"""Of a step-down ladder, in records of format 1: its moves are in the same columns as edges."""
 _WORDS: Final = {
     **{(table, "role"): tuple(item.value for item in Role) for table in TABLES},
     ("flow_events", "event"): tuple(item.value for item in EventName),
-    ("flow_events", "state_from"): (*_STATES, *_OLD_STEPS),
-    ("flow_events", "state_to"): (*_STATES, *_OLD_STEPS),
+    ("flow_events", "state_from"): _STATES,
+    ("flow_events", "state_to"): _STATES,
     ("flow_samples", "state"): _STATES,
     ("flight", "kind"): tuple(item.value for item in FlightKind),
 }
@@ -126,17 +124,13 @@ WORDED: Final = {table: frozenset(name for of, name in _WORDS if of == table) fo
 _OF_TABLES: Final = {name: _checks(name) for name in TABLES}
 
 
-def checks_of(table: str, hour: Hour | None, number: int, now_us: int) -> tuple[Check, ...]:
+def checks_of(table: str, hour: Hour | None, now_us: int) -> tuple[Check, ...]:
     """Return all checks of a file; the first that fails names the reason."""
     times = [column.name for column in TABLES[table].columns if column.kind is Kind.TIMESTAMP]
     found = [Check(name, "in the future", high=now_us + DAY_US) for name in times]
     if hour is not None:
         begin_us = int(begin_of(hour).timestamp()) * 1_000_000
-        end_us = begin_us + HOUR_US
-        if number < FORMAT:
-            begin_us = begin_us // DAY_US * DAY_US - DAY_US
-            end_us = begin_us + 3 * DAY_US
-        found.append(Check("ts", "not its hour", begin_us, end_us - 1))
+        found.append(Check("ts", "not its hour", begin_us, begin_us + HOUR_US - 1))
     return (*_OF_TABLES[table], *found)
 
 

@@ -61,7 +61,6 @@ class Facts(NamedTuple):
     rows: int | None = None  # None: it has no footer
     size_bytes: int = 0
     identity: str = ""  # the same for copies
-    format: int = FORMAT  # of its records
     node: str | None = None  # whose they are, where its statistics tell of one only
     first_seq: int | None = None  # least `seq`; None where they do not tell
     last_seq: int | None = None
@@ -85,7 +84,7 @@ def facts_of(system: Any, path: str, table: str, hour: Hour | None, now_us: int,
             file = opened(source, table)
             facts, columns = _footer(file, source, Facts(path, size_bytes=size_bytes), table)
             if facts.problem is None:
-                checks = checks_of(table, hour, facts.format, now_us)
+                checks = checks_of(table, hour, now_us)
                 checks = tuple(check for check in checks if not _proved(check, columns))
                 if name := _bomb(file.metadata, {check.column for check in checks}):
                     detail = f"{name} unpacks to more than {MOST_UNPACKED_BYTES >> 20} MiB"
@@ -128,12 +127,9 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
         source.seek(begin)
         identity = f"{facts.size_bytes} {hashlib.sha256(source.read()).hexdigest()}"
     said = metadata.get(f"{METADATA_PREFIX}format")
-    number = FORMAT if "count" in columns or "event" not in columns else 1  # a tool may have dropped what it said
-    if said is not None:
-        number = int(said) if said.isdigit() else 0
     problem, detail = _problem(file.schema_arrow, table, metadata.get(f"{METADATA_PREFIX}table"))
-    if not 0 < number <= FORMAT:
-        problem, detail = "newer format", f"format {said!r}, this flowctl reads up to {FORMAT}"
+    if said not in (None, str(FORMAT).encode()):  # a tool may have dropped what it said
+        problem, detail = "other format", f"format {said!r}, this flowctl reads {FORMAT}"
     if problem is None and not codecs <= CODECS:
         problem, detail = "unknown codec", f"it is compressed by {', '.join(sorted(codecs - CODECS))}"
     if problem is None and footer.num_rows > MOST_ROWS:
@@ -145,7 +141,6 @@ def _footer(file: Any, source: Any, facts: Facts, table: str) -> tuple[Facts, di
         detail=detail and detail[:300],
         rows=footer.num_rows,
         identity=identity,
-        format=number if 0 < number <= FORMAT else FORMAT,
         node=node.low if node.low == node.high else None,
         first_seq=seq.low,
         last_seq=seq.high,

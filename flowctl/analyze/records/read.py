@@ -24,7 +24,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from flowctl.analyze.records import old
 from flowctl.analyze.records.accounts import Accounts
 from flowctl.analyze.records.checks import checks_of, reasons
 from flowctl.analyze.records.footers import DAMAGED, STRANGE, Facts, facts_of, opened, pieces
@@ -32,7 +31,7 @@ from flowctl.analyze.records.listing import RecordsError
 from flowctl.analyze.records.place import literal
 from flowctl.analyze.records.window import ODD_HOUR, Hour, end_of
 from flowctl.core.text.printable import foreign
-from flowctl.records.telemetry.schema import FORMAT, TABLES
+from flowctl.records.telemetry.schema import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +50,6 @@ MOST_NAMED: Final = 32
 """More files than these are named by their folders, see `Read._named`: Spark lists up to so many without a job."""
 SETTLED_NS: Final = 3_600 * 10**9
 """An hour into which no file came for so long gets none while it is read."""
-_MADE_OF_OLD: Final = ("flow_closes", "flow_opens")
 _BESIDE: Final = "date string, hour string"
 _FILES_DDL: Final = f"path string, reason string, detail string, rows bigint, size bigint, {_BESIDE}"
 
@@ -90,7 +88,7 @@ class Read:
 
     def has(self, name: str) -> bool:
         """Return whether there is any usable file of that table: nothing is read."""
-        return bool(self._good.get(name)) or (name in _MADE_OF_OLD and bool(self._old("flow_events")))
+        return bool(self._good.get(name))
 
     def hours(self, name: str) -> list[Hour]:
         """Return the hours that have a usable file of that table, or had; of files that are not read, those of any."""
@@ -103,26 +101,8 @@ class Read:
     def table(self, name: str) -> DataFrame:
         """Return a table, all its columns, and `date` and `hour` beside; see `Records.table`."""
         if name not in self._frames:
-            frames = [frame] if (frame := self._of_old(name)) is not None else []
-            new = [good for good in self._good.get(name, ()) if good.facts.format >= FORMAT or name != "flow_events"]
-            if new or not frames:
-                frames.append(self._scan(name, new))
-            self._frames[name] = reduce(DataFrame.unionByName, frames)
+            self._frames[name] = self._scan(name, self._good.get(name, ()))
         return self._frames[name]
-
-    def _old(self, name: str) -> list[_Good]:
-        return [good for good in self._good.get(name, ()) if good.facts.format < FORMAT]
-
-    def _of_old(self, name: str) -> DataFrame | None:
-        """Return what old records say of a table that is written otherwise today; None: nothing."""
-        events, samples = self._old("flow_events"), self._old("flow_samples")
-        if not events or name not in (*_MADE_OF_OLD, "flow_events"):
-            return None
-        told = self._scan("flow_events", events)
-        if name == "flow_events":
-            return old.events(told)
-        sampled = self._scan("flow_samples", samples, old.SAMPLES_DDL) if samples else None
-        return old.connections(told, sampled, ended=name == "flow_closes")
 
     def damaged(self) -> dict[File, Facts]:
         """Read all pages of the usable files, and return those of which some cannot be."""
@@ -161,9 +141,9 @@ class Read:
                 if facts.usable:
                     self.newest[file.hour] = max(self.newest.get(file.hour, newest), newest)
 
-    def _scan(self, table: str, goods: Sequence[_Good], more: str = "") -> DataFrame:
-        """Return the rows of files that can be used, with columns that files have beside those of today (`more`)."""
-        schema = f"{TABLES[table].spark_ddl}, {more}{_BESIDE}"
+    def _scan(self, table: str, goods: Sequence[_Good]) -> DataFrame:
+        """Return the rows of files that can be used."""
+        schema = f"{TABLES[table].spark_ddl}, {_BESIDE}"
         storage = self.listing.storage
         odd = [good for good in goods if good.facts.reasons]
         frames = []
@@ -175,7 +155,7 @@ class Read:
             frames.append(self._checked(table, odd).filter(f.col("_why").isNull()).drop("_file", "_why"))
         if not frames:
             return self.spark.createDataFrame([], schema)
-        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+        return reduce(DataFrame.unionByName, frames)
 
     def _named(self, table: str, files: Sequence[File]) -> list[str]:
         """Return what Spark is given to read these files: each, or folders of hours that have nothing else.
@@ -195,14 +175,14 @@ class Read:
 
     def _checked(self, table: str, goods: Sequence[_Good]) -> DataFrame:
         """Return all rows of files, with the file (`_file`) and why a row cannot be used (`_why`; null: it can)."""
-        rows = [(good.facts.path, good.facts.format, *good.file.hour) for good in goods]
-        files = self.spark.createDataFrame(rows, f"path string, format int, {_BESIDE}")
+        rows = [(good.facts.path, *good.file.hour) for good in goods]
+        files = self.spark.createDataFrame(rows, f"path string, {_BESIDE}")
         system, now_us, names = self.listing.storage.system, self.now_us, TABLES[table].names
 
         def made(batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
-                for path, number, date, hour in zip(*batch.to_pydict().values(), strict=True):
-                    checks = checks_of(table, (date, hour), number, now_us)
+                for path, date, hour in zip(*batch.to_pydict().values(), strict=True):
+                    checks = checks_of(table, (date, hour), now_us)
                     with system.open_input_file(path) as source:
                         for piece in pieces(opened(source, table), table, names):
                             rows, why = piece, reasons(piece, checks)

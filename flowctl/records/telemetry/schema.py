@@ -113,7 +113,6 @@ class EventName(enum.Enum):
     PLAY_STARTED = "play_started"
     STATE_CHANGED = "state_changed"  # value, limit of `axis`; to READY, value: ms since it was left; `state_ms`
     PICTURES_LATE = "pictures_late"  # the first picture since the viewer kept up was left out, for it would be late
-    STEP_CHANGED = "step_changed"  # in records of format 1: of a step-down ladder; state_from, state_to: its steps
     DROPPED = "dropped"  # an episode of drops has ended: dropped_*; detail: by reason and class; value: its ms
     RETURNED = "returned"  # brought back to live; value: ms of delay removed
     INPUT_PAUSED = "input_paused"

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from pyarrow.fs import LocalFileSystem
-from record_kit import at, close, event, folder, sample, schema_of, write, write_closes, write_samples
+from record_kit import at, close, event, folder, sample, schema_of, write, write_closes
 
 from flowctl.analyze.records import footers
 from flowctl.analyze.records.checks import MOST, MOST_COUNT, MOST_S, checks_of
 from flowctl.analyze.records.footers import Facts, facts_of
 from flowctl.analyze.records.listing import list_records
 from flowctl.analyze.records.read import judged, look, meeting
-from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, FORMAT, TABLES
+from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_SAMPLES, TABLES
 
 HOUR = ("2026-03-01", "12")
 NOW_US = int(at(7200).timestamp() * 1e6)
@@ -159,7 +159,7 @@ def of_schema(**types):
 
 WHOLE = {
     "of another table": {"metadata": {"flowctl.table": "flow_samples"}},
-    "newer format": {"metadata": {"flowctl.table": "flow_events", "flowctl.format": "4"}},
+    "other format": {"metadata": {"flowctl.table": "flow_events", "flowctl.format": "4"}},
     "foreign schema": {"schema": pa.schema([("animal", pa.string())])},
     "wrong types": {"schema": of_schema(queued_bytes=pa.string())},
 }
@@ -181,11 +181,11 @@ def test_facts_when_spark_lacks_the_codec_put_the_file_aside(tmp_path):
     assert (found.problem, found.detail, found.rows) == ("unknown codec", "it is compressed by BROTLI", 3)
 
 
-@pytest.mark.parametrize("said", ["0", "x", "-1", "99999999999999999999"])
+@pytest.mark.parametrize("said", ["2", "0", "x", "-1", "99999999999999999999"])
 def test_facts_when_the_format_is_no_number_that_is_known_do_not_guess(tmp_path, said):
-    """A format of nothing, letters or a huge number is put aside as one of the future."""
+    """An earlier format, nothing, letters or a huge number is put aside as a whole."""
     found = facts(write(tmp_path, good(1), metadata={"flowctl.format": said}))
-    assert found.problem == "newer format"
+    assert found.problem == "other format"
 
 
 FITTING = {
@@ -294,15 +294,6 @@ def test_facts_when_values_are_at_the_edge_take_them(tmp_path):
     assert facts(write(tmp_path, edge)).reasons == {}
 
 
-def test_facts_when_the_format_is_old_allow_a_day_beside_the_folder(tmp_path):
-    """Old files go on in the hour in which they began, and zones may be a day apart; two days are wrong."""
-    rows = [event(seconds, 7, "step_changed", state_to="KEY_FRAMES") for seconds in (-86_400, 0, 86_400, -3 * 86_400)]
-    path = write(tmp_path, rows, metadata={"flowctl.format": "1"})
-    found = facts(path)
-    assert (found.format, found.reasons) == (1, {"ts: not its hour": 1})
-    assert facts(path, hour=None).reasons == {}
-
-
 def test_facts_when_times_are_beyond_those_of_python_put_only_the_row_aside(tmp_path):
     """A time in the year 200,000 is one bad row, in the statistics too."""
     path = write(tmp_path, good(2))
@@ -334,7 +325,7 @@ def test_facts_when_a_file_is_copied_are_of_the_same_identity(tmp_path):
 
 def test_facts_when_a_table_of_every_kind_is_checked_name_columns_that_there_are():
     for name, table in TABLES.items():
-        checks = checks_of(name, HOUR, FORMAT, NOW_US)
+        checks = checks_of(name, HOUR, NOW_US)
         assert {check.column for check in checks} <= set(table.names)
         assert {check.column for check in checks if check.what == "null"} == {
             column.name for column in table.columns if not column.nullable
@@ -369,11 +360,3 @@ def test_meeting_when_a_file_does_not_tell_looks_at_all(span, found):
     known = Facts("y", node="n", first_seq=5, last_seq=9, recorded=True)
     assert meeting([Facts("x", **span), known]) == found
     assert not meeting([Facts("x", recorded=True)])
-
-
-def test_facts_when_the_file_is_of_samples_without_a_step_need_none(tmp_path):
-    """Samples of format 1 have a column more, those of today one less: both are taken."""
-    rows = [sample(1, 7), sample(2, 7, state="OVERLOADED")]
-    schema = schema_of(FLOW_SAMPLES)
-    for shape in (schema, schema.append(pa.field("step", pa.string()))):
-        assert facts(write_samples(tmp_path, rows, schema=shape), "flow_samples").reasons == {}
