@@ -371,6 +371,50 @@ def test_encoder_when_it_restarts_its_clock_goes_on_with_the_next_publication_at
     assert made.viewers.told == ["begin", "begin"]
 
 
+def test_followed_encoder_when_it_has_the_clock_of_one_that_lives_elsewhere_is_left_for_that_one():
+    """What stood at its times has gone out, of the other: nothing of it is put there, nor is the other held up."""
+    made, live = Made(follows=True), cut(movie(12), timeline=9, close=False)
+    made.copy.begin(made.clock())
+    pump(made, live[:8], by="a")
+    assert len(made.got()) == 8 * 8
+    other = [frame._replace(payload=frame.payload + b"other") for frame in [*HEADERS, *movie(12, step_ms=125)]]
+    theirs = cut(other, timeline=40, close=False)
+    for number in range(3):
+        made.follow(other[3 + 16 * number : 3 + 16 * (number + 1)])
+        made.hear(theirs[number].id, by="b")
+        pump(made, live[8 + number : 9 + number], by="a")
+    made.pass_time(0.1)
+    made.follow(other[51:53])
+    assert made.got() == [tuple(frame) for frame in movie(11)]
+    assert made.copy.overtaken(made.clock())
+    assert made.copy.statistics().waiting_bytes < 100
+    made.copy.gone("a")
+    made.follow(other[53:60])
+    assert made.viewers.told == ["begin", "begin"]
+    assert made.viewers.frames[-1] == tuple(other[59])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_followed_encoder_when_it_restarts_its_clock_goes_on_at_once(first):
+    """Its source goes on, and what it sends is the next publication, whichever says so first."""
+    before, again = movie(6, start=3_600_000), movie(4, step_ms=125)
+    made, live = Made(follows=True), cut([*HEADERS, *before], timeline=9)
+    theirs = cut([*HEADERS, *again], timeline=12, close=False)
+    made.copy.begin(made.clock())
+    made.follow([*HEADERS, *before])
+    made.hear(*[item.id for item in live[:5]])
+    made.follow(again[:16])
+    if first:
+        made.hear(live[5].id, theirs[0].id)
+    made.follow(again[16:40])
+    if not first:
+        made.hear(live[5].id, theirs[0].id)
+    made.follow(again[40:])
+    assert [frame[2] for frame in made.got()] == [frame.payload for frame in [*before, *again]]
+    assert made.copy.statistics().gaps == 0
+    assert made.viewers.told == ["begin", "begin"]
+
+
 def test_clock_when_it_leaps_at_another_origin_costs_the_stream_nothing():
     """What is remembered of publications is bounded, and the one that goes out is never forgotten."""
     made, live = Made(), cut(movie(8), timeline=9, close=False)

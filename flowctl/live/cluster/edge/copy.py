@@ -433,8 +433,11 @@ class StreamCopy:
         return bool(starts)
 
     def _flows(self, now: float) -> bool:
-        """Whether frames are followed and come, and it is known where they stand."""
-        return self._mapping is not None and now - self._live_at < LIVE_S
+        """Whether what goes out is followed, and not behind it, and it is known where it stands."""
+        cutter, mapping = self._cutter, self._mapping
+        if mapping is None or cutter is None or self._is_apart(mapping.timeline) or now - self._live_at >= LIVE_S:
+            return False
+        return cutter.position is None or not self._splice.past(mapping.of(cutter.position))
 
     # -- what comes
 
@@ -484,9 +487,13 @@ class StreamCopy:
             if message_class is not MessageClass.KEY and cutter.has_video:
                 return
             self._from_key = False
+        timeline = cutter.timeline
         for cut in cutter.add(type_id, timestamp, payload, message_class):
             self._place(partial(self._end_part, cut))
             self._own_segment(cut)
+        if cutter.timeline != timeline:  # its clock has jumped back: another publication
+            self._end_publication()
+            self._before, self._mapping, self._unplaced, self._proven = self._mapping or self._before, None, [], False
         if cutter.position is not None and cutter.frames and cutter.frames[-1].payload is payload:
             position, index, frame = cutter.position, len(cutter.frames) - 1, cutter.frames[-1]
             headers = cutter.headers
@@ -512,7 +519,8 @@ class StreamCopy:
             follow = (
                 following(place, heard.name.then, heard.name.next_ms) for (place, _), heard in self._announced.items()
             )
-            known = [item for item in follow if item is not None and self._may_be(item)]
+            # What has gone out may be another encoder's whose clock was the same: its hash will tell.
+            known = [item for item in follow if item and self._may_be(item) and not self._splice.past(item)]
             most_ms = APART_MS
         # Pictures may be alike: the one where the source before it would have had it.
         same = min(known, key=lambda item: abs(item.start_ms - position.start_ms - shift_ms), default=None)
@@ -533,20 +541,29 @@ class StreamCopy:
         """Learn where the followed source stands, and place what waited for that."""
         before, self._mapping = self._mapping, found
         if before is None:
-            steps, self._unplaced = self._unplaced, []
-            for step in steps:
-                step()
+            self._place_held()
         elif before != found:
             shift_ms = found.shift_ms - before.shift_ms
             if self._splice.rename(before.timeline, found.timeline, shift_ms):
                 self._moved_ms -= shift_ms  # viewers saw it begin: their clock goes on
 
     def _place(self, step: Callable[[], None]) -> None:
-        """Do what needs to know where the followed source stands, now or as soon as that is known."""
-        if self._mapping is not None:
+        """Do what needs to know where the followed source stands, now or as soon as that is known, and goes out."""
+        self._place_held()
+        if self._is_placed:
             step()
         elif len(self._unplaced) < _UNPLACED:
             self._unplaced.append(step)
+
+    def _place_held(self) -> None:
+        if self._is_placed:
+            steps, self._unplaced = self._unplaced, []
+            for step in steps:
+                step()
+
+    @property
+    def _is_placed(self) -> bool:
+        return self._mapping is not None and not self._is_apart(self._mapping.timeline)
 
     def _add(self, position: Position, index: int, frame: Frame, headers: tuple[Header, ...]) -> None:
         mapping = self._mapping
@@ -594,12 +611,15 @@ class StreamCopy:
     def _match(self, position: Position, body: bytes, key: _Key) -> None:
         """Learn that what was followed at `position` is a segment that was announced."""
         (place, content), heard = key, self._announced[key]
+        thought = place if self._mapping is None else self._mapping.of(position)
+        if thought.timeline != place.timeline and any(other == thought for other, _ in self._announced):
+            self._mapping = None  # there another encoder's stands, whose clock was the same
         self._settle_at(_Mapping(place.timeline, place.start_ms - position.start_ms))
         self._proven = heard.here = True
         name = heard.name
         self._adopted += self._pool.put(name, object_of(name, body))
         self._splice.end_part(place, name.count, following(place, name.then, name.next_ms))
-        if self._splice.lacks(place):  # its messages came when they seemed to be of the past
+        if self._splice.lacks(place) and not self._is_apart(place.timeline):  # its messages came when they seemed past
             segment = Segment.decode(object_of(name, body))
             self._splice.add_segment(replace(segment, id=replace(name, position=place)))
             self._flush()
@@ -612,6 +632,10 @@ class StreamCopy:
             for cut in self._cutter.close():
                 self._own_segment(cut)
         self._cutter, self._unplaced, self._live_at = None, [], float("-inf")
+        self._end_publication()
+
+    def _end_publication(self) -> None:
+        """Note that what is followed next is another publication."""
         if self._mapping is not None and self._mapping.timeline != NOWHERE:
             self._over = self._mapping.timeline
 
@@ -628,6 +652,8 @@ class StreamCopy:
         ]
         if self._flows(now) or not told:
             return False
+        if apart and self._mapping is not None and not self._is_placed and now - self._live_at < LIVE_S:
+            return True  # what comes is another encoder's
         last = told[-1][1]
         if last.name.next is not None and last.at - self._brought_at > LIVE_S:
             return True  # though it was fetched: others have what is new sooner
