@@ -12,7 +12,7 @@ from flowctl.errors import LimitExceededError, LocalProtocolError, RemoteProtoco
 from flowctl.wire.rtmp import messages, wire
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.limits import AmfLimits
-from flowctl.wire.rtmp.amf.values import UNDEFINED, AvmPlus, EcmaArray
+from flowctl.wire.rtmp.amf.values import UNDEFINED, EcmaArray
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.media.aggregate import split_aggregate
 from flowctl.wire.rtmp.messages import (
@@ -214,7 +214,8 @@ def test_command_in_amf3_is_written_and_read():
 
 def test_command_in_amf3_has_plain_values():
     """AMF3 values inside are unwrapped, so a Flash client's connect reads like any other."""
-    body = amf0.encode("connect", 1.0, AvmPlus({"app": "live", "objectEncoding": 3}))
+    connect = b"\x11\x0a\x0b\x01\x07app\x06\x09live\x1dobjectEncoding\x04\x03\x01"  # in AMF3
+    body = amf0.encode("connect", 1.0) + connect
     expected = Command("connect", 1.0, {"app": "live", "objectEncoding": 3}, amf3=True)
     assert decode_message(message(17, b"\0" + body)) == expected
     assert decode_message(message(17, body)) == expected, "the format byte may be missing"

@@ -8,7 +8,7 @@ from rtmp_session_kit import SPLITS, ScriptedClient, single, whole
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.amf import amf0
-from flowctl.wire.rtmp.amf.values import UNDEFINED, AvmPlus, Date, EcmaArray, TypedObject
+from flowctl.wire.rtmp.amf.values import UNDEFINED, Date, EcmaArray, TypedObject
 from flowctl.wire.rtmp.events import ConnectRequested, Ignored, MetadataReceived, PublishRequested, StreamClosed
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.messages import Command, SetChunkSize, decode_message, encode_command, encode_control
@@ -270,7 +270,7 @@ def test_amf3_commands_and_data_are_understood(client):
     (event,) = client.send(encode_command(publish, msid=1, csid=8))
     assert isinstance(event, PublishRequested)
     client.session.accept_publish(1)
-    body = b"\0" + amf0.encode("@setDataFrame", "onMetaData", AvmPlus({"width": 640}))
+    body = b"\0" + amf0.encode("@setDataFrame", "onMetaData") + b"\x11\x0a\x0b\x01\x0bwidth\x04\x85\x00\x01"
     (metadata,) = client.send(Message(4, 0, DATA_AMF3, 1, body))
     assert metadata == MetadataReceived(1, Message(4, 0, DATA, 1, amf0.encode("onMetaData", {"width": 640.0})))
     assert metadata.values == {"width": 640.0}

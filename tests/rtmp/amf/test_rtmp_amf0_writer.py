@@ -7,18 +7,7 @@ import pytest
 from flowctl.errors import LocalProtocolError
 from flowctl.wire.rtmp.amf import amf0, limits
 from flowctl.wire.rtmp.amf.limits import AmfLimits
-from flowctl.wire.rtmp.amf.values import (
-    Amf3Array,
-    Amf3Object,
-    AvmPlus,
-    Date,
-    Dictionary,
-    DoubleVector,
-    IntVector,
-    ObjectVector,
-    TypedObject,
-    UintVector,
-)
+from flowctl.wire.rtmp.amf.values import Date, TypedObject
 
 
 class Level(enum.IntEnum):
@@ -34,25 +23,11 @@ def test_encode_takes_python_types_that_have_an_amf0_form():
     assert amf0.decode(amf0.encode(7, Level.ONE, Text("a"), (1, None))) == [7.0, 1.0, "a", [1.0, None]]
 
 
-def test_encode_wraps_what_only_amf3_has():
-    """Values that only AMF3 can express are written as AVM+ values."""
-    values = [
-        b"\x00\xff",
-        Amf3Array([1], {"a": 2}),
-        Amf3Object("c", ("a",), dynamic=False, properties={"a": 1}),
-        IntVector([-1]),
-        UintVector([1]),
-        DoubleVector([0.5]),
-        ObjectVector([None], "t"),
-        Dictionary([(1, 2)]),
-    ]
-    assert amf0.decode(amf0.encode(*values, bytearray(b"a"))) == [AvmPlus(value) for value in [*values, b"a"]]
-
-
 @pytest.mark.parametrize(
     "value",
     [
         object(),
+        b"a",
         1j,
         {1, 2},
         {1: "a"},
@@ -99,11 +74,3 @@ def test_encode_refuses_a_structure_that_unfolds_without_end(monkeypatch):
         value = [value, value]
     with pytest.raises(LocalProtocolError, match="1000 values"):
         amf0.encode(value)
-
-
-def test_encode_counts_amf3_values_within_amf0_with_the_rest(monkeypatch):
-    """A message has one account: values in AMF3 parts count together with the others."""
-    monkeypatch.setattr(limits, "MAX_ENCODED_NODES", 100)
-    amf0.encode(AvmPlus([None] * 60), [None] * 40)
-    with pytest.raises(LocalProtocolError, match="100 values"):
-        amf0.encode(AvmPlus([None] * 60), AvmPlus([None] * 41))

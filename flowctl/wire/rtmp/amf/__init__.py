@@ -1,4 +1,4 @@
-"""AMF0 and AMF3: values, readers and writers.
+"""AMF0 and AMF3: values, readers, and the writer of AMF0.
 
 Begin with `amf0.py`.
 """

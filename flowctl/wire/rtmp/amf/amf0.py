@@ -13,8 +13,7 @@ A value is one marker octet and a body whose form the marker gives; every number
     members: any number of (length:2, UTF-8 name, value), then 00 00 09
 
 How it is read: `_Reader` holds the octets and the tables, and a table of functions indexed by marker reads one body
-each. Members are read by one loop that does numbers, strings and booleans, nearly all there is, on the spot. Slices
-beyond the end do not raise, so what follows a slice is compared with the end.
+each. Members are read by one loop that does numbers, strings and booleans, nearly all there is, on the spot.
 
 Where implementations disagree: an ECMA array ends at 00 00 09 whatever its count says (the count is wrong in practice,
 the end marker is always there); a member of the empty name is a member unless marker 09 follows; of two members of one
@@ -40,36 +39,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, NoReturn, TypeAlias
 
 from flowctl.errors import LocalProtocolError, RemoteProtocolError
-from flowctl.wire.rtmp.amf.amf3 import Amf3Reader, Amf3Writer
-from flowctl.wire.rtmp.amf.codec import (
-    as_bytes,
-    by_marker,
-    constant,
-    inherited,
-    read_all,
-    read_one,
-    truncated,
-    write_all,
-)
+from flowctl.wire.rtmp.amf.amf3 import Amf3Reader
 from flowctl.wire.rtmp.amf.limits import DEFAULT_LIMITS, MAX_NAME_BYTES, AmfLimits, Meter, Table, WriteMeter
-from flowctl.wire.rtmp.amf.values import (
-    UNDEFINED,
-    UNSUPPORTED,
-    Amf3Array,
-    Amf3Object,
-    AmfValue,
-    AvmPlus,
-    Date,
-    Dictionary,
-    DoubleVector,
-    EcmaArray,
-    IntVector,
-    ObjectVector,
-    TypedObject,
-    UintVector,
-    Undefined,
-    Xml,
-)
+from flowctl.wire.rtmp.amf.reading import MessageReader, Read, as_bytes, by_marker, constant, read_all, truncated
+from flowctl.wire.rtmp.amf.values import UNDEFINED, UNSUPPORTED, AmfValue, Date, EcmaArray, TypedObject, Undefined, Xml
 
 # Markers, AMF0 2.1 and 3.1.
 _NUMBER: Final = 0x00
@@ -104,27 +77,22 @@ _pack_date = struct.Struct(">Bdh").pack
 
 def decode(data: bytes | bytearray | memoryview, limits: AmfLimits = DEFAULT_LIMITS) -> list[AmfValue]:
     """Decode the whole of `data`, a sequence of AMF0 values such as the payload of a command message."""
-    return read_all(_Reader(as_bytes(data), Meter(limits)), "AMF0")
-
-
-def decode_one(
-    data: bytes | bytearray | memoryview, offset: int = 0, limits: AmfLimits = DEFAULT_LIMITS
-) -> tuple[AmfValue, int]:
-    """Decode the one value that begins at `offset`.
-
-    To decode a sequence use `decode`: here the reference tables begin anew, and data other than bytes is copied whole.
-    """
-    return read_one(_Reader(as_bytes(data), Meter(limits)), offset, "AMF0")
+    return read_all(_Reader(as_bytes(data), Meter(limits)))
 
 
 def encode(*values: AmfValue) -> bytes:
     """Encode `values`, one after the other, as AMF0.
 
-    `int` becomes a number, `tuple` a strict array, `str` of more than 65535 octets a long string. What only AMF3 has
-    (`bytes`, `Amf3Object`, vectors and so on) is written as an AVM+ value, so everything that either decoder returns
-    can be encoded. Subclasses are written as the class they derive from. References are never written.
+    `int` becomes a number, `tuple` a strict array, `str` of more than 65535 octets a long string. Subclasses are
+    written as the class they derive from. References are never written.
     """
-    return write_all(_Writer(), values, "AMF0")
+    writer = _Writer()
+    try:
+        for value in values:
+            writer.value(value, 0)
+    except (struct.error, OverflowError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"not encodable as AMF0: {error}") from error
+    return b"".join(writer.parts)
 
 
 def walk(data: bytes, limits: AmfLimits) -> bool:
@@ -176,39 +144,24 @@ def walk(data: bytes, limits: AmfLimits) -> bool:
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-class _Reader:
+class _Reader(MessageReader):
     """The octets of one message and its reference tables.
 
     Attributes:
-        meter: the account of the message, shared with the AMF3 reader.
         table: objects and arrays by reference index, AMF0 2.9.
         amf3: reads AVM+ values; made at the first one, then kept, because they share its tables.
     """
 
-    __slots__ = ("amf3", "data", "end", "meter", "table")
+    __slots__ = ("amf3", "table")
+    format = "AMF0"
 
     def __init__(self, data: bytes, meter: Meter) -> None:
-        self.data = data
-        self.end = len(data)
-        self.meter = meter
+        super().__init__(data, meter)
         self.table: Table = []
         self.amf3: Amf3Reader | None = None
 
     def value(self, pos: int, depth: int) -> tuple[AmfValue, int]:
-        """Read the value at `pos`, whose own node has been paid for; return it and the position after it."""
         return _READERS[self.data[pos]](self, pos + 1, depth)
-
-    def text(self, pos: int, length: int, maximum: int) -> tuple[str, int]:
-        """Read `length` octets of UTF-8 at `pos`, at most `maximum`; return the text and the position after it."""
-        stop = pos + length
-        if stop > self.end:  # first, so that a length without the data is never reported as a limit
-            raise truncated("AMF0")
-        self.meter.check_length(length, maximum)
-        raw = self.data[pos:stop]
-        try:
-            return raw.decode(), stop
-        except UnicodeDecodeError:
-            return self.meter.repair(raw, maximum), stop
 
     def members(self, pos: int, depth: int, out: dict[str, AmfValue]) -> int:
         """Read members into `out` up to and including 00 00 09; return the position after it.
@@ -251,11 +204,6 @@ class _Reader:
                 room = meter.room
         meter.room = room
         return pos + 1
-
-
-_Read: TypeAlias = Callable[[_Reader, int, int], tuple[AmfValue, int]]
-"""Reads the body of one marker: the reader, the position after the marker, the level of the container around it (0 for
-none); returns the value and the position after it. Who calls it has paid for the value's own node."""
 
 
 def _read_number(reader: _Reader, pos: int, _depth: int) -> tuple[float, int]:
@@ -350,11 +298,10 @@ def _read_strict_array(reader: _Reader, pos: int, depth: int) -> tuple[list[AmfV
     return value, pos
 
 
-def _read_avm_plus(reader: _Reader, pos: int, depth: int) -> tuple[AvmPlus, int]:
+def _read_avm_plus(reader: _Reader, pos: int, depth: int) -> tuple[AmfValue, int]:
     if reader.amf3 is None:
         reader.amf3 = Amf3Reader(reader.data, reader.meter)
-    value, pos = reader.amf3.value(pos, depth)
-    return AvmPlus(value), pos
+    return reader.amf3.value(pos, depth)
 
 
 def _refuse_object_end(_reader: _Reader, pos: int, _depth: int) -> NoReturn:
@@ -376,7 +323,7 @@ def _refuse_unknown(reader: _Reader, pos: int, _depth: int) -> NoReturn:
     )
 
 
-_READERS: Final[tuple[_Read, ...]] = by_marker(
+_READERS: Final[tuple[Read[_Reader], ...]] = by_marker(
     {
         _NUMBER: _read_number,
         _BOOLEAN: _read_boolean,
@@ -474,22 +421,17 @@ _KNOWN_NAMES: Final[dict[str, bytes]] = {
 
 
 class _Writer:
-    """The encoded parts of one message.
+    """The encoded parts of one message: a list takes a part in less time than a bytearray."""
 
-    Attributes:
-        amf3: writes AVM+ values; kept for the message, because readers keep their AMF3 tables for it.
-    """
-
-    __slots__ = ("amf3", "meter", "parts")
+    __slots__ = ("meter", "parts")
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.meter = WriteMeter()
-        self.amf3: Amf3Writer | None = None
 
     def value(self, value: AmfValue, depth: int) -> None:
         """Write `value`, which is in a container of level `depth` (0 for none)."""
-        (_WRITERS.get(type(value)) or inherited(_WRITERS, value, "AMF0"))(self, value, depth)
+        (_WRITERS.get(type(value)) or _inherited(value))(self, value, depth)
 
     def members(self, members: Mapping[str, AmfValue], depth: int) -> None:
         """Write the members of a container at level `depth`, and the end marker."""
@@ -501,7 +443,7 @@ class _Writer:
             if type(value) is float:
                 write(_pack_number(_NUMBER, value))
             else:
-                (_WRITERS.get(type(value)) or inherited(_WRITERS, value, "AMF0"))(self, value, depth)
+                (_WRITERS.get(type(value)) or _inherited(value))(self, value, depth)
         write(_END)
 
 
@@ -556,31 +498,17 @@ def _write_strict_array(writer: _Writer, value: list[AmfValue] | tuple[AmfValue,
     writer.meter.enter(len(value), depth)
     writer.parts.append(_pack_marked_u32(_STRICT_ARRAY, len(value)))
     for item in value:
-        (_WRITERS.get(type(item)) or inherited(_WRITERS, item, "AMF0"))(writer, item, depth)
+        (_WRITERS.get(type(item)) or _inherited(item))(writer, item, depth)
 
 
 def _write_date(writer: _Writer, value: Date, _depth: int) -> None:
     writer.parts.append(_pack_date(_DATE, value.ms, value.tz))
 
 
-def _write_xml(writer: _Writer, value: Xml, depth: int) -> None:
-    if value.e4x:
-        _write_in_avm_plus(writer, value, depth)
-        return
+def _write_xml(writer: _Writer, value: Xml, _depth: int) -> None:
     raw = value.text.encode()
     writer.parts.append(_pack_marked_u32(_XML, len(raw)))
     writer.parts.append(raw)
-
-
-def _write_avm_plus(writer: _Writer, value: AvmPlus, depth: int) -> None:
-    _write_in_avm_plus(writer, value.value, depth)
-
-
-def _write_in_avm_plus(writer: _Writer, value: AmfValue, depth: int) -> None:
-    if writer.amf3 is None:
-        writer.amf3 = Amf3Writer(writer.parts, writer.meter)
-    writer.parts.append(_MARK[_AVM_PLUS])
-    writer.amf3.value(value, depth)
 
 
 _WRITERS: Final[dict[type, _Write]] = {
@@ -597,7 +525,12 @@ _WRITERS: Final[dict[type, _Write]] = {
     tuple: _write_strict_array,
     Date: _write_date,
     Xml: _write_xml,
-    AvmPlus: _write_avm_plus,
-    **dict.fromkeys((bytes, bytearray, Amf3Array, Amf3Object, Dictionary), _write_in_avm_plus),
-    **dict.fromkeys((IntVector, UintVector, DoubleVector, ObjectVector), _write_in_avm_plus),
 }
+
+
+def _inherited(value: AmfValue) -> _Write:
+    """Return the writer of the nearest base class of `value`'s type; an IntEnum, say, is written as a number."""
+    for base in type(value).__mro__:
+        if base in _WRITERS:
+            return _WRITERS[base]
+    raise LocalProtocolError(f"{type(value).__name__} has no AMF0 form")
