@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from flowctl.errors import FlowctlError
 from flowctl.load.peers.link import Target
-from flowctl.load.peers.measures import StreamClock, ViewerMeasure
 from flowctl.load.peers.reactor import Reactor
 from flowctl.load.peers.skim import FrameBook
 from flowctl.load.peers.slow import Manner
 from flowctl.load.peers.viewer import Viewer
 from flowctl.load.plan import PeerOrder
 from flowctl.load.profiles import parse_profile
-from flowctl.load.results.histogram import DelayHistogram
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
+from flowctl.wire.client.histogram import DelayHistogram
+from flowctl.wire.client.measure import StreamClock, ViewerMeasure
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
 
@@ -142,20 +142,19 @@ class Crowd:
             task.add_done_callback(self._tasks.discard)
             return
         self._visits += 1
+        recent = self.recent if tally.kind is PeerKind.HEALTHY and order.parsed else None
         viewer = Viewer(
-            self._reactor,
-            self._settings.target,
-            url,
-            result,
-            manner=tally.manner,
-            measure=ViewerMeasure(
-                self._clocks[order.stream], self.recent if tally.kind is PeerKind.HEALTHY and order.parsed else None
-            ),
-            book=self._book,
-            parsed=order.parsed,
+            reactor=self._reactor,
+            target=self._settings.target,
+            url=url,
+            result=result,
             config=_VIEWER_CONFIG,
             began=self._settings.began,
             on_end=lambda viewer: self._gone(viewer, order, tally),
+            manner=tally.manner,
+            measure=ViewerMeasure(self._clocks[order.stream], recent),
+            book=self._book,
+            parsed=order.parsed,
         )
         tally.alive[viewer] = None
         viewer.start(source, self._settings.connect_timeout_s)

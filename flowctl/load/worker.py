@@ -27,11 +27,12 @@ from typing import Any, Final
 from flowctl.errors import FlowctlError
 from flowctl.load.crowd import Crowd, CrowdSettings
 from flowctl.load.peers.link import Target
-from flowctl.load.peers.measures import StreamClock
 from flowctl.load.peers.publisher import Publisher
 from flowctl.load.peers.reactor import Reactor
 from flowctl.load.plan import PeerOrder
 from flowctl.load.results.result import PUBLISHER, PeerEnd, PeerKind, PeerResult
+from flowctl.wire.client.measure import StreamClock
+from flowctl.wire.client.pace import Timeline
 from flowctl.wire.client.source import FlvFile
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
@@ -200,17 +201,17 @@ class Worker:
     def _publish(self, index: int, _now: float) -> None:
         orders = self._orders
         url: RtmpUrl = self._urls[index]
+        source = orders.synthetic(index) if orders.source is None else FlvFile(orders.source)
         publisher = Publisher(
-            self._reactor,
-            self._target,
-            url,
-            PeerResult(number=index, profile=PUBLISHER, kind=PeerKind.PUBLISHER, url=str(url)),
-            source=orders.synthetic(index) if orders.source is None else FlvFile(orders.source),
-            loop=orders.source is not None,
-            on_start=lambda origin_us: say(published=index, origin_us=origin_us),
+            reactor=self._reactor,
+            target=self._target,
+            url=url,
+            result=PeerResult(number=index, profile=PUBLISHER, kind=PeerKind.PUBLISHER, url=str(url)),
             config=_PUBLISHER_CONFIG,
             began=self._began,
             on_end=self._publisher_gone,
+            tags=iter(Timeline(source, loop=orders.source is not None)),
+            on_start=lambda origin_us: say(published=index, origin_us=origin_us),
         )
         self._publishers.append(publisher)
         publisher.start("", orders.connect_timeout_s)

@@ -13,13 +13,10 @@ from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.flv import FlvReader, FlvWriter
 from flowctl.reasons import CloseReason
-from flowctl.wire.client.connect import parse_address, start_client
+from flowctl.wire.client.connect import start_client
 from flowctl.wire.client.player import HEALTHY, PlayProfile, RtmpPlayer
 from flowctl.wire.client.publisher import RtmpPublisher
-from flowctl.wire.media.stamp import has_slot, stamp
-from flowctl.wire.rtmp.events import PlayStarted
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.wire import TYPE_VIDEO, Message
 
 QUICK_LIMITS = Limits.parse("64KiB,10000,600ms", "8MiB,10000,1500ms")
 """Limits that act within two seconds on a stream of 430 kbit/s."""
@@ -254,17 +251,3 @@ def test_play_when_the_server_stops():
         wait_until(lambda: player.ended, "the player's end")
     assert player.end.reason in {CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.FINISHED}
     assert str(player.end)
-
-
-def test_delay_when_frames_are_older_than_the_play(monkeypatch):
-    """What was stamped before the play began comes from a cache: its age is no delay."""
-    now_s = 1000.0
-    monkeypatch.setattr("flowctl.wire.client.player.time.time", lambda: now_s)
-    player = RtmpPlayer(parse_address("rtmp://host/live/room"))
-    slot = next(tag.payload for tag in small_source().tags(0.5) if has_slot(tag.payload))
-    player.event(PlayStarted(1), 0.0)
-    for number, at_s in enumerate((997.0, 999.5, 1000.0, 1000.25)):
-        now_s = max(at_s, 1000.0) + 0.5
-        player._stamp(Message(6, 0, TYPE_VIDEO, 1, stamp(slot, number, round(at_s * 1e6))))
-    figures = player.statistics()
-    assert (figures.mean_delay_s, figures.max_delay_s) == (0.5, 0.5)

@@ -15,7 +15,8 @@ from wsproto.events import BytesMessage, CloseConnection, Ping
 
 from flowctl.errors import RemoteProtocolError
 from flowctl.flv import FlvReader
-from flowctl.load.peers.skim import FrameBook, Skimmed
+from flowctl.load.peers.skim import FrameBook
+from flowctl.wire.client.measure import Skimmed
 from flowctl.wire.rtmp.events import ClientEvent, HandshakeDone, Rejected
 from flowctl.wire.rtmp.url import DEFAULT_APP, RtmpUrl
 from flowctl.wire.rtmp.wire import Message

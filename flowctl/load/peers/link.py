@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.errors import RemoteProtocolError
@@ -22,6 +22,7 @@ from flowctl.load.peers.http import HTTP_SCHEMES, HttpSpeech
 from flowctl.load.peers.ownfault import OWN_FAULTS
 from flowctl.load.peers.reactor import READ, WRITE, Reactor
 from flowctl.load.results.result import PeerEnd, PeerResult
+from flowctl.wire.client.base import ENDING_CODES
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import (
     ClientEvent,
@@ -61,62 +62,37 @@ class Target:
     address: tuple[Any, ...]
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Link:
-    """One connection; derive from it and override `input`, `event` and `tuned`."""
+    """One connection; derive from it and override `input`, `event` and `tuned`.
 
-    __slots__ = (
-        "_asks",
-        "_began",
-        "_config",
-        "_half_closed",
-        "_leaving",
-        "_on_end",
-        "_out",
-        "_reactor",
-        "_started",
-        "_target",
-        "_url",
-        "_watched",
-        "connected",
-        "ended",
-        "result",
-        "sees_end",
-        "session",
-        "shaken",
-        "sock",
-    )
+    Attributes:
+        began: start of the run on `time.monotonic`.
+        sees_end: whether it would hear of it if the server ended the connection.
+        shaken: whether the handshake is done.
+        leaving: how it will have ended when the server has closed. None: it does not leave.
+        out: what the kernel has not taken yet.
+    """
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        target: Target,
-        url: RtmpUrl,
-        result: PeerResult,
-        *,
-        asks: Callable[[ClientSession], None],
-        config: ClientSessionConfig,
-        began: float,
-        on_end: Callable[[Any], None],
-    ) -> None:
-        self._reactor = reactor
-        self._target = target
-        self._url = url
-        self._asks = asks
-        self._config = config
-        self._began = began
-        self._on_end = on_end
-        self._out = bytearray()  # what the kernel has not taken yet
-        self._started = 0.0  # when it began to connect
-        self._watched = 0  # events asked of epoll
-        self._leaving: tuple[PeerEnd, str] | None = None  # how it will have ended when the server has closed
-        self._half_closed = False  # we have closed the sending half and went on reading
-        self.connected = False
-        self.ended = False
-        self.sees_end = True  # whether it would hear of it if the server ended the connection
-        self.shaken = False  # whether the handshake is done
-        self.result = result
-        self.session: ClientSession | HttpSpeech | None = None
-        self.sock: socket.socket | None = None
+    reactor: Reactor
+    target: Target
+    url: RtmpUrl
+    result: PeerResult
+    config: ClientSessionConfig
+    began: float
+    on_end: Callable[[Any], None]
+    asks: Callable[[ClientSession], None] = ClientSession.play
+    connected: bool = False
+    ended: bool = False
+    sees_end: bool = True
+    shaken: bool = False
+    session: ClientSession | HttpSpeech | None = None
+    sock: socket.socket | None = None
+    started: float = 0.0  # when it began to connect
+    leaving: tuple[PeerEnd, str] | None = None
+    out: bytearray = field(default_factory=bytearray)
+    _watched: int = 0  # events asked of epoll
+    _half_closed: bool = False  # we have closed the sending half and went on reading
 
     # -- for derived classes
 
@@ -138,11 +114,11 @@ class Link:
     def start(self, source: str, timeout_s: float) -> None:
         """Begin to connect."""
         now = time.monotonic()
-        self._started = now
-        self.result.started_s = max(now - self._began, 0.0)  # timers are good for half a millisecond
-        self._reactor.call_at(now + timeout_s, self._timed_out)
+        self.started = now
+        self.result.started_s = max(now - self.began, 0.0)  # timers are good for half a millisecond
+        self.reactor.call_at(now + timeout_s, self._timed_out)
         try:
-            sock = socket.socket(self._target.family, socket.SOCK_STREAM)
+            sock = socket.socket(self.target.family, socket.SOCK_STREAM)
         except OSError as error:
             self.end(PeerEnd.TESTER_FAILED, f"no socket: {error.strerror}", now)
             return
@@ -151,23 +127,23 @@ class Link:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.tuned(sock)
-            if source and self._target.family == socket.AF_INET:
+            if source and self.target.family == socket.AF_INET:
                 # The port is chosen when it connects: one per pair of addresses, not one of all there are.
                 sock.setsockopt(socket.IPPROTO_IP, getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24), 1)
                 sock.bind((source, 0))
-            code = sock.connect_ex(self._target.address)
+            code = sock.connect_ex(self.target.address)
         except OSError as error:
             code = error.errno or errno.EINVAL
         if code not in (0, errno.EINPROGRESS):
             self.end(PeerEnd.TESTER_FAILED if code in OWN_FAULTS else PeerEnd.NOT_CONNECTED, os.strerror(code), now)
             return
         self._watched = WRITE
-        self._reactor.add(sock.fileno(), self, WRITE)
+        self.reactor.add(sock.fileno(), self, WRITE)
 
     def _timed_out(self, now: float) -> None:
         if not self.ended and not self.shaken:
             what = "handshake" if self.connected else "connection"
-            self.end(PeerEnd.NOT_CONNECTED, f"no {what} within {now - self._started:.1f} s", now)
+            self.end(PeerEnd.NOT_CONNECTED, f"no {what} within {now - self.started:.1f} s", now)
 
     def _established(self, now: float) -> None:
         sock = self.sock
@@ -178,16 +154,16 @@ class Link:
             self.end(PeerEnd.NOT_CONNECTED, os.strerror(code), now)
             return
         self.connected = True
-        self.result.connect_s = now - self._started
+        self.result.connect_s = now - self.started
         host, port = sock.getsockname()[:2]
         self.result.address = f"{host}:{port}"
         self.watch(READ)
-        if self._url.scheme in HTTP_SCHEMES:
-            self.session = HttpSpeech(self._url)
+        if self.url.scheme in HTTP_SCHEMES:
+            self.session = HttpSpeech(self.url)
         else:
-            self.session = session = ClientSession(self._config, now=now)
-            self._asks(session)
-            session.connect(self._url)
+            self.session = session = ClientSession(self.config, now=now)
+            self.asks(session)
+            session.connect(self.url)
         self.send(self.session.data_to_send(), now)
 
     # -- input and output
@@ -201,7 +177,7 @@ class Link:
             if events & WRITE:
                 self._flush(now)
             if events & ~WRITE and not self.ended:
-                if self._leaving is not None:
+                if self.leaving is not None:
                     self._drain(now)
                 elif events & READ or self._watched & READ:
                     self.input(now)
@@ -218,19 +194,19 @@ class Link:
 
     def watch(self, events: int) -> None:
         """Ask to be told of these events, and of room to write while something waits."""
-        wanted = events | (WRITE if self._out else 0)
+        wanted = events | (WRITE if self.out else 0)
         if wanted != self._watched and self.sock is not None and not self.ended:
             self._watched = wanted
-            self._reactor.watch(self.sock.fileno(), wanted)
+            self.reactor.watch(self.sock.fileno(), wanted)
 
     def send(self, octets: bytes, now: float) -> bool:
         """Send, or keep what the kernel does not take; return False and forget it when too much waits already."""
         if not octets or self.sock is None or self.ended or self._half_closed:
             return True  # after our own FIN the kernel would say EPIPE, which looks like a reset of the server
-        if self._out:
-            if len(self._out) > PENDING_MAX_BYTES:
+        if self.out:
+            if len(self.out) > PENDING_MAX_BYTES:
                 return False
-            self._out += octets
+            self.out += octets
             return True
         try:
             sent = self.sock.send(octets)
@@ -240,7 +216,7 @@ class Link:
             self._broken(error, now)
             return False
         if sent < len(octets):
-            self._out += octets[sent:]
+            self.out += octets[sent:]
             self.watch(self._watched)
         return True
 
@@ -248,21 +224,16 @@ class Link:
         """Close the sending half, and go on reading; nothing is sent any more, what waits to be sent is forgotten."""
         if self.sock is None:
             return
-        self._out.clear()
+        self.out.clear()
         self._half_closed = True
         self.watch(self._watched & ~WRITE)
         self.sock.shutdown(socket.SHUT_WR)
 
-    @property
-    def pending_bytes(self) -> int:
-        """What waits to be taken by the kernel."""
-        return len(self._out)
-
     def _flush(self, now: float) -> None:
-        if self._out and self.sock is not None:
-            sent = self.sock.send(self._out)
-            del self._out[:sent]
-        if not self._out:
+        if self.out and self.sock is not None:
+            sent = self.sock.send(self.out)
+            del self.out[:sent]
+        if not self.out:
             self.watch(self._watched & ~WRITE)
             self.drained(now)
 
@@ -298,7 +269,7 @@ class Link:
     def _note(self, event: ClientEvent, now: float) -> None:
         if isinstance(event, HandshakeDone):
             self.shaken = True
-            self.result.handshake_s = now - self._started - (self.result.connect_s or 0.0)
+            self.result.handshake_s = now - self.started - (self.result.connect_s or 0.0)
         elif isinstance(event, StatusReceived):
             self.status(event.level, event.code, event.description)
         elif isinstance(event, StreamEnded):
@@ -311,7 +282,7 @@ class Link:
 
     def status(self, level: str, code: str, description: str) -> None:
         """Remember the server's last error, or what it ended the stream with."""
-        if level == "error" or code in _FINAL_CODES:
+        if level == "error" or code in ENDING_CODES:
             self.result.end_code = code
             self.result.end_details = description[:200]
 
@@ -329,16 +300,16 @@ class Link:
 
     def closed_by_server(self, now: float) -> None:
         """The server has ended its stream of bytes."""
-        if self._leaving is not None:
-            self.end(*self._leaving, now)
+        if self.leaving is not None:
+            self.end(*self.leaving, now)
         elif not self.shaken:
             self.end(PeerEnd.REFUSED, "closed before the handshake was done", now)
         else:
             self.end(PeerEnd.SERVER_CLOSED, self._why() or "closed by the server", now)
 
     def _broken(self, error: OSError, now: float) -> None:
-        if self._leaving is not None:
-            self.end(*self._leaving, now)
+        if self.leaving is not None:
+            self.end(*self.leaving, now)
         elif not self.connected:
             self.end(PeerEnd.NOT_CONNECTED, error.strerror or str(error), now)
         elif not self.shaken:
@@ -355,9 +326,9 @@ class Link:
     def leave(self, end: PeerEnd, details: str, farewell: Sequence[bytes], now: float) -> None:
         """Go in order: say farewell, close the sending half, and wait a moment for the server to close."""
         sock = self.sock
-        if self.ended or self._leaving is not None:
+        if self.ended or self.leaving is not None:
             return
-        self._leaving = (end, details)
+        self.leaving = (end, details)
         if sock is None or not self.shaken:
             self.end(end, details, now)
             return
@@ -367,13 +338,13 @@ class Link:
             return  # it broke while we said farewell
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
-        self._out.clear()
+        self.out.clear()
         self.watch(READ)
-        self._reactor.call_at(now + LINGER_S, self._linger_over)
+        self.reactor.call_at(now + LINGER_S, self._linger_over)
 
     def _linger_over(self, now: float) -> None:
-        if not self.ended and self._leaving is not None:
-            self.end(*self._leaving, now)
+        if not self.ended and self.leaving is not None:
+            self.end(*self.leaving, now)
 
     def _drain(self, now: float) -> None:
         """Throw away what comes while the link waits for the server to close."""
@@ -389,27 +360,13 @@ class Link:
         result = self.result
         result.end = end
         result.end_details = details[:200]
-        result.ended_s = now - self._began
+        result.ended_s = now - self.began
         result.cut = end in _CUTS if self.sees_end else None
         sock, self.sock = self.sock, None
         self.session = None
-        self._out.clear()
+        self.out.clear()
         self.ending(now)
         if sock is not None:
-            self._reactor.remove(sock.fileno())
+            self.reactor.remove(sock.fileno())
             sock.close()
-        self._on_end(self)
-
-
-_FINAL_CODES: Final = frozenset(
-    {
-        "NetConnection.Connect.AppShutdown",
-        "NetConnection.Connect.Closed",
-        "NetConnection.Connect.ReconnectRequest",
-        "NetStream.Play.Complete",
-        "NetStream.Play.Stop",
-        "NetStream.Play.UnpublishNotify",
-        "NetStream.Unpublish.Success",
-        "stream_eof",
-    }
-)
+        self.on_end(self)

@@ -10,69 +10,44 @@ nothing, and reports how late it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import FlowctlError
-from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO, FlvTag
-from flowctl.load.peers.link import Link, Target
-from flowctl.load.peers.reactor import Reactor
-from flowctl.load.results.result import PeerEnd, PeerResult
-from flowctl.wire.client.pace import TimedTag, Timeline
+from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
+from flowctl.load.peers.link import Link
+from flowctl.load.results.result import PeerEnd
+from flowctl.wire.client.pace import TimedTag
 from flowctl.wire.media.stamp import Stamper
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, StreamEnded
-from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl
 
 _QUEUED_MAX_BYTES: Final = 1024 * 1024
 _LOOK_AGAIN_S: Final = 0.02
 _READ_MOST: Final = 64 * 1024
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Publisher(Link):
     """One connection that publishes until it is told to leave, or the source ends.
 
     Attributes:
+        tags: of the source.
+        on_start: called with the wall-clock time in microseconds at which timestamp 0 was due.
         max_lag_s: how late a frame was sent at worst.
     """
 
-    __slots__ = (
-        "_next",
-        "_on_start",
-        "_source_error",
-        "_stamper",
-        "_start_at",
-        "_tags",
-        "max_lag_s",
-        "publishing",
-    )
-
-    def __init__(
-        self,
-        reactor: Reactor,
-        target: Target,
-        url: RtmpUrl,
-        result: PeerResult,
-        *,
-        source: Iterable[FlvTag],
-        loop: bool,
-        on_start: Callable[[int], None],
-        config: ClientSessionConfig,
-        began: float,
-        on_end: Callable[[Any], None],
-    ) -> None:
-        asks = ClientSession.publish
-        super().__init__(reactor, target, url, result, asks=asks, config=config, began=began, on_end=on_end)
-        self._tags: Iterator[TimedTag] = iter(Timeline(source, loop=loop))
-        self._next: TimedTag | None = None
-        self._stamper = Stamper()
-        self._on_start = on_start
-        self._source_error = ""
-        self._start_at = 0.0  # when the first tag is due
-        self.max_lag_s = 0.0
-        self.publishing = False
+    asks: Callable[[ClientSession], None] = ClientSession.publish
+    tags: Iterator[TimedTag]
+    on_start: Callable[[int], None]
+    max_lag_s: float = 0.0
+    publishing: bool = False
+    _next: TimedTag | None = None
+    _stamper: Stamper = field(default_factory=Stamper)
+    _source_error: str = ""
+    _start_at: float = 0.0  # when the first tag is due
 
     def event(self, event: ClientEvent, now: float) -> None:
         """Begin when the server says so; end when it takes the stream away."""
@@ -81,30 +56,24 @@ class Publisher(Link):
             self._start_at = now
             self._take_next()
             origin_us = time.time_ns() // 1000
-            first = self._first_media_timestamp()
-            self._on_start(origin_us - first * 1000)
+            tag = None if self._next is None else self._next.tag
+            # Metadata has no time of its own: what follows it is due at once.
+            first = 0 if tag is None or tag.type_id == TAG_SCRIPT else tag.timestamp
+            self.on_start(origin_us - first * 1000)
             self._pump(now)
         elif isinstance(event, StreamEnded):
             self.end(PeerEnd.SERVER_CLOSED, f"the server ended the stream: {event.reason}", now)
 
-    def _first_media_timestamp(self) -> int:
-        """Return the timestamp that is due at once; metadata before it has none of its own."""
-        timed = self._next
-        return 0 if timed is None or timed.tag.type_id == TAG_SCRIPT else timed.tag.timestamp
-
-    def drained(self, now: float) -> None:
-        """Go on where the server did not take more."""
-
     def _pump(self, now: float) -> None:
         """Send what is due, and see to it that it is called again."""
         session = self.session
-        if self.ended or self._leaving is not None or not isinstance(session, ClientSession):
+        if self.ended or self.leaving is not None or not isinstance(session, ClientSession):
             return
         parts: list[bytes] = []
         size = 0
         while (timed := self._next) is not None:
             due_at = self._start_at + timed.due_ms / 1000
-            if due_at > now or self.pending_bytes + size > _QUEUED_MAX_BYTES:
+            if due_at > now or len(self.out) + size > _QUEUED_MAX_BYTES:
                 break
             self.max_lag_s = max(self.max_lag_s, now - due_at)
             parts.append(self._octets(session, timed))
@@ -117,12 +86,12 @@ class Publisher(Link):
             self.leave(PeerEnd.LEFT, self._source_error or "everything was sent", self.farewell(), now)
             return
         due_at = self._start_at + self._next.due_ms / 1000
-        self._reactor.call_at(due_at if due_at > now else now + _LOOK_AGAIN_S, self._pump)
+        self.reactor.call_at(due_at if due_at > now else now + _LOOK_AGAIN_S, self._pump)
 
     def _take_next(self) -> None:
         """Get the next tag; a source that turns out to be broken ends there, and the row says why."""
         try:
-            self._next = next(self._tags, None)
+            self._next = next(self.tags, None)
         except FlowctlError as error:
             self._next = None
             self._source_error = f"the source: {error}"
@@ -130,8 +99,8 @@ class Publisher(Link):
     def _put(self, octets: bytes, now: float) -> None:
         """Send; unlike what a viewer says, media waits as long as it has to."""
         self.result.wire_bytes += len(octets)
-        if self.pending_bytes:
-            self._out += octets
+        if self.out:
+            self.out += octets
         else:
             self.send(octets, now)
 

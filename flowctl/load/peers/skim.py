@@ -9,10 +9,9 @@ message cut by the end of the piece, extended timestamps, control) is given to a
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
-from flowctl.core.flow.state import MessageClass
-from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.client.measure import Frame, Skimmed, describe
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.stream import ChunkStream
 from flowctl.wire.rtmp.limits import WireLimits
@@ -44,40 +43,6 @@ _TYPE3: Final = 0xC0
 _WORD: Final = struct.Struct(">I").unpack_from
 _LITTLE: Final = struct.Struct("<I").unpack_from
 
-VIDEO: Final = 0
-AUDIO: Final = 1
-OTHER: Final = 2
-"""Kinds of `Frame`: a picture, sound, and what is neither: codec configuration, metadata, data."""
-
-
-class Frame(NamedTuple):
-    """What one media message is.
-
-    Args:
-        sent_us: time of its stamp, microseconds since 1970; 0 where it has none.
-    """
-
-    kind: int
-    key: bool
-    number: int | None
-    sent_us: int
-    data: bool
-
-
-Skimmed: TypeAlias = tuple[int, Frame]
-"""Timestamp in ms, and what came."""
-
-
-def describe(type_id: int, head: bytes) -> Frame:
-    """Return what the media message is whose body begins with `head`, at most `HEAD_BYTES` octets."""
-    info = inspect(type_id, head)
-    if info.kind == "data" or info.message_class is MessageClass.HEADER or info.message_class is MessageClass.DATA:
-        return Frame(OTHER, False, None, 0, info.kind == "data")
-    number, sent_us = read_stamp(head) or (None, 0)
-    if info.kind == "audio":
-        return Frame(AUDIO, False, number, sent_us, False)
-    return Frame(VIDEO, info.message_class is MessageClass.KEY, number, sent_us, False)
-
 
 class FrameBook:
     """What is known of frames by their first octets; shared by the viewers of a process.
@@ -100,7 +65,7 @@ class FrameBook:
         """Look into a frame that is not known yet."""
         if len(self.known) >= _KNOWN_MAX:
             self.known.clear()
-        frame = self.known[key] = describe(*key)
+        frame = self.known[key] = describe(inspect(*key), key[1])
         return frame
 
 

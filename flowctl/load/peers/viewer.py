@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from flowctl.load.peers.http import HTTP_SCHEMES, FlvSkimmer, HttpSpeech
-from flowctl.load.peers.link import HANDSHAKE_BYTES, SCRATCH, Link, Target
-from flowctl.load.peers.measures import STALL_S, ViewerMeasure
+from flowctl.load.peers.link import HANDSHAKE_BYTES, SCRATCH, Link
 from flowctl.load.peers.paces import UNLIMITED, Pace
-from flowctl.load.peers.reactor import HANGUP, READ, Reactor
-from flowctl.load.peers.skim import OTHER, FrameBook, Skimmer
+from flowctl.load.peers.reactor import HANGUP, READ
+from flowctl.load.peers.skim import FrameBook, Skimmer
 from flowctl.load.peers.slow import Manner, drop_everything, prepare_socket
 from flowctl.load.results.result import PeerEnd, PeerResult
+from flowctl.wire.client.measure import OTHER, STALL_S, ViewerMeasure
 from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES, RatePace
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.chunk.writer import serialise
-from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.media.aggregate import split_aggregate
 from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
@@ -39,8 +38,6 @@ from flowctl.wire.rtmp.messages import (
     decode_message,
     encode_control,
 )
-from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import CONTROL_CSID, TYPE_AGGREGATE, Message
 
 _READ_MOST: Final = 128 * 1024
@@ -53,71 +50,38 @@ _LOOK_S: Final = 0.25
 """How long a viewer that did not read looks, before it leaves, whether the server has closed long ago."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Viewer(Link):
-    """One connection that plays."""
+    """One connection that plays.
 
-    __slots__ = (
-        "_ack_due",
-        "_armed_at",
-        "_book",
-        "_concluded",
-        "_farewell",
-        "_gone",
-        "_line_from",
-        "_looking",
-        "_manner",
-        "_measure",
-        "_over_http",
-        "_pace",
-        "_parsed",
-        "_pretended",
-        "_reading",
-        "_skimmer",
-        "asked",
-        "playing",
-    )
+    Attributes:
+        measure: what it has counted so far.
+        asked: whether play was asked for.
+        playing: whether a frame has come.
+    """
 
-    def __init__(
-        self,
-        reactor: Reactor,
-        target: Target,
-        url: RtmpUrl,
-        result: PeerResult,
-        *,
-        manner: Manner,
-        measure: ViewerMeasure,
-        book: FrameBook,
-        parsed: bool,
-        config: ClientSessionConfig,
-        began: float,
-        on_end: Callable[[Any], None],
-    ) -> None:
-        asks = ClientSession.play
-        super().__init__(reactor, target, url, result, asks=asks, config=config, began=began, on_end=on_end)
-        self._over_http = url.scheme in HTTP_SCHEMES
-        self._manner = manner
-        self._measure = measure
-        self._book = book
-        self._parsed = parsed
-        self._pace: Pace | None = None  # from the first frame on
-        self._skimmer: Skimmer | FlvSkimmer | None = None
-        self._pretended = 0  # octets acknowledged without being read
-        self._ack_due = _ACK_BYTES
-        self._armed_at = 0.0  # since when it has been waiting for something to come
-        self._reading = True
-        self._farewell = b""
-        self._gone = False  # vanished
-        self._concluded = False  # what it measures is complete
-        self._line_from = 0  # octets read when its pace began
-        self._looking = False  # did not read, and looks at last whether the server is still there
-        self.asked = False  # play was asked for
-        self.playing = False  # a frame has come
-        result.parsed = parsed
+    manner: Manner
+    measure: ViewerMeasure
+    book: FrameBook
+    parsed: bool
+    asked: bool = False
+    playing: bool = False
+    _over_http: bool = False
+    _pace: Pace | None = None  # from the first frame on
+    _skimmer: Skimmer | FlvSkimmer | None = None
+    _pretended: int = 0  # octets acknowledged without being read
+    _ack_due: int = _ACK_BYTES
+    _armed_at: float = 0.0  # since when it has been waiting for something to come
+    _reading: bool = True
+    _farewell: bytes = b""
+    _gone: bool = False  # vanished
+    _concluded: bool = False  # what it measures is complete
+    _line_from: int = 0  # octets read when its pace began
+    _looking: bool = False  # did not read, and looks at last whether the server is still there
 
-    @property
-    def measure(self) -> ViewerMeasure:
-        """What it has counted so far."""
-        return self._measure
+    def __post_init__(self) -> None:
+        self._over_http = self.url.scheme in HTTP_SCHEMES
+        self.result.parsed = self.parsed
 
     @property
     def _received(self) -> int:
@@ -126,7 +90,7 @@ class Viewer(Link):
 
     def tuned(self, sock: socket.socket) -> None:
         """Make the socket of the profile."""
-        prepare_socket(sock, self._manner)
+        prepare_socket(sock, self.manner)
 
     def input(self, now: float) -> None:
         """Read as much as the pace allows."""
@@ -141,11 +105,11 @@ class Viewer(Link):
                 return
         else:
             # The pace begins in the middle of a read, and whatever comes behind the first frame is read too early.
-            allowed = UNLIMITED if self._manner.pace is None else SLOW_SEGMENT_BYTES
+            allowed = UNLIMITED if self.manner.pace is None else SLOW_SEGMENT_BYTES
         before = self.result.wire_bytes
         if self.session is not None:
             self._introduce(now, allowed)
-        elif self._parsed:
+        elif self.parsed:
             self._skim(now, allowed)
         else:
             self._discard(now, allowed)
@@ -168,8 +132,8 @@ class Viewer(Link):
             return
         if self.session is not None and not self.asked and self.session.stream_id:
             self.asked = True
-            self._measure.asked_us = time.time_ns() // 1000
-            if self._manner.reads_never:
+            self.measure.asked_us = time.time_ns() // 1000
+            if self.manner.reads_never:
                 self._go_deaf(now)
                 return
         spoken = HANDSHAKE_BYTES
@@ -186,8 +150,8 @@ class Viewer(Link):
 
     def _new_skimmer(self) -> Skimmer | FlvSkimmer:
         if self._over_http:
-            return FlvSkimmer(self._book, websocket=self._url.scheme == "ws")
-        return Skimmer(self._book, self._config.limits)
+            return FlvSkimmer(self.book, websocket=self.url.scheme == "ws")
+        return Skimmer(self.book, self.config.limits)
 
     def _hand_over(self) -> None:
         """Stop speaking through the session: from here on, skimming or discarding is all there is."""
@@ -197,10 +161,10 @@ class Viewer(Link):
             self._farewell = session.data_to_send()
         self._ack_due = self._received + _ACK_BYTES
         self.session = None
-        if not self._parsed:
+        if not self.parsed:
             self._skimmer = None
             # The first few frames were looked at only to see that they come: figures of them would be of the beginning.
-            self._measure = self._measure.anew()
+            self.measure = self.measure.anew()
 
     def _skim(self, now: float, allowed: int) -> None:
         skimmer = self._skimmer
@@ -223,15 +187,15 @@ class Viewer(Link):
             messages, skimmer.control = skimmer.control, []
             for message in messages:
                 if message.type_id == TYPE_AGGREGATE:
-                    parts = split_aggregate(message, self._config.limits)
-                    media += ((part.timestamp, self._book.of(part.type_id, part.payload)) for part in parts)
+                    parts = split_aggregate(message, self.config.limits)
+                    media += ((part.timestamp, self.book.of(part.type_id, part.payload)) for part in parts)
                 elif not speaking:
                     self._control(message, now)
         if isinstance(skimmer, FlvSkimmer) and skimmer.replies:
             replies, skimmer.replies = skimmer.replies, b""
             self.send(replies, now)
         if media and not self.ended:
-            self._measure.take(media, time.time_ns() // 1000)
+            self.measure.take(media, time.time_ns() // 1000)
             if not self.playing and any(frame.kind != OTHER for _, frame in media):
                 self._first_frame(now)
 
@@ -242,7 +206,7 @@ class Viewer(Link):
                 self._note_stall(silent_s)
             if self.session is None and self._received >= self._ack_due:
                 self._ack_due = self._received + _ACK_BYTES
-                if self._config.acknowledge and not self._over_http:
+                if self.config.acknowledge and not self._over_http:
                     self._say(encode_control(Acknowledgement.of(self._received)), now)
         self._armed_at = now
 
@@ -252,14 +216,14 @@ class Viewer(Link):
 
     def _say(self, message: Message, now: float) -> None:
         # Type 0 headers only: they refer to nothing, so nothing has to be remembered of what was sent before.
-        chunks = serialise(message.type_id, 0, 0, message.payload, CONTROL_CSID, self._config.out_chunk_size)
+        chunks = serialise(message.type_id, 0, 0, message.payload, CONTROL_CSID, self.config.out_chunk_size)
         self.send(chunks, now)
 
     def _control(self, message: Message, now: float) -> None:
         """Take what is not media while the session is no longer spoken."""
-        value = decode_message(message, self._config.limits)
+        value = decode_message(message, self.config.limits)
         if isinstance(value, UserControl):
-            if value.event == EVENT_PING_REQUEST and self._config.answer_pings:
+            if value.event == EVENT_PING_REQUEST and self.config.answer_pings:
                 self._say(encode_control(UserControl(EVENT_PING_RESPONSE, timestamp=value.timestamp)), now)
             elif value.event == EVENT_STREAM_EOF:
                 self.status("status", "stream_eof", "")
@@ -278,8 +242,8 @@ class Viewer(Link):
     def _first_frame(self, now: float) -> None:
         """The first frame has come: from now on the profile shows its manners."""
         self.playing = True
-        manner = self._manner
-        self.result.first_frame_s = now - self._started
+        manner = self.manner
+        self.result.first_frame_s = now - self.started
         self._armed_at = now
         if manner.pace is not None:
             self._pace = manner.pace(now)
@@ -288,9 +252,9 @@ class Viewer(Link):
             self.half_close()
             self.result.notes = "sending half closed after the first frame"
         if manner.vanish_after_s is not None:
-            self._reactor.call_at(now + manner.vanish_after_s, self._vanish)
+            self.reactor.call_at(now + manner.vanish_after_s, self._vanish)
         if manner.stay_s is not None:
-            self._reactor.call_at(now + manner.stay_s, self._stay_over)
+            self.reactor.call_at(now + manner.stay_s, self._stay_over)
 
     def _rest(self, pace: Pace, now: float) -> None:
         """Stop reading until the pace allows more; the end of the connection is still seen."""
@@ -298,9 +262,9 @@ class Viewer(Link):
         self.watch(HANGUP)
         when = pace.wake_at(now)
         if when is not None:
-            self._reactor.call_at(when, self._resume)
+            self.reactor.call_at(when, self._resume)
         elif self.result.stopped_reading_s is None:
-            self.result.stopped_reading_s = now - self._began
+            self.result.stopped_reading_s = now - self.began
 
     def _resume(self, now: float) -> None:
         pace = self._pace
@@ -321,20 +285,20 @@ class Viewer(Link):
     def _go_deaf(self, now: float) -> None:
         """Read nothing more; acknowledge all the same, if that is the profile."""
         self._reading = False
-        self.result.stopped_reading_s = now - self._began
+        self.result.stopped_reading_s = now - self.began
         self.watch(HANGUP)
-        if self._manner.ack_rate and not self._over_http:
-            self._reactor.call_at(now + _ACK_ONLY_S, self._pretend)
+        if self.manner.ack_rate and not self._over_http:
+            self.reactor.call_at(now + _ACK_ONLY_S, self._pretend)
 
     def _pretend(self, now: float) -> None:
         """Acknowledge half a second of media that was not read."""
-        if self.ended or self._leaving is not None or self._looking:
+        if self.ended or self.leaving is not None or self._looking:
             return
-        self._pretended += int(self._manner.ack_rate / 8 * _ACK_ONLY_S)
+        self._pretended += int(self.manner.ack_rate / 8 * _ACK_ONLY_S)
         acknowledged = self._received + self._pretended
         self._say(encode_control(Acknowledgement.of(acknowledged)), now)
         self.result.notes = f"acknowledged {acknowledged} bytes, read {self.result.wire_bytes}"
-        self._reactor.call_at(now + _ACK_ONLY_S, self._pretend)
+        self.reactor.call_at(now + _ACK_ONLY_S, self._pretend)
 
     def _vanish(self, now: float) -> None:
         """Be gone: no packet is taken and none is sent from here on."""
@@ -342,15 +306,15 @@ class Viewer(Link):
             return
         self._gone = True
         self._reading = False
-        self.result.stopped_reading_s = now - self._began
-        self._out.clear()
+        self.result.stopped_reading_s = now - self.began
+        self.out.clear()
         self.watch(HANGUP)
         if drop_everything(self.sock):
             self.sees_end = False  # the filter drops FIN and reset as well
-            at_s = now - self._began
+            at_s = now - self.began
             self.result.notes = f"vanished at {at_s:.3f} s: every packet is dropped, the end of the connection too"
         else:
-            self.result.notes = f"stopped reading and answering at {now - self._began:.3f} s: no packet filter here"
+            self.result.notes = f"stopped reading and answering at {now - self.began:.3f} s: no packet filter here"
 
     def _stay_over(self, now: float) -> None:
         if not self.ended:
@@ -376,14 +340,14 @@ class Viewer(Link):
             if self.session is not None:
                 self._hand_over()
             self.watch(READ)
-            self._reactor.call_at(now + _LOOK_S, lambda later: self.leave(end, details, [self._farewell], later))
+            self.reactor.call_at(now + _LOOK_S, lambda later: self.leave(end, details, [self._farewell], later))
 
     def ending(self, now: float) -> None:
         """Complete the row."""
         if self.playing and self._reading and now - self._armed_at > STALL_S:
             self._note_stall(now - self._armed_at)
         self._conclude(now)
-        self._measure.write_to(self.result)
+        write_row(self.result, self.measure)
 
     def _conclude(self, now: float) -> None:
         """Measure up to here; what comes from now on is thrown away."""
@@ -392,7 +356,25 @@ class Viewer(Link):
         self._concluded = True
         result, pace = self.result, self._pace
         if result.stopped_reading_s is None:
-            self._measure.waited_until(time.time_ns() // 1000)
+            self.measure.waited_until(time.time_ns() // 1000)
         if isinstance(pace, RatePace):
             result.line_bytes = round(pace.carried_bytes(now))
             result.line_used_bytes = result.wire_bytes - self._line_from
+
+
+_SAME: Final = "video keys audio data missing_video missing_audio missed_at_end gaps broken_restarts freezes"
+"""Fields of a row that are named as in a measure."""
+
+
+def write_row(result: PeerResult, measure: ViewerMeasure) -> None:
+    """Put the figures of a viewer into its row."""
+    for name in _SAME.split():
+        setattr(result, name, getattr(measure, name))
+    result.started_on_key = measure.started_on_key
+    result.longest_freeze_s = measure.longest_freeze_us / 1e6 if measure.picture_us else None
+    delays = measure.delays
+    result.delays = delays.count
+    result.delay_p50_ms = delays.percentile_ms(0.50)
+    result.delay_p95_ms = delays.percentile_ms(0.95)
+    result.delay_p99_ms = delays.percentile_ms(0.99)
+    result.delay_max_ms = delays.max_us / 1000 if result.delays else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from flowctl.connection import Session
@@ -35,7 +35,7 @@ DEFAULT_CONFIG: Final = ClientSessionConfig()
 """One object for all clients that want nothing special."""
 
 
-_EXPLAINING: Final = frozenset(
+ENDING_CODES: Final = frozenset(
     {
         "NetConnection.Connect.AppShutdown",
         "NetConnection.Connect.Closed",
@@ -104,58 +104,40 @@ class ClientEnd:
         return text
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RtmpClient(Session):
     """One RTMP client; derive from it and override `media`, `event` and `due`.
 
     What it is for is said when it is made: ``self._protocol.play()`` or ``self._protocol.publish()``.
 
     Attributes:
+        parameters: what authentication appends to the connect.
+        on_end: called with the client when it has ended.
         statuses: what the server said, oldest first, at most `STATUSES_KEPT`.
         rejected: the server's refusal. None: it has not refused us.
+        end: how it ended. None: it has not.
         sock: set by `flowctl.wire.client.connect`; used to look whether a peer we do not read is still there.
     """
 
-    __slots__ = (
-        "_due_at",
-        "_leave_by",
-        "_leave_look",
-        "_leaving",
-        "_left_bytes",
-        "_on_end",
-        "_parameters",
-        "_protocol",
-        "_shut",
-        "end",
-        "rejected",
-        "sock",
-        "status_count",
-        "statuses",
-        "url",
-    )
+    url: RtmpUrl
+    _: KW_ONLY
+    config: ClientSessionConfig = DEFAULT_CONFIG
+    parameters: str = ""
+    on_end: Callable[[Any], None] | None = None
+    statuses: list[Status] = field(default_factory=list)
+    rejected: Rejected | None = None
+    end: ClientEnd | None = None
+    sock: socket.socket | None = None
+    _protocol: ClientSession = field(init=False)
+    _due_at: float | None = None
+    _leaving: str | None = None  # why we are leaving; None: we are not
+    _leave_by: float = 0.0  # when leaving is given up
+    _leave_look: float | None = None  # when to look next how leaving goes
+    _left_bytes: int = 0  # what was queued when we looked last
+    _shut: bool = False  # the sending half is closed: nothing more may be sent
 
-    def __init__(
-        self,
-        url: RtmpUrl,
-        *,
-        config: ClientSessionConfig = DEFAULT_CONFIG,
-        parameters: str = "",
-        on_end: Callable[[Any], None] | None = None,
-    ) -> None:
-        self.url: Final = url
-        self._parameters = parameters
-        self._protocol: Final = ClientSession(config)
-        self._on_end = on_end
-        self._due_at: float | None = None
-        self._leaving: str | None = None  # why we are leaving; None: we are not
-        self._leave_by = 0.0  # when leaving is given up
-        self._leave_look: float | None = None  # when to look next how leaving goes
-        self._left_bytes = 0  # what was queued when we looked last
-        self._shut = False  # the sending half is closed: nothing more may be sent
-        self.statuses: list[Status] = []
-        self.status_count = 0
-        self.rejected: Rejected | None = None
-        self.end: ClientEnd | None = None
-        self.sock: socket.socket | None = None
+    def __post_init__(self) -> None:
+        self._protocol = ClientSession(self.config)
 
     # -- for derived classes to override; all on the connection's thread
 
@@ -214,7 +196,7 @@ class RtmpClient(Session):
 
     def opened(self) -> None:
         """Start the handshake."""
-        self._protocol.connect(self.url, parameters=self._parameters)
+        self._protocol.connect(self.url, parameters=self.parameters)
         self.flush_protocol()
         self._arm(self.connection.clock())
 
@@ -257,12 +239,12 @@ class RtmpClient(Session):
             # All was sent, and it is up to the server in which way it closes.
             reason, details = CloseReason.FINISHED, self._leaving or details
         explaining = [status for status in self.statuses if status.level == "error"]
-        explaining = explaining or [status for status in self.statuses[-1:] if status.code in _EXPLAINING]
+        explaining = explaining or [status for status in self.statuses[-1:] if status.code in ENDING_CODES]
         after_s = self.connection.clock() - self.connection.opened_at
         self.end = ClientEnd(reason, details, explaining[-1] if explaining else None, after_s)
         self.sock = None
-        if self._on_end is not None:
-            self._on_end(self)
+        if self.on_end is not None:
+            self.on_end(self)
 
     def _leave(self, now: float) -> None:
         """Take the next step of leaving: close the sending half when all is sent; give up when nothing moves."""
@@ -294,7 +276,6 @@ class RtmpClient(Session):
         self.event(event, now)
 
     def _note(self, level: str, code: str, description: str) -> None:
-        self.status_count += 1
         if len(self.statuses) >= STATUSES_KEPT:
             self.statuses.pop(0)  # the last ones say how it ended
         self.statuses.append(Status(level, code, description))

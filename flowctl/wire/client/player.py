@@ -1,7 +1,7 @@
 """Plays an RTMP stream: counts what comes, finds what is missing, and can behave badly on purpose.
 
-Theory of operation. Each message is classified and counted, video and audio are searched for gaps, and after a gap in
-video the next picture has to be a key frame, or the viewer's picture would break. A `PlayProfile` says how to behave:
+Theory of operation. Each message is classified and counted, and a `ViewerMeasure` finds what is missing and how late
+frames came. A `PlayProfile` says how to behave:
 
 - ``rate``: reads go at the pace of a line; when it allows nothing the Receiver is held until it does again. The
   receive buffer of the socket is made small before connecting (`player_sockets`), so that the sender feels the rate
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final
 
 from flowctl.core.flow.counts import NO_COUNTS, Counts, Tally
 from flowctl.core.flow.state import MessageClass
@@ -27,16 +27,14 @@ from flowctl.errors import ConfigError
 from flowctl.flv import TAG_SCRIPT, FlvWriter
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DEFAULT_CAPACITY_BYTES
-from flowctl.wire.client.base import DEFAULT_CONFIG, RtmpClient, peer_gone
-from flowctl.wire.client.gaps import GapFinder
+from flowctl.wire.client.base import RtmpClient, peer_gone
+from flowctl.wire.client.histogram import DelayHistogram
+from flowctl.wire.client.measure import OTHER, STAMP, StreamClock, ViewerMeasure, describe
 from flowctl.wire.client.pace import MediaClock
 from flowctl.wire.client.throttle import MAX_RATE, MIN_RATE, Constant, RatePace, read_size, receive_buffer
-from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.rtmp.events import ClientEvent, PlayStarted, StreamEnded
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
-from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO, Message
 
 _PROBE_S: Final = 0.1
@@ -44,7 +42,6 @@ _PROBE_S: Final = 0.1
 
 _PING_TICK_S: Final = 0.05
 _NEVER: Final = float("inf")
-_PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 
 MAX_PINGS_PER_S: Final = 100_000
@@ -133,119 +130,74 @@ class PlayerStatistics:
     written_tags: int = 0
 
 
-@dataclass(slots=True)
-class _Delay:
-    """Times from stamp to arrival: their sum, number and largest, in seconds."""
-
-    sum_s: float = 0.0
-    count: int = 0
-    max_s: float = field(default=-_NEVER)
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class RtmpPlayer(RtmpClient):
-    """Plays one stream on one connection."""
+    """Plays one stream on one connection.
 
-    __slots__ = (
-        "_audio",
-        "_delay",
-        "_duration_s",
-        "_first_at",
-        "_joined_us",
-        "_last_at",
-        "_media_clock",
-        "_needs_key",
-        "_on_message",
-        "_pace",
-        "_ping_due",
-        "_pings_sent",
-        "_profile",
-        "_stalled",
-        "_stalled_at",
-        "_tally",
-        "_throttled_until",
-        "_video",
-        "_writer",
-        "broken_restarts",
-        "ended_by_server",
-        "first_frame_s",
-        "started_on_key",
-        "write_error",
-    )
+    Attributes:
+        duration_s: leaves so long after the first message. None: stays.
+        on_message: called with each audio and video message.
+        measure: what it has received.
+        stalled_at: when it stopped reading, on the connection's clock; also after that was lifted. None: it has not.
+        write_error: why the writer took no more. None: it takes all.
+        ended_by_server: the server said that the stream is over.
+    """
 
-    def __init__(
-        self,
-        url: RtmpUrl,
-        profile: PlayProfile = HEALTHY,
-        *,
-        writer: FlvWriter | None = None,
-        duration_s: float | None = None,
-        config: ClientSessionConfig = DEFAULT_CONFIG,
-        parameters: str = "",
-        on_message: Callable[[Message, MessageClass], None] | None = None,
-        on_end: Callable[[Any], None] | None = None,
-    ) -> None:
-        super().__init__(url, config=config, parameters=parameters, on_end=on_end)
+    profile: PlayProfile = HEALTHY
+    _: KW_ONLY
+    writer: FlvWriter | None = None
+    duration_s: float | None = None
+    on_message: Callable[[Message, MessageClass], None] | None = None
+    measure: ViewerMeasure = field(default_factory=lambda: ViewerMeasure(StreamClock()))
+    first_frame_s: float | None = None
+    stalled_at: float | None = None
+    write_error: OSError | None = None
+    ended_by_server: bool = False
+    _tally: Tally = field(default_factory=Tally)
+    _media_clock: MediaClock = field(default_factory=MediaClock)
+    _pace: RatePace | None = None  # None: not throttled (any more)
+    _throttled_until: float = _NEVER  # when the pace allows reading again; `_NEVER` while reading
+    _ping_due: float = _NEVER  # when the next pings are due
+    _pings_sent: int = 0
+    _first_at: float | None = None  # when the first media message came; everything counts from here
+    _last_at: float = 0.0
+    _stalled: bool = False  # not reading on purpose
+
+    def __post_init__(self) -> None:
+        RtmpClient.__post_init__(self)
         self._protocol.play()
-        self._profile: Final = profile
-        self._writer = writer
-        self._duration_s = duration_s
-        self._on_message = on_message
-        self._tally = Tally()
-        self._video = GapFinder()
-        self._audio = GapFinder()
-        self._media_clock = MediaClock()
-        self._delay = _Delay()
-        self._joined_us = 0.0  # wall clock at which the play began; what is stamped earlier was cached by the server
-        self._pace: RatePace | None = None  # None: not throttled (any more)
-        self._throttled_until = _NEVER  # when the pace allows reading again; `_NEVER` while reading
-        self._ping_due = _NEVER  # when the next pings are due
-        self._pings_sent = 0
-        self._first_at: float | None = None  # when the first media message came; everything counts from here
-        self._last_at = 0.0
-        self._stalled = False  # not reading on purpose
-        self._stalled_at: float | None = None  # when it began, also after it was lifted
-        self._needs_key = False  # pictures are missing and no key frame has come since
-        self.broken_restarts = 0
-        self.started_on_key: bool | None = None
-        self.first_frame_s: float | None = None
-        self.write_error: OSError | None = None  # why the writer took no more; told at the end
-        self.ended_by_server = False  # the server said that the stream is over
 
     # -- any thread
 
-    @property
-    def stalled_at(self) -> float | None:
-        """When the player stopped reading, on the connection's clock. None: it has not."""
-        return self._stalled_at
-
     def statistics(self) -> PlayerStatistics:
         """Return a frozen snapshot. Figures of the connection's thread may be a step apart."""
-        delay, first_at = self._delay, self._first_at
+        measure, first_at = self.measure, self._first_at
+        delays = measure.delays if measure.clock.source == STAMP else DelayHistogram()
         return PlayerStatistics(
             playing=first_at is not None and self.end is None,
             received=self._tally.frozen(),
             wire_bytes=self._protocol.bytes_received,
-            missing_video=self._video.missing,
-            missing_audio=self._audio.missing,
-            exact=self._video.stamped or self._audio.stamped,
-            video_gaps=self._video.gaps,
-            broken_restarts=self.broken_restarts,
-            started_on_key=self.started_on_key,
+            missing_video=measure.missing_video,
+            missing_audio=measure.missing_audio,
+            exact=measure.exact,
+            video_gaps=measure.video_gaps,
+            broken_restarts=measure.broken_restarts,
+            started_on_key=measure.started_on_key,
             first_frame_s=self.first_frame_s,
-            mean_delay_s=delay.sum_s / delay.count if delay.count else None,
-            max_delay_s=delay.max_s if delay.count else None,
+            mean_delay_s=None if (mean_ms := delays.mean_ms) is None else mean_ms / 1000,
+            max_delay_s=delays.max_us / 1e6 if delays.buckets else None,
             media_s=self._media_clock.covered_ms / 1000,
             elapsed_s=0.0 if first_at is None else self._last_at - first_at,
             stalled=self._stalled,
             pings_sent=self._pings_sent,
-            written_tags=0 if self._writer is None else self._writer.tags_written,
+            written_tags=0 if self.writer is None else self.writer.tags_written,
         )
 
     # -- the session
 
     def received(self, data: memoryview) -> None:
         """Take input; then rest if more was read than the rate allows."""
-        super().received(data)
+        RtmpClient.received(self, data)
         pace = self._pace
         if pace is not None and self._leaving is None:
             now = self.connection.clock()
@@ -259,13 +211,13 @@ class RtmpPlayer(RtmpClient):
         """Note when the play begins and ends."""
         if isinstance(event, PlayStarted):
             if self._first_at is None:
-                self._joined_us = time.time() * 1e6
-            if self._profile.pings_per_s and self._ping_due == _NEVER:
+                self.measure.asked_us = time.time_ns() // 1000
+            if self.profile.pings_per_s and self._ping_due == _NEVER:
                 self._ping_due = now
                 self._plan(now)
         elif isinstance(event, StreamEnded):
             self.ended_by_server = True
-            if not self._profile.stay:
+            if not self.profile.stay:
                 self.finish("the stream ended")
 
     def media(self, message: Message, now: float) -> None:
@@ -276,20 +228,20 @@ class RtmpPlayer(RtmpClient):
         if self._first_at is None:
             self._begin(now)
         self._last_at = now
-        if message_class in _PICTURES:
-            self._picture(message, message_class, now)
-        elif message_class is MessageClass.AUDIO:
+        frame = describe(info, message.payload)
+        if frame.kind != OTHER:
             self._media_clock.frame(message.timestamp)
-            self._audio.frame(message.timestamp, self._stamp(message))
-            self._note_first(now)
-        if self._on_message is not None and message.type_id in (TYPE_AUDIO, TYPE_VIDEO):
-            self._on_message(message, message_class)
-        if self._writer is not None:
+            if self.first_frame_s is None:
+                self.first_frame_s = now - self.connection.opened_at
+        self.measure.take([(message.timestamp, frame)], time.time_ns() // 1000)
+        if self.on_message is not None and message.type_id in (TYPE_AUDIO, TYPE_VIDEO):
+            self.on_message(message, message_class)
+        if self.writer is not None:
             self._write(message)
 
     def due(self, now: float) -> None:
         """Do what the profile wants by now."""
-        profile, first_at = self._profile, self._first_at
+        profile, first_at = self.profile, self._first_at
         pace = self._pace
         if pace is not None and now >= self._throttled_until:
             if pace.allowance(now):
@@ -302,7 +254,7 @@ class RtmpPlayer(RtmpClient):
                 self._lift()
             elif profile.stall_after_s is not None and now >= first_at + profile.stall_after_s:
                 self._stall(now)
-            if self._duration_s is not None and now >= first_at + self._duration_s:
+            if self.duration_s is not None and now >= first_at + self.duration_s:
                 self.finish("played as long as was asked for")
                 return
         if self._stalled and peer_gone(self.sock):
@@ -316,55 +268,26 @@ class RtmpPlayer(RtmpClient):
 
     def _begin(self, now: float) -> None:
         self._first_at = now
-        if self._profile.rate is not None:
-            self._pace = RatePace(Constant(self._profile.rate), now)
+        if self.profile.rate is not None:
+            self._pace = RatePace(Constant(self.profile.rate), now)
         self._plan(now)
 
-    def _note_first(self, now: float) -> None:
-        if self.first_frame_s is None:
-            self.first_frame_s = now - self.connection.opened_at
-
-    def _picture(self, message: Message, message_class: MessageClass, now: float) -> None:
-        is_key = message_class is MessageClass.KEY
-        if self.started_on_key is None:
-            self.started_on_key = is_key
-        self._note_first(now)
-        self._media_clock.frame(message.timestamp)
-        if self._video.frame(message.timestamp, self._stamp(message)):
-            self._needs_key = True
-        if self._needs_key:
-            self._needs_key = False
-            self.broken_restarts += not is_key
-
-    def _stamp(self, message: Message) -> int | None:
-        """Return the number of a stamped frame, and note its delay unless it is older than our play."""
-        found = read_stamp(message.payload)
-        if found is None:
-            return None
-        if found[1] >= self._joined_us:
-            delay_s = time.time() - found[1] / 1e6
-            delay = self._delay
-            delay.sum_s += delay_s
-            delay.count += 1
-            delay.max_s = max(delay.max_s, delay_s)
-        return found[0]
-
     def _write(self, message: Message) -> None:
-        if self._writer is None or self.write_error is not None:
+        if self.writer is None or self.write_error is not None:
             return
         if message.type_id in (TYPE_AUDIO, TYPE_VIDEO, TYPE_DATA_AMF0):
             type_id = TAG_SCRIPT if message.type_id == TYPE_DATA_AMF0 else message.type_id
             try:
-                self._writer.write(type_id, message.timestamp, message.payload)
+                self.writer.write(type_id, message.timestamp, message.payload)
             except OSError as error:
                 # A full disk, or a program behind a pipe that has seen enough: no fault of ours or of the server's.
                 self.write_error = error
                 self.finish("what came could not be written")
 
     def _stall(self, now: float) -> None:
-        if self._stalled_at is None:
+        if self.stalled_at is None:
             self._stalled = True
-            self._stalled_at = now
+            self.stalled_at = now
             self.connection.receiver.pause(self, "stalled on purpose")
 
     def _lift(self) -> None:
@@ -383,22 +306,22 @@ class RtmpPlayer(RtmpClient):
         sender = self.connection.sender
         if sender.blocked or sender.closed:
             return  # the server does not take them; to queue them would only fill our own memory
-        count = max(round(self._profile.pings_per_s * _PING_TICK_S), 1)
+        count = max(round(self.profile.pings_per_s * _PING_TICK_S), 1)
         ping = encode_control(UserControl(EVENT_PING_REQUEST, timestamp=round(now * 1000) & 0xFFFFFFFF))
         sender.send(b"".join(self._protocol.send_message(ping) for _ in range(count)), droppable=False)
         self._pings_sent += count
 
     def _plan(self, now: float) -> None:
         """Ask to be woken at the earliest time at which there is something to do."""
-        profile, first_at = self._profile, self._first_at
+        profile, first_at = self.profile, self._first_at
         times = [self._throttled_until, self._ping_due]
         if first_at is not None:
             if profile.resume_after_s is not None and (self._stalled or self._pace is not None):
                 times.append(first_at + profile.resume_after_s)
-            if profile.stall_after_s is not None and self._stalled_at is None:
+            if profile.stall_after_s is not None and self.stalled_at is None:
                 times.append(first_at + profile.stall_after_s)
-            if self._duration_s is not None:
-                times.append(first_at + self._duration_s)
+            if self.duration_s is not None:
+                times.append(first_at + self.duration_s)
         if self._stalled:
             times.append(now + _PROBE_S)
         earliest = min(times)

@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Final
 
 from flowctl.core.flow.counts import NO_COUNTS, Counts, Tally
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
 from flowctl.deferred import Job
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.flv import FlvTag
-from flowctl.wire.client.base import DEFAULT_CONFIG, RtmpClient
+from flowctl.wire.client.base import RtmpClient
 from flowctl.wire.client.pace import TimedTag, Timeline
 from flowctl.wire.media.stamp import Stamper
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, StreamEnded
-from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl
 
 MAX_QUEUED_BYTES: Final = 1024 * 1024
 """What may wait in the Sender: 3 s of a 2.5 Mbit/s stream, and room for a key frame of 10 Mbit/s many times over."""
@@ -62,67 +60,48 @@ class PublisherStatistics:
     waited_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RtmpPublisher(RtmpClient):
     """Publishes one source on one connection; closes it when the source ends.
 
     Attributes:
+        pace: media seconds per second, 0 for as fast as it is taken.
+        duration_s: ends after so much media time. None: with the source.
+        stamped: the frames are stamped already, and go as they are.
+        begins: returns when the first tag is due, given the time at which the server agreed. None: then.
         source_error: what went wrong with the source, which counts as its end. None: nothing.
     """
 
-    __slots__ = (
-        "_begins",
-        "_job",
-        "_max_lag_s",
-        "_next",
-        "_on_sent",
-        "_pace",
-        "_sent_ms",
-        "_stamper",
-        "_started_at",
-        "_tags",
-        "_tally",
-        "_timeline",
-        "_waited_s",
-        "_waiting_since",
-        "_waits",
-        "source_error",
-    )
+    source: Iterable[FlvTag]
+    _: KW_ONLY
+    pace: float = 1.0
+    loop: bool = False
+    duration_s: float | None = None
+    stamped: bool = False
+    begins: Callable[[float], float] | None = None
+    on_sent: Callable[[FlvTag, MessageClass], None] | None = None
+    source_error: FlowctlError | None = None
+    _timeline: Timeline = field(init=False)
+    _tags: Iterator[TimedTag] = field(init=False)
+    _stamper: Stamper | None = None
+    _next: TimedTag | None = None  # taken from the timeline, not yet sent
+    _job: Job | None = None  # runs the pump; made when the connection is there
+    _sent_ms: int = 0  # media time of the last tag sent
+    _started_at: float | None = None  # when the first tag was due; None: not publishing
+    _waiting_since: float | None = None  # since when there is no room
+    _tally: Tally = field(default_factory=Tally)
+    _waits: int = 0
+    _waited_s: float = 0.0
+    _max_lag_s: float = 0.0
 
-    def __init__(
-        self,
-        url: RtmpUrl,
-        source: Iterable[FlvTag],
-        *,
-        pace: float = 1.0,
-        loop: bool = False,
-        duration_s: float | None = None,
-        stamped: bool = False,
-        begins: Callable[[float], float] | None = None,
-        config: ClientSessionConfig = DEFAULT_CONFIG,
-        parameters: str = "",
-        on_sent: Callable[[FlvTag, MessageClass], None] | None = None,
-        on_end: Callable[[Any], None] | None = None,
-    ) -> None:
-        super().__init__(url, config=config, parameters=parameters, on_end=on_end)
+    def __post_init__(self) -> None:
+        RtmpClient.__post_init__(self)
         self._protocol.publish()
-        if not 0 <= pace <= MAX_PACE:
-            raise ConfigError(f"pace is {pace}, it must be 0 (unpaced) to {MAX_PACE:g}")
-        self._pace = pace
-        self._timeline = Timeline(source, loop=loop, duration_s=duration_s)
-        self._tags: Iterator[TimedTag] = iter(self._timeline)
-        self._next: TimedTag | None = None  # taken from the timeline, not yet sent
-        self._stamper = None if stamped else Stamper()
-        self._begins = begins
-        self._on_sent = on_sent
-        self._job: Job | None = None  # runs the pump; made when the connection is there
-        self._sent_ms = 0  # media time of the last tag sent
-        self._started_at: float | None = None  # when the first tag was due; None: not publishing
-        self._waiting_since: float | None = None  # since when there is no room
-        self._tally = Tally()
-        self._waits = 0
-        self._waited_s = 0.0
-        self._max_lag_s = 0.0
-        self.source_error: FlowctlError | None = None
+        if not 0 <= self.pace <= MAX_PACE:
+            raise ConfigError(f"pace is {self.pace}, it must be 0 (unpaced) to {MAX_PACE:g}")
+        self._timeline = Timeline(self.source, loop=self.loop, duration_s=self.duration_s)
+        self._tags = iter(self._timeline)
+        self._stamper = None if self.stamped else Stamper()
 
     # -- any thread
 
@@ -150,12 +129,12 @@ class RtmpPublisher(RtmpClient):
     def opened(self) -> None:
         """Start, with a job for the pump."""
         self._job = self.connection.registration.job(self._pump, "publisher")
-        super().opened()
+        RtmpClient.opened(self)
 
     def event(self, event: ClientEvent, now: float) -> None:
         """Begin when the server says so; end when it takes the stream away."""
         if isinstance(event, PublishStarted) and self._started_at is None:
-            self._started_at = now if self._begins is None else self._begins(now)
+            self._started_at = now if self.begins is None else self.begins(now)
             self._take_next()
             self._pump()
         elif isinstance(event, StreamEnded):
@@ -176,9 +155,9 @@ class RtmpPublisher(RtmpClient):
 
     def _time_of(self, timed: TimedTag, now: float) -> float:
         """Return when `timed` is due: `now` where there is no pace."""
-        if not self._pace or self._started_at is None:
+        if not self.pace or self._started_at is None:
             return now
-        return self._started_at + timed.due_ms / 1000 / self._pace
+        return self._started_at + timed.due_ms / 1000 / self.pace
 
     def _pump(self) -> None:
         """Send what is due, as far as there is room, and see to it that it is run again."""
@@ -234,6 +213,6 @@ class RtmpPublisher(RtmpClient):
         octets = self._protocol.send_tag(type_id, timestamp, payload)
         self.connection.sender.send(octets, timed.message_class, droppable=False)
         self._tally.add(timed.message_class, len(payload))
-        if self._on_sent is not None:
-            self._on_sent(FlvTag(type_id, timestamp, payload), timed.message_class)
+        if self.on_sent is not None:
+            self.on_sent(FlvTag(type_id, timestamp, payload), timed.message_class)
         return len(octets)

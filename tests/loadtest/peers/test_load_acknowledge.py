@@ -12,11 +12,11 @@ import pytest
 
 from flowctl.core.loop.sockets import unacknowledged_bytes
 from flowctl.load.peers.link import HANDSHAKE_BYTES, Target
-from flowctl.load.peers.measures import StreamClock, ViewerMeasure
 from flowctl.load.peers.skim import FrameBook
 from flowctl.load.peers.viewer import Viewer
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
+from flowctl.wire.client.measure import StreamClock, ViewerMeasure
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.chunk.writer import serialise
 from flowctl.wire.rtmp.events import Acknowledged, ConnectRequested, PlayRequested
@@ -66,17 +66,17 @@ class Stage:
         url = parse_url(f"rtmp://127.0.0.1:{self.listener.getsockname()[1]}/live/room")
         self.result = PeerResult(number=0, profile=profile, kind=PeerKind.SLOW, url=str(url))
         self.viewer = Viewer(
-            self.reactor,
-            Target(socket.AF_INET, self.listener.getsockname()),
-            url,
-            self.result,
-            manner=parse_profile(profile).manner,
-            measure=ViewerMeasure(StreamClock(), None),
-            book=FrameBook(),
-            parsed=parsed,
+            reactor=self.reactor,
+            target=Target(socket.AF_INET, self.listener.getsockname()),
+            url=url,
+            result=self.result,
             config=ClientSessionConfig(),
             began=self.reactor.now,
             on_end=lambda viewer: None,
+            manner=parse_profile(profile).manner,
+            measure=ViewerMeasure(StreamClock()),
+            book=FrameBook(),
+            parsed=parsed,
         )
         self.viewer.start("", 1e9)
         self.peer, _ = self.listener.accept()

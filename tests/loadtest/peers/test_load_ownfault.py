@@ -89,10 +89,10 @@ def end_of(source="", asks=ClientSession.play, guard=contextlib.nullcontext):
             target = Target(socket.AF_INET, server.getsockname())
             row = PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="")
             item = Link(
-                reactor,
-                target,
-                parse_url(f"rtmp://127.0.0.1:{target.address[1]}/live/room"),
-                row,
+                reactor=reactor,
+                target=target,
+                url=parse_url(f"rtmp://127.0.0.1:{target.address[1]}/live/room"),
+                result=row,
                 asks=asks,
                 config=ClientSessionConfig(),
                 began=time.monotonic(),

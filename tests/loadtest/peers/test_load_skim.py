@@ -12,11 +12,11 @@ from rtmp_chunk_peer import ChunkPeer, basic, header0, interleave, random_messag
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO
-from flowctl.load.peers.measures import FASTEST, ORIGIN, STAMP, StreamClock, ViewerMeasure
-from flowctl.load.peers.skim import AUDIO, OTHER, VIDEO, Frame, FrameBook, Skimmer
-from flowctl.load.results.histogram import DelayHistogram
+from flowctl.load.peers.skim import FrameBook, Skimmer
+from flowctl.load.peers.viewer import write_row
 from flowctl.load.results.result import PeerKind, PeerResult
-from flowctl.wire.client.gaps import GapFinder
+from flowctl.wire.client.histogram import DelayHistogram
+from flowctl.wire.client.measure import AUDIO, FASTEST, ORIGIN, OTHER, STAMP, VIDEO, Frame, StreamClock, ViewerMeasure
 from flowctl.wire.media.stamp import has_slot, read_stamp, stamp
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
@@ -205,7 +205,7 @@ def test_skim_when_a_table_is_full_forgets_and_goes_on():
 
 
 def taken(items, clock=None, *, asked_us=0, now_us=BASE_US):
-    measure = ViewerMeasure(clock or StreamClock(), None)
+    measure = ViewerMeasure(clock or StreamClock())
     measure.asked_us = asked_us
     measure.take(items, now_us)
     return measure
@@ -216,21 +216,23 @@ def frames_of(made):
 
 
 @pytest.mark.parametrize("stamped", [True, False])
-def test_measure_when_frames_are_missing_counts_as_the_gap_finder(stamped):
-    """Missing frames of video and audio are those that the client's own gap finder counts."""
+def test_measure_when_frames_are_missing_counts_them(stamped):
+    """Missing frames of video and audio are counted, by number or by time, gap by gap."""
     rng = random.Random(5)
-    lost = {index for index in range(40, 500) if rng.random() < 0.1}
-    made = messages(5.0, stamped=stamped, lose=lost.__contains__)
-    measure = taken(frames_of(made))
-    finders = {TAG_VIDEO: GapFinder(), TAG_AUDIO: GapFinder()}
-    for message in made:
-        if message.type_id in finders and inspect(message.type_id, message.payload).message_class.name != "HEADER":
-            found = read_stamp(message.payload)
-            finders[message.type_id].frame(message.timestamp, found[0] if found else None)
-    expected = [finders[TAG_VIDEO].missing, finders[TAG_AUDIO].missing]
+    lost = {index for index in range(40, 300) if rng.random() < 0.1}
+    whole = messages(5.0, stamped=True)
+    measure = taken(frames_of(messages(5.0, stamped=stamped, lose=lost.__contains__)))
+    kinds = [
+        message.type_id
+        for message in whole
+        if message.type_id in (TAG_VIDEO, TAG_AUDIO) and read_stamp(message.payload)
+    ]
+    got = [measure.video, measure.audio]
+    expected = [kinds.count(kind) - count for kind, count in zip((TAG_VIDEO, TAG_AUDIO), got, strict=True)]
     assert expected == [measure.missing_video, measure.missing_audio]
     assert min(expected) > 0
-    assert measure.gaps == finders[TAG_VIDEO].gaps + finders[TAG_AUDIO].gaps
+    assert measure.exact is stamped
+    assert 0 < measure.gaps <= sum(expected)
 
 
 def video(number, *, key=False, sent_us=BASE_US, timestamp=None):
@@ -302,7 +304,7 @@ def test_measure_when_the_wire_is_stamped_says_so_and_fills_the_row():
     clock = StreamClock()
     measure = taken([video(index, key=not index) for index in range(100)], clock, now_us=BASE_US + 25_000)
     row = PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="rtmp://h/a/s")
-    measure.write_to(row)
+    write_row(row, measure)
     assert (clock.source, row.video, row.keys, row.started_on_key, row.delays) == (STAMP, 100, 1, True, 100)
     assert row.delay_p50_ms == pytest.approx(25, rel=0.02)
     assert row.delay_max_ms == 25.0
@@ -310,17 +312,17 @@ def test_measure_when_the_wire_is_stamped_says_so_and_fills_the_row():
 
 def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
     """From one picture to the next, or to the end; the sound that comes meanwhile is none, and the cache has none."""
-    measure, row = ViewerMeasure(StreamClock(), None), PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
-    measure.write_to(row)
+    measure, row = ViewerMeasure(StreamClock()), PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
+    write_row(row, measure)
     assert row.longest_freeze_s is None
     measure.take([video(index, key=not index) for index in range(10)], BASE_US)
     for index, at_ms in enumerate((199, 800, 833), 10):
         measure.take([video(index)], BASE_US + at_ms * 1000)
         measure.take([(0, Frame(AUDIO, False, index, BASE_US, data=False))], BASE_US + at_ms * 1000 + 100)
-    measure.write_to(row)
+    write_row(row, measure)
     assert (row.freezes, row.longest_freeze_s) == (1, pytest.approx(0.601))
     measure.waited_until(BASE_US + 2_000_000)
-    measure.write_to(row)
+    write_row(row, measure)
     assert (row.freezes, row.longest_freeze_s) == (2, pytest.approx(1.167))
 
 
@@ -335,10 +337,10 @@ def test_measure_when_only_sound_comes_after_a_picture_misses_those_of_its_time(
     row = PeerResult(number=0, profile="", kind=PeerKind.SLOW, url="")
     assert measure.missed_at_end == 0
     measure.take([sound(at) for at in range(2970, sound_ms, 20)], BASE_US)
-    measure.write_to(row)
+    write_row(row, measure)
     assert (row.missed_at_end, row.missing_video) == (missed, 0)
     measure.take([video(sound_ms // 33, key=True)], BASE_US)
-    measure.write_to(row)
+    write_row(row, measure)
     assert (row.missed_at_end, row.missing_video) == (0, max(sound_ms // 33 - 91, 0))
 
 

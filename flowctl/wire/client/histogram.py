@@ -7,7 +7,8 @@ use exist, so a viewer costs a few kilobytes however long the run is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 _BITS: Final = 7
@@ -35,6 +36,7 @@ def bounds_of(bucket: int) -> tuple[int, int]:
     return low, low + (1 << shift)
 
 
+@dataclass(slots=True)
 class DelayHistogram:
     """Counts delays; not thread-safe.
 
@@ -43,11 +45,8 @@ class DelayHistogram:
         max_us: the largest value so far.
     """
 
-    __slots__ = ("buckets", "max_us")
-
-    def __init__(self, buckets: Mapping[int, int] | None = None, max_us: int = 0) -> None:
-        self.buckets: dict[int, int] = dict(buckets or {})
-        self.max_us = max_us
+    buckets: dict[int, int] = field(default_factory=dict)
+    max_us: int = 0
 
     def add(self, value_us: int) -> None:
         """Count one value in microseconds."""
@@ -66,6 +65,13 @@ class DelayHistogram:
     def count(self) -> int:
         """How many values were counted."""
         return sum(self.buckets.values())
+
+    @property
+    def mean_ms(self) -> float | None:
+        """The mean in ms, as exact as the buckets. None: there are none."""
+        middles = ((sum(bounds_of(bucket)) / 2, count) for bucket, count in self.buckets.items())
+        total = sum(min(middle, self.max_us) * count for middle, count in middles)
+        return total / self.count / 1000 if self.buckets else None
 
     def percentile_ms(self, share: float) -> float | None:
         """Return the value in ms that a share (0 to 1) of the counted ones does not exceed. None: there are none."""

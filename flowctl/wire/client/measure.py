@@ -13,15 +13,16 @@ A *freeze* is the time from one picture to the next. The cache comes at once, so
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
 
-from flowctl.load.peers.skim import AUDIO, VIDEO, Frame, Skimmed
-from flowctl.load.results.histogram import DelayHistogram, bucket_of
-from flowctl.load.results.result import PeerResult
-from flowctl.wire.client.gaps import GapFinder
+from flowctl.core.flow.state import MessageClass
+from flowctl.wire.client.gaps import MAX_MISSING, GapFinder
+from flowctl.wire.client.histogram import DelayHistogram, bucket_of
 from flowctl.wire.client.pace import signed_difference
+from flowctl.wire.media.stamp import read_stamp
+from flowctl.wire.rtmp.media.media import MediaInfo
 
-_MISSING_MAX: Final = 1_000_000  # as `flowctl.wire.client.gaps`: a publisher that begins again is no loss
 _ORIGIN_MAX_US: Final = 120_000_000
 STALL_S: Final = 1.0
 FREEZE_S: Final = 0.2
@@ -33,25 +34,57 @@ ORIGIN: Final = "publisher's clock"
 FASTEST: Final = "fastest viewer"
 
 
+VIDEO: Final = 0
+AUDIO: Final = 1
+OTHER: Final = 2
+"""Kinds of `Frame`: a picture, sound, and what is neither: codec configuration, metadata, data."""
+
+
+class Frame(NamedTuple):
+    """What one media message is.
+
+    Args:
+        sent_us: time of its stamp, microseconds since 1970; 0 where it has none.
+    """
+
+    kind: int
+    key: bool
+    number: int | None
+    sent_us: int
+    data: bool
+
+
+Skimmed: TypeAlias = tuple[int, Frame]
+"""Timestamp in ms, and what came."""
+
+
+def describe(info: MediaInfo, head: bytes) -> Frame:
+    """Return what the media message is whose body begins with `head`."""
+    if info.kind == "data" or info.message_class is MessageClass.HEADER or info.message_class is MessageClass.DATA:
+        return Frame(OTHER, False, None, 0, info.kind == "data")
+    number, sent_us = read_stamp(head) or (None, 0)
+    if info.kind == "audio":
+        return Frame(AUDIO, False, number, sent_us, False)
+    return Frame(VIDEO, info.message_class is MessageClass.KEY, number, sent_us, False)
+
+
+@dataclass(slots=True, kw_only=True)
 class StreamClock:
     """What is known of one stream's time; shared by its viewers in a process.
 
     Attributes:
-        origin_us: wall-clock time at which timestamp 0 was due. None: the publisher is not ours.
-        source: where delays come from, of `STAMP`, `ORIGIN` and `FASTEST`; "" while none was measured.
         key_interval: of our own synthetic source: frames from key frame to key frame, 0 for unknown.
         disposable_every: of our own synthetic source: every n-th frame behind a key frame is disposable.
+        origin_us: wall-clock time at which timestamp 0 was due. None: the publisher is not ours.
+        source: where delays come from, of `STAMP`, `ORIGIN` and `FASTEST`; "" while none was measured.
     """
 
-    __slots__ = ("_first", "_least_us", "disposable_every", "key_interval", "origin_us", "source")
-
-    def __init__(self, *, key_interval: int = 0, disposable_every: int = 0) -> None:
-        self.origin_us: int | None = None
-        self.source = ""
-        self.key_interval = key_interval
-        self.disposable_every = disposable_every
-        self._first: int | None = None  # timestamp that the others are counted from
-        self._least_us: int | None = None
+    key_interval: int = 0
+    disposable_every: int = 0
+    origin_us: int | None = None
+    source: str = ""
+    _first: int | None = None  # timestamp that the others are counted from
+    _least_us: int | None = None
 
     def delay_us(self, timestamp: int, asked_us: int, now_us: int) -> int | None:
         """Return the delay of a frame without a stamp. None: it is from before `asked_us`."""
@@ -81,76 +114,62 @@ class StreamClock:
         return any(place == 0 or place % every for place in places)
 
 
+@dataclass(slots=True)
 class ViewerMeasure:
     """Counts what one connection receives.
 
     Attributes:
+        recent: delays of the present second, shared with others. None: nobody asks.
         asked_us: when it asked to play, by the wall clock.
         freezes: times that no picture came for `FREEZE_S` or longer.
         longest_freeze_us: the longest time from one picture to the next, microseconds.
-        missing: frames missing so far, video and audio.
-        frames: of video and audio so far.
+        broken_restarts: gaps in video after which something else than a key frame came first.
+        started_on_key: whether the first picture was a key frame. None: none came.
     """
 
-    __slots__ = (
-        "_audio_gaps",
-        "_clock",
-        "_first_ms",
-        "_next_audio",
-        "_next_video",
-        "_picture_ms",
-        "_picture_us",
-        "_recent",
-        "_sound_ms",
-        "_video_gaps",
-        "asked_us",
-        "audio",
-        "broken_restarts",
-        "data",
-        "delays",
-        "freezes",
-        "gaps",
-        "keys",
-        "longest_freeze_us",
-        "missing_audio",
-        "missing_video",
-        "started_on_key",
-        "video",
-    )
-
-    def __init__(self, clock: StreamClock, recent: DelayHistogram | None) -> None:
-        self._clock = clock
-        self._recent = recent
-        self._video_gaps: GapFinder | None = None  # made for streams without stamps
-        self._audio_gaps: GapFinder | None = None
-        self._next_video: int | None = None  # number that the next picture should have
-        self._next_audio: int | None = None
-        self._picture_us = 0  # when the last picture came; 0: none has
-        self._first_ms: int | None = None  # timestamp of the first picture
-        self._picture_ms = 0  # of the last one
-        self._sound_ms: int | None = None  # of the last piece of sound
-        self.asked_us = 0
-        self.audio = 0
-        self.broken_restarts = 0
-        self.data = 0
-        self.delays = DelayHistogram()
-        self.freezes = 0
-        self.gaps = 0
-        self.keys = 0
-        self.longest_freeze_us = 0
-        self.missing_audio = 0
-        self.missing_video = 0
-        self.started_on_key: bool | None = None
-        self.video = 0
+    clock: StreamClock
+    recent: DelayHistogram | None = None
+    asked_us: int = 0
+    video: int = 0
+    audio: int = 0
+    data: int = 0
+    keys: int = 0
+    missing_video: int = 0
+    missing_audio: int = 0
+    video_gaps: int = 0
+    audio_gaps: int = 0
+    broken_restarts: int = 0
+    started_on_key: bool | None = None
+    freezes: int = 0
+    longest_freeze_us: int = 0
+    delays: DelayHistogram = field(default_factory=DelayHistogram)
+    picture_us: int = 0  # when the last picture came; 0: none has
+    _video_steps: GapFinder | None = None  # made for streams without stamps
+    _audio_steps: GapFinder | None = None
+    _next_video: int | None = None  # number that the next picture should have
+    _next_audio: int | None = None
+    _first_ms: int | None = None  # timestamp of the first picture
+    _picture_ms: int = 0  # of the last one
+    _sound_ms: int | None = None  # of the last piece of sound
 
     def anew(self) -> ViewerMeasure:
         """Return a measure of the same stream that has counted nothing: its viewer is not parsed from here on."""
-        return ViewerMeasure(self._clock, None)
+        return ViewerMeasure(self.clock)
 
     @property
     def missing(self) -> int:
         """Frames missing so far, video and audio."""
         return self.missing_video + self.missing_audio
+
+    @property
+    def gaps(self) -> int:
+        """Times that frames were missing."""
+        return self.video_gaps + self.audio_gaps
+
+    @property
+    def exact(self) -> bool:
+        """Whether the missing ones were counted by numbers; otherwise they were worked out from timestamps."""
+        return self._next_video is not None or self._next_audio is not None
 
     @property
     def frames(self) -> int:
@@ -184,15 +203,15 @@ class ViewerMeasure:
             if sent_us:
                 if sent_us < self.asked_us:
                     continue
-                self._clock.source = STAMP
+                self.clock.source = STAMP
                 delay_us: int | None = now_us - sent_us
             else:
-                delay_us = self._clock.delay_us(timestamp, self.asked_us, now_us)
+                delay_us = self.clock.delay_us(timestamp, self.asked_us, now_us)
             if delay_us is not None:
                 self._delay(delay_us)
         if self.video != pictures:
             self.waited_until(now_us)
-            self._picture_us, self._picture_ms = now_us, picture_ms
+            self.picture_us, self._picture_ms = now_us, picture_ms
 
     @property
     def missed_at_end(self) -> int:
@@ -208,26 +227,22 @@ class ViewerMeasure:
         if behind_ms < STALL_S * 1000 or span_ms <= 0:
             return 0
         missed = int(behind_ms * steps / span_ms)
-        return missed if missed < _MISSING_MAX else 0
+        return missed if missed < MAX_MISSING else 0
 
     def waited_until(self, now_us: int) -> None:
         """Note that no picture came from the last one until `now_us`."""
-        if self._picture_us:
-            waited_us = now_us - self._picture_us
+        if self.picture_us:
+            waited_us = now_us - self.picture_us
             self.freezes += waited_us >= _FREEZE_US
             self.longest_freeze_us = max(self.longest_freeze_us, waited_us)
 
     def _delay(self, delay_us: int) -> None:
         bucket = bucket_of(delay_us)
-        delays = self.delays
-        delays.buckets[bucket] = delays.buckets.get(bucket, 0) + 1
-        if delay_us > delays.max_us:  # noqa: PLR1730 - a third of the time of max(), for each frame and viewer
-            delays.max_us = delay_us
-        recent = self._recent
-        if recent is not None:
-            recent.buckets[bucket] = recent.buckets.get(bucket, 0) + 1
-            if delay_us > recent.max_us:  # noqa: PLR1730 - as above
-                recent.max_us = delay_us
+        for delays in (self.delays, self.recent):
+            if delays is not None:
+                delays.buckets[bucket] = delays.buckets.get(bucket, 0) + 1
+                if delay_us > delays.max_us:  # noqa: PLR1730 - a third of the time of max(), for each frame and viewer
+                    delays.max_us = delay_us
 
     def _picture(self, timestamp: int, frame: Frame) -> None:
         """Take a picture that is not simply the next one: a key frame, one after a gap, one without a number."""
@@ -237,48 +252,29 @@ class ViewerMeasure:
         self.keys += frame.key
         number = frame.number
         if number is None:
-            if self._video_gaps is None:
-                self._video_gaps = GapFinder()
-            missing = self._video_gaps.frame(timestamp)
-            needed = True
+            self._video_steps = self._video_steps or GapFinder()
+            missing, needed = self._video_steps.frame(timestamp), True
         else:
             missing = _missing(number, self._next_video)
-            needed = bool(missing) and self._clock.needed(number - missing, missing)
+            needed = bool(missing) and self.clock.needed(number - missing, missing)
         if missing:
             self.missing_video += missing
-            self.gaps += 1
+            self.video_gaps += 1
             # What comes after a gap must be a key frame, unless nobody refers to what is missing.
             self.broken_restarts += needed and not frame.key
 
     def _sound(self, timestamp: int, number: int | None) -> None:
         if number is None:
-            if self._audio_gaps is None:
-                self._audio_gaps = GapFinder()
-            missing = self._audio_gaps.frame(timestamp)
+            self._audio_steps = self._audio_steps or GapFinder()
+            missing = self._audio_steps.frame(timestamp)
         else:
             missing = _missing(number, self._next_audio)
         if missing:
             self.missing_audio += missing
-            self.gaps += 1
-
-    def write_to(self, result: PeerResult) -> None:
-        """Put the figures into the row of the peer."""
-        result.video, result.keys, result.audio, result.data = self.video, self.keys, self.audio, self.data
-        result.missing_video, result.missing_audio = self.missing_video, self.missing_audio
-        result.missed_at_end = self.missed_at_end
-        result.gaps, result.broken_restarts = self.gaps, self.broken_restarts
-        result.started_on_key = self.started_on_key
-        result.freezes = self.freezes
-        result.longest_freeze_s = self.longest_freeze_us / 1e6 if self._picture_us else None
-        delays = self.delays
-        result.delays = delays.count
-        result.delay_p50_ms = delays.percentile_ms(0.50)
-        result.delay_p95_ms = delays.percentile_ms(0.95)
-        result.delay_p99_ms = delays.percentile_ms(0.99)
-        result.delay_max_ms = delays.max_us / 1000 if result.delays else None
+            self.audio_gaps += 1
 
 
 def _missing(number: int, expected: int | None) -> int:
     """Return how many frames lie between the one expected and this one; 0 where another publisher counts anew."""
     missing = 0 if expected is None else number - expected
-    return missing if 0 <= missing <= _MISSING_MAX else 0
+    return missing if 0 <= missing <= MAX_MISSING else 0
