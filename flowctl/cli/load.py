@@ -225,7 +225,7 @@ def _load(
         from flowctl.load.results.parquet import check_available
 
         check_available()
-    with RunDisplay(plan.url, plan.profiles, plan.ramp_s + plan.duration_s, table=table) as display:
+    with RunDisplay(plan.url, plan.profiles, plan.length_s, table=table) as display:
         result = run_load(plan, display.sampled)
     figures = RunFigures(result)
     verdicts = [condition.judge(figures) for condition in conditions]

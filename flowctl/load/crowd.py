@@ -22,7 +22,7 @@ from flowctl.load.peers.reactor import Reactor
 from flowctl.load.peers.skim import FrameBook
 from flowctl.load.peers.slow import Manner
 from flowctl.load.peers.viewer import Viewer
-from flowctl.load.plan import PeerOrder
+from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
 from flowctl.wire.client.histogram import DelayHistogram
@@ -63,53 +63,42 @@ class Tally:
     alive: dict[Viewer, None] = field(default_factory=dict)  # in the order of their coming
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrowdSettings:
-    """What the peers of a crowd have in common.
-
-    Args:
-        spread_addresses: whether each peer has its own source address.
-        began: start of the run on `time.monotonic`.
-    """
-
-    target: Target
-    urls: list[RtmpUrl]
-    spread_addresses: bool
-    connect_timeout_s: float
-    began: float
-    ends_s: float
-    seed: int
-
-
 def source_address(number: int) -> str:
     """Return an address of 127.0.0.0/8 for a peer, another one for each up to 60,000."""
     return f"127.{1 + number // 62_500}.{1 + number // 250 % 250}.{1 + number % 250}"
 
 
+@dataclass(slots=True, eq=False)
 class Crowd:
-    """The viewers and attackers of one process."""
+    """The viewers and attackers of one process.
 
-    def __init__(
-        self, reactor: Reactor, settings: CrowdSettings, clocks: list[StreamClock], on_row: Callable[[PeerResult], None]
-    ) -> None:
-        self._reactor = reactor
-        self._settings = settings
-        self._clocks = clocks
-        self._on_row = on_row
-        self._book = FrameBook()
-        self._tallies: dict[str, Tally] = {}
-        self._waiting = 0  # peers whose time has not come
-        self._returning = 0  # peers that have left and are about to come back
-        self._visits = 0
-        self._stopping = False
-        self._empty = asyncio.Event()  # set when the last one has gone after `stop`
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ended_bytes = 0  # of viewers that have ended
-        self._ended_frames = 0
-        self._last_bytes = 0
-        self._last_frames = 0
-        self.recent = DelayHistogram()
-        """Delays of healthy viewers in this second."""
+    Attributes:
+        began: start of the run on `time.monotonic`.
+        clocks: of each stream.
+        on_row: called with the row of each peer that has ended.
+        recent: delays of healthy viewers in this second.
+    """
+
+    reactor: Reactor
+    plan: LoadPlan
+    target: Target
+    urls: list[RtmpUrl]
+    began: float
+    clocks: list[StreamClock]
+    on_row: Callable[[PeerResult], None]
+    recent: DelayHistogram = field(default_factory=DelayHistogram)
+    _book: FrameBook = field(default_factory=FrameBook)
+    _tallies: dict[str, Tally] = field(default_factory=dict)
+    _waiting: int = 0  # peers whose time has not come
+    _returning: int = 0  # peers that have left and are about to come back
+    _visits: int = 0
+    _stopping: bool = False
+    _empty: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last one has gone after `stop`
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _ended_bytes: int = 0  # of viewers that have ended
+    _ended_frames: int = 0
+    _last_bytes: int = 0
+    _last_frames: int = 0
 
     # -- coming
 
@@ -118,7 +107,7 @@ class Crowd:
         for order in orders:
             self._waiting += 1
             self._tally(order.profile)
-            self._reactor.call_at(self._settings.began + order.join_s, partial(self._come, order, first=True))
+            self.reactor.call_at(self.began + order.join_s, partial(self._come, order, first=True))
 
     def _tally(self, name: str) -> Tally:
         tally = self._tallies.get(name)
@@ -133,9 +122,9 @@ class Crowd:
         if self._stopping:
             return
         tally = self._tally(order.profile)
-        url = self._settings.urls[order.stream]
+        url = self.urls[order.stream]
         result = PeerResult(number=order.number, profile=order.profile, kind=tally.kind, url=str(url))
-        source = source_address(order.number) if self._settings.spread_addresses else ""
+        source = source_address(order.number) if self.plan.spread_addresses else ""
         if tally.kind is PeerKind.HOSTILE:
             task = asyncio.get_running_loop().create_task(self._attack(order, result, tally, source))
             self._tasks.add(task)
@@ -144,20 +133,20 @@ class Crowd:
         self._visits += 1
         recent = self.recent if tally.kind is PeerKind.HEALTHY and order.parsed else None
         viewer = Viewer(
-            reactor=self._reactor,
-            target=self._settings.target,
+            reactor=self.reactor,
+            target=self.target,
             url=url,
             result=result,
             config=_VIEWER_CONFIG,
-            began=self._settings.began,
+            began=self.began,
             on_end=lambda viewer: self._gone(viewer, order, tally),
             manner=tally.manner,
-            measure=ViewerMeasure(self._clocks[order.stream], recent),
+            measure=ViewerMeasure(self.clocks[order.stream], recent),
             book=self._book,
             parsed=order.parsed,
         )
         tally.alive[viewer] = None
-        viewer.start(source, self._settings.connect_timeout_s)
+        viewer.start(source, self.plan.connect_timeout_s)
 
     # -- going
 
@@ -175,26 +164,25 @@ class Crowd:
         if tally.manner.stay_s is not None and not self._stopping and self._visits < VISITS_MAX:
             pause_s = 0.0 if result.end is PeerEnd.LEFT else _COME_BACK_S
             self._returning += 1
-            self._reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
+            self.reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
 
     def _count_end(self, result: PeerResult, tally: Tally) -> None:
         tally.cut += result.cut is True
         tally.failed += result.end in _FAILED
-        self._on_row(result)
+        self.on_row(result)
         if self._stopping and not any(item.alive or item.attacking for item in self._tallies.values()):
             self._empty.set()
 
     async def _attack(self, order: PeerOrder, result: PeerResult, tally: Tally, source: str) -> None:
         """Run a hostile profile and make its row of the verdict."""
-        from flowctl.load.hostile.base import AttackContext  # noqa: PLC0415 - loaded only by crowds that attack
-        from flowctl.load.hostile.registry import hostile_profile  # noqa: PLC0415 - the same
+        from flowctl.load.hostile.registry import hostile_profile  # noqa: PLC0415 - loaded only by crowds that attack
+        from flowctl.load.hostile.types import AttackContext  # noqa: PLC0415 - the same
 
-        settings = self._settings
-        now_s = time.monotonic() - settings.began
+        now_s = time.monotonic() - self.began
         result.started_s = now_s
         tally.attacking += 1
-        host, port = settings.target.address[:2]
-        url = settings.urls[order.stream]
+        host, port = self.target.address[:2]
+        url = self.urls[order.stream]
         context = AttackContext(
             host=host,
             port=port,
@@ -202,8 +190,8 @@ class Crowd:
             stream=url.stream,
             source=source or None,
             number=order.number,
-            duration_s=max(settings.ends_s - now_s - _ATTACK_MARGIN_S, _LEAST_ATTACK_S),
-            rng=random.Random(f"{settings.seed}-{order.number}"),
+            duration_s=max(self.plan.length_s - now_s - _ATTACK_MARGIN_S, _LEAST_ATTACK_S),
+            rng=random.Random(f"{self.plan.seed}-{order.number}"),
         )
         try:
             verdict = await hostile_profile(order.profile).attack(context)
@@ -221,7 +209,7 @@ class Crowd:
             result.expectation_met = verdict.met
             result.notes = verdict.notes
             result.forms = verdict.form_words
-        result.ended_s = time.monotonic() - settings.began
+        result.ended_s = time.monotonic() - self.began
         tally.attacking -= 1
         self._count_end(result, tally)
 

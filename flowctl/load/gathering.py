@@ -25,21 +25,7 @@ _PUBLISHER_LAG_S: Final = 0.1
 _REFUSED_SHARE: Final = 0.01
 
 
-@dataclass(slots=True)
-class _Second:
-    """What was said about one second of the run."""
-
-    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Figures:
-    """Of a process, the last time it was looked at."""
-
-    at: float
-    cpu_s: float
-
-
+@dataclass(eq=False)
 class Gathering:
     """The result of a run, as it grows.
 
@@ -47,32 +33,36 @@ class Gathering:
         closed: the last second that became a sample.
         lost_publishers: rows of publishers of ours that ended before they were told to.
         server_gone: whether the server's process, where it is watched, has ended.
+        deserted: whether all have gone and no one is to come, by the last sample.
     """
 
-    def __init__(self, plan: LoadPlan, url: str, on_sample: Callable[[Sample], None] | None) -> None:
-        self._plan = plan
-        self._on_sample = on_sample
-        self._began = 0.0
-        self._seconds: dict[int, _Second] = {}
-        self.closed = 0
-        self.lost_publishers: list[PeerResult] = []
-        self.server_gone = False
-        self._cpu_s: dict[int, float] = {}  # of each worker, at its last word
-        self._cpu_before = 0.0
-        self._busy: list[int] = []  # seconds in which a worker had no processor time left
-        self._lagging: dict[int, float] = {}  # second -> worst lag in ms
-        self._server_before: _Figures | None = None
-        self._server_first: ProcessFigures | None = None
-        self._server_last: ProcessFigures | None = None
-        self._publisher_lag_s = 0.0
-        self._orders: dict[int, PeerOrder] = {}
-        self._streams_gone = False
+    plan: LoadPlan
+    url: str
+    on_sample: Callable[[Sample], None] | None
+    result: RunResult = field(init=False)
+    closed: int = 0
+    lost_publishers: list[PeerResult] = field(default_factory=list)
+    server_gone: bool = False
+    deserted: bool = False
+    _began: float = 0.0
+    _seconds: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)  # second -> worker -> its report
+    _cpu_s: dict[int, float] = field(default_factory=dict)  # of each worker, at its last word
+    _cpu_before: float = 0.0
+    _busy: set[int] = field(default_factory=set)  # seconds in which a worker had no processor time left
+    _lagging: dict[int, float] = field(default_factory=dict)  # second -> worst lag in ms
+    _server_before: tuple[float, float] | None = None  # when it was looked at last, and its processor time then
+    _server_first: ProcessFigures | None = None
+    _server_last: ProcessFigures | None = None
+    _publisher_lag_s: float = 0.0
+    _orders: dict[int, PeerOrder] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self.result = RunResult(
-            url=url,
-            command=plan.command,
+            url=self.url,
+            command=self.plan.command,
             began_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
-            profiles=dict(plan.profiles),
-            server_pid=plan.server_pid,
+            profiles=dict(self.plan.profiles),
+            server_pid=self.plan.server_pid,
         )
 
     def warn(self, text: str) -> None:
@@ -86,8 +76,8 @@ class Gathering:
         self.result.measured_every = every
         if every > 1:
             self.warn(f"frames and delays are of every {_ordinal(every)} viewer; the others read and discard")
-        if self._plan.server_pid is not None:
-            self._server_first = self._server_last = figures_of(self._plan.server_pid)
+        if self.plan.server_pid is not None:
+            self._server_first = self._server_last = figures_of(self.plan.server_pid)
             if self._server_first is not None:
                 self.result.server_base_rss_bytes = self._server_first.rss_bytes
 
@@ -120,12 +110,12 @@ class Gathering:
         used_s = message["cpu_s"] - self._cpu_s.get(worker, message["cpu_s"])
         self._cpu_s[worker] = message["cpu_s"]
         if used_s * 100 > _BUSY_PERCENT and self._began:
-            self._busy.append(second)
+            self._busy.add(second)
         lag_ms = message["lag_s"] * 1000
         if lag_ms > _LAG_MS and self._began:
             self._lagging[second] = max(lag_ms, self._lagging.get(second, 0.0))
         if not publishing and second > self.closed:
-            self._seconds.setdefault(second, _Second()).reports[worker] = message
+            self._seconds.setdefault(second, {})[worker] = message
 
     def publisher_lag(self, lag_s: float) -> None:
         """Note how late a publisher of ours was at worst."""
@@ -154,11 +144,6 @@ class Gathering:
             )
 
     @property
-    def deserted(self) -> bool:
-        """Whether everybody has gone and nobody is to come, by the last sample."""
-        return self._streams_gone
-
-    @property
     def healthy_cut(self) -> int:
         """How many healthy viewers there were, if the server has ended the connections of all of them; else 0."""
         if any(parse_profile(order.profile).profile.kind is PeerKind.HEALTHY for order in self._orders.values()):
@@ -172,20 +157,18 @@ class Gathering:
         """Make a sample of the oldest second that is complete, or late."""
         second = self.closed + 1
         due = self._began + second
-        reports = self._seconds.get(second)
-        complete = reports is not None and len(reports.reports) >= workers
+        reports = self._seconds.get(second, {})
+        complete = bool(reports) and len(reports) >= workers
         if now < due or not (complete or now >= due + _LATE_S):
             return
         self.closed = second
         self._seconds.pop(second, None)
-        sample = self._sample(float(second), [] if reports is None else list(reports.reports.values()))
-        self._streams_gone = (
-            complete and reports is not None and not any(report["alive"] for report in reports.reports.values())
-        )
+        sample = self._sample(float(second), list(reports.values()))
+        self.deserted = complete and not any(report["alive"] for report in reports.values())
         self._add_processes(sample, now)
         self.result.samples.append(sample)
-        if self._on_sample is not None:
-            self._on_sample(sample)
+        if self.on_sample is not None:
+            self.on_sample(sample)
 
     def _sample(self, at_s: float, reports: list[dict[str, Any]]) -> Sample:
         sample = Sample(at_s=at_s)
@@ -212,18 +195,18 @@ class Gathering:
             return
         sample.server_rss_bytes = figures.rss_bytes
         sample.server_fds = figures.fds
-        if before is not None and now > before.at:
-            sample.server_cpu_percent = round((figures.cpu_s - before.cpu_s) / (now - before.at) * 100, 1)
+        if before is not None and now > before[0]:
+            sample.server_cpu_percent = round((figures.cpu_s - before[1]) / (now - before[0]) * 100, 1)
 
     def _look_at_server(self, now: float) -> ProcessFigures | None:
-        pid = self._plan.server_pid
+        pid = self.plan.server_pid
         if pid is None:
             return None
         figures = figures_of(pid)
         if figures is None:
             self.server_gone = True
             return None
-        self._server_before = _Figures(now, figures.cpu_s)
+        self._server_before = (now, figures.cpu_s)
         self._server_last = figures
         return figures
 
@@ -252,7 +235,7 @@ class Gathering:
         """Say what the figures should not be trusted for."""
         if self._busy:
             self.warn(
-                f"a process of the load tester had no processor time left in {len(set(self._busy))} s of the run: "
+                f"a process of the load tester had no processor time left in {len(self._busy)} s of the run: "
                 "delays are partly its own (more --workers, fewer viewers, or --measure for a sample of them)"
             )
         if self._lagging:

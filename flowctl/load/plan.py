@@ -13,11 +13,14 @@ from typing import Any, Final, Literal
 from flowctl.errors import ConfigError
 from flowctl.load.profiles import HEALTHY, MAX_SECONDS, parse_profile
 from flowctl.load.results.result import PeerKind
+from flowctl.wire.media.synthetic import SyntheticSource
 
 MAX_PEERS: Final = 20_000
 MAX_PUBLISHERS: Final = 1000
 MAX_WORKERS: Final = 64
 VIEWERS_PER_WORKER: Final = 1500
+
+_AUDIO_BIT_RATE: Final = 128_000
 
 READ_COST: Final = 200e-6
 """Share of a core that a viewer takes who reads 2.5 Mbit/s in pieces of 40 ms and discards it: 150 to 210 us per second
@@ -92,7 +95,7 @@ class LoadPlan:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
-        if self.ramp_s + self.duration_s > MAX_SECONDS:
+        if self.length_s > MAX_SECONDS:
             raise ConfigError(f"ramp_s and duration_s are more than {MAX_SECONDS:g} s together")
         if self.until not in ("duration", "stream-end"):
             raise ConfigError(f"until is {self.until!r}, allowed is 'duration' or 'stream-end'")
@@ -103,7 +106,7 @@ class LoadPlan:
     def _check_crowd(self) -> None:
         for name, count in self.profiles.items():
             choice = parse_profile(name)
-            if (choice.manner.join_at_s or 0.0) >= self.ramp_s + self.duration_s:
+            if (choice.manner.join_at_s or 0.0) >= self.length_s:
                 raise ConfigError(f"profile {name!r} comes when the run is over", hint="raise duration_s")
             if count < 0:
                 raise ConfigError(f"profile {name!r} has {count} viewers")
@@ -111,6 +114,24 @@ class LoadPlan:
             raise ConfigError(
                 f"there are {self.peers} viewers, allowed is 1 to {MAX_PEERS}", hint="use several runs side by side"
             )
+
+    @property
+    def length_s(self) -> float:
+        """From the first viewer to the end of the run."""
+        return self.ramp_s + self.duration_s
+
+    def synthetic(self, seed: int) -> SyntheticSource:
+        """Return the synthetic source; low rates leave less for sound."""
+        audio = min(_AUDIO_BIT_RATE, self.bit_rate // 8)
+        return SyntheticSource(
+            video_bit_rate=self.bit_rate - audio,
+            audio_bit_rate=audio,
+            fps=self.fps,
+            key_interval_s=self.key_interval_s,
+            key_frame_bytes=self.key_frame_bytes,
+            disposable_every=self.disposable_every,
+            seed=seed,
+        )
 
     @property
     def peers(self) -> int:

@@ -19,11 +19,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.errors import BrokenError, ConfigError, InternalError
 from flowctl.load.gathering import Gathering
-from flowctl.load.plan import LoadPlan, PeerOrder
+from flowctl.load.peers.link import Target
+from flowctl.load.plan import LoadPlan
 from flowctl.load.process import Said, WorkerProcess
 from flowctl.load.procfs import check_process
 from flowctl.load.profiles import parse_profile
@@ -61,7 +63,7 @@ def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) 
     cores = os.cpu_count() or 1
     workers = plan.worker_count(cores)
     check_descriptors(max(-(-plan.peers // workers), plan.publishers))
-    run = _Run(plan, url, target.family, list(target.address), on_sample)
+    run = _Run(plan, url, target, on_sample)
     run.check_source()
     with _signals(run.interrupt):
         try:
@@ -89,58 +91,58 @@ def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(eq=False)
 class _Run:
     """One run in progress."""
 
-    def __init__(
-        self,
-        plan: LoadPlan,
-        url: RtmpUrl,
-        family: int,
-        address: list[Any],
-        on_sample: Callable[[Sample], None] | None,
-    ) -> None:
-        self._plan = plan
-        self._url = url
-        self._family = family
-        self._address = address
-        self._inbox: queue.Queue[Said] = queue.Queue()
-        self._publishing: list[WorkerProcess] = []
-        self._viewing: list[WorkerProcess] = []
-        self._published: set[int] = set()
-        self._interrupted = False
-        self._signal: int | None = None
-        self._lost_at: float | None = None  # when server or publishers were lost
-        self._publishing_died = ""  # the last words of the process of the publishers
-        self._gathering = Gathering(plan, str(url), on_sample)
+    plan: LoadPlan
+    url: RtmpUrl
+    target: Target
+    on_sample: Callable[[Sample], None] | None
+    _inbox: queue.Queue[Said] = field(default_factory=queue.Queue)
+    _publishing: list[WorkerProcess] = field(default_factory=list)
+    _viewing: list[WorkerProcess] = field(default_factory=list)
+    _published: set[int] = field(default_factory=set)
+    _signal: int | None = None
+    _lost_at: float | None = None  # when server or publishers were lost
+    _publishing_died: str = ""  # the last words of the process of the publishers
+    _gathering: Gathering = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._gathering = Gathering(self.plan, str(self.url), self.on_sample)
+
+    @property
+    def _interrupted(self) -> bool:
+        return self._signal is not None
 
     def interrupt(self, number: int) -> None:
         """End the run early, because of the signal `number`; may be called from a signal handler."""
         self._signal = number
-        self._interrupted = True
 
     def check_source(self) -> None:
         """Look at what is to be published before anything starts."""
-        plan = self._plan
+        plan = self.plan
         if plan.publishers and plan.source is not None:
             check_has_media(FlvFile(plan.source), plan.source)
         elif plan.publishers:
-            self._orders("publishers", []).synthetic(0)
+            plan.synthetic(0)
 
     # -- the parts of a run, in their order
 
     def carry_out(self, cores: int) -> RunResult:
         """Do everything; return what was found."""
-        plan, gathering = self._plan, self._gathering
+        plan, gathering = self.plan, self._gathering
         orders = plan.assignments(cores)
         gathering.expect(orders, plan.parsed_every(cores))
         if plan.publishers:
             self._publishing.append(
                 WorkerProcess(self._orders("publishers", list(range(plan.publishers))), self._inbox)
             )
+        workers = plan.worker_count(cores)
+        # Each worker gets its share of every profile and of the ramp.
         self._viewing += (
-            WorkerProcess(self._orders("viewers", [order.as_list() for order in share]), self._inbox)
-            for share in _shares(orders, plan.worker_count(cores))
+            WorkerProcess(self._orders("viewers", [order.as_list() for order in orders[index::workers]]), self._inbox)
+            for index in range(workers)
         )
         self._wait(lambda: all(worker.ready or worker.over for worker in self._all), _START_S)
         if not self._interrupted:
@@ -158,24 +160,14 @@ class _Run:
         return [*self._publishing, *self._viewing]
 
     def _orders(self, role: str, peers: list[Any]) -> Orders:
-        plan, url = self._plan, self._url
+        plan, url = self.plan, self.url
         return Orders(
             role=role,
-            family=self._family,
-            address=self._address,
+            family=self.target.family,
+            address=list(self.target.address),
             urls=[_stream_url(plan, url, index) for index in range(plan.stream_count)],
             peers=peers,
-            spread_addresses=bool(plan.spread_addresses),
-            connect_timeout_s=plan.connect_timeout_s,
-            ends_s=plan.ramp_s + plan.duration_s,
-            source=plan.source,
-            bit_rate=plan.bit_rate,
-            fps=plan.fps,
-            key_interval_s=plan.key_interval_s,
-            key_frame_bytes=plan.key_frame_bytes,
-            disposable_every=plan.disposable_every,
-            own_source=bool(plan.publishers) and plan.source is None,
-            seed=plan.seed,
+            plan=plan,
         )
 
     def _check_started(self) -> None:
@@ -188,12 +180,12 @@ class _Run:
 
     def _publish(self) -> None:
         """Let the publishers begin, and wait until all of them publish."""
-        wanted = self._plan.publishers
+        wanted = self.plan.publishers
         if not wanted:
             return
         for worker in self._publishing:
             worker.tell({"begin": time.monotonic()})
-        timeout_s = self._plan.connect_timeout_s + self._plan.key_interval_s + 5
+        timeout_s = self.plan.connect_timeout_s + self.plan.key_interval_s + 5
         if not self._wait(lambda: len(self._published) >= wanted, timeout_s) and not self._interrupted:
             raise BrokenError(
                 f"{wanted - len(self._published)} of {wanted} publishers were not let publish within {timeout_s:.0f} s",
@@ -203,12 +195,12 @@ class _Run:
 
     def _view(self) -> None:
         """Let the viewers begin, and watch until the time is over."""
-        plan, gathering = self._plan, self._gathering
+        plan, gathering = self.plan, self._gathering
         began = time.monotonic() + _BEGIN_S
         gathering.begin(began)
         for worker in self._viewing:
             worker.tell({"begin": began})
-        end = began + plan.ramp_s + plan.duration_s
+        end = began + plan.length_s
         seconds = int(end - began)
         while not self._interrupted:
             now = time.monotonic()
@@ -226,7 +218,7 @@ class _Run:
         gathering = self._gathering
         if all(worker.over for worker in self._viewing) or gathering.deserted:
             return True
-        publishers = self._plan.publishers
+        publishers = self.plan.publishers
         lost = gathering.server_gone or self._publishing_died or 0 < publishers <= len(gathering.lost_publishers)
         if lost and self._lost_at is None:
             self._lost_at = now
@@ -234,14 +226,14 @@ class _Run:
 
     def _failure(self, after_s: float) -> str:
         """Return what went wrong until now, the cause before what came of it; "" if nothing did."""
-        gathering, publishers = self._gathering, self._plan.publishers
+        gathering, publishers = self._gathering, self.plan.publishers
         if gathering.server_gone:
             return f"the server ended in mid run: its process was gone after {after_s:.0f} s"
         if self._publishing_died:
             return f"the publisher was lost: its process died ({self._publishing_died})"
         lost = gathering.lost_publishers
         # By its viewers alone a stream may end, where that was asked for.
-        cut = 0 if self._plan.until == "stream-end" else gathering.healthy_cut
+        cut = 0 if self.plan.until == "stream-end" else gathering.healthy_cut
         if (lost or cut) and not self._answers():
             return f"the server ended in mid run: after {after_s:.0f} s nobody listened there any more"
         if lost:
@@ -253,10 +245,10 @@ class _Run:
 
     def _answers(self) -> bool:
         """Return whether somebody still accepts connections at the server's address."""
-        with socket.socket(self._family, socket.SOCK_STREAM) as sock:
+        with socket.socket(self.target.family, socket.SOCK_STREAM) as sock:
             sock.settimeout(_PROBE_S)
             try:
-                sock.connect(tuple(self._address))
+                sock.connect(self.target.address)
             except OSError:
                 return False
         return True
@@ -315,7 +307,7 @@ class _Run:
         elif "published" in message:
             index = message["published"]
             self._published.add(index)
-            if self._plan.source is not None:
+            if self.plan.source is not None:
                 for viewing in self._viewing:
                     viewing.tell({"origin": [index, message["origin_us"]]})
         elif "unpublished" in message:
@@ -329,11 +321,6 @@ class _Run:
             gathering.died(worker.orders, worker.last_words())
             if worker in self._publishing:
                 self._publishing_died = worker.last_words()
-
-
-def _shares(orders: list[PeerOrder], workers: int) -> list[list[PeerOrder]]:
-    """Deal the peers out; each worker gets its share of every profile and of the ramp."""
-    return [orders[index::workers] for index in range(workers)]
 
 
 def _check_attacks(plan: LoadPlan, *, over_http: bool) -> None:

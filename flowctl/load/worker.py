@@ -25,24 +25,22 @@ from functools import partial
 from typing import Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.load.crowd import Crowd, CrowdSettings
+from flowctl.load.crowd import Crowd
 from flowctl.load.peers.link import Target
 from flowctl.load.peers.publisher import Publisher
 from flowctl.load.peers.reactor import Reactor
-from flowctl.load.plan import PeerOrder
+from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.results.result import PUBLISHER, PeerEnd, PeerKind, PeerResult
 from flowctl.wire.client.measure import StreamClock
 from flowctl.wire.client.pace import Timeline
 from flowctl.wire.client.source import FlvFile
-from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl, parse_url
+from flowctl.wire.rtmp.url import parse_url
 
 SAMPLE_S: Final = 1.0
 ATTACK_PATIENCE_S: Final = 7.0
 """How long attackers may take at the end: to try a newcomer takes up to 5 s."""
 
-AUDIO_BIT_RATE: Final = 128_000
 _PUBLISHER_CONFIG: Final = ClientSessionConfig(flash_version="FMLE/3.0 (compatible; flowctl load)")
 
 
@@ -53,9 +51,6 @@ class Orders:
     Args:
         urls: of the streams; they may hold secrets, which is why orders come by a pipe.
         peers: viewers: as `PeerOrder.as_list`. Publishers: indices of streams.
-        source: file to publish. None: synthetic.
-        bit_rate: synthetic: bits per second, audio included.
-        key_frame_bytes: synthetic. None: by the bit rate.
     """
 
     role: str
@@ -63,30 +58,7 @@ class Orders:
     address: list[Any]
     urls: list[str]
     peers: list[Any]
-    spread_addresses: bool = False
-    connect_timeout_s: float = 10.0
-    ends_s: float = 0.0
-    source: str | None = None
-    bit_rate: int = 2_500_000
-    fps: float = 30.0
-    key_interval_s: float = 2.0
-    key_frame_bytes: int | None = None
-    disposable_every: int = 0
-    own_source: bool = False
-    seed: int = 0
-
-    def synthetic(self, seed: int) -> SyntheticSource:
-        """Return the synthetic source; low rates leave less for sound."""
-        audio = min(AUDIO_BIT_RATE, self.bit_rate // 8)
-        return SyntheticSource(
-            video_bit_rate=self.bit_rate - audio,
-            audio_bit_rate=audio,
-            fps=self.fps,
-            key_interval_s=self.key_interval_s,
-            key_frame_bytes=self.key_frame_bytes,
-            disposable_every=self.disposable_every,
-            seed=seed,
-        )
+    plan: LoadPlan
 
 
 def say(**values: Any) -> None:
@@ -95,32 +67,32 @@ def say(**values: Any) -> None:
     sys.stdout.flush()
 
 
+@dataclasses.dataclass(eq=False)
 class Worker:
     """One process of a run."""
 
-    def __init__(self, orders: Orders, reactor: Reactor, told: bytes = b"") -> None:
-        self._orders = orders
-        self._reactor = reactor
-        self._target = Target(orders.family, tuple(orders.address))
-        self._urls = [parse_url(url) for url in orders.urls]
+    orders: Orders
+    reactor: Reactor
+    told: bytes = b""
+    _crowd: Crowd | None = None
+    _publishers: list[Publisher] = dataclasses.field(default_factory=list)
+    _began: float = 0.0
+    _samples: int = 0
+    _max_lag_s: float = 0.0
+    _over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    _left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)  # all publishers have gone, after the end
+    _patience_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._target = Target(self.orders.family, tuple(self.orders.address))
+        self._urls = [parse_url(url) for url in self.orders.urls]
         self._clocks = [self._clock() for _ in self._urls]
-        self._crowd: Crowd | None = None
-        self._publishers: list[Publisher] = []
-        self._began = 0.0
-        self._samples = 0
-        self._input = told
-        self._max_lag_s = 0.0
-        self._over = asyncio.Event()
-        self._left = asyncio.Event()  # all publishers have gone, after the end
-        self._patience_s = 0.0
 
     def _clock(self) -> StreamClock:
-        orders = self._orders
-        if not orders.own_source:
+        plan = self.orders.plan
+        if not plan.publishers or plan.source is not None:
             return StreamClock()
-        return StreamClock(
-            key_interval=orders.synthetic(0).key_interval_frames, disposable_every=orders.disposable_every
-        )
+        return StreamClock(key_interval=plan.synthetic(0).key_interval_frames, disposable_every=plan.disposable_every)
 
     async def run(self) -> None:
         """Do what was ordered until told to stop."""
@@ -138,8 +110,8 @@ class Worker:
             done=True,
             delays={} if self._crowd is None else self._crowd.delays(),
             sources=sorted({clock.source for clock in self._clocks if clock.source}),
-            lags=self._reactor.lags,
-            max_lag_s=max(self._max_lag_s, self._reactor.max_lag_s),
+            lags=self.reactor.lags,
+            max_lag_s=max(self._max_lag_s, self.reactor.max_lag_s),
             cpu_s=time.process_time(),
         )
 
@@ -157,7 +129,7 @@ class Worker:
 
     def _hear(self, octets: bytes) -> None:
         """Carry out each whole line that has come."""
-        *lines, self._input = (self._input + octets).split(b"\n")
+        *lines, self.told = (self.told + octets).split(b"\n")
         for line in lines:
             self._obey(json.loads(line))
 
@@ -172,49 +144,39 @@ class Worker:
             self._over.set()
 
     def _begin(self, began: float) -> None:
-        orders = self._orders
+        orders, plan = self.orders, self.orders.plan
         self._began = began
         gc.collect()
         gc.freeze()
-        self._reactor.start_ticks()
+        self.reactor.start_ticks()
         if orders.role == "publishers":
             for index in orders.peers:
                 # Spread over a key interval: streams whose key frames come all at once do not exist.
-                delay_s = orders.key_interval_s * index / max(len(orders.peers), 1)
-                self._reactor.call_at(began + delay_s, partial(self._publish, index))
+                delay_s = plan.key_interval_s * index / max(len(orders.peers), 1)
+                self.reactor.call_at(began + delay_s, partial(self._publish, index))
         else:
-            settings = CrowdSettings(
-                target=self._target,
-                urls=self._urls,
-                spread_addresses=orders.spread_addresses,
-                connect_timeout_s=orders.connect_timeout_s,
-                began=began,
-                ends_s=orders.ends_s,
-                seed=orders.seed,
-            )
-            self._crowd = Crowd(self._reactor, settings, self._clocks, self._row)
+            self._crowd = Crowd(self.reactor, plan, self._target, self._urls, began, self._clocks, self._row)
             self._crowd.order(PeerOrder(*peer) for peer in orders.peers)
-        self._reactor.call_at(began + SAMPLE_S, self._sample)
+        self.reactor.call_at(began + SAMPLE_S, self._sample)
 
     # -- publishing
 
     def _publish(self, index: int, _now: float) -> None:
-        orders = self._orders
-        url: RtmpUrl = self._urls[index]
-        source = orders.synthetic(index) if orders.source is None else FlvFile(orders.source)
+        plan, url = self.orders.plan, self._urls[index]
+        source = plan.synthetic(index) if plan.source is None else FlvFile(plan.source)
         publisher = Publisher(
-            reactor=self._reactor,
+            reactor=self.reactor,
             target=self._target,
             url=url,
             result=PeerResult(number=index, profile=PUBLISHER, kind=PeerKind.PUBLISHER, url=str(url)),
             config=_PUBLISHER_CONFIG,
             began=self._began,
             on_end=self._publisher_gone,
-            tags=iter(Timeline(source, loop=orders.source is not None)),
+            tags=iter(Timeline(source, loop=plan.source is not None)),
             on_start=lambda origin_us: say(published=index, origin_us=origin_us),
         )
         self._publishers.append(publisher)
-        publisher.start("", orders.connect_timeout_s)
+        publisher.start("", plan.connect_timeout_s)
 
     def _publisher_gone(self, publisher: Publisher) -> None:
         if not publisher.publishing:
@@ -241,9 +203,9 @@ class Worker:
         if self._over.is_set():
             return
         self._samples += 1
-        lag_s = self._reactor.max_lag_s
+        lag_s = self.reactor.max_lag_s
         self._max_lag_s = max(self._max_lag_s, lag_s)
-        self._reactor.max_lag_s = 0.0
+        self.reactor.max_lag_s = 0.0
         crowd = self._crowd
         say(
             sample=self._samples,
@@ -253,7 +215,7 @@ class Worker:
         )
         behind = int((now - self._began) / SAMPLE_S)
         self._samples = max(self._samples, behind)  # a second that was slept through has no figures
-        self._reactor.call_at(self._began + (self._samples + 1) * SAMPLE_S, self._sample)
+        self.reactor.call_at(self._began + (self._samples + 1) * SAMPLE_S, self._sample)
 
 
 async def _work(orders: Orders, told: bytes) -> None:
@@ -276,7 +238,8 @@ def main() -> int:
             return 1
         buffer += octets
     line, _, told = buffer.partition(b"\n")  # a run that is interrupted says stop right behind its orders
-    orders = Orders(**json.loads(line))
+    values = json.loads(line)
+    orders = Orders(**{**values, "plan": LoadPlan(**values["plan"])})
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - there is no build of it everywhere

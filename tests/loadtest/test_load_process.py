@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from flowctl.load.plan import LoadPlan
 from flowctl.load.process import WorkerProcess
 from flowctl.load.worker import Orders
 
@@ -17,9 +18,8 @@ HIJACKED = "import pathlib; pathlib.Path('hijacked').touch(); raise SystemExit('
 
 def nobody():
     """Orders for a worker that has no peers."""
-    return Orders(
-        role="viewers", family=2, address=["127.0.0.1", 9], urls=["rtmp://127.0.0.1:9/live/room"], peers=[], ends_s=1.0
-    )
+    url = "rtmp://127.0.0.1:9/live/room"
+    return Orders(role="viewers", family=2, address=["127.0.0.1", 9], urls=[url], peers=[], plan=LoadPlan(url=url))
 
 
 def listen_until(worker, inbox, wanted):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from flowctl.errors import RemoteProtocolError
@@ -28,22 +28,6 @@ from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, Unreach
 from flowctl.load.hostile.types import WATCH_S, AttackContext, AttackResult, FormResult, Outcome
 from flowctl.load.peers.ownfault import TesterFailedError
 from flowctl.load.results.result import PeerEnd
-
-__all__ = [
-    "ANY",
-    "ENDED",
-    "STAYS",
-    "UNHARMED",
-    "WATCH_S",
-    "Attack",
-    "AttackContext",
-    "AttackResult",
-    "Form",
-    "FormResult",
-    "HostileProfile",
-    "Outcome",
-    "Run",
-]
 
 ANY: Final = frozenset({Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED})
 """Every way a sound server may react, where only the bounds on memory and processor time matter."""
@@ -55,6 +39,7 @@ UNHARMED: Final = frozenset({Outcome.CONTAINED, Outcome.REFUSED})
 """The server may say no, and may not end the connection over it."""
 
 
+@dataclass(eq=False)
 class Attack:
     """One form in action: its connections and what it noticed.
 
@@ -64,13 +49,12 @@ class Attack:
         undecided: the deadline came before a sound server would have acted.
     """
 
-    def __init__(self, context: AttackContext, deadline: float) -> None:
-        self.context: Final = context
-        self.deadline: Final = deadline
-        self.peers: list[Peer] = []
-        self.faults: list[str] = []
-        self.details = ""
-        self.undecided = False
+    context: AttackContext
+    deadline: float
+    peers: list[Peer] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    details: str = ""
+    undecided: bool = False
 
     @property
     def left_s(self) -> float:
@@ -79,10 +63,9 @@ class Attack:
 
     async def open(self, *, receive_buffer_bytes: int = 0) -> Peer:
         """Connect, TCP only."""
-        context = self.context
-        peer = Peer(context.host, context.port, app=context.app, rng=context.rng)
+        peer = self.context.peer()
         self.peers.append(peer)
-        await peer.open(source=context.source, receive_buffer_bytes=receive_buffer_bytes)
+        await peer.open(source=self.context.source, receive_buffer_bytes=receive_buffer_bytes)
         return peer
 
     async def shaken(self, **options: int) -> Peer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Final
 
 from flowctl.errors import RemoteProtocolError
@@ -16,8 +17,11 @@ PROBE_S: Final = 5.0
 _PROBE_PAUSE_S: Final = 0.25
 _WITNESS_S: Final = 1.0
 _WITNESS_LOOK_S: Final = 0.1
+_FAILURES: Final = (PeerGoneError, UnreachableError, RemoteProtocolError, TimeoutError, TesterFailedError)
+"""What keeps a connection from getting in."""
 
 
+@dataclass(eq=False)
 class Witness:
     """A connection beside an attack that does nothing wrong.
 
@@ -27,16 +31,15 @@ class Witness:
         alone: whether it was left alone. None: it never got in.
     """
 
-    def __init__(self, context: AttackContext, *, over_http: bool = False) -> None:
-        self._context = context
-        self._over_http = over_http
-        self._task: asyncio.Task[None] | None = None
-        self._peer: Peer | None = None
-        self.alone: bool | None = None
+    context: AttackContext
+    over_http: bool
+    alone: bool | None = None
+    _task: asyncio.Task[None] | None = None
+    _peer: Peer | None = None
 
     async def enter(self) -> None:
         """Get in before the attack begins, if the server lets us."""
-        if not self._context.probe or not await self._come():
+        if not self.context.probe or not await self._come():
             return
         self.alone = True
         self._task = asyncio.create_task(self._stay())
@@ -54,13 +57,10 @@ class Witness:
             self._peer.close()
 
     async def _come(self) -> bool:
-        context = self._context
-        peer = self._peer = Peer(context.host, context.port, app=context.app, rng=context.rng)
-        with contextlib.suppress(
-            PeerGoneError, UnreachableError, RefusedError, RemoteProtocolError, TimeoutError, TesterFailedError
-        ):
+        peer = self._peer = self.context.peer()
+        with contextlib.suppress(RefusedError, *_FAILURES):
             async with asyncio.timeout(_WITNESS_S):
-                await _get_in(peer, context, over_http=self._over_http)
+                await _get_in(peer, self.context, over_http=self.over_http)
                 return True
         return False
 
@@ -89,19 +89,19 @@ async def _get_in(peer: Peer, context: AttackContext, *, over_http: bool) -> Non
     await peer.connect()
 
 
-async def newcomer_gets_in(context: AttackContext, *, over_http: bool = False) -> bool | None:
+async def newcomer_gets_in(context: AttackContext, *, over_http: bool) -> bool | None:
     """Return whether a new connection gets in as far as anybody does. None: we could not even try."""
     loop = asyncio.get_running_loop()
     end = loop.time() + PROBE_S
     while True:
-        peer = Peer(context.host, context.port, app=context.app, rng=context.rng)
+        peer = context.peer()
         try:
             async with asyncio.timeout_at(end):
                 await _get_in(peer, context, over_http=over_http)
                 return True
         except RefusedError:
             return True  # it has listened and answered: it may not like the application
-        except (PeerGoneError, UnreachableError, RemoteProtocolError, TimeoutError, TesterFailedError) as error:
+        except _FAILURES as error:
             if loop.time() + _PROBE_PAUSE_S >= end:
                 return None if isinstance(error, TesterFailedError) else False
             await asyncio.sleep(_PROBE_PAUSE_S)

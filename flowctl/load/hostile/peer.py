@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from flowctl.errors import RemoteProtocolError
@@ -61,6 +62,7 @@ class UnreachableError(Exception):
     """Nobody answered."""
 
 
+@dataclass(eq=False)
 class Peer:
     """One connection; not connected yet.
 
@@ -77,32 +79,32 @@ class Peer:
         stream_id: message stream of publish or play; 0 before.
     """
 
-    def __init__(self, host: str, port: int, *, app: str, rng: random.Random) -> None:
-        self._address: Final = (host, port)
-        self._loop: Final = asyncio.get_running_loop()
-        self._rng: Final = rng
-        self._sock: socket.socket | None = None
-        self._reader = ChunkReader(_LENIENT)
-        self._writer = ChunkWriter()
-        self._inbox: list[Command] = []
-        self._next_id = 0
-        self.app: Final = app
-        self.opened = False
-        self.connect_s: float | None = None
-        self.handshake_s: float | None = None
-        self.spoke = False
-        self.ended: Literal["closed", "reset"] | None = None
-        self.ended_at: float | None = None
-        self.refusal: str | None = None
-        self.code: str | None = None
-        self.last_words = ""
-        self.sent_bytes = 0
-        self.received_bytes = 0
-        self.frames = 0
-        self.media: list[Message] | None = None
-        self.results = 0
-        self.controls: dict[int, int] = {}
-        self.stream_id = 0
+    host: str
+    port: int
+    app: str
+    rng: random.Random
+    opened: bool = False
+    connect_s: float | None = None
+    handshake_s: float | None = None
+    spoke: bool = False
+    ended: Literal["closed", "reset"] | None = None
+    ended_at: float | None = None
+    refusal: str | None = None
+    code: str | None = None
+    last_words: str = ""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    frames: int = 0
+    media: list[Message] | None = None
+    results: int = 0
+    controls: dict[int, int] = field(default_factory=dict)
+    stream_id: int = 0
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _sock: socket.socket | None = None
+    _reader: ChunkReader = field(default_factory=lambda: ChunkReader(_LENIENT))
+    _writer: ChunkWriter = field(default_factory=ChunkWriter)
+    _inbox: list[Command] = field(default_factory=list)
+    _next_id: int = 0
 
     # -- the socket
 
@@ -116,7 +118,7 @@ class Peer:
     async def open(self, *, source: str | None = None, receive_buffer_bytes: int = 0) -> None:
         """Connect."""
         began = self._loop.time()
-        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
             sock = self._sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
@@ -126,7 +128,7 @@ class Peer:
             if source is not None:
                 sock.bind((source, 0))
             async with asyncio.timeout(_CONNECT_S):
-                await self._loop.sock_connect(sock, self._address)
+                await self._loop.sock_connect(sock, (self.host, self.port))
         except OSError as error:  # TimeoutError is one
             self.close()
             if own_fault(error):
@@ -146,18 +148,15 @@ class Peer:
 
     async def read(self) -> bytes:
         """Return what has come, at least one octet."""
-        try:
-            data = await self._loop.sock_recv(self.sock, _READ_BYTES)
-        except OSError as error:
-            raise self._gone("reset") from error
-        if not data:
-            raise self._gone("closed")
-        self.received_bytes += len(data)
+        data = await self._receive(_READ_BYTES)
         self.spoke = True
         return data
 
     async def read_some(self, most_bytes: int) -> int:
         """Read and discard at most `most_bytes`; return how many came. Raises as `read`."""
+        return len(await self._receive(most_bytes))
+
+    async def _receive(self, most_bytes: int) -> bytes:
         try:
             data = await self._loop.sock_recv(self.sock, most_bytes)
         except OSError as error:
@@ -165,7 +164,7 @@ class Peer:
         if not data:
             raise self._gone("closed")
         self.received_bytes += len(data)
-        return len(data)
+        return data
 
     async def read_to_end(self) -> None:
         """Read and understand what comes until the server ends the connection; does not raise then."""
@@ -208,7 +207,7 @@ class Peer:
     async def handshake(self) -> None:
         """Do the simple handshake."""
         began = self._loop.time()
-        shake = Handshake.client("simple", self._rng)
+        shake = Handshake.client("simple", self.rng)
         await self.write(shake.start())
         async with _answer_in_time("handshake"):
             while not shake.done:
@@ -268,13 +267,21 @@ class Peer:
 
     async def answer(self, transaction_id: float, what: str) -> Command:
         """Wait for the answer to a command that was sent. Raises as `call`."""
+
+        def wanted(command: Command) -> bool:
+            return command.name in ("_result", "_error") and command.transaction_id == transaction_id
+
+        command = await self._heard(what, wanted)
+        if command.name == "_error":
+            raise self._refused(what)
+        return command
+
+    async def _heard(self, what: str, wanted: Callable[[Command], bool]) -> Command:
+        """Read until a command comes that is wanted."""
         async with _answer_in_time(what):
             while True:
                 while self._inbox:
-                    command = self._inbox.pop(0)
-                    if command.name == "_error" and command.transaction_id == transaction_id:
-                        raise self._refused(what)
-                    if command.name == "_result" and command.transaction_id == transaction_id:
+                    if wanted(command := self._inbox.pop(0)):
                         return command
                 await self.pump()
 
@@ -290,7 +297,7 @@ class Peer:
     def connect_object(self, *, app: str | None = None, tc_url: str | None = None, **members: Any) -> dict[str, Any]:
         """Return the command object of a proper connect."""
         name = self.app if app is None else app
-        host, port = self._address
+        host, port = self.host, self.port
         usual = f"rtmp://{f'[{host}]' if ':' in host else host}:{port}/{name}"
         return {
             "app": name,
@@ -326,16 +333,11 @@ class Peer:
 
     async def wait_status(self, what: str) -> str:
         """Wait for the next ``onStatus``; return its code."""
-        async with _answer_in_time(what):
-            while True:
-                while self._inbox:
-                    command = self._inbox.pop(0)
-                    said = commands.first_properties(list(command.arguments))
-                    if command.name == "onStatus":
-                        if commands.text(said.get("level")) == "error":
-                            raise self._refused(what)
-                        return commands.text(said.get("code"))
-                await self.pump()
+        command = await self._heard(what, lambda command: command.name == "onStatus")
+        said = commands.first_properties(list(command.arguments))
+        if commands.text(said.get("level")) == "error":
+            raise self._refused(what)
+        return commands.text(said.get("code"))
 
     async def wait_frames(self, count: int) -> None:
         """Read until `count` frames have come in all."""

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
+from flowctl.load.hostile.peer import Peer
 from flowctl.load.results.result import PeerEnd
 
 WATCH_S: Final = 3.0
@@ -60,6 +61,10 @@ class AttackContext:
         """Keep `text` for the report; only the first few."""
         if len(self.notes) < _MOST_NOTES:
             self.notes.append(text)
+
+    def peer(self) -> Peer:
+        """Return a connection that is not made yet."""
+        return Peer(self.host, self.port, app=self.app, rng=self.rng)
 
     def own_name(self, what: str) -> str:
         """Return a stream name that no other peer of the run uses."""
