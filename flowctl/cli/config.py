@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,12 +35,14 @@ def check(
     from flowctl.cli.common import print_json
     from flowctl.core.text.output import say
     from flowctl.errors import ConfigError
-    from flowctl.live.settings.sources import SERVER, read_settings
+    from flowctl.live.settings.sources import SERVER, check_hosts, read_named_files, read_settings
     from flowctl.units import format_count
 
     try:
         program, given = _gather(server, file, pairs)
-        _read_files(read_settings(program, pairs=pairs or (), environment=os.environ, file=file))
+        options = read_settings(program, pairs=pairs or (), environment=os.environ, file=file)
+        read_named_files(options)
+        check_hosts(options)
     except ConfigError as error:
         if not as_json:
             raise
@@ -76,13 +78,13 @@ def show(
     from flowctl.errors import ConfigError
     from flowctl.live.settings.levels import Role
     from flowctl.live.settings.showing import effective
-    from flowctl.live.settings.sources import settings_of_all
+    from flowctl.live.settings.sources import read_named_files, settings_of_all
 
     roles = {item.value: item for item in Role}
     if role and role not in roles:
         raise ConfigError(f"--role is {role!r:.40}, it must be viewer or publisher")
     program, given = _gather(server, file, pairs)
-    limits = _read_files(settings_of_all(program, given))
+    limits = read_named_files(settings_of_all(program, given))
     found = effective(program, given, stream=stream, role=roles.get(role), limits_file=limits)
     found = [item for item in found if not (changed and item.source == "default")]
     if as_json:
@@ -102,33 +104,6 @@ def _gather(server: str, file: Path | None, pairs: list[str] | None) -> tuple[Se
 
     program = load_server(server)
     return program, gather(program, pairs=pairs or (), environment=os.environ, file=file)
-
-
-def _read_files(options: Any) -> Any:
-    """Read the files of limits and bans that settings name; return what the limits file says."""
-    from flowctl.core.flow.limitsfile import parse_limits_file
-    from flowctl.core.server.bans import BanList
-    from flowctl.errors import ConfigError
-
-    limits = None
-    for name, path in (
-        ("limits", getattr(options, "limits_file", None)),
-        ("bans", getattr(options, "bans_file", None)),
-    ):
-        if path is None or (name == "bans" and not path.exists()):  # bans may come later
-            continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read the {name} in {path}: {error}", hint=f"see {name} in the settings"
-            ) from error
-        if name == "bans":
-            BanList.parse(text, str(path))
-        else:
-            limits = parse_limits_file(text, str(path))
-            options.with_limits(limits)
-    return limits
 
 
 def add_to(program: typer.Typer) -> None:

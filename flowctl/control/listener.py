@@ -25,7 +25,7 @@ import structlog
 
 from flowctl.control.clients import Clients
 from flowctl.control.operations import CATEGORY, OPERATIONS, Operation, Permission, answer
-from flowctl.control.place import draining_name, is_draining, make_way, usual_socket
+from flowctl.control.place import check_path, draining_name, is_draining, make_way, usual_socket
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
@@ -65,6 +65,16 @@ def keys_of(config: LiveConfig) -> tuple[KeyPair | None, Clients | None]:
         )
     keys = None if config.control_keys is None else KeyPair.read(config.control_keys)
     return keys, None if config.control_clients is None else Clients(config.control_clients)
+
+
+def check_sockets(config: LiveConfig) -> None:
+    """See that unix sockets can be where the settings name them; without the usual one a server starts all the same."""
+    for address in config.control_addresses:
+        if address.startswith("ipc://"):
+            try:
+                check_path(Path(address.removeprefix("ipc://")))
+            except ConfigError as error:
+                raise ConfigError(f"control: {error}", hint=error.hint) from error
 
 
 class ControlListener:

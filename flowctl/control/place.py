@@ -67,6 +67,15 @@ def usual_socket(host: str, port: int) -> Path:
 
 def make_way(path: Path) -> None:
     """See that a socket can be made at `path` that is this user's alone; what a server of before has left goes."""
+    if not check_path(path):
+        return
+    if answers(path):
+        raise ConfigError(f"another server listens at {path}", hint="end it, or name another socket")
+    path.unlink(missing_ok=True)
+
+
+def check_path(path: Path) -> bool:
+    """See that a socket of this user alone may be at `path`; return whether one is there."""
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         raise ConfigError(
             f"the path {short(str(path))} has more than {_MOST_PATH_BYTES} bytes, a socket can have no more",
@@ -76,12 +85,10 @@ def make_way(path: Path) -> None:
     try:
         found = path.lstat()
     except FileNotFoundError:
-        return
+        return False
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
         raise ConfigError(f"{path} is there and is no socket of this user", hint=_ELSEWHERE)
-    if answers(path):
-        raise ConfigError(f"another server listens at {path}", hint="end it, or name another socket")
-    path.unlink(missing_ok=True)
+    return True
 
 
 def check_private(folder: Path) -> None:

@@ -406,12 +406,16 @@ class LiveConfig(ServeOptions):
                 f"a server with {count} workers cannot be an origin",
                 hint="leave out workers; edges take viewers off it, each one process with a port of its own",
             )
-        used: dict[tuple[str, int], str] = {}
-        admin = () if self.admin == "off" else (("admin", (self.admin_address,)),)
-        for name, addresses in (*self.listening, *admin):
-            for address in addresses:
-                if address[1] and used.setdefault(address, name) != name:
-                    raise ConfigError(f"{name} and {used[address]} both listen on {address[0]}:{address[1]}")
+        used: dict[int, list[tuple[str, str]]] = {}
+        for name, addresses in self.listening_all:
+            for host, port in addresses:
+                every = "::" if ":" in host else "0.0.0.0"  # noqa: S104 - compared with, not bound
+                for other, its in used.get(port, ()):
+                    if its == host or (every in {its, host} and (":" in its) is (":" in host)):
+                        meet = f"{name} listens twice" if name == other else f"{name} and {other} both listen"
+                        raise ConfigError(f"{meet} on {host}:{port}")
+                if port:
+                    used.setdefault(port, []).append((name, host))
         if (self.tls_certificate is None) is not (self.tls_key is None):
             has, lacks = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
             raise ConfigError(f"there is a {has} but no {lacks}", hint=f"name the file of the {lacks} as well")
@@ -449,6 +453,19 @@ class LiveConfig(ServeOptions):
         rtmp = tuple((host, self.port) for host in listen_hosts(self.host))
         others = ("rtmps", "http", "https")
         return (("rtmp", rtmp), *((name, listen_addresses(getattr(self, name), name)) for name in others))
+
+    @property
+    def listening_all(self) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+        """What `listening` has, and where operators and edges connect."""
+        found = [*self.listening]
+        if self.admin != "off":
+            found.append(("admin", (self.admin_address,)))
+        if self.origin:
+            found.append(("origin", listen_addresses(self.origin.removeprefix("tls://"), "origin")))
+        address = r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})"  # ZeroMQ takes names of interfaces as well
+        tcp = (re.fullmatch(address, item) for item in self.control_addresses)
+        found.append(("control", tuple((item[1].strip("[]"), int(item[2])) for item in tcp if item)))
+        return tuple(found)
 
     @property
     def control_addresses(self) -> tuple[str, ...]:

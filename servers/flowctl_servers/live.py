@@ -71,9 +71,10 @@ def check(options: ServeOptions) -> None:
     if options.tls_certificate is not None and options.tls_key is not None:
         Certificate(options.tls_certificate, options.tls_key)
     if options.control_addresses:
-        from flowctl.control.listener import keys_of  # noqa: PLC0415 - brings ZeroMQ with it
+        from flowctl.control.listener import check_sockets, keys_of  # noqa: PLC0415 - brings ZeroMQ with it
 
         keys_of(options)
+        check_sockets(options)
     if options.admin != "off":
         from flowctl.live.admin.listener import tokens_of  # noqa: PLC0415 - of an extra of its own
 

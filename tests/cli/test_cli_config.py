@@ -69,6 +69,16 @@ def test_check_when_a_file_is_wrong_names_it(run, one, said):
         ('rtmps = "127.0.0.1:8443"', "TLS needs a certificate"),
         ('http = "127.0.0.1:1935"', "http and rtmp both listen on 127.0.0.1:1935"),
         ('origin = "127.0.0.1:1936"\nworkers = 2', "cannot be an origin"),
+        ('origin = "127.0.0.1:1935"', "origin and rtmp both listen on 127.0.0.1:1935"),
+        ('http = "0.0.0.0:8936"\nadmin = "127.0.0.1:8936"', "admin and http both listen on 127.0.0.1:8936"),
+        ('host = "0.0.0.0,127.0.0.1"', "rtmp listens twice on 127.0.0.1:1935"),
+        ('host = "203.0.113.77"', "cannot listen on 203.0.113.77:1935 .*: Cannot assign requested address"),
+        ('http = "203.0.113.77:8080"', "cannot listen on 203.0.113.77:8080"),
+        ('limits = "afile"', "afile: not valid TOML"),
+        ('limits = "none"', "cannot read the limits in "),
+        ('bans = "afile"', "afile, line 1: not valid JSON"),
+        ('control = "ipc:///nowhere/flowctl.sock"', "control: cannot use the folder /nowhere"),
+        ('control = "ipc://{folder}/afile"', "afile is there and is no socket of this user"),
         ('ban_store = "gone/bans.sqlite"', "ban_store .*: there is no folder"),
         ('hooks = "no_such_module:Hooks"', "hooks 'no_such_module:Hooks' cannot be used"),
         ('limits = "gone.toml"', "cannot read the limits in .*gone.toml"),
@@ -77,6 +87,9 @@ def test_check_when_a_file_is_wrong_names_it(run, one, said):
 )
 def test_file_when_a_server_would_not_start_with_it_is_refused_by_check_and_by_reload(run, text, said, tmp_path):
     """What the next start would refuse is not called valid by a server that runs: it keeps what is in force."""
+    text = text.replace("{folder}", str(tmp_path))
+    tmp_path.chmod(0o700)
+    (tmp_path / "afile").write_text("[garbage", "utf-8")
     path = tmp_path / "one.toml"
     path.write_text('stuck = "9s"\ncontrol = "off"\n', "utf-8")
     source = read_settings(SERVER, file=path).source
@@ -85,6 +98,21 @@ def test_file_when_a_server_would_not_start_with_it_is_refused_by_check_and_by_r
     result = run("check", "one.toml", one=f"{text}\n")
     assert isinstance(result.exception, ConfigError)
     assert re.search(said, str(result.exception))
+
+
+def test_file_when_it_names_a_host_twice_listens_there_once(run):
+    """A server starts with it, so it is valid."""
+    assert run("check", "one.toml", one='host = "127.0.0.1,127.0.0.1"\ncontrol = "off"\n').exit_code == 0
+
+
+def test_reload_when_a_file_in_force_is_broken_is_about_the_settings_alone(tmp_path):
+    """The server that runs watches that file itself, and keeps what it said: other settings can still be changed."""
+    limits, path = tmp_path / "limits.toml", tmp_path / "one.toml"
+    limits.write_text("version = 1\n", "utf-8")
+    path.write_text('limits = "limits.toml"\ncontrol = "off"\n', "utf-8")
+    source = read_settings(SERVER, file=path).source
+    limits.write_text("[garbage", "utf-8")
+    assert source.read('limits = "limits.toml"\ncontrol = "off"\nstuck = "9s"\n').settings.stuck_s == 9.0
 
 
 def test_show_when_asked_for_a_stream_has_value_and_source_of_each(run, monkeypatch):

@@ -134,7 +134,18 @@ def listening_socket(host: str, port: int, name: str = "") -> socket.socket:
     if not 0 <= port <= LAST_PORT:
         # getaddrinfo takes 70000, and means 4464.
         raise ConfigError(f"port is {port}, it must be 0 (any) to {LAST_PORT}")
-    where = shown(host, port, name)
+    sock = _bound(host, port, shown(host, port, name))
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def check_host(host: str, port: int, name: str = "") -> None:
+    """See whether a server could listen on an address of this machine; who has the port now does not matter."""
+    _bound(host, 0, shown(host, port, name)).close()
+
+
+def _bound(host: str, port: int, where: str) -> socket.socket:
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = infos[0]
@@ -148,8 +159,6 @@ def listening_socket(host: str, port: int, name: str = "") -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
     except OSError as error:
         sock.close()
         raise ConfigError(f"cannot listen on {where}: {error.strerror}", hint=listen_hint(error)) from error

@@ -115,9 +115,9 @@ def listen_addresses(text: str, field: str) -> tuple[tuple[str, int], ...]:
                 hint="write host:port, for example 0.0.0.0:1936 or [::]:1936",
             )
         found.append((match[1] or match[2], int(match[3])))
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def listen_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of ``host[,host]``; one of IPv6 may stand in brackets."""
-    return tuple(part.strip().removeprefix("[").removesuffix("]") for part in text.split(","))
+    """Return the hosts of ``host[,host]``, each once; one of IPv6 may stand in brackets."""
+    return tuple(dict.fromkeys(part.strip().removeprefix("[").removesuffix("]") for part in text.split(",")))

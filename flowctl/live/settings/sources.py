@@ -17,6 +17,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from pydantic import ValidationError
 
 from flowctl.core.flow.limits import Limits, write_marks
+from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file
+from flowctl.core.server.bans import BanList
+from flowctl.core.server.listener import check_host
 from flowctl.core.server.program import ServeOptions, ServerProgram
 from flowctl.core.text.printable import short
 from flowctl.core.text.tomltext import TomlText, dotted
@@ -145,6 +148,8 @@ class FileSource:
         )
         if not isinstance(found, LiveConfig):  # it was one before, and that is the program's choice
             raise InternalError("the settings of a live server are none any more")
+        read_named_files(found, self.settings)
+        check_hosts(found, self.settings)
         return found
 
     def _check_whole(self, text: str) -> None:
@@ -175,6 +180,41 @@ class FileSource:
     def differences(self, before: LiveConfig, now: LiveConfig) -> list[Difference]:
         """Return what differs, by the names that settings have for operators."""
         return differences(before, now)
+
+
+def read_named_files(now: ServeOptions, before: LiveConfig | None = None) -> LimitsFile | None:
+    """Read the files of limits and bans that settings name, but for those of `before`: a server watches these.
+
+    Returns:
+        What the limits file says.
+    """
+    limits = None
+    for name in ("limits", "bans"):
+        path = getattr(now, f"{name}_file", None)
+        if path in {None, getattr(before, f"{name}_file", None)} or (name == "bans" and not path.exists()):
+            continue  # bans may come later
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read the {name} in {path}: {error}", hint=f"see {name} in the settings"
+            ) from error
+        if name == "bans":
+            BanList.parse(text, str(path))
+        elif isinstance(now, LiveConfig):
+            limits = parse_limits_file(text, str(path))
+            now.with_limits(limits)
+    return limits
+
+
+def check_hosts(now: ServeOptions, before: LiveConfig | None = None) -> None:
+    """See that what settings listen on is of this machine, but for what `before` listens on already."""
+    if isinstance(now, LiveConfig):
+        known = {host for _, addresses in (before.listening_all if before else ()) for host, _ in addresses}
+        for name, addresses in now.listening_all:
+            for host, port in addresses:
+                if host not in known:
+                    check_host(host, port, name)
 
 
 _GATES: Final = frozenset(
