@@ -25,12 +25,17 @@ SINGLE_MESSAGES: Final = 4
 """Reads with no more than this need no count: they cost more than their messages do, and viewers, who never send more
 at a time, are spared the object."""
 
-TINY_BYTES: Final = 12
-"""Octets, headers too, of the mean message of a read below which its messages are tiny: AAC's silence has 14 or 16."""
+_FULL_BYTES: Final = 120
+"""Octets, headers too, of the mean message of a read from which on a message counts once."""
 
-TINY_TIMES: Final = 10
-"""A tiny message counts so often: encoders send 50 a second at most, and a flood of them has megabytes, minutes of
-work, on the way in the kernels of both ends when its sender leaves."""
+_MOST_TIMES: Final = 10.0
+"""A smaller one counts in proportion more often, up to this: encoders send 50 a second at most, AAC's silence in 14
+octets, and a flood has megabytes, minutes of work, on the way in the kernels of both ends when its sender leaves."""
+
+
+def weight_of(messages: int, size_bytes: int) -> float:
+    """Return how many full messages those of a read count for."""
+    return messages * min(_MOST_TIMES, max(1.0, _FULL_BYTES * messages / max(1, size_bytes)))
 
 
 class InputRate:
@@ -45,7 +50,7 @@ class InputRate:
         self._used_until = now
         self._slowed_at: float | None = None  # an episode goes on until the whole burst has been saved up again
 
-    def count(self, messages: int, now: float) -> Overrun | None:
+    def count(self, messages: float, now: float) -> Overrun | None:
         """Count `messages` (0 or more) read now; return what follows if that is too much. None: nothing does."""
         if self._used_until <= now:
             self._used_until, self._slowed_at = now, None

@@ -22,7 +22,7 @@ from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, Kind, LiveRequest, Question, Refusal, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
-from flowctl.live.inputrate import SINGLE_MESSAGES, TINY_BYTES, TINY_TIMES, InputRate
+from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate, weight_of
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
 from flowctl.live.playing import Playing, ViewerSession, refusal_word
@@ -208,14 +208,14 @@ class LiveSession(ViewerSession):
             if self.connection.ended is not None:
                 return DONE
         if count > SINGLE_MESSAGES or self._rate is not None:
-            self._count_input(count if done >= count * TINY_BYTES else count * TINY_TIMES)
+            self._count_input(weight_of(count, done))
         if done == size and not rtmp.backlog:
             return DONE
         self.connection.receiver.trigger_input()  # at the tail: the others on this thread come first
         return InputResult(InputVerdict.BLOCK, done)
 
-    def _count_input(self, messages: int) -> None:
-        """Count messages, tiny ones several times, against `messages_per_second`; hold input while it is too many."""
+    def _count_input(self, messages: float) -> None:
+        """Count messages, by `weight_of`, against `messages_per_second`; hold input while it is too many."""
         maximum = self._config.rtmp.limits.messages_per_second
         if not maximum:
             return

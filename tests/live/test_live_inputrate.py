@@ -6,7 +6,7 @@ import pytest
 from live_kit import World, audio, config
 from structlog.testing import capture_logs
 
-from flowctl.live.inputrate import BURST_S, LONGEST_PAUSE_S, InputRate
+from flowctl.live.inputrate import BURST_S, LONGEST_PAUSE_S, InputRate, weight_of
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, Message
@@ -64,7 +64,7 @@ def flood(world, rate=500.0, count=3000):
     publisher = world.publisher()
     viewer = world.player()
     session = publisher.session
-    octets = b"".join(session.send_audio(number, audio(b"%012d" % number)) for number in range(count))
+    octets = b"".join(session.send_audio(number, audio(b"%0118d" % number)) for number in range(count))
     publisher.send(octets)
     return publisher, viewer, len(viewer.payloads)
 
@@ -75,11 +75,11 @@ def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing(monkeypatch):
     world = World(config(wire={"messages_per_second": 500.0}))
     with capture_logs() as lines:
         publisher, viewer, first = flood(world)
-        assert BURST_S * 500 <= first <= BURST_S * 500 + 2 * (64 + 4096 // 14)
+        assert BURST_S * 500 <= first <= BURST_S * 500 + 2 * (64 + 4096 // 120)
         world.run(2)
         assert first + 1000 - 400 <= len(viewer.payloads) <= first + 1000 + 400
         world.run(4)
-    assert viewer.payloads[2:] == [audio(b"%012d" % number) for number in range(3000)]
+    assert viewer.payloads[2:] == [audio(b"%0118d" % number) for number in range(3000)]
     assert publisher.ended is None
     assert world.hub.snapshot().limits_hit == {"messages_per_second": 1}
     found = [line for line in lines if line["event"] == "input slowed"]
@@ -124,13 +124,20 @@ def test_flood_when_it_ends_and_begins_again_is_an_episode_of_its_own():
     assert world.hub.snapshot().limits_hit == {"messages_per_second": 2}
 
 
-def test_flood_when_its_messages_are_tiny_is_slowed_ten_times_as_much():
+@pytest.mark.parametrize(("size", "times"), [(1, 10.0), (13, 120 / 13), (60, 2.0), (120, 1.0), (1500, 1.0)])
+def test_weight_when_messages_are_small_is_in_proportion(size, times):
+    """No size is the one below which a flood costs most: as many octets are never much more work."""
+    assert weight_of(300, 300 * size) == pytest.approx(300 * times)
+
+
+@pytest.mark.parametrize("body", [b"", bytes(11), bytes(20)])
+def test_flood_when_its_messages_are_tiny_is_slowed_up_to_ten_times_as_much(body):
     """Silence is sent in tiny messages, 50 a second; a thousand are a flood that would be minutes of work."""
     world = World(config(wire={"messages_per_second": 500.0}))
     publisher = world.publisher()
-    publisher.send(b"".join(publisher.session.send_audio(number, audio(b"")) for number in range(250)))
+    publisher.send(b"".join(publisher.session.send_audio(number, audio(body)) for number in range(250)))
     assert publisher.connection.receiver.paused
-    publisher.send(b"".join(publisher.session.send_audio(number, audio(b"")) for number in range(3000)))
+    publisher.send(b"".join(publisher.session.send_audio(number, audio(body)) for number in range(6000)))
     world.run(12)
     assert publisher.ended[0] is CloseReason.LIMIT_HIT
 

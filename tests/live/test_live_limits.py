@@ -233,7 +233,7 @@ def test_viewer_when_closing_at_its_soft_limit_is_heard():
 def test_flood_when_of_tiny_messages_gives_way_to_others_between_turns(monkeypatch):
     """However many messages a read holds, a turn treats a bounded number of them; none is lost."""
     monkeypatch.setattr("flowctl.live.session.MESSAGES_PER_TURN", 64)
-    world = World()
+    world = World(config(wire={"messages_per_second": 0}))
     publisher = world.publisher()
     viewer = world.player()
     session = publisher.session

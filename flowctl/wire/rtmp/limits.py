@@ -93,8 +93,8 @@ class WireLimits:
     messages_per_second: float = 10_000.0
     """Messages of any kind that a peer may send per second, after a burst of two seconds' worth. Who goes over is
     read no more until the rate is kept again, so TCP slows the peer down; who goes on all the same is cut after
-    `cut_after_s` of `WorkLimits`. An encoder sends 30 to 300. Messages of fewer than 12 octets count ten times: one
-    of one octet costs two on the wire and as much work as any other. 0: off."""
+    `cut_after_s` of `WorkLimits`. An encoder sends 30 to 300. Messages of fewer than 120 octets with
+    their headers count more often, in proportion, up to ten times: one is as much work as any other. 0: off."""
 
     handshake_time_s: float = 5.0
     """From accept to the end of the handshake (Red5: 5 s, MediaMTX: 10 s, nginx-rtmp: 60 s). 0: off."""
