@@ -82,6 +82,33 @@ class Companion(Protocol):
         """End within the time; called also where it has not begun."""
 
 
+class RefusalLog:
+    """Logs connections that were refused, but not each one of a flood; on a listener's thread.
+
+    Args:
+        event: what each line is called.
+        more: what else stands in each.
+    """
+
+    def __init__(self, event: str, clock: Callable[[], float], **more: str) -> None:
+        self._event = event
+        self._clock = clock
+        self._more = more
+        self._seen: dict[str, tuple[float, int]] = {}  # by address: last line, refused since
+
+    def tell(self, peer: tuple[str, int], error: LimitExceededError) -> None:
+        """Take one that was refused."""
+        now, key = self._clock(), address_key(peer[0])
+        last, count = self._seen.get(key, (-_REFUSAL_LOG_S, 0))
+        if now - last >= _REFUSAL_LOG_S:
+            found = {"limit": error.limit, "value": error.value, "refused": count + 1, "why": str(error)}
+            _log.warning(self._event, peer=peer[0], **found, **self._more)
+            last, count = now, -1
+        if len(self._seen) >= _MOST_REFUSED:
+            self._seen.clear()
+        self._seen[key] = (last, count + 1)
+
+
 class LiveServer(Server):
     """RTMP live server; see `build_live_server`.
 
@@ -179,7 +206,7 @@ class LiveServer(Server):
         except BaseException:
             self.close_listeners()
             raise
-        self._refusals: dict[str, tuple[float, int]] = {}  # by address: last line, refused since; listener's thread
+        self._refusals: Final = RefusalLog("connection refused", self.clock)
 
     def _call_later(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         group = self.groups.groups[0]
@@ -187,27 +214,12 @@ class LiveServer(Server):
             group.call_soon(lambda: group.call_later(delay_s, callback, *args))
 
     def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
-        """Log and record a refused connection, but not each one of a flood."""
+        """Log and record a refused connection."""
         if self.penalties is not None:
             self.penalties.refused(peer, error)
         if self.recording is not None:
             self.recording.refused(peer, error)
-        now = self.clock()
-        key = address_key(peer[0])
-        last, count = self._refusals.get(key, (-_REFUSAL_LOG_S, 0))
-        if now - last >= _REFUSAL_LOG_S:
-            _log.warning(
-                "connection refused",
-                peer=peer[0],
-                limit=error.limit,
-                value=error.value,
-                refused=count + 1,
-                why=str(error),
-            )
-            last, count = now, -1
-        if len(self._refusals) >= _MOST_REFUSED:
-            self._refusals.clear()
-        self._refusals[key] = (last, count + 1)
+        self._refusals.tell(peer, error)
 
     def set_limits(self, limits: Limits, settings: SenderSettings | None = None) -> None:
         """Give all connections other limits, but for what is set for their application, stream and role."""

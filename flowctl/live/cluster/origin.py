@@ -32,7 +32,7 @@ from flowctl.live.cluster.guard import EdgeGuard
 from flowctl.live.cluster.segments.cutter import Cut, Cutter, timeline_at
 from flowctl.live.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
-from flowctl.live.server import LiveServer
+from flowctl.live.server import LiveServer, RefusalLog
 from flowctl.live.stream import StreamMember
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.policy import Policy
@@ -54,6 +54,9 @@ thousand streams, whose ids take 100 octets each. How many segments a peer is as
 (`live.cluster.edge.gate`), which grow with what it answers in a round trip: one that is slow has few, and they can
 be had elsewhere."""
 TLS: Final = "tls://"
+_REFUSED_HINT: Final = (
+    "limits per address (--per-address, --new-per-address) are for edges too, unless one has proven that it is one"
+)
 _PENDING_BYTES: Final = 64 << 20
 """Complete segments that wait for the origin's thread: more means that it does not run."""
 _SMALL_BYTES: Final = 131_072
@@ -95,7 +98,7 @@ class SegmentListener:
             on_error=report,
             rebalance=False,
             admission=server.config.admission,
-            on_refused=_tell_refused,
+            on_refused=RefusalLog("edge refused", server.clock, hint=_REFUSED_HINT).tell,
             tls=tls,
             nodes=server.nodes,
         )
@@ -118,14 +121,6 @@ class SegmentListener:
     def stop(self, deadline_s: float) -> None:
         """End all connections."""
         self._server.stop(deadline_s)
-
-
-def _tell_refused(peer: tuple[str, int], refusal: LimitExceededError) -> None:
-    """Say why an edge is not let in: it is cut off without a word, as any peer that is too many."""
-    hint = (
-        "limits per address (--per-address, --new-per-address) are for edges too, unless one has proven that it is one"
-    )
-    _log.warning("edge refused", peer=peer[0], limit=refusal.limit, why=str(refusal), hint=hint)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
