@@ -19,6 +19,7 @@ from flowctl.nodes.rpc.wire.frames import WRONG_ARGUMENT
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
 
 
 Takes: TypeAlias = "int | tuple[int, int] | type[Any]"
@@ -42,10 +43,11 @@ class Arguments:
     def __init__(self, command: str, takes: Takes) -> None:
         self._command: Final = command
         self._adapter: TypeAdapter[Any] | None = None
-        self._known: frozenset[str] | None = None  # fields of a dataclass; what is Pydantic's decides itself
+        self._known = ""  # fields of a dataclass, for texts
         self.shown: dict[str, Any] = {"parts": [1, 1]}
         kind: Any = takes
         if _is_type(kind):
+            from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415 - see the head
             from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError  # noqa: PLC0415 - see the head
 
             try:
@@ -53,12 +55,14 @@ class Arguments:
                 self.shown["json"] = self._adapter.json_schema()
             except (PydanticUserError, PydanticUndefinedAnnotation) as error:
                 raise LocalProtocolError(f"{command} takes {kind}, which has no form in JSON: {error}") from error
-            if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
+            if is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):  # what is Pydantic's decides itself
+                # All dataclasses in it as well; a dataclass alone is given no configuration.
+                self._adapter = TypeAdapter(kind | None, config=ConfigDict(extra="forbid"))
                 schema = self.shown["json"]
                 schema = schema.get("$defs", {}).get(
                     getattr(kind, "__name__", ""), schema
                 )  # where a field is of its own type
-                self._known = frozenset([*schema.get("properties", ()), *(item.name for item in fields(kind))])
+                self._known = ", ".join(sorted({*schema.get("properties", ()), *(item.name for item in fields(kind))}))
             bounds: list[Any] = [1, 1]
         else:
             bounds = list(kind) if isinstance(kind, tuple) else [kind, kind]
@@ -79,7 +83,6 @@ class Arguments:
 
     def _value(self, adapter: TypeAdapter[Any], part: bytes) -> Any:
         from pydantic import ValidationError  # noqa: PLC0415 - see the head of the file
-        from pydantic_core import from_json  # noqa: PLC0415 - the same
 
         try:
             value = adapter.validate_json(part)
@@ -87,13 +90,21 @@ class Arguments:
             if error.error_count() > MOST_LISTED:
                 raise self._wrong(f"{error.error_count()} values are wrong") from None
             faults = error.errors(include_url=False, include_context=False)
-            told = [_fault(fault["loc"], fault["msg"], fault["type"], fault["input"]) for fault in faults[:MOST_FAULTS]]
+            told = [self._fault(fault) for fault in faults[:MOST_FAULTS]]
             more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
             raise self._wrong("; ".join(told) + more) from None
-        unknown = [] if self._known is None else [name for name in from_json(part) if name not in self._known]
-        if unknown:  # of a typing error in a name that need not be given nothing else would tell
-            raise self._wrong(f"{short(unknown[0])} is no field, it has {', '.join(sorted(self._known or ()))}")
+        if value is None:
+            raise self._wrong("Input should be an object (it is None)")
         return value
+
+    def _fault(self, fault: ErrorDetails) -> str:
+        """Return what is wrong with one field; what was given is told where it is short."""
+        place, kind, given = fault["loc"], fault["type"], fault["input"]
+        name = printable(".".join(map(str, place)))  # keys of a mapping are in it
+        if kind == "unexpected_keyword_argument":
+            return f"{short(name)} is no field" + (f", it has {self._known}" if len(place) == 1 else "")
+        came = "" if kind == "missing" or isinstance(given, (dict, list, bytes)) else f" (it is {short(given)})"
+        return f"{name}: {fault['msg']}{came}" if name else f"{fault['msg']}{came}"
 
     def _wrong(self, why: str) -> RpcError:
         return RpcError(f"{self._command}: {why}", code=WRONG_ARGUMENT.decode())
@@ -136,10 +147,3 @@ def as_json(value: object) -> bytes | None:
 
 def _is_type(kind: Any) -> bool:
     return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "model_fields"))
-
-
-def _fault(place: tuple[int | str, ...], what: str, kind: str, given: object) -> str:
-    """Return what is wrong with one field; what was given is told where it is short."""
-    name = printable(".".join(map(str, place)))  # keys of a mapping are in it
-    came = "" if kind == "missing" or isinstance(given, (dict, list, bytes)) else f" (it is {short(given)})"
-    return f"{name}: {what}{came}" if name else f"{what}{came}"

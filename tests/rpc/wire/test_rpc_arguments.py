@@ -69,6 +69,8 @@ WRONG = {
     "very many": (Label, [b'{"name": "", "numbers": [' + b'"",' * 2000 + b'""]}'], "a.b: 2001 values are wrong"),
     "for a terminal": (Named, [b'{"\\u001b[2J": "x"}'], r"a.b: \u001b[2J: Input should be a valid integer"),
     "of another name": (Renamed, [b'{"n": 1, "m": 1}'], "a.b: 'm' is no field, it has count, inner, n"),
+    "unknown inside": (Renamed, [b'{"n": 1, "inner": {"n": 1, "m": 1}}'], "a.b: 'inner.m' is no field"),
+    "nothing": (Renamed, [b"null"], "a.b: Input should be an object (it is None)"),
     "deep": (Kick, [b"[" * 100_000], "recursion limit exceeded"),
     "vast": (Kick, [b'{"peer": "x", "seconds": ' + b"9" * 100_000 + b"}"], "number out of range"),
     "no text": (Kick, [b"\xff\xfe"], "Invalid JSON"),

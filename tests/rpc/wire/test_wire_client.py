@@ -82,7 +82,15 @@ def remote(request, tmp_path) -> Iterator[RawListener]:
         message.reply(*node.request_future(message.conn, "x.y").get(WAIT_S))
         node.request(message.conn, "x.later", on_reply=lambda ok, data: None)
 
+    def chains(message: Message) -> None:
+        def first(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+            node.request(message.conn, "x.z", on_reply=lambda ok, data: None)
+
+        message.later()
+        node.request(message.conn, "x.y", on_reply=first)
+
     node.add_category("a")
+    node.add_request_command("a", "chains", chains)
     node.add_request_command("a", "nested", nested)
     node.add_request_command("a", "blocks", blocks)
     node.add_request_command("a", "echo", echo)
@@ -111,6 +119,15 @@ def test_request_when_a_handler_sends_it_has_the_time_that_its_caller_waits(remo
     assert [b"REPLY", make_tag(1, 5.0), b"ok"] in frames
     [later] = [frames for frames in frames if frames[0] == b"x.later"]
     assert read_tag(later[1])[0] == 15.0
+
+
+def test_request_when_a_callback_of_a_handler_sends_it_has_the_time_that_its_caller_waits(remote):
+    """What answers later asks one after the other, and is no less for that caller."""
+    remote.send(b"a.chains", make_tag(1, 5.0))
+    _, name, tag = remote.receive()
+    remote.send(b"REPLY", tag, b"ok")
+    _, then, second = remote.receive()
+    assert (name, then, 0 < read_tag(second)[0] <= 5.0) == (b"x.y", b"x.z", True)
 
 
 def test_request_when_its_handler_has_no_deadline_has_its_own(remote):
