@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from itertools import count
 from math import inf
 from random import SystemRandom
@@ -1030,7 +1031,7 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._ask(self._named(conn), command, parts, partial(self._call_back, on_reply), timeout_s)
+        self._ask(self._named(conn), command, parts, partial(self._call_back, _served(on_reply)), timeout_s)
 
     def request_future(
         self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
@@ -1568,6 +1569,14 @@ def _settle(future: RequestFuture, command: str, ok: bool, data: list[bytes]) ->
         future.set_result(data)
     else:
         future.set_exception(failure_of(command, data))
+
+
+def _served(callback: Settle) -> Settle:
+    """Have a callback of a handler run for that one's caller too: what it asks in turn has no more time."""
+    if SERVED.get() is None:
+        return callback
+    context = copy_context()
+    return wraps(callback)(lambda ok, data: context.run(callback, ok, data))
 
 
 def _set_result(future: asyncio.Future[Any], value: object) -> None:

@@ -83,7 +83,7 @@ def remote(request, tmp_path) -> Iterator[RawListener]:
         node.request(message.conn, "x.later", on_reply=lambda ok, data: None)
 
     def chains(message: Message) -> None:
-        def first(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
+        def first(ok: bool, data: list[bytes]) -> None:
             node.request(message.conn, "x.z", on_reply=lambda ok, data: None)
 
         message.later()
