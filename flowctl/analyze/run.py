@@ -1,23 +1,18 @@
 """The runner: reads the records that are new, makes the parts of their hours, then the answers of all jobs.
 
-Theory of operation. What was read is remembered in ``OUT/record.json``: where the records lie, and of each part of each
-hour with what it was made and which records it was made of, as spans of `seq` (`flowctl.analyze.records.seen`). A run
-lists the files, looks at those of hours whose files are not as they were, or of which a part is missing or was made
-with other options, and reads only what parts need, all in one query per part. Then the answers are made of the parts
-of all hours in the window, in a folder of their own; results are renamed when a job is done. Before, ``summary.json``
+Theory of operation. An hour is a set of files, and ``OUT/record.json`` remembers of which set each of its parts was
+made (`flowctl.analyze.record`). A run lists the files, and makes those hours anew, whole, whose set is another or of
+which a part is missing or was made with other options: one query per part. Then the answers are made of the parts of
+all hours in the window, in a folder of their own; results are renamed when a job is done. Before, ``summary.json``
 gives up what it names of that job, and it is written anew at the end: who finds a summary finds all that it names.
 
-Parts are made in a folder of their own, too. First the record is written, which says what it is made of now and where
-each of these parts has to go (`settle`); then they go there. A run that is killed before has changed nothing; one that
-is killed after is ended by the next.
+Parts are made beside, in a folder of their own. The record gives up those that they replace, they are renamed, and the
+record names them. So a run that is killed at any moment leaves parts that the record names; the others are made anew.
 
 An answer is kept where all that it follows from is the same as when it was made (what is known of the hours, options,
 window, flowctl itself) and its results lie there as they were written. Always made are answers of jobs whose
 results others write too (`Job.merge`), which go by the clock, and of those that read no parts, which tell of the
 others. Spark is started when the first step needs it, so a run with nothing new goes without.
-
-Records that are there no more change nothing: a recorder removes its oldest files, and what was learnt from them stays.
-Where new ones come to such an hour, it is not made again: their parts are put beside its own.
 """
 
 from __future__ import annotations
@@ -36,30 +31,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flowctl.analyze.job import BY_HOUR, Job, JobNote, JobState, Part, Parts, digest, save
 from flowctl.analyze.record import (
-    ALL,
-    DOUBTED,
     RECORD_FILE,
     RECORD_FORMAT,
     Known,
     Made,
-    Plan,
-    content_of,
-    plans_of,
+    compared,
+    made_of_other,
+    packed,
     read_json,
     read_record,
-    settle,
 )
 from flowctl.analyze.records import checks, footers
 from flowctl.analyze.records.footers import DAMAGED, UNREADABLE, Facts
 from flowctl.analyze.records.listing import File, Listing, RecordsError, list_records
 from flowctl.analyze.records.place import Place, local_path, resolved
 from flowctl.analyze.records.read import Read, check_any, judged, look
-from flowctl.analyze.records.seen import Content, apart, holds, joined
 from flowctl.analyze.records.window import Hour, Window, begin_of, end_of
 from flowctl.analyze.spark.session import SparkError, fit, mapped_errors
 from flowctl.core.text.files import sync
@@ -85,6 +77,8 @@ SUMMARY_FILE: Final = "summary.json"
 FORMAT: Final = 2
 """Of the summary; counted up when a key goes or changes its meaning."""
 QUARANTINE: Final = "quarantine"
+ALL: Final = ""
+"""Stands among the parts of an hour for its accounts and what is put aside."""
 MOST_DAMAGED: Final = 8
 """More is not a damaged file, but a disk that fails."""
 AT_A_TIME: Final = 2
@@ -149,8 +143,7 @@ def run(
         listing = list_records(events, window and window.with_day_before(), settings)
     place = Place(out, settings)
     with locked(place):
-        record, known = read_record(place)
-        settle(place, record.get("pending", {}))
+        source, known = read_record(place)
         place.clear_staging()
         staging = place.staging()
         whole = (window or Window()).whole()
@@ -161,7 +154,7 @@ def run(
                     f"{word} {at:%Y-%m-%d %H:%M}" for word, at in (("from", whole.since), ("to", whole.until)) if at
                 )
                 work.warnings.append(f"a window is of whole hours: this one goes {' '.join(bounds)} UTC")
-            return work.all(jobs, record.get("events"))
+            return work.all(jobs, source)
         except Exception:
             raise
         except BaseException:  # a signal: what runs is given up
@@ -170,8 +163,7 @@ def run(
                     found.sparkContext.cancelAllJobs()
             raise
         finally:
-            if work.settled:
-                staging.remove()
+            staging.remove()
             for found in opened:
                 with contextlib.suppress(Exception):  # a Java that has died says so where it was asked for something
                     found.catalog.clearCache()  # a path that is written anew would be taken for what it was
@@ -215,13 +207,13 @@ class _Run:
     known: dict[Hour, Known]
     source: str = ""  # where the records lie, without links
     summary: dict[str, Any] = field(default_factory=dict)  # of the run before, as it lies there
-    settled: bool = True  # all that the record names has its place
     wanted: dict[str, tuple[Part, Any]] = field(default_factory=dict)  # parts, and the options of their jobs
     errors: dict[str, FlowctlError] = field(default_factory=dict)  # of jobs
     broken: dict[str, FlowctlError] = field(default_factory=dict)  # of parts
     read: set[Hour] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
-    _everything: Content | None = None  # that was known when the run began
+    listed: dict[Hour, str] = field(default_factory=dict)  # digest of the files of each hour
+    noted: bool = False  # that hours have lost files is not yet in the record
 
     def all(self, asked: Sequence[Job | str], source: str | None) -> AllResult:
         """Do everything, see `run`; `source`: where the records lay so far."""
@@ -231,7 +223,9 @@ class _Run:
             if source not in (None, self.source):
                 hint = f"name another folder with --out; if the records were moved, say so in {RECORD_FILE} there"
                 raise ConfigError(f"{self.place.folder} has the results of other records, {source}", hint=hint)
-            if self._stale(self.listing, {ALL: _checks()}):
+            self.listed = _listed(self.listing)
+            self._note_gone(self.listing)
+            if self._stale():
                 with ThreadPoolExecutor(1) as pool:  # pandas and more, while Java starts
                     pool.submit(lambda: [job_of(name) for name in names if name in JOBS])
                     self.session()
@@ -309,24 +303,38 @@ class _Run:
             if told is not error:
                 told.__cause__ = error  # for --debug
 
-    def _stale(self, listing: Listing, wanted: Mapping[str, str]) -> dict[Hour, dict[str, str]]:
-        """Return what of `wanted` is not so in each hour, or whose files were others when it was made."""
-        found, every, files = {}, wanted, _listed(listing)
-        end = max((end_of(hour) for hour in files if self.window.meets(hour)), default=None)
-        for hour, listed in files.items():
-            wanted = every
-            if not self.window.meets(hour):
-                back = {name for name in wanted if name != ALL and end and self._looks_back(name, hour, end)}
-                wanted = {name: given for name, given in wanted.items() if back and name in {ALL, *back}}
-            parts = self.known[hour].parts if hour in self.known else {}
-            made = {name: (parts[name].made_with, parts[name].listed) for name in wanted.keys() & parts.keys()}
-            if other := {name: given for name, given in wanted.items() if made.get(name) != (given, listed)}:
-                found[hour] = other
+    def _note_gone(self, listing: Listing) -> None:
+        """Note which hours have lost files that they were made of: these stay as they are, whatever comes."""
+        files: dict[Hour, list[File]] = {}
+        for file in listing.files:
+            files.setdefault(file.hour, []).append(file)
+        for hour, known in self.known.items():
+            if hour in files and known.listed != self.listed[hour]:
+                gone, others = compared(known.files, files[hour])
+                if gone:
+                    known.listed, self.noted = self.listed[hour], True
+                if gone and others:
+                    self.warnings.append(
+                        f"{' '.join(hour)}: {gone} of the files that it was made of are there no more, "
+                        f"so it stays as it is; {others} others are left out"
+                    )
+
+    def _stale(self) -> dict[Hour, list[str]]:
+        """Return what is to be made of each hour: parts by name, and `ALL` where its files are others."""
+        found: dict[Hour, list[str]] = {}
+        end = max((end_of(hour) for hour in self.listed if self.window.meets(hour)), default=None)
+        for hour, listed in self.listed.items():
+            inside, known = self.window.meets(hour), self.known.get(hour, Known())
+            names = [name for name in self.wanted if inside or (end and self._looks_back(name, hour, end))]
+            if known.listed != listed and (inside or names):
+                found[hour] = [ALL, *names]
+            elif stale := [name for name in names if known.is_stale(name, self._made_with(name))]:
+                found[hour] = stale
         return found
 
-    def _doubt(self, listing: Listing) -> None:
-        """Forget of the record what no longer holds: parts that somebody removed, and why files and rows were left."""
-        storage, listed, there = self.place.storage, {*listing.hours()}, set()
+    def _forget_missing(self) -> None:
+        """Forget of the record what no longer holds: parts that were removed, and files that could not be opened."""
+        storage, there = self.place.storage, set()
         for part, _ in self.wanted.values():
             if storage.is_folder(base := part.folder()):
                 there |= {f"{base}/{path.rpartition('/')[0]}" for path, _ in storage.walk(base)}
@@ -334,20 +342,16 @@ class _Run:
             for name in self.wanted.keys() & known.parts.keys():
                 if known.size_bytes(name) and self.wanted[name][0].folder(hour) not in there:
                     del known.parts[name]
-            accounts = known.accounts.values()
-            reasons = {reason for told in accounts for reason in (*told["by_reason"], *told["files_by_reason"])}
-            checked = known.parts[ALL].made_with if ALL in known.parts else ""
-            for made in known.parts.values() if reasons and hour in listed else ():
-                if checked != _checks():
-                    made.made_with = DOUBTED + made.made_with.removeprefix(DOUBTED)
-                if UNREADABLE in reasons:
-                    made.listed = ""
+            unreadable = any(UNREADABLE in told["files_by_reason"] for told in known.accounts.values())
+            if unreadable and known.made_of == known.listed:
+                known.listed = ""
 
     def _read(self, listing: Listing) -> None:
         """Make parts of the hours that are new or have changed, without files that prove to be damaged."""
-        self._doubt(listing)
-        wanted = {ALL: _checks()} | {name: self._made_with(name) for name in self.wanted}
-        if not (stale := self._stale(listing, wanted)):
+        self._forget_missing()
+        if not (stale := self._stale()):
+            if self.noted:
+                self._write_record()
             return
         self.tell(f"records of {format_count(len(stale), 'hour')}")
         read = Read(self.session, listing, time.time_ns() // 1_000)
@@ -365,43 +369,43 @@ class _Run:
         self.warnings += [f"a damaged file is put aside: {line}" for line in told]
 
     def _as_known(self, file: File, facts: Facts) -> Facts:
-        damaged = facts._replace(problem=DAMAGED, detail="an earlier run found it so")
-        was = facts.problem is None and file.hour in self.known
-        return damaged if was and holds(self.known[file.hour].content(ALL), content_of(file, damaged)) else facts
+        known = self.known.get(file.hour)
+        if facts.problem is None and known is not None and file.mark in known.damaged:
+            return facts._replace(problem=DAMAGED, detail="an earlier run found it so")
+        return facts
 
     def _read_files(
-        self, read: Read, files: Mapping[File, Facts], wanted: Mapping[Hour, Mapping[str, str]]
+        self, read: Read, files: Mapping[File, Facts], stale: Mapping[Hour, Sequence[str]]
     ) -> dict[File, Facts]:
         """Make parts of hours; return files that prove to be damaged, without which it is to be done again."""
-        listing, looked = read.listing, judged(files.items(), self._used)
+        looked = judged(files.items())
         self.broken.clear()
         if not self.known:
-            check_any(listing, looked)
+            check_any(read.listing, looked)
         there: dict[Hour, list[tuple[File, Facts]]] = {}
         for file, facts in looked:
             there.setdefault(file.hour, []).append((file, facts))
-        listed = _listed(listing)
-        plans: dict[str, dict[Hour, Plan]] = {}
-        for hour, of_hour in wanted.items():
-            known = self.known.get(hour) or Known()
-            found, told = plans_of(known, listing, of_hour, there[hour], listed[hour])
-            self.warnings += [f"{' '.join(hour)}: {line}" for line in told]
-            for name, plan in found.items():
-                plans.setdefault(name, {})[hour] = plan
-        groups: dict[Any, list[str]] = {}  # parts that are made of the same files
-        for name, by_hour in plans.items():
-            files_of = tuple((hour, plan.add, *plan.beside()) for hour, plan in by_hour.items())
-            groups.setdefault(files_of, []).append(name)
-        for names in groups.values():
-            records = Read(read.session, listing, read.now_us)
-            # That of accounts has the files too that are put aside.
-            first = plans[ALL if ALL in names else names[0]]
+        todo: dict[str, list[Hour]] = {}
+        for hour, names in stale.items():
+            for name in names:
+                todo.setdefault(name, []).append(hour)
+        groups: dict[tuple[Hour, ...], list[str]] = {}  # parts that are made of the same hours
+        for name, hours in todo.items():
+            groups.setdefault(tuple(hours), []).append(name)
+        read_before = frozenset(
+            (table, hour)
+            for hour, known in self.known.items()
+            for table, told in known.accounts.items()
+            if told["rows_out"]
+        )
+        for group, names in groups.items():
+            records = Read(read.session, read.listing, read.now_us, read_before)
             broken: dict[str, FlowctlError] = {}
             spark = self.session()
             with self._kept_as(ALL, broken):
-                records.enter((x.file, x.facts) for plan in first.values() for x in plan.found)
+                records.enter(item for hour in group for item in there[hour])
                 fit(spark, records.size_bytes)
-                self._make(records, names, plans, broken)
+                self._make(records, names, broken)
             # Of what Spark cannot read it seldom names the file: dictionaries are looked up far from where it is known.
             damaged = records.damaged() if any(isinstance(error, SparkError) for error in broken.values()) else {}
             if ALL in broken and not damaged:
@@ -409,107 +413,76 @@ class _Run:
             if not damaged:
                 self.warnings += records.warnings
                 self.broken |= broken
-                self._remember(records, [name for name in names if name not in broken], plans)
+                self._give_places(records, [name for name in names if name not in broken], {h: there[h] for h in group})
             # What is left is no table, and an answer that looks here first would take it for one.
             for name in (QUARANTINE, *(self.wanted[name][0].folder() for name in names if name != ALL)):
                 self.staging.delete(name)
             if damaged:
                 return damaged
-        if not groups:
-            self._write_record({})
         return {}
 
-    def _used(self, file: File, facts: Facts) -> bool:
-        """Return whether all records of a file are known, and none of them of its own hour."""
-        if not facts.rows:
-            return False
-        if self._everything is None:
-            self._everything = joined(known.content(ALL) for known in self.known.values())
-        content, own = content_of(file, facts), self.known.get(file.hour, Known()).content(ALL)
-        return holds(self._everything, content) and apart(own, content)
-
-    def _make(
-        self,
-        records: Read,
-        names: Sequence[str],
-        plans: Mapping[str, Mapping[Hour, Plan]],
-        broken: dict[str, FlowctlError],
-    ) -> None:
+    def _make(self, records: Read, names: Sequence[str], broken: dict[str, FlowctlError]) -> None:
         """Write what is put aside, and parts, in a query each, to the staging folder; parts that fail are `broken`."""
         for name, frame in records.quarantine.items() if ALL in names else ():
             frame.write.partitionBy("date", "hour").parquet(self.staging.path(f"{QUARANTINE}/{name}"))
-        parts = [name for name in names if name != ALL]
-        _each(parts, lambda name: self._write(name, records, plans[name], broken))
 
-    def _write(self, name: str, records: Read, plans: Mapping[Hour, Plan], broken: dict[str, FlowctlError]) -> None:
-        part, options = self.wanted[name]
-        anew = {hour for hour, plan in plans.items() if not plan.add}
-        known = {hour: known.content(name) for hour, known in self.known.items() if hour not in anew}
-        with self._kept_as(name, broken):
-            if any(map(records.has, part.reads)):
-                records = replace(records, known=known)
-                save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
+        def write(name: str) -> None:
+            part, options = self.wanted[name]
+            with self._kept_as(name, broken):
+                if any(map(records.has, part.reads)):
+                    save(part.make(records, options), part.columns, self.staging.path(part.folder()), *BY_HOUR)
 
-    def _remember(self, records: Read, made: Sequence[str], plans: Mapping[str, Mapping[Hour, Plan]]) -> None:
-        """Write down what was read, and only then give parts their places: a run that is killed between is ended."""
-        pending: dict[str, list[str]] = {"whole": [], "more": [], "gone": []}
-        quarantine = {*self.place.names(QUARANTINE), *self.staging.names(QUARANTINE)}
-        for name in made:
-            for hour, plan in plans[name].items():
-                known = self.known.setdefault(hour, Known())
-                key = digest(json.dumps(plan.content, sort_keys=True))
-                beside = key if plan.add else ""
-                if name == ALL:
-                    self._account(records, hour, known, add=plan.add)
-                    folders = [f"{QUARANTINE}/{table}/date={hour[0]}/hour={hour[1]}" for table in sorted(quarantine)]
-                else:
-                    folders = [self.wanted[name][0].folder(hour)]
-                size_bytes = sum(self._stage(folder, beside, pending) for folder in folders)
-                size_bytes += known.size_bytes(name) if plan.add else 0
-                known.enter(name, Made(plan.made_with, size_bytes, key, plan.listed), plan.content)
-                self.read |= {hour}
-        self._write_record(pending | {"staging": self.staging.folder.rpartition("/")[2]})
+        _each([name for name in names if name != ALL], write)
 
-    def _account(self, records: Read, hour: Hour, known: Known, *, add: bool) -> None:
-        """Enter the accounts and the newest record of an hour."""
-        accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
-        newest = records.newest[hour].isoformat() if hour in records.newest else ""
-        if add:
-            accounts = known.accounts | {
-                table: _sum(known.accounts.get(table, {}), item) for table, item in accounts.items()
-            }
-        known.accounts, known.newest = accounts, max(known.newest, newest) if add else newest
+    def _give_places(
+        self, records: Read, names: Sequence[str], hours: Mapping[Hour, Sequence[tuple[File, Facts]]]
+    ) -> None:
+        """Put parts in the places of earlier ones, which the record gives up before, and names them after."""
+        aside = sorted({*self.place.names(QUARANTINE), *self.staging.names(QUARANTINE)})
+        sizes: dict[str, int] = {}
+        gives_up = False
+        for name, hour in product(names, hours):
+            if name == ALL:
+                folders = [f"{QUARANTINE}/{table}/date={hour[0]}/hour={hour[1]}" for table in aside]
+            else:
+                folders = [self.wanted[name][0].folder(hour)]
+            sizes |= {folder: self._synced_bytes(folder) for folder in folders}
+            known = self.known.setdefault(hour, Known())
+            gives_up |= bool(known.listed) if name == ALL else known.parts.pop(name, None) is not None
+            known.listed = "" if name == ALL else known.listed
+        if gives_up:
+            self._write_record()
+        for folder, size_bytes in sizes.items():
+            if size_bytes:
+                self.place.adopt(self.staging, folder)
+            elif self.place.exists(folder):
+                self.place.delete(folder)
+        for name, (hour, files) in product(names, hours.items()):
+            known = self.known[hour]
+            self.read.add(hour)
+            if name != ALL:
+                part = self.wanted[name][0]
+                known.parts[name] = Made(self._made_with(name), self.listed[hour], sizes[part.folder(hour)])
+                continue
+            known.listed = known.made_of = self.listed[hour]
+            known.files = packed(file for file, facts in files if facts.problem is None)
+            known.damaged = [file.mark for file, facts in files if facts.problem == DAMAGED]
+            known.accounts = {table: item.as_dict() for (of, table), item in records.accounts.items() if of == hour}
+            known.newest = records.newest[hour].isoformat() if hour in records.newest else ""
+        self._write_record()
 
-    def _stage(self, folder: str, beside: str, pending: Mapping[str, list[str]]) -> int:
-        """Note what is to be done with the folder of an hour, and return how large its new files are."""
+    def _synced_bytes(self, folder: str) -> int:
+        """Return how large the new files of a folder are, once they are on the disk."""
         storage = self.staging.storage
         files = [storage.path(f"{folder}/{name}") for name in self.staging.names(folder)]
-        sizes = [info.size or 0 for info in storage.system.get_file_info(files)]
-        if not storage.prefix:
-            for file in files:
-                sync(Path(file))
-        if beside:
-            for number, file in enumerate(files):
-                name = f"{folder}/added-{beside}-{number:05}.zstd.parquet"
-                storage.system.move(file, storage.path(name))
-                pending["more"].append(name)
-        elif files:
-            pending["whole"].append(folder)
-        elif self.place.exists(folder):
-            pending["gone"].append(folder)
-        return sum(sizes)
+        for file in files if not storage.prefix else ():
+            sync(Path(file))
+        return sum(info.size or 0 for info in storage.system.get_file_info(files))
 
-    def _write_record(self, pending: Mapping[str, Any]) -> None:
+    def _write_record(self) -> None:
         hours = {" ".join(hour): asdict(known) for hour, known in sorted(self.known.items())}
-        record = {"format": RECORD_FORMAT, "events": self.source, "pending": pending, "hours": hours}
-        self.settled = False
-        try:
-            self.place.write_text(RECORD_FILE, json.dumps(record))
-        except FlowctlError:
-            self.settled = True  # the earlier one counts, of which nothing was touched
-            raise
-        settle(self.place, pending)
-        self.settled = True
+        record = {"format": RECORD_FORMAT, "events": self.source, "hours": hours}
+        self.place.write_text(RECORD_FILE, json.dumps(record))
 
     def _answer(
         self, name: str, job: Job | None, hours: Sequence[Hour], notes: Mapping[str, JobNote], earlier: JobNote | None
@@ -571,12 +544,12 @@ class _Run:
             [
                 item.newest,
                 item.accounts,
-                [astuple(made)[:3] for made in map(item.parts.get, needed) if made],
+                [astuple(made) for made in map(item.parts.get, needed) if made],
             ]
             for item in map(self.known.__getitem__, hours)
         ]
         known += [
-            [astuple(item.parts[name])[:3] for name in needed if name in item.parts] for _, item in self._before(hours)
+            [astuple(item.parts[name]) for name in needed if name in item.parts] for _, item in self._before(hours)
         ]
         wanted = [self._made_with(name) for name in needed]
         there = [self.place.state(name) for name in job.results]
@@ -632,10 +605,12 @@ class _Run:
         lines = []
         for name in names:
             made_with = self._made_with(name)
-            made = [self.known[hour].parts.get(name) for hour in hours]
-            if other := sum(part is None or part.made_with != made_with for part in made):
+            known = [self.known[hour] for hour in hours]
+            other = sum(made_of_other(item.parts.get(name), item.made_of, made_with) for item in known)
+            if other:
                 of = f"{other} of {len(hours)} hours"
-                lines.append(f"{name} is missing, or was made with other options, of {of} whose records are gone")
+                how = "is missing, or was made of other files or with other options"
+                lines.append(f"{name} {how}, of {of} whose records are gone")
         return lines
 
     def _outputs(self, job: Job) -> dict[str, str]:
@@ -761,12 +736,11 @@ def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(listing: Listing) -> dict[Hour, str]:
-    """Return of each hour a digest of its files: their tables, names, sizes and times of change."""
+    """Return of each hour a digest of its files, and of how they are checked."""
     found: dict[Hour, list[str]] = {}
     for file in listing.files:
-        name = file.path.rpartition("/")[2]
-        found.setdefault(file.hour, []).append(f"{file.table} {name} {file.size_bytes} {file.mtime_ns}")
-    return {hour: digest("\n".join(sorted(files))) for hour, files in found.items()}
+        found.setdefault(file.hour, []).append(file.mark)
+    return {hour: digest("\n".join([_checks(), *sorted(files)])) for hour, files in found.items()}
 
 
 def _told(error: Exception) -> FlowctlError:

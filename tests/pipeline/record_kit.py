@@ -104,14 +104,13 @@ def write_opens(root: Path, rows: list[dict], name: str = "a", **more) -> Path:
     return write(root, rows, name, table=FLOW_OPENS, **more)
 
 
-def read_hours(spark, listing, hours, *, now_us: int, used=()):
-    """Read the records of some hours; `used`: identities of files that other hours have used."""
+def read_hours(spark, listing, hours, *, now_us: int):
+    """Read the records of some hours."""
     from flowctl.analyze.records.read import Read, check_any, judged, look
 
     read = Read(lambda: spark, listing, now_us)
-    looked = judged(look(read, listing.of(hours)), lambda _, facts: facts.identity in used)
-    if not used:
-        check_any(listing, looked)
+    looked = judged(look(read, listing.of(hours)))
+    check_any(listing, looked)
     read.enter(looked)
     return read
 

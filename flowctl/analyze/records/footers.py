@@ -216,14 +216,6 @@ def _looked(facts: Facts, file: Any, table: str, checks: Sequence[Check]) -> Fac
     return facts._replace(reasons=dict(bad), newest_us=max(known, default=None))
 
 
-def spans_of(system: Any, path: str, table: str) -> list[tuple[str, int, int, int]]:
-    """Return of each node in a file that fits its table: its name, its first and last `seq`, and how many it has."""
-    with system.open_input_file(path) as source:
-        rows = pa.concat_tables(pieces(opened(source, table), table, ["node", "seq"])).drop_null()
-    sums = rows.group_by("node").aggregate([("seq", "min"), ("seq", "max"), ("seq", "count")])
-    return [tuple(row[name] for name in ("node", "seq_min", "seq_max", "seq_count")) for row in sums.to_pylist()]
-
-
 def _bomb(footer: Any, names: Collection[str]) -> str | None:
     """Return one of the columns that unpacks to more than it should; None: none does."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]

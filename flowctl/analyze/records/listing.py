@@ -37,6 +37,11 @@ class File:
     mtime_ns: int  # when it was changed, since the epoch; 0 where the store does not tell
     strange: str = ""  # why it is not opened; empty: it is
 
+    @property
+    def mark(self) -> str:
+        """What tells it from what it was before, and from others of its hour."""
+        return f"{self.table} {self.path.rpartition('/')[2]} {self.size_bytes} {self.mtime_ns}"
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

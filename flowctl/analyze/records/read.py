@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from flowctl.analyze.records.listing import File, Listing
-    from flowctl.analyze.records.seen import Content
 
 THREADS: Final = 8
 """Footers that are read at a time: a store answers each in some ten milliseconds."""
@@ -72,7 +71,7 @@ class Read:
     session: Callable[[], SparkSession]
     listing: Listing
     now_us: int  # time of the run, since the epoch
-    known: Mapping[Hour, Content] = field(default_factory=dict)  # of what is made, and stays: records that it knows
+    known: frozenset[tuple[str, Hour]] = frozenset()  # tables and hours of which records were read before
     accounts: dict[tuple[Hour, str], Accounts] = field(default_factory=dict)  # of each hour and table that has files
     quarantine: dict[str, DataFrame] = field(default_factory=dict)
     newest: dict[Hour, dt.datetime] = field(default_factory=dict)  # time of the newest record that can be used
@@ -92,11 +91,9 @@ class Read:
 
     def hours(self, name: str) -> list[Hour]:
         """Return the hours that have a usable file of that table, or had; of files that are not read, those of any."""
-        of_table = (file for file in self.listing.files if file.table == name)
-        others = {file.hour for file in of_table if file.path not in self._entered}
-        others |= {hour for table, hour in self.listing.outside if table == name}
-        known = {hour for hour, content in self.known.items() if any(x.startswith(f"{name} ") for x in content)}
-        return sorted(others | known | {good.file.hour for good in self._good.get(name, ())})
+        others = {(file.table, file.hour) for file in self.listing.files if file.path not in self._entered}
+        found = {hour for table, hour in others | self.listing.outside | self.known if table == name}
+        return sorted(found | {good.file.hour for good in self._good.get(name, ())})
 
     def table(self, name: str) -> DataFrame:
         """Return a table, all its columns, and `date` and `hour` beside; see `Records.table`."""
@@ -215,19 +212,17 @@ class Read:
         )
 
 
-def judged(
-    looked: Iterable[tuple[File, Facts]], used: Callable[[File, Facts], bool] = lambda *_: False
-) -> list[tuple[File, Facts]]:
+def judged(looked: Iterable[tuple[File, Facts]]) -> list[tuple[File, Facts]]:
     """Return files and their facts, by path, with those put aside whose hour nothing tells, and copies."""
-    seen: set[str] = set()
+    seen: set[tuple[Hour, str]] = set()  # by hour: rows of a copy in another hour are put aside for their time
     found = []
     for file, facts in looked:
         if file.hour == ODD_HOUR:
             facts = facts._replace(problem="outside of date=/hour= folders", detail="nothing tells its hour")  # noqa: PLW2901 - the same file, judged
-        elif facts.problem is None and (facts.identity in seen or used(file, facts)):
+        elif facts.problem is None and (file.hour, facts.identity) in seen:
             facts = facts._replace(problem="copy", detail=f"the same as another file: {facts.identity}")  # noqa: PLW2901 - likewise
         if facts.usable:
-            seen.add(facts.identity)
+            seen.add((file.hour, facts.identity))
         found.append((file, facts))
     return found
 

@@ -61,9 +61,9 @@ def test_read_hours_when_all_is_well_gives_every_row_with_its_hour(spark, tmp_pa
     assert read.quarantine == {}
 
 
-def read_all(spark, root, **options):
+def read_all(spark, root):
     listing = list_records(str(root))
-    return read_hours(spark, listing, listing.hours(), now_us=NOW_US, **options)
+    return read_hours(spark, listing, listing.hours(), now_us=NOW_US)
 
 
 def rows_in(read, table):
@@ -75,6 +75,7 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
     root = tmp_path / "my [records], 100% {odd} & more"
     good = write(root, [event(1, 1, "dropped"), event(2, 1, "returned")], "a?b*")
     write(root, [event(3, 1, "dropped"), event(4, 1, "dropped", value=math.nan), event(5, 1, "walked")], "b")
+    shutil.copy(good, folder(root) / "copy.parquet")
     shutil.copy(good, folder(root, hour="13") / "copy.parquet")
     (folder(root) / "broken.parquet").write_bytes(b"nothing at all")
     far = write(root, [event(6, 1, "limit_hit"), event(7300, 1, "limit_hit")], "far")
@@ -88,9 +89,9 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
         found.append({key: item.as_dict() for key, item in read.accounts.items()} | {"identities": identities(read)})
     assert found[0] == found[1]
     noon, one = (read.accounts[("2026-03-01", hour), "flow_events"] for hour in ("12", "13"))
-    assert noon.by_reason == {"event: unknown word": 1, "value: no number": 1}
-    assert (noon.files_in, noon.rows_in, noon.rows_out, noon.files_unknown_rows) == (3, 5, 3, 1)
-    assert (one.files_by_reason, one.by_reason) == ({"copy": 1}, {"file: copy": 2})
+    assert noon.by_reason == {"event: unknown word": 1, "value: no number": 1, "file: copy": 2}
+    assert (noon.files_in, noon.rows_in, noon.rows_out, noon.files_unknown_rows) == (4, 7, 3, 1)
+    assert (one.files_by_reason, one.by_reason) == ({}, {"ts: not its hour": 2})
     outside = read.accounts[ODD_HOUR, "flow_events"]
     assert (outside.rows_in, outside.by_reason) == (2, {"file: outside of date=/hour= folders": 2})
     events = read.table("flow_events").collect()
@@ -105,22 +106,12 @@ def test_read_hours_when_files_and_rows_are_bad_puts_them_aside_and_reads_the_re
     aside = read.quarantine
     assert aside.keys() == {"flow_events", "flow_events_files", "flow_samples", "flow_closes_files"}
     rows = {row.reason: row for row in aside["flow_events"].collect()}
-    assert rows.keys() == noon.by_reason.keys()
+    assert rows.keys() == {"event: unknown word", "value: no number", "ts: not its hour"}
     assert json.loads(rows["event: unknown word"].row)["event"] == "walked"
     assert rows["event: unknown word"].file.endswith("b.parquet")
     files = {row.reason: row for row in aside["flow_events_files"].collect()}
     assert files.keys() == {"copy", "not Parquet or damaged", "outside of date=/hour= folders"}
-    assert (files["copy"].hour, files["copy"].rows, files["copy"].path.endswith("copy.parquet")) == ("13", 2, True)
-
-
-def test_read_hours_when_an_earlier_run_used_a_file_leaves_its_copy_out(spark, tmp_path):
-    """Hours are read one by one: what another hour has used is known by its identity, not by its place."""
-    path = write(tmp_path, [event(1, 1, "dropped")])
-    first = read_all(spark, tmp_path)
-    path.rename(folder(tmp_path, hour="13") / "moved.parquet")
-    second = read_all(spark, tmp_path, used=set(identities(first).values()))
-    (account,) = second.accounts.values()
-    assert (account.files_by_reason, account.rows_out, second.has("flow_events")) == ({"copy": 1}, 0, False)
+    assert (files["copy"].hour, files["copy"].rows, files["copy"].path.endswith("copy.parquet")) == ("12", 2, True)
 
 
 @pytest.mark.parametrize("table", ["flow_closes", "flow_events"])
@@ -148,14 +139,13 @@ def test_read_hours_when_two_servers_share_a_name_and_no_record_reads_both(spark
 
 
 def test_read_hours_when_no_file_can_be_used_says_why(spark, tmp_path):
-    """A folder of something else is an error with what was found; where earlier runs had records, it is a warning."""
+    """A folder of something else is an error with what was found."""
     write(tmp_path, [{"animal": "cat"}], schema=pa.schema([("animal", pa.string())]), metadata={})
     with pytest.raises(
         ConfigError, match=r"none of its 1 files can be used \(foreign schema: 1\).*it has no column"
     ) as caught:
         read_all(spark, tmp_path)
     assert caught.value.hint == "is it a folder that a server wrote with --events?"
-    assert "flow_events is left out" in read_all(spark, tmp_path, used={"one of before"}).warnings[0]
 
 
 def test_read_hours_when_there_are_many_files_names_their_folders(spark, tmp_path, monkeypatch):

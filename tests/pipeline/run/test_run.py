@@ -20,7 +20,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as f
 from record_kit import at, close, event, sample, write, write_closes, write_samples
@@ -29,6 +28,8 @@ from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import SCORE_COLUMNS
 from flowctl.analyze.capacity.loads import LOADS
 from flowctl.analyze.job import Answer, Job, Part, arrow_schema
+from flowctl.analyze.record import compared, packed
+from flowctl.analyze.records.listing import File
 from flowctl.analyze.records.place import Place
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.report.gather import Tables
@@ -367,56 +368,51 @@ def test_run_when_a_text_has_other_writers_merges_it(go, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
 
 
-def test_run_when_files_come_to_an_hour_that_has_lost_some_keeps_what_was_learnt(go, tmp_path):
-    """New files are added, once; with that, rows and accounts are of all files that ever were there."""
+def test_run_when_an_hour_has_lost_files_leaves_it_as_it_is_and_says_what_is_left_out(go, tmp_path):
+    """To make it anew would forget records; what comes later is told once, and counts when the lost file is back."""
     first = events_of(tmp_path / "events", 1, 2)
-    kept = event(3, 1, "dropped")
-    write(tmp_path / "events", [kept], "b")
+    events_of(tmp_path / "events", 3, name="b", event_name="dropped")
     go()
-    first.unlink()
-    for number in range(2):
-        events_of(tmp_path / "events", 10 + number, name=f"late{number}", event_name="limit_hit")
-        result = go()
-        told = {"returned": 2, "dropped": 1, "limit_hit": number + 1, "newest": at(10 + number).isoformat()}
-        assert (result.failed, result.hours_read, result.jobs["seen"].summary) == ([], 1, told)
-        assert [item["rows_in"] for item in result.accounts] == [number + 4]
-        assert "some of its records are there no more, and what was learnt of them stays; 1 new" in result.warnings[0]
+    kept = first.rename(tmp_path / "kept")
     result = go()
-    assert (result.hours_read, result.warnings, result.jobs["seen"].summary) == (0, [], told)
-    events_of(tmp_path / "events", 20, name="later", event_name="limit_hit")
-    assert go().jobs["seen"].summary["limit_hit"] == 3
-    result = go(options={"mark": "other"})  # what was learnt with other options stays, and is told
-    assert (result.hours_read, result.jobs["seen"].summary["limit_hit"]) == (0, 3)
-    assert "1 of 1 hours" in result.jobs["seen"].warnings[0]
-    events_of(tmp_path / "events", 30, name="last", event_name="limit_hit")
-    assert go(options={"mark": "other"}).jobs["seen"].summary["limit_hit"] == 4
-    # Rewritten with more: what it holds of what is known would count twice.
-    write(tmp_path / "events", [kept, event(4, 1, "dropped"), event(5, 1, "dropped")], "b")
+    told = {"returned": 2, "dropped": 1, "newest": at(3).isoformat()}
+    assert (result.warnings, result.hours_read, result.jobs["seen"].summary) == ([], 0, told)
+    events_of(tmp_path / "events", 10, name="late", event_name="limit_hit")
     result = go()
-    assert (result.hours_read, result.jobs["seen"].summary["dropped"]) == (0, 1)
-    assert "1 that hold some of it, or may, and more are left out" in result.warnings[0]
+    assert (result.failed, result.hours_read, result.jobs["seen"].summary) == ([], 0, told)
+    assert [item["rows_in"] for item in result.accounts] == [3]
+    why = "1 of the files that it was made of are there no more, so it stays as it is"
+    assert result.warnings == [f"2026-03-01 12: {why}; 1 others are left out"]
+    assert go().warnings == []
+    result = go(JOB, OTHERS, options={"mark": "other"})  # of what is new, what is left; what there is stays
+    assert (result.hours_read, result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == (
+        1,
+        2,
+        2,
+    )
+    assert all("1 of 1 hours" in result.jobs[name].warnings[0] for name in ("seen", "others"))
+    kept.rename(first)
+    result = go(JOB, OTHERS)
+    assert (result.warnings, result.hours_read, result.jobs["others"].summary["rows"]) == ([], 1, 4)
+    assert result.jobs["seen"].summary["limit_hit"] == 1
 
 
-@pytest.mark.parametrize("bare", [False, True])
-@pytest.mark.parametrize("nodes", [("n1", "n1"), ("n1", "n2")])
-def test_run_when_files_were_joined_knows_their_records(go, tmp_path, nodes, bare):
-    """What takes the place of files of one node or of several brings nothing new, also without metadata."""
-    rows = [event(number, 1, "returned", node=nodes[number % 2]) for number in range(4)]
-    paths = [write(tmp_path / "events", rows[number::2], f"f{number}") for number in range(2)]
-    write(tmp_path / "events", [event(10, 1, "returned")], "c")
-    assert go().jobs["seen"].summary["returned"] == 5
-    tables = [pq.read_table(path, partitioning=None) for path in paths]
-    table = pa.concat_tables(tables)
-    pq.write_table(table.replace_schema_metadata({}) if bare else table, paths[0].parent / "joined.parquet")
-    for path in paths:
-        path.unlink()
-    result = go()
-    assert (result.failed, result.warnings, result.hours_read) == ([], [], 0)
-    assert result.jobs["seen"].summary["returned"] == 5
-    (paths[0].parent / "c.parquet").unlink()
-    events_of(tmp_path / "events", 20, name="late")
-    assert go().jobs["seen"].summary["returned"] == 6
-    assert [item["rows_in"] for item in go().accounts] == [6]
+def test_names_when_a_recorder_counts_its_files_on_are_told_by_first_and_last():
+    """Those of no recorder are told one by one, with their table."""
+
+    def files(*names, table="flow_events"):
+        return [File(table, ("2026-03-01", "12"), f"/e/{name}.parquet", 1, 1) for name in names]
+
+    start = "n-1-1767225600000000"
+    recorded = [*files(f"{start}-0", f"{start}-2"), *files(f"{start}-1", f"{start}-7", table="flow_closes")]
+    others = [*files("a-1", "a-2"), *files("a-1", table="flow_closes")]
+    names = packed([*recorded, *others])
+    assert names == {
+        f"{start}-": [[0, 2], [7, 7]],
+        **{f"flow_{name}.parquet": [[0, 0]] for name in ("closes/a-1", "events/a-1", "events/a-2")},
+    }
+    assert compared(names, [*recorded, *others]) == (0, 0)
+    assert compared(names, [*recorded[1:], *others[:2], *files("b")]) == (2, 1)
 
 
 def damage(path, column):
@@ -474,23 +470,18 @@ def test_run_when_a_file_is_damaged_inside_puts_it_aside_and_reads_the_rest(go, 
     assert item["rows_out"] == 6
 
 
-def test_run_when_what_was_read_is_damaged_later_keeps_what_was_learnt(go, tmp_path):
-    """Parts that have its records keep them, others go without, and the accounts say that it is put aside."""
+def test_run_when_what_was_read_is_damaged_later_goes_on_without_it_and_names_it(go, tmp_path):
     path = events_of(tmp_path / "events", 1, 2)
     events_of(tmp_path / "events", 3, name="b")
-    go(JOB)
+    go()
     damage(path, "node")
     events_of(tmp_path / "events", 5, name="late")
-    result = go(JOB, OTHERS)
-    assert (result.failed, result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == ([], 4, 2)
+    result = go()
+    assert (result.failed, result.jobs["seen"].summary["returned"]) == ([], 2)
     assert any(str(path) in line for line in result.warnings)
     (item,) = result.accounts
     assert (item["files_in"], item["rows_in"], item["rows_out"], item["rows_quarantined"]) == (3, 4, 2, 2)
-    events_of(tmp_path / "events", 6, name="later")
-    result = go(JOB, OTHERS)
-    assert (result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == (5, 3)
-    assert not any("damaged" in line for line in result.warnings)
-    assert go(JOB, OTHERS).hours_read == 0
+    assert go().hours_read == 0
 
 
 def test_run_when_a_copy_of_a_damaged_file_is_there_reads_that(go, tmp_path):
@@ -534,18 +525,16 @@ def test_run_when_files_of_no_recorder_number_alike_reads_each(go, tmp_path):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_run_when_one_job_adds_files_leaves_them_to_others(go, spark, tmp_path, broken):
-    """What was read is known of each part: a job that ran not, or failed, adds the same files when it runs next."""
-    first = events_of(tmp_path / "events", 1, 2)
-    events_of(tmp_path / "events", 3, name="b")
+def test_run_when_a_job_runs_not_or_fails_makes_its_part_when_it_runs_next(go, spark, tmp_path, broken):
+    """Of each part it is known of which files it was made."""
+    events_of(tmp_path / "events", 1, 2)
     go(JOB, OTHERS)
-    first.unlink()
     events_of(tmp_path / "events", 5, 6, name="late")
     jobs, given = ([JOB, OTHERS], {"others": {"broken": "part"}}) if broken else ([JOB], {})
     run(spark, str(tmp_path / "events"), str(tmp_path / "out"), jobs, given)
     result = go(JOB, OTHERS)
-    assert (result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == (5, 5)
-    assert [item["rows_in"] for item in result.accounts] == [5]
+    assert (result.jobs["seen"].summary["returned"], result.jobs["others"].summary["rows"]) == (4, 4)
+    assert [item["rows_in"] for item in result.accounts] == [4]
     assert result.jobs["others"].warnings == ()
 
 
@@ -587,7 +576,7 @@ def test_run_when_samples_are_gone_that_were_read_counts_no_minute_twice(spark, 
     def viewers():
         """Run `fleet` and return how many viewers each minute has, and what tells of it."""
         result = run(spark, str(events), str(out), ["fleet"])
-        assert (result.failed, result.jobs["fleet"].warnings) == ([], ())
+        assert (result.failed, [*result.jobs["fleet"].warnings]) == ([], [])
         rows = spark.read.parquet(str(out / "fleet_streams")).collect()
         return {int(row["minute"].timestamp() - at(0).timestamp()): (row["viewers"], row["source"]) for row in rows}
 
@@ -694,61 +683,53 @@ def test_run_when_killed_at_any_step_leaves_a_summary_of_what_is_there(go, tmp_p
 
 @pytest.mark.parametrize("seed", range(3))
 def test_run_whatever_comes_goes_and_kills_it_knows_each_record_once(go, tmp_path, monkeypatch, seed):
-    """Files come, go, are copied, renamed and joined, options change, runs are killed at each step and jobs left out.
+    """Files come, go and are copied, options change, runs are killed at each step and jobs left out.
 
-    After each, results are those of all records that a run ever saw.
+    After each, results of an hour are those of all its files, or as they were since it lost one.
     """
     chance, deadly = random.Random(seed), Deadly(monkeypatch)
-
-    def removed(paths):
-        """Remove files."""
-        for path in paths:
-            path.unlink()
-            files.remove(path)
-
-    rows, files, seen, mark = Counter(), set(), set(), ""  # words of all records; paths, and those that a run has seen
+    files, mark = {}, ""  # path -> uid, word and number of its records
+    known = {"12": {}, "13": {}}  # the files that an hour was made of
     for number in range(10):
         for step in range(chance.randint(1, 3)):
-            some = sorted(files)
-            what = chance.choice(["new", "new", "gone", "copy", "renamed", "joined", "options"])
+            what = chance.choice(["new", "new", "new", "gone", "copy", "options"])
             if what == "new" or not files:
                 begin, word = chance.choice([0, 3600]), chance.choice(["returned", "dropped"])
                 moments = [begin + chance.randrange(3600) for _ in range(chance.randint(1, 3))]
-                files.add(events_of(tmp_path / "events", *moments, name=f"f{number}-{step}", event_name=word))
-                rows[word] += len(moments)
+                path = events_of(tmp_path / "events", *moments, name=f"f{number}-{step}", event_name=word)
+                files[path] = (path.name, word, len(moments))
             elif what == "options":
                 mark = chance.choice(["", "other"])
-            elif what == "joined":
-                paths = [path for path in some if path.parent == some[0].parent]
-                table = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
-                each = {row["seq"]: row for row in table.to_pylist()}
-                removed(paths)
-                files.add(paths[0].with_name(f"joined{number}-{step}.parquet"))
-                pq.write_table(
-                    pa.Table.from_pylist(list(each.values()), table.schema),
-                    paths[0].with_name(f"joined{number}-{step}.parquet"),
-                )
-            elif what != "gone":
-                path = chance.choice(some)
-                target = path.with_name(f"{what}{number}-{step}{path.name}")
-                target.write_bytes(path.read_bytes())
-                files.add(target)
-                if what == "renamed":
-                    removed([path])
-            elif gone := [path for path in some if path in seen]:
-                removed(gone[:1])
-        told = {word: rows[word] for word in ("returned", "dropped") if rows[word]}
+            else:
+                path = chance.choice(sorted(files))
+                if what == "copy":
+                    target = path.with_name(f"zcopy{number}-{step}{path.name}")
+                    target.write_bytes(path.read_bytes())
+                    files[target] = files[path]
+                else:
+                    path.unlink()
+                    del files[path]
+        for hour, made_of in known.items():
+            there = {path: item for path, item in files.items() if path.parent.name == f"hour={hour}"}
+            if made_of.keys() <= there.keys():
+                used = {item[0]: path for path, item in sorted(there.items(), reverse=True)}  # copies count once
+                known[hour] = {path: there[path] for path in used.values()}
+        told = Counter()
+        for made_of in known.values():
+            for _, word, rows in made_of.values():
+                told[word] += rows
         jobs = chance.choice([[JOB], [JOB, OTHERS]])
         deadly.left = chance.randrange(12)
         with contextlib.suppress(Killed):
             go(*jobs, options={"mark": mark})
         deadly.left = -1
+        if not told:
+            continue
         result = go(JOB, OTHERS, options={"mark": mark})
         assert result.failed == []
         summary = result.jobs["seen"].summary
         assert told == {name: count for name, count in summary.items() if name != "newest"}
         assert result.jobs["others"].summary["rows"] == sum(told.values())
-        seen |= files
         assert [item["rows_out"] for item in result.accounts] == [sum(told.values())]
         assert not list((tmp_path / "out").glob("_new-*"))
 
@@ -764,7 +745,7 @@ def die(*_, **__):
     print("dying", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-runner._Run._remember = die
+runner._Run._give_places = die
 with session(SessionOptions(master="local[1]", conf={{"spark.driver.memory": "512m"}}, size_bytes=0)) as spark:
     runner.run(spark, {events!r}, {out!r}, [test_run.JOB])
 """

@@ -1,4 +1,4 @@
-"""What a run makes of a record that no longer holds: files that can be read now, parts that somebody removed."""
+"""What a run makes of files that can be read only now, of parts that somebody removed, and of odd folders."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from record_kit import event, write
 
 from flowctl.analyze import run as runner
 from flowctl.analyze.job import Answer, Job, Part
-from flowctl.analyze.record import ALL, Known, Made, read_record
 from flowctl.analyze.records import footers, read
-from flowctl.analyze.records.listing import File
-from flowctl.analyze.records.place import Place, Storage
+from flowctl.analyze.records.place import Storage
 from flowctl.analyze.run import run
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.schema import FLOW_EVENTS
@@ -103,50 +101,26 @@ def test_run_when_a_damaged_file_is_restored_with_its_size_reads_it(go, tmp_path
     assert go() == (2, 0)
 
 
-def test_run_when_checks_are_others_reads_again_what_was_put_aside(go, tmp_path, monkeypatch):
-    """An event that this flowctl does not know is one that the next knows; hours without any are left as they are."""
+def test_run_when_checks_are_others_makes_its_hours_anew(go, tmp_path, monkeypatch):
+    """An event that this flowctl does not know is one that the next knows."""
     write(tmp_path / "events", [event(1, 1, "returned"), event(2, 1, "unheard_of")])
-    write(tmp_path / "events", [event(3601, 1, "returned")], hour="13")
-    assert go() == (2, 0)
-    known = read_record(Place(str(tmp_path / "out")))[1]
+    assert go() == (1, 0)
     monkeypatch.setattr(runner, "_checks", lambda: "others")
     monkeypatch.setattr(read, "checks_of", lambda *_: ())
     monkeypatch.setattr(footers, "checks_of", lambda *_: ())
-    assert go() == (3, 0)
-    after = read_record(Place(str(tmp_path / "out")))[1]
-    assert after["2026-03-01", "13"].parts["seen"] == known["2026-03-01", "13"].parts["seen"]
+    assert go() == (2, 0)
 
 
-@pytest.mark.parametrize("odd", [[], [event(2, 1, "unheard_of")]], ids=["well", "put aside"])
-def test_run_when_checks_are_others_and_records_gone_looks_once_and_keeps_what_it_knows(
-    spark, tmp_path, monkeypatch, odd
-):
-    """What is gone cannot be checked again: no later run starts Spark for it, nor says that its parts are missing."""
-    write(tmp_path / "events", [event(1, 1, "returned"), *odd], "a")
+def test_run_when_checks_are_others_and_records_gone_keeps_what_it_knows(spark, tmp_path, monkeypatch):
+    """What is gone cannot be checked again: no run starts Spark for it, nor says that its parts are missing."""
+    write(tmp_path / "events", [event(1, 1, "returned"), event(2, 1, "unheard_of")], "a")
     second = write(tmp_path / "events", [event(3, 1, "returned")], "b")
     run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
     second.unlink()
     monkeypatch.setattr(runner, "_checks", lambda: "others")
-    asked = []
     for _ in range(2):
-        asked.clear()
-        result = run(lambda: asked.append(1) or spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
+        result = run(lambda: pytest.fail("Spark"), str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
         assert (result.jobs["seen"].summary, [*result.jobs["seen"].warnings]) == ({"rows": 2}, [])
-    assert asked == []
-
-
-def test_run_when_no_row_of_a_file_can_be_used_any_more_counts_them_once(go, spark, tmp_path, monkeypatch):
-    """Other checks put aside all of a file that was used: it is there as before, and nothing of its hour is gone."""
-    write(tmp_path / "events", [event(1, 1, "returned")], "a")
-    write(tmp_path / "events", [event(2, 1, "unheard_of")], "b")
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "_checks", lambda: "others")
-        patch.setattr(read, "checks_of", lambda *_: ())
-        patch.setattr(footers, "checks_of", lambda *_: ())
-        assert go() == (2, 0)
-    result = run(spark, str(tmp_path / "events"), str(tmp_path / "out"), [JOB])
-    assert result.warnings == []
-    assert [(item["rows_in"], item["rows_out"]) for item in result.accounts] == [(2, 1)]
 
 
 def test_run_when_a_copy_lies_in_the_folder_of_another_hour_reads_the_true_file(go, tmp_path):
@@ -185,24 +159,6 @@ def test_run_when_somebody_removes_an_hour_of_results_makes_it_again_or_says_so(
     assert [line.startswith("seen is missing") for line in note.warnings] == ([] if records else [True])
 
 
-def test_used_when_there_are_many_hours_costs_no_look_at_each(tmp_path):
-    """Files of 2160 hours of 20 servers, all of which are known: seconds; an hour's own are not used elsewhere."""
-    work = runner._Run(None, None, None, None, None, None, print, {}, {})
-    hours = [(f"2026-{1 + day // 28:02}-{1 + day % 28:02}", f"{hour:02}") for day in range(90) for hour in range(24)]
-    for number, hour in enumerate(hours):
-        spans = {f"flow_events n{node}": [[number * 100, number * 100 + 99, 100]] for node in range(20)}
-        work.known[hour] = Known({"it": spans}, {ALL: Made("", 0, "it", "")})
-    begun = time.process_time()
-    for number, hour in enumerate(hours):
-        facts = footers.Facts(
-            "", rows=100, node="n3", first_seq=number * 100, last_seq=number * 100 + 99, recorded=True
-        )
-        other = hours[number - 1]
-        assert not work._used(File("flow_events", hour, "a", 1, 1), facts)
-        assert work._used(File("flow_events", other, "a", 1, 1), facts)
-    assert time.process_time() - begun < 10
-
-
 @pytest.mark.parametrize("text", ['{"format": 2, "jobs": []}', '{"format": 2, "jobs": {"seen": {"unheard": 1}}}'])
 def test_run_when_the_summary_is_odd_does_without_it(go, tmp_path, text):
     """It tells of earlier runs, which none needs to be done."""
@@ -213,17 +169,17 @@ def test_run_when_the_summary_is_odd_does_without_it(go, tmp_path, text):
     assert list(json.loads((tmp_path / "out" / "summary.json").read_text())["jobs"]) == ["seen"]
 
 
-@pytest.mark.parametrize("spoil", ["contents", "pending"])
-def test_record_when_parts_of_it_are_missing_is_damaged(go, tmp_path, spoil):
+@pytest.mark.parametrize("spoil", ["listed", "parts"])
+def test_record_when_its_hours_are_of_another_shape_is_damaged(go, tmp_path, spoil):
     """It is told as such, with what to do; it is not forgotten."""
     write(tmp_path / "events", [event(1, 1, "returned")])
     go()
     path = tmp_path / "out" / "record.json"
     found = json.loads(path.read_text())
-    if spoil == "contents":
-        found["hours"]["2026-03-01 12"]["contents"] = {}
+    if spoil == "listed":
+        found["hours"]["2026-03-01 12"]["unheard_of"] = ""
     else:
-        found["pending"] = {"staging": "_new-00000000"}
+        found["hours"]["2026-03-01 12"]["parts"] = []
     path.write_text(json.dumps(found))
     with pytest.raises(ConfigError, match="is damaged, or of another version"):
         go()
