@@ -69,7 +69,7 @@ def row_of(case: str, before: list[Judged], after: list[Judged], direct_ms: floa
         "delay_p50_ms": delay_ms,
         "delay_p99_ms": max(one.delay_p99_ms or 0.0 for one in before),
         "added_p50_ms": round(delay_ms - direct_ms, 1),
-        "fetched_per_octet": (
+        "fetched_per_byte": (
             round(figures["received_bytes"] / figures["kept_bytes"], 2) if figures and figures["kept_bytes"] else None
         ),
         "recovered_s": max(one.recovered_s or 0.0 for one in after),

@@ -179,7 +179,7 @@ def summary(player: RtmpPlayer) -> dict[str, Any]:
 
 def describe(player: RtmpPlayer) -> list[str]:
     """Return the figures of a player as lines for people."""
-    from flowctl.units import format_bit_rate, format_duration, format_size
+    from flowctl.units import format_bit_rate, format_count, format_duration, format_size
 
     figures = player.statistics()
     received = ", ".join(f"{count} {name}" for name, count in figures.received.by_name().items()) or "nothing"
@@ -195,7 +195,8 @@ def describe(player: RtmpPlayer) -> list[str]:
     how = "counted by stamps" if figures.exact else "worked out from timestamps"
     missing = f"missing {figures.missing_video} pictures, {figures.missing_audio} audio frames ({how})"
     if figures.video_gaps:
-        missing += f", in {figures.video_gaps} gaps, {figures.broken_restarts} of them not ended by a key frame"
+        gaps = format_count(figures.video_gaps, "gap")
+        missing += f", in {gaps}, {figures.broken_restarts} of them not ended by a key frame"
     lines.append(missing)
     if figures.mean_delay_s is not None and figures.max_delay_s is not None:
         delays = f"{format_duration(figures.mean_delay_s)} on average, {format_duration(figures.max_delay_s)} at most"

@@ -167,7 +167,7 @@ def publish_tags(
 def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
     """Write the summary to standard output."""
     from flowctl.cli.common import print_json
-    from flowctl.units import format_duration, format_size
+    from flowctl.units import format_count, format_duration, format_size
 
     figures, end = publisher.statistics(), publisher.end
     if as_json:
@@ -188,8 +188,8 @@ def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:
     sent = ", ".join(f"{count} {name}" for name, count in figures.sent.by_name().items()) or "nothing"
     say(f"sent {sent}: {format_size(figures.sent.total_bytes)}, {format_duration(figures.media_s)} of media")
     say(
-        f"largest lag {format_duration(figures.max_lag_s)}; waited {figures.waits} times for the connection, "
-        f"{format_duration(figures.waited_s)} in all"
+        f"largest lag {format_duration(figures.max_lag_s)}; "
+        f"waited {format_count(figures.waits, 'time')} for the connection, {format_duration(figures.waited_s)} in all"
     )
     say(f"ended: {end}")
 

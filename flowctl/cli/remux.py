@@ -299,7 +299,8 @@ def _summarise(
     if lost_messages:
         why = ", ".join(sorted({row["why"] for row in rows if row["why"] and row["lost_messages"]}))
         hint = "make room on the disk of --out, or name another one"
-        raise FlowctlError(f"{lost_messages} messages were not written{': ' + why if why else ''}", hint=hint)
+        lost = format_count(lost_messages, "message")
+        raise FlowctlError(f"{lost} not written{': ' + why if why else ''}", hint=hint)
 
 
 def add_to(app: typer.Typer) -> None:

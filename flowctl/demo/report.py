@@ -23,7 +23,7 @@ from flowctl.demo.watch import Watched
 from flowctl.load.results.figures import RunFigures
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult
 from flowctl.reasons import CloseReason
-from flowctl.units import format_bit_rate, format_duration, format_size
+from flowctl.units import format_bit_rate, format_count, format_duration, format_size
 
 _STALL_CUTS: Final = frozenset({CloseReason.HARD_LIMIT.value, CloseReason.STUCK.value})
 FLOOD_LIMIT: Final = "control_messages_per_second"
@@ -171,7 +171,7 @@ class Report:
             f"published {published['frames']} frames, {format_size(published['bytes'])}",
             f"limits: {self.limits}",
             "",
-            f"{len(healthy)} healthy viewers received {received} frames and lost {lost}",
+            f"{format_count(len(healthy), 'healthy viewer')} received {received} frames and lost {lost}",
         ]
         if any(outcome.watched.plan.kind is Kind.SLOW for outcome in self.outcomes):
             rate = format_bit_rate(BIT_RATE)

@@ -13,6 +13,7 @@ from flowctl.load.procfs import ProcessFigures, figures_of
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, Sample
 from flowctl.load.worker import Orders
+from flowctl.units import format_count
 from flowctl.wire.client.histogram import DelayHistogram
 from flowctl.wire.client.measure import FASTEST, ORIGIN
 
@@ -128,7 +129,7 @@ class Gathering:
             return
         numbers = [int(peer[0]) for peer in orders.peers]
         lost = [self._orders.pop(number) for number in numbers if number in self._orders]
-        self.warn(f"a worker process died, {len(lost)} peers with it: {words}")
+        self.warn(f"a worker process died, {format_count(len(lost), 'peer')} with it: {words}")
         for order in lost:
             kind = parse_profile(order.profile).profile.kind
             self.result.peers.append(
@@ -253,8 +254,8 @@ class Gathering:
         lost = [peer for peer in self.result.peers if peer.end is PeerEnd.TESTER_FAILED]
         if lost:
             self.warn(
-                f"the load tester itself failed for {len(lost)} peers ({lost[0].end_details}): that says "
-                "nothing about the server; see `ulimit -n`, --workers and --spread-addresses"
+                f"the load tester itself failed for {format_count(len(lost), 'peer')} ({lost[0].end_details}): that "
+                "says nothing about the server; see `ulimit -n`, --workers and --spread-addresses"
             )
         if FASTEST in sources:
             self.warn("delays are against the fastest viewer: the frames carry no time of their own")

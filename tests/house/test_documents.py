@@ -43,6 +43,8 @@ REQUIRED = {
 }
 KNOWN_FENCES = {"python", "console", "text", "mermaid", "json", "make", "toml"}
 WAIT_S = 30
+INSIDE = {"ARCHITECTURE.md", "CONTRIBUTING.md", *(name for name in DOCUMENTS if name.startswith("docs/design/"))}
+"""Documents for those who change flowctl, in the words of its source."""
 
 
 def blocks(document: str, kind: str) -> list[str]:
@@ -187,6 +189,23 @@ def test_links_when_inside_the_project_lead_somewhere(document):
         assert path.exists(), f"{document}: {target}"
         if heading:
             assert heading in headings(path), f"{document}: {target}"
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name not in INSIDE])
+def test_documents_when_they_count_data_say_bytes(document):
+    """Users are told bytes, in sentences and in tables that are made of docstrings."""
+    assert re.findall(r"\w*[Oo]ctets?(?!-stream)\w*", DOCUMENTS[document]) == []
+
+
+def test_messages_when_they_count_data_say_bytes():
+    """What the source writes for people says bytes as the documents do; its own comments and docstrings may differ."""
+    found = []
+    for path in sorted([*(ROOT / "flowctl").rglob("*.py"), *(ROOT / "servers").rglob("*.py")]):
+        tree = ast.parse(path.read_text("utf-8"))
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told)
+        found += [f"{path.name}: {node.value}" for node in texts if re.search(r"[Oo]ctet(?!-stream)", str(node.value))]
+    assert found == []
 
 
 def headings(path: Path) -> set[str]:

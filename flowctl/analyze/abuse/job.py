@@ -21,7 +21,7 @@ from flowctl.analyze.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_scor
 from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.job import Answer, Job
 from flowctl.analyze.records import addresses
-from flowctl.charts.words import plural
+from flowctl.charts.words import plural, span
 from flowctl.core.server.bans import MOST_BANS, MOST_EVIDENCE, Ban, BanAction, fitting, merge_bans, parse_lines, render
 from flowctl.core.text.addresses import Network
 from flowctl.errors import ConfigError
@@ -190,8 +190,8 @@ def answer(parts: Parts, options: AbuseOptions) -> Answer:
         )
     if last_s and begin_s - last_s > weights.half_life_s:
         warnings.append(
-            f"the records end {(begin_s - last_s) / 3600:.0f} hours ago, and evidence is halved every "
-            f"{weights.half_life_s / 3600:g} hours up to now; --now TIME judges as at another time"
+            f"the records end {span(begin_s - last_s)} ago, and evidence is halved every "
+            f"{span(weights.half_life_s)} up to now; --now TIME judges as at another time"
         )
     return Answer(summary=summary, warnings=warnings)
 

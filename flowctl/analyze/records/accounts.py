@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flowctl.units import format_count
+
 
 @dataclass(slots=True, kw_only=True)
 class Accounts:
@@ -47,7 +49,7 @@ class Accounts:
     def line(self) -> str:
         """Return the figures as one line for people."""
         sums = f"rows in {self.rows_in} = out {self.rows_out} + quarantined {self.rows_quarantined}"
-        parts = [f"{self.table}: {self.files_in} files, {sums}"]
+        parts = [f"{self.table}: {format_count(self.files_in, 'file')}, {sums}"]
         for what, counts in (("rows", self.by_reason), ("files", self.files_by_reason)):
             if counts:
                 parts.append(f"{what} put aside: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))

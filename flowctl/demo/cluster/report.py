@@ -180,5 +180,5 @@ class ClusterReport:
                     rows.append(f"{edge:<19}{origin:<19}{item.requests:>9}{size:>12}{item.faults:>6}  {end}")
             ratio = self.per_segment.get(edge)
             if ratio is not None:
-                rows.append(f"{edge:<19}{'fetched for each octet of a segment:':<37}{ratio:.2f}")
+                rows.append(f"{edge:<19}{'fetched for each byte of a segment:':<37}{ratio:.2f}")
         return rows

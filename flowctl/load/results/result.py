@@ -59,7 +59,7 @@ class PeerResult:
         first_frame_s: from the begin of connecting to the first audio or video frame.
         ended_s: when it ended, since the start of the run.
         parsed: whether its messages were parsed; if not, it read and discarded, and counts bytes only.
-        wire_bytes: octets received (a publisher: sent).
+        wire_bytes: bytes received (a publisher: sent).
         video: video frames received (a publisher: sent).
         keys: key frames among them.
         audio: audio frames received (a publisher: sent).
@@ -79,9 +79,9 @@ class PeerResult:
         freezes: times that no new picture came for 0.2 s or longer, between the first one and the end.
         longest_freeze_s: the longest time without a new picture. None: no picture came.
         missed_at_end: pictures that did not come after the last one, by the sound that did; estimated; 0 below 1 s.
-        line_bytes: octets that the line of its profile could carry from the first frame to the end. None: its profile
+        line_bytes: bytes that the line of its profile could carry from the first frame to the end. None: its profile
             sets no rate.
-        line_used_bytes: octets that came in that time.
+        line_used_bytes: bytes that came in that time.
         stopped_reading_s: when it stopped reading for good, since the start of the run; its delays and stalls are of
             the time before. None: it read to its end.
         end: how it ended.

@@ -23,6 +23,7 @@ from flowctl.records.flight.rerun import CutError, DivergedError, Rerun, belongs
 from flowctl.records.flight.words import FLIGHT_FORMAT, OUTPUT_KINDS, FlightRow, figures_of
 from flowctl.records.telemetry.flightfiles import flight_files, flight_rows, list_flights
 from flowctl.records.telemetry.schema import FlightKind
+from flowctl.units import format_count
 
 __all__ = ["Comparison", "Flight", "ReplayResult", "compare", "read_flight", "read_flights", "replay"]
 
@@ -86,7 +87,8 @@ class Comparison:
             where = "at the end" if self.number is None else f"at row {self.number}"
             return f"diverges {where}: {self.difference}"
         cut = "" if self.complete else " (cut off; replayed up to its last row)"
-        return f"identical: {self.transitions} transitions, {self.dropped_messages} drops{cut}"
+        edges = format_count(self.transitions, "transition")
+        return f"identical: {edges}, {format_count(self.dropped_messages, 'drop')}{cut}"
 
 
 def read_flight(path: Path, conn_id: int | None = None, node: str | None = None) -> Flight:

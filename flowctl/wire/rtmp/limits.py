@@ -1,7 +1,7 @@
 """Every limit that one RTMP connection is held to: name, unit, default, precedent, and what happens when it is hit.
 
 An RTMP peer announces sizes and opens streams as it likes; nothing in the protocol bounds them. So each thing a peer
-can make us hold, compute or wait for has a named limit here. Sizes and counts are enforced where the octets are
+can make us hold, compute or wait for has a named limit here. Sizes and counts are enforced where the bytes are
 parsed (`wire.rtmp.chunk.reader`, `wire.rtmp.amf.amf0`, `wire.rtmp.messages`), times and rates by the
 `wire.rtmp.endpoint.Endpoint`, which is handed the clock. A hit is a `flowctl.errors.LimitExceededError` that carries
 the field's name, the value and the limit.
@@ -46,7 +46,7 @@ class WireLimits:
 
     chunk_size_min_bytes: int = 128
     """Smallest chunk size a peer may set, 1..chunk_size_max_bytes. 128 is the protocol's own default and the floor
-    that nginx-rtmp and Red5 settled on: at chunk size 1 each payload octet costs a header and a turn of the parser.
+    that nginx-rtmp and Red5 settled on: at chunk size 1 each payload byte costs a header and a turn of the parser.
     Smaller values are refused, unless `trusted`."""
 
     chunk_size_max_bytes: int = _MIB
@@ -60,21 +60,21 @@ class WireLimits:
     """Largest audio, video or aggregate message. A 4K key frame at 80 Mbit/s stays below 4 MiB."""
 
     data_message_bytes: int = _MIB
-    """Largest AMF data message. ``onMetaData`` of a long file carries its key frame index (18 octets a key frame),
+    """Largest AMF data message. ``onMetaData`` of a long file carries its key frame index (18 bytes a key frame),
     which passes 64 KiB after two hours; 1 MiB is nginx-rtmp's ``max_message`` for everything."""
 
     command_message_bytes: int = 64 * _KIB
     """Largest command, shared object or message of unknown type. A ``connect`` takes less than 1 KiB."""
 
     control_message_bytes: int = 512
-    """Largest protocol or user control message (types 1 to 6). The defined ones take at most 10 octets."""
+    """Largest protocol or user control message (types 1 to 6). The defined ones take at most 10 bytes."""
 
     chunk_streams: int = 64
     """Chunk streams a peer may open in the life of a connection, 1..65598. Publishers use 4 to 6; nginx-rtmp allows
     32 (``max_streams``). Each costs a state that cannot be forgotten, because later headers refer to it."""
 
     unfinished_bytes: int = 16 * _MIB
-    """Octets held in messages that have begun and not ended, all chunk streams together."""
+    """Bytes held in messages that have begun and not ended, all chunk streams together."""
 
     unpublished_bytes: int = 256 * _KIB
     """The same of a peer that is not publishing, looked at after each piece of input; and what is held back of its
@@ -93,7 +93,7 @@ class WireLimits:
     messages_per_second: float = 10_000.0
     """Messages of any kind that a peer may send per second, after a burst of two seconds' worth. Who goes over is
     read no more until the rate is kept again, so TCP slows the peer down; who goes on all the same is cut after
-    `cut_after_s` of `WorkLimits`. An encoder sends 30 to 300. Messages of fewer than 120 octets with
+    `cut_after_s` of `WorkLimits`. An encoder sends 30 to 300. Messages of fewer than 120 bytes with
     their headers count more often, in proportion, up to ten times: one is as much work as any other. 0: off."""
 
     handshake_time_s: float = 5.0
@@ -121,7 +121,7 @@ class WireLimits:
         check_fields(self)
         self._check("chunk_size_min_bytes", 1, CHUNK_SIZE_CEILING)
         self._check("chunk_size_max_bytes", self.chunk_size_min_bytes, CHUNK_SIZE_CEILING)
-        # The floor leaves room for the longest control message the protocol defines (10 octets). The other limits are
+        # The floor leaves room for the longest control message the protocol defines (10 bytes). The other limits are
         # not below it, so that the reader looks up the type only of messages longer than that.
         self._check("control_message_bytes", 10, LENGTH_MAX)
         for name in ("media_message_bytes", "data_message_bytes", "command_message_bytes"):
@@ -141,7 +141,7 @@ class WireLimits:
             raise ConfigError(f"{name} is {value!r}, allowed is {what} {low} to {high}")
 
     def message_limit(self, type_id: int) -> tuple[str, int]:
-        """Return the name and the value (octets) of the limit on messages of type `type_id` (0..255).
+        """Return the name and the value (bytes) of the limit on messages of type `type_id` (0..255).
 
         Unknown types are held to the limit of commands: they are read only to be ignored.
         """

@@ -27,8 +27,8 @@ class ControlConfig:
     """Limits that the peer is held to."""
 
     ack_floor_bytes: int = 64 * _KIB
-    """We acknowledge at most once per this many octets, however small the peer's window is: a window of 0 or 1 would
-    otherwise cost a reply per octet."""
+    """We acknowledge at most once per this many bytes, however small the peer's window is: a window of 0 or 1 would
+    otherwise cost a reply per byte."""
 
     acknowledge: bool = True
     """False never acknowledges; for load tests."""
@@ -44,7 +44,7 @@ class ControlConfig:
     player acknowledges ten times per second; a flood of pings or of unknown types passes this at once."""
 
     pending_output_bytes: int = 256 * _KIB
-    """Most octets of replies that may wait for `data_to_send`. Requests are limited by rate, so only a caller that
+    """Most bytes of replies that may wait for `data_to_send`. Requests are limited by rate, so only a caller that
     does not collect them gets here."""
 
     out_chunk_size: int = 65536
@@ -76,7 +76,7 @@ class ServerSessionConfig(ControlConfig):
     """Settings of `ServerSession`; immutable, one object serves all connections of a server."""
 
     paused_input_bytes: int = 4 * _MIB
-    """Most octets of messages held back while input is paused or while our caller decides about a request: 3 s of a
+    """Most bytes of messages held back while input is paused or while our caller decides about a request: 3 s of a
     10 Mbit/s publisher that does not wait for the answer to its publish. More ends the session."""
 
     name_max_chars: int = NAME_MAX_CHARS

@@ -499,7 +499,7 @@ def test_abuse_when_no_time_is_told_ages_evidence_to_now_and_judges_private_netw
     scores, bans, result = judge(spark, tmp_path, rows, now_s=None, private=True, weights=Weights(threshold=5.0))
     assert scores["192.0.2.72"]["points"] == pytest.approx(36 / 2**7, rel=0.01)
     assert [ban.cidr for ban in bans.bans] == ["10.0.0.9/32"]
-    assert "the records end 168 hours ago" in result.warnings[0]
+    assert "the records end 7.0 days ago" in result.warnings[0]
 
 
 def test_abuse_when_a_window_is_short_knows_who_behaved_before_it(spark, tmp_path):

@@ -247,7 +247,7 @@ def test_run_when_shown_to_people_says_each_answer_in_a_line_or_two(analyze, tmp
         "report: what to do",
         "  Not known: the job whatif was not run. `flowctl analyze whatif` runs it.",
     ]
-    assert "  flow_closes: 1 files, rows in 2 = out 2 + quarantined 0" in lines
+    assert "  flow_closes: 1 file, rows in 2 = out 2 + quarantined 0" in lines
     assert lines[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "{" not in shown
 

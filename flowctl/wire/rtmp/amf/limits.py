@@ -47,12 +47,12 @@ class AmfLimits:
     Attributes:
         depth: levels of containers, 1..128; a number alone has depth 0, an empty object depth 1.
         nodes: values in one message, 1 or more; members of containers count, names do not. A data message may have as
-            many as its octets divided by 8, if that is more: a key frame index of hours is tens of thousands of
-            numbers, of 9 octets each.
-        string_bytes: octets of UTF-8 in one string, name, XML document or ByteArray, 1 or more. 64 KiB is what a
+            many as its bytes divided by 8, if that is more: a key frame index of hours is tens of thousands of
+            numbers, of 9 bytes each.
+        string_bytes: bytes of UTF-8 in one string, name, XML document or ByteArray, 1 or more. 64 KiB is what a
             16-bit length can announce, plus one.
-        repeated_bytes: octets that references may repeat in one message, 1 or more. AMF3 refers to a string in two
-            octets; without this limit 8 KiB of references to one 64 KiB string become 256 MiB when sent on as AMF0.
+        repeated_bytes: bytes that references may repeat in one message, 1 or more. AMF3 refers to a string in two
+            bytes; without this limit 8 KiB of references to one 64 KiB string become 256 MiB when sent on as AMF0.
     """
 
     depth: int = 32
@@ -76,13 +76,13 @@ class AmfLimits:
 
 
 _OCTETS_PER_VALUE: Final = 8
-"""A number takes 9 octets in AMF0 and AMF3; values that take less, of which there could be more, are rare."""
+"""A number takes 9 bytes in AMF0 and AMF3; values that take less, of which there could be more, are rare."""
 
 DEFAULT_LIMITS: Final = AmfLimits()
 """The limits that decoding uses when it is given none."""
 
 Shared: TypeAlias = tuple[AmfValue, int, int, int]
-"""An entry of a reference table: the value, its nodes (itself not counted), its octets, its levels. A plain tuple,
+"""An entry of a reference table: the value, its nodes (itself not counted), its bytes, its levels. A plain tuple,
 because one is made for every object decoded and a NamedTuple takes six times as long to make."""
 
 Table: TypeAlias = list[Shared | None]
