@@ -81,7 +81,7 @@ They are a sample: {taken} of those recorded.
 {assumed_share} of what was tried is assumed, beyond what was recorded.
 {ended} of them had been cut: what would have followed nobody has seen.
 {few?}So few viewers show what limits do, not what they are worth.
-Only {viewers_refused} of them were ever refused anything: all that limits do was seen of these.
+Only {viewers_refused} of them were ever in trouble: all that limits do was seen of these.
 Only {moved} would have stayed or gone: for others it may be none.
 {same?}No viewer would have stayed or gone.
 {defaults?}Which limits were in force is not in the records: the defaults are taken for them.

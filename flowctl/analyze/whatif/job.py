@@ -429,7 +429,7 @@ def _said(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the summary and what must be known."""
     heads, viewers = sample.heads, rows[0]["viewers"]
-    refused = sum(part.get((0, "viewers"), 0) for part in sums.values())
+    refused = sum(part.get((0, "troubled"), 0) for part in sums.values())
     cut, other = (sample.strata.get(number, Stratum(0, 0)) for number in (CUT, TROUBLED))
     troubled, chosen = cut.size + other.size, cut.tried + other.tried
     told = heads[heads["reason"].notna()].sort_values(["node", "conn_id"])
@@ -455,7 +455,7 @@ def _said(
             "try more (--most 0 tries all)" if chosen < troubled else "record more (a larger --flights, or for longer)"
         )
         warnings.append(
-            f"whatif: only {refused} of {viewers} viewers were ever refused anything, and what is "
+            f"whatif: only {refused} of {viewers} viewers were ever in trouble, and what is "
             f"recommended rests on them: {more} to rely on it"
         )
     if viewers and (share < 1 or chosen < troubled):

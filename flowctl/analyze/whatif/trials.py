@@ -90,11 +90,13 @@ def _tried(
     if not repeat and in_force(rows[0].get("settings")) == choices[0]:
         _calibrate(rows[-1].get("recorded"), totals)
     present = totals[0]["disconnected"]
+    # The kernel refuses something to most viewers as they join: in trouble is who then loses messages or is cut.
+    troubled = any(totals[0][name] for name in ("disconnected", *_DROPS))
     for number, total in enumerate(totals):
         watched_s, closed = total["watched_us"] / 1e6, total["disconnected"]
         mean_bytes = round(total.pop("held_byte_ms", 0) / 1000 / watched_s) if watched_s else 0
         total.update(viewers=1, honest=honest, honest_disconnected=closed and honest, memory_mean_bytes=mean_bytes)
-        total.update(saved=present > closed, lost=closed > present)
+        total.update(saved=present > closed, lost=closed > present, troubled=troubled)
         for measure, value in total.items():
             yield number if refused else ALL_CHOICES, measure, int(value)
 
