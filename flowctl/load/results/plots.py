@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from flowctl.charts.page import Figure
 from flowctl.charts.pictures import Lines, Point, Series, highest, last, thin
@@ -95,6 +95,31 @@ def _summed(samples: Sequence[Sample], name: str, profiles: frozenset[str]) -> l
     return _over_time(samples, value, worst=False)
 
 
+def _figure(
+    name: str,
+    title: str,
+    told: str,
+    series: Sequence[Series],
+    y_label: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    x_label: str = _TIME,
+    **axes: Any,
+) -> Figure:
+    """Return lines with their table; `told` says a row in words, its cells by their places."""
+    chart = Lines(
+        name=name,
+        title=title,
+        description=". ".join(told.format(*row) for row in rows),
+        series=series,
+        x_label=x_label,
+        y_label=y_label,
+        **axes,
+    )
+    return Figure(chart, heads, rows)
+
+
 def _playing(result: RunResult, lines: Sequence[Line]) -> Figure:
     everybody = frozenset[str]().union(*(line.profiles for line in lines))
     connected = Series("all connected", _summed(result.samples, "connected", everybody), 0, steps=True)
@@ -102,23 +127,15 @@ def _playing(result: RunResult, lines: Sequence[Line]) -> Figure:
         Series(line.label, _summed(result.samples, "playing", line.profiles), line.colour, steps=True) for line in lines
     ]
     # Hostile peers seldom get frames: a line along the bottom would only be in the way.
-    playing = [series for series in playing if any(y for _, y in series.points)]
+    shown = [connected, *(series for series in playing if any(y for _, y in series.points))]
     rows = [
-        [series.label, _count(max((y for _, y in series.points), default=0)), _count(series.points[-1][1])]
-        for series in (connected, *playing)
+        [series.label, _count(max(y for _, y in series.points)), _count(series.points[-1][1])]
+        for series in shown
         if series.points
     ]
-    most = rows[0][1] if rows else "0"
-    chart = Lines(
-        name="playing",
-        title="How many were connected, and how many of each profile got frames?",
-        description=f"At most {most} peers were connected at the same time.",
-        series=[connected, *playing],
-        x_label=_TIME,
-        y_label="peers",
-        y_text=_count,
-    )
-    return Figure(chart, ("line", "most", "at the end"), rows)
+    title = "How many were connected, and how many of each profile got frames?"
+    heads = ("line", "most", "at the end")
+    return _figure("playing", title, "{0}: {1} at most", shown, "peers", heads, rows, y_text=_count)
 
 
 def _percent(value: float) -> str:
@@ -143,18 +160,10 @@ def _spread(
         series.append(Series(line.label, [(max(value, _LEAST_MS), share * 100) for value, share in curve], line.colour))
         count = [_count(sum(len(values) for values, _ in samples))] if counted else []
         rows.append([line.label, *count, *map(_ms, weighted_quantiles(samples, _SHARES))])
-    lines = Lines(
-        name=name,
-        title=title,
-        description=". ".join(f"{row[0]}: half within {row[-4]}, 99 percent within {row[-2]}" for row in rows),
-        series=series,
-        x_label=labels[0],
-        y_label=labels[1],
-        x_log=True,
-        y_top=100,
-        y_text=_percent,
-    )
-    return Figure(lines, ("profile", *(("viewers",) if counted else ()), "median", "p95", "p99", "longest"), rows)
+    heads = ("profile", *(("viewers",) if counted else ()), "median", "p95", "p99", "longest")
+    told = "{0}: half within {2}, 99 percent within {4}" if counted else "{0}: half within {1}, 99 percent within {3}"
+    axes = {"x_log": True, "y_top": 100, "y_text": _percent}
+    return _figure(name, title, told, series, labels[1], heads, rows, x_label=labels[0], **axes)
 
 
 def _delays(figures: RunFigures, lines: Sequence[Line]) -> Figure:
@@ -173,25 +182,24 @@ def _first_frames(figures: RunFigures, lines: Sequence[Line]) -> Figure:
     return _spread("first-frames", title, ("ms from the begin of connecting", "viewers"), found, counted=True)
 
 
+def _seconds(series: Sequence[Series], write: Callable[[float | None], str]) -> list[list[str]]:
+    """Return a row for each line: its value in the median second, and in the worst."""
+    return [
+        [item.label, write(quantile(ys, 0.5)), write(ys[-1])]
+        for item in series
+        if (ys := sorted(y for _, y in item.points))
+    ]
+
+
 def _delays_over_time(result: RunResult) -> Figure:
     series = [
         Series("99 % within", _over_time(result.samples, lambda sample: sample.delay_p99_ms, worst=True), 6),
         Series("half within", _over_time(result.samples, lambda sample: sample.delay_p50_ms, worst=True), 1),
     ]
-    rows = [
-        [item.label, _ms(quantile(ys, 0.5)), _ms(ys[-1])]
-        for item in series
-        if (ys := sorted(y for _, y in item.points))
-    ]
-    chart = Lines(
-        name="delays-over-time",
-        title="Did the delay of healthy viewers change?",
-        description=". ".join(f"{row[0]} {row[1]} in the median second, {row[2]} in the worst" for row in rows),
-        series=series,
-        x_label=_TIME,
-        y_label="delay in ms",
-    )
-    return Figure(chart, ("of the frames of a second", "median second", "worst second"), rows)
+    heads = ("of the frames of a second", "median second", "worst second")
+    told = "{0} {1} in the median second, {2} in the worst"
+    title = "Did the delay of healthy viewers change?"
+    return _figure("delays-over-time", title, told, series, "delay in ms", heads, _seconds(series, _ms))
 
 
 def _peers(figures: RunFigures, line: Line) -> list[PeerResult]:
@@ -207,16 +215,10 @@ def _cuts(figures: RunFigures, lines: Sequence[Line]) -> Figure:
             points = [*thin(points, last), (max(figures.result.duration_s, times[-1]), float(len(times)))]
             series.append(Series(line.label, points, line.colour, steps=True))
             rows.append([line.label, _count(len(times)), *(f"{quantile(times, share):.1f} s" for share in (0, 0.5, 1))])
-    chart = Lines(
-        name="cuts",
-        title="When did the server cut peers?",
-        description=". ".join(f"{row[0]}: {row[1]} cut, the first at {row[2]}, the last at {row[4]}" for row in rows),
-        series=series,
-        x_label=_TIME,
-        y_label="peers cut so far",
-        y_text=_count,
-    )
-    return Figure(chart, ("profile", "cut", "first", "median", "last"), rows)
+    told = "{0}: {1} cut, the first at {2}, the last at {4}"
+    heads = ("profile", "cut", "first", "median", "last")
+    title = "When did the server cut peers?"
+    return _figure("cuts", title, told, series, "peers cut so far", heads, rows, y_text=_count)
 
 
 _WINDOW: Final = 5
@@ -248,57 +250,35 @@ def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Figure:
             # As in the table of profiles: a star where peers stopped reading, for what they measured before.
             star = "*" if any(peer.stopped_reading_s is not None for peer in _peers(figures, line)) else ""
             rows.append([line.label, *(f"{_percent(share)}{star}" for share in shares)])
-    chart = Lines(
-        name="pictures",
-        title="What share of the pictures did viewers see?",
-        description=". ".join(f"{row[0]}: {row[1]} of the pictures, {row[3]} in the worst {_WINDOW} s" for row in rows),
-        series=series,
-        x_label=_TIME,
-        y_label=f"of the pictures of {_WINDOW} s",
-        y_top=100,
-        y_text=_percent,
+    title, told = (
+        "What share of the pictures did viewers see?",
+        f"{{0}}: {{1}} of the pictures, {{3}} in the worst {_WINDOW} s",
     )
-    return Figure(chart, ("profile", "of all", f"median {_WINDOW} s", f"worst {_WINDOW} s"), rows)
+    heads = ("profile", "of all", f"median {_WINDOW} s", f"worst {_WINDOW} s")
+    label = f"of the pictures of {_WINDOW} s"
+    return _figure("pictures", title, told, series, label, heads, rows, y_top=100, y_text=_percent)
 
 
 def _missing(result: RunResult, lines: Sequence[Line]) -> Figure:
-    series = []
-    for line in lines:
-        points = _summed(result.samples, "missing", line.profiles)
-        if any(count for _, count in points):
-            series.append(Series(line.label, points, line.colour, steps=True))
+    found = [(line, _summed(result.samples, "missing", line.profiles)) for line in lines]
+    series = [
+        Series(line.label, points, line.colour, steps=True)
+        for line, points in found
+        if any(count for _, count in points)
+    ]
     rows = [[item.label, _count(item.points[-1][1])] for item in series]
-    chart = Lines(
-        name="missing",
-        title="When did viewers lose frames?",
-        description=". ".join(f"{row[0]}: {row[1]} frames missing" for row in rows),
-        series=series,
-        x_label=_TIME,
-        y_label="missing so far",
-        y_text=_count,
-    )
-    return Figure(chart, ("profile", "frames missing"), rows)
+    title, told = "When did viewers lose frames?", "{0}: {1} frames missing"
+    return _figure("missing", title, told, series, "missing so far", ("profile", "frames missing"), rows, y_text=_count)
 
 
 def _processor(result: RunResult) -> Figure:
     # Quiet, since it is the server that is asked about: but a tester at its limit explains every delay.
     load = Series("load tester", _over_time(result.samples, lambda sample: sample.load_cpu_percent, worst=True), 0)
     server = Series("server", _over_time(result.samples, lambda sample: sample.server_cpu_percent, worst=True), 1)
-    rows = [
-        [item.label, _percent(quantile(ys, 0.5) or 0), _percent(ys[-1])]
-        for item in (server, load)
-        if (ys := sorted(y for _, y in item.points))
-    ]
-    chart = Lines(
-        name="processor",
-        title="How busy were server and load tester?",
-        description=". ".join(f"{row[0]}: {row[1]} of a core in the median second, {row[2]} at most" for row in rows),
-        series=[load, server],
-        x_label=_TIME,
-        y_label="of one core",
-        y_text=_percent,
-    )
-    return Figure(chart, ("process", "median second", "busiest second"), rows)
+    rows = _seconds([server, load], lambda value: _percent(value or 0))
+    title, told = "How busy were server and load tester?", "{0}: {1} of a core in the median second, {2} at most"
+    heads = ("process", "median second", "busiest second")
+    return _figure("processor", title, told, [load, server], "of one core", heads, rows, y_text=_percent)
 
 
 def _memory(result: RunResult) -> Figure:
@@ -306,22 +286,14 @@ def _memory(result: RunResult) -> Figure:
         return None if sample.server_rss_bytes is None else sample.server_rss_bytes / 1e6
 
     points = _over_time(result.samples, size, worst=True)
-    base = result.server_base_rss_bytes
-    before = [] if base is None or not points else [(points[0][0], base / 1e6), (points[-1][0], base / 1e6)]
-    rows = [[name, f"{value:,.1f} MB"] for name, value in _memory_figures(points, base)]
-    chart = Lines(
-        name="memory",
-        title="How much memory did the server take?",
-        description=". ".join(": ".join(row) for row in rows),
-        series=[Series("before the run", before, 0), Series("server", points, 1)] if points else [],
-        x_label=_TIME,
-        y_label="resident memory in MB",
-    )
-    return Figure(chart, ("resident memory", "MB"), rows)
-
-
-def _memory_figures(points: Sequence[Point], base: int | None) -> list[tuple[str, float]]:
-    if not points:
-        return []
-    found = [] if base is None else [("before the run", base / 1e6)]
-    return [*found, ("most", max(y for _, y in points)), ("at the end", points[-1][1])]
+    series, found = [], []
+    if points:
+        base = result.server_base_rss_bytes
+        if base is not None:
+            series.append(Series("before the run", [(at, base / 1e6) for at in (points[0][0], points[-1][0])], 0))
+            found.append(("before the run", base / 1e6))
+        series.append(Series("server", points, 1))
+        found += [("most", max(y for _, y in points)), ("at the end", points[-1][1])]
+    rows = [[name, f"{value:,.1f} MB"] for name, value in found]
+    title, label = "How much memory did the server take?", "resident memory in MB"
+    return _figure("memory", title, "{0}: {1}", series, label, ("resident memory", "MB"), rows)
