@@ -29,16 +29,6 @@ settings = Settings()
 """Those of this process; the application's callback fills them in before a command runs."""
 
 
-def hint_of_end(end: object) -> str | None:
-    """Return what to do about a connection of ours that ended so. None: its words say it."""
-    said = str(end)
-    if "(tls-certificate: " in said:
-        return "name the authority that signed it: --ca-file PEM; for tests: --insecure"
-    if "(tls: the peer left within" in said:
-        return "is this the port of rtmps there, and not of rtmp?"
-    return None
-
-
 def given(context: typer.Context, parameter: str) -> bool:
     """Return whether the parameter of that name stands on the command line, and is not just its default."""
     source = context.get_parameter_source(parameter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -80,35 +80,14 @@ def load(
     nobody could connect, no healthy viewer got a frame, the server or a publisher was lost in mid run, or the load
     tester itself failed for a peer; 2 wrong use; 130 or 143 ended by a signal.
     """
+    given = dict(locals())  # as options are: text in, values out, in `_plan` alone
     from flowctl.cli.common import set_up_log
 
     set_up_log()
     if list_profiles:
         _list_profiles(as_json=as_json)
         return
-    plan = _plan(
-        url,
-        viewers,
-        profile or [],
-        ramp=ramp,
-        duration=duration,
-        until="stream-end" if until_end else "duration",
-        publishers=publishers,
-        streams=streams,
-        source=source,
-        bit_rate=bit_rate,
-        fps=fps,
-        key_interval=key_interval,
-        key_frame_size=key_frame_size,
-        disposable_every=disposable_every,
-        workers=workers,
-        measure=measure,
-        server_pid=server_pid,
-        spread_addresses=spread_addresses,
-        connect_timeout=connect_timeout,
-        seed=seed,
-        allow_remote=allow_remote,
-    )
+    plan = _plan(**given)
     _load(
         plan,
         _conditions(fail_on or [], plan),
@@ -118,7 +97,7 @@ def load(
     )
 
 
-def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> LoadPlan:
+def _plan(url: str | None, *, viewers: int, profile: list[str] | None, source: str | None, **given: Any) -> LoadPlan:
     """Return the run that the options describe."""
     from flowctl.cli.common import optional_duration
     from flowctl.errors import ConfigError
@@ -134,30 +113,37 @@ def _plan(url: str | None, viewers: int, profiles: list[str], **given: Any) -> L
         raise ConfigError("--publishers publish over RTMP", hint="publish to the server's RTMP address beside this run")
     if viewers > MAX_PEERS:
         raise ConfigError(f"--viewers is {viewers}, allowed is 1 to {MAX_PEERS}", hint="use several runs side by side")
-    if given["source"] is not None:
-        if not given["publishers"]:
-            raise ConfigError("--source is for publishing", hint="give --publishers 1 as well")
-        if not Path(given["source"]).is_file():
-            raise ConfigError(f"there is no file {given['source']}", hint="--source takes an FLV file")
-    ramp_s = optional_duration(given.pop("ramp"), "--ramp")
-    key_frame_size = given.pop("key_frame_size")
-    crowd = parse_crowd(profiles, viewers)
-    for choice in map(parse_profile, profiles):
+    if source is not None and not given["publishers"]:
+        raise ConfigError("--source is for publishing", hint="give --publishers 1 as well")
+    if source is not None and not Path(source).is_file():
+        raise ConfigError(f"there is no file {source}", hint="--source takes an FLV file")
+    ramp_s, key_frame_size = optional_duration(given["ramp"], "--ramp"), given["key_frame_size"]
+    crowd = parse_crowd(profile or [], viewers)
+    for choice in map(parse_profile, profile or []):
         if choice.text not in crowd:
             say(f"warning: of {viewers} viewers nobody is left for --profile {choice.text}", to_stderr=True)
     return LoadPlan(
         url=url,
         profiles=crowd,
+        source=source,
         ramp_s=viewers / _VIEWERS_PER_S if ramp_s is None else ramp_s,
-        duration_s=parse_duration(given.pop("duration"), "--duration"),
-        bit_rate=parse_bit_rate(given.pop("bit_rate"), "--bit-rate"),
-        key_interval_s=parse_duration(given.pop("key_interval"), "--key-interval"),
+        duration_s=parse_duration(given["duration"], "--duration"),
+        until="stream-end" if given["until_end"] else "duration",
+        bit_rate=parse_bit_rate(given["bit_rate"], "--bit-rate"),
+        key_interval_s=parse_duration(given["key_interval"], "--key-interval"),
         key_frame_bytes=None if key_frame_size is None else _key_frame_bytes(key_frame_size),
-        measure_every=_measure_every(given.pop("measure")),
-        connect_timeout_s=parse_duration(given.pop("connect_timeout"), "--connect-timeout"),
+        measure_every=_measure_every(given["measure"]),
+        connect_timeout_s=parse_duration(given["connect_timeout"], "--connect-timeout"),
         command=_command_line(),
-        **given,
+        **{name: given[name] for name in _AS_GIVEN},
     )
+
+
+_AS_GIVEN: Final = (
+    "publishers", "streams", "fps", "disposable_every", "workers", "server_pid", "spread_addresses", "seed",
+    "allow_remote",
+)  # fmt: skip
+"""Options that are fields of a plan as they are."""
 
 
 def _key_frame_bytes(text: str) -> int:

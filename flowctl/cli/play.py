@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure, hint_of_end
+from flowctl.cli.common import CaFile, Insecure
 from flowctl.core.text.output import failure, say
 
 if TYPE_CHECKING:
@@ -48,13 +48,16 @@ def play(
         pings_per_s=pings,
         stay=stay,
     )
-    duration_s = optional_duration(duration, "--duration")
+    settings: dict[str, Any] = {
+        "profile": profile,
+        "duration_s": optional_duration(duration, "--duration"),
+        "acknowledge": acknowledge,
+    }
     if output is None:
-        _play(address, profile, None, duration_s, acknowledge=acknowledge, as_json=as_json, summary_to_stderr=False)
+        _play(address, None, as_json=as_json, to_stderr=False, **settings)
         return
     with _written(output) as file:
-        to_stderr = output == "-"
-        _play(address, profile, file, duration_s, acknowledge=acknowledge, as_json=as_json, summary_to_stderr=to_stderr)
+        _play(address, file, as_json=as_json, to_stderr=output == "-", **settings)
 
 
 @contextlib.contextmanager
@@ -85,61 +88,37 @@ def _written(output: str) -> Iterator[BinaryIO]:
 
 def _play(
     address: RtmpUrl,
-    profile: PlayProfile,
     file: BinaryIO | None,
-    duration_s: float | None,
     *,
+    profile: PlayProfile,
+    duration_s: float | None,
     acknowledge: bool,
     as_json: bool,
-    summary_to_stderr: bool,
+    to_stderr: bool,
 ) -> None:
-    from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
-    from flowctl.errors import FlowctlError
+    from flowctl.cli.clients import check_end, run_client
     from flowctl.flv import FlvWriter
-    from flowctl.log import get_logger
     from flowctl.wire.client.player import RtmpPlayer
-    from flowctl.wire.client.runner import ClientRun
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
     config = ClientSessionConfig(flash_version="LNX 9,0,124,2 flowctl play", acknowledge=acknowledge)
-    writer = None if file is None else FlvWriter(file)
-
-    def make(parameters: str, on_end: Any) -> RtmpPlayer:
-        return RtmpPlayer(
-            address,
-            profile,
-            writer=writer,
-            duration_s=duration_s,
-            config=config,
-            parameters=parameters,
-            on_end=on_end,
-        )
-
-    ended_by_signal = None
-    sizes = {"capacity_bytes": profile.capacity_bytes, "receive_buffer_bytes": profile.receive_buffer_bytes}
-    with terminable(), ClientRun(make, **sizes) as run:
-        run.start()
-        try:
-            get_logger("flowctl.play").info("playing", url=str(address))
-            run.wait()
-        except (KeyboardInterrupt, TerminatedError) as error:
-            ended_by_signal = TERMINATED if isinstance(error, TerminatedError) else INTERRUPTED
-            run.finish("interrupted")
-        player = run.client
+    settings: Any = {"writer": None if file is None else FlvWriter(file), "duration_s": duration_s, "config": config}
+    player, signalled = run_client(
+        "play",
+        lambda parameters, on_end: RtmpPlayer(address, profile, parameters=parameters, on_end=on_end, **settings),
+        capacity_bytes=profile.capacity_bytes,
+        receive_buffer_bytes=profile.receive_buffer_bytes,
+    )
     unwritten = player.write_error
     if file is not None and unwritten is None:
         try:
             file.flush()
         except OSError as error:
             unwritten = error
-    _show(player, as_json=as_json, to_stderr=summary_to_stderr)
+    _show(player, as_json=as_json, to_stderr=to_stderr)
     if unwritten is not None:
         raise unwritten
-    end = player.end
-    if ended_by_signal is not None:
-        raise typer.Exit(ended_by_signal)
-    if end is None or not end.as_wanted:
-        raise FlowctlError(f"the stream was not played to its end: {end}", hint=hint_of_end(end))
+    check_end(player, signalled, "played")
 
 
 def _show(player: RtmpPlayer, *, as_json: bool, to_stderr: bool) -> None:

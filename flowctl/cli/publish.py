@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flowctl.cli.common import CaFile, Insecure, hint_of_end
+from flowctl.cli.common import CaFile, Insecure
 from flowctl.core.text.output import say
 
 if TYPE_CHECKING:
@@ -123,45 +123,20 @@ def publish_tags(
     address: RtmpUrl, tags: Iterable[FlvTag], *, pace: float, loop: bool, duration_s: float | None, as_json: bool
 ) -> None:
     """Publish `tags`, then write the summary."""
-    from flowctl.cli.errors import INTERRUPTED, TERMINATED, TerminatedError, terminable
-    from flowctl.errors import FlowctlError
-    from flowctl.log import get_logger
+    from flowctl.cli.clients import check_end, run_client
     from flowctl.wire.client.publisher import RtmpPublisher
-    from flowctl.wire.client.runner import ClientRun
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
     config = ClientSessionConfig(flash_version="FMLE/3.0 (compatible; flowctl publish)")
-
-    def make(parameters: str, on_end: Any) -> RtmpPublisher:
-        return RtmpPublisher(
-            address,
-            tags,
-            pace=pace,
-            loop=loop,
-            duration_s=duration_s,
-            config=config,
-            parameters=parameters,
-            on_end=on_end,
-        )
-
-    ended_by_signal = None
-    with terminable(), ClientRun(make) as run:
-        run.start()
-        try:
-            get_logger("flowctl.publish").info("publishing", url=str(address))
-            run.wait()
-        except (KeyboardInterrupt, TerminatedError) as error:
-            ended_by_signal = TERMINATED if isinstance(error, TerminatedError) else INTERRUPTED
-            run.finish("interrupted")
-        publisher = run.client
+    settings: Any = {"pace": pace, "loop": loop, "duration_s": duration_s, "config": config}
+    publisher, signalled = run_client(
+        "publish",
+        lambda parameters, on_end: RtmpPublisher(address, tags, parameters=parameters, on_end=on_end, **settings),
+    )
     _show(publisher, as_json=as_json)
-    end = publisher.end
     if publisher.source_error is not None:
         raise publisher.source_error
-    if ended_by_signal is not None:
-        raise typer.Exit(ended_by_signal)
-    if end is None or not end.as_wanted:
-        raise FlowctlError(f"the stream was not published to its end: {end}", hint=hint_of_end(end))
+    check_end(publisher, signalled, "published")
 
 
 def _show(publisher: RtmpPublisher, *, as_json: bool) -> None:

@@ -18,7 +18,6 @@ _ATTEMPTS: Final = 3
 """Connections of one login: without a user, with the user, with the answer."""
 
 _STOP_S: Final = 2.0
-_POLL_S: Final = 0.2
 
 ClientT = TypeVar("ClientT", bound=RtmpClient)
 
@@ -51,19 +50,15 @@ class ClientRun(Generic[ClientT]):
         self.client = self._make(parameters, lambda _: self._ended.set())
         start_client(self._group, self.client, **self._settings)
 
-    def wait(self, each: Callable[[], bool] | None = None) -> bool:
+    def wait(self) -> None:
         """Wait until the client has ended, logging in where the server wants it."""
-        attempt = 1
-        while True:
-            while not self._ended.wait(_POLL_S):
-                if each is not None and each():
-                    return False
+        for _ in range(_ATTEMPTS - 1):
+            self._ended.wait()
             rejected = self.client.rejected
-            retry = None if rejected is None else rejected.retry_parameters
-            if retry is None or attempt >= _ATTEMPTS:
-                return True
-            attempt += 1
-            self.start(retry)
+            if rejected is None or rejected.retry_parameters is None:
+                return
+            self.start(rejected.retry_parameters)
+        self._ended.wait()
 
     def finish(self, details: str, deadline_s: float = _STOP_S) -> bool:
         """Ask the client to leave in order, and wait for its end."""

@@ -281,27 +281,6 @@ def test_reconnect_request_is_reported(publisher):
     assert publisher.session.send_video(0, b"x")
 
 
-@pytest.mark.parametrize(
-    ("tc_url", "expected"),
-    [
-        (None, "rtmp://example.com/live/room?token=***"),
-        ("rtmp://other:19350/app2", "rtmp://other:19350/app2/room?token=***"),
-        ("//other/app2", "rtmp://other/app2/room?token=***"),
-        ("/app2", "rtmp://example.com/app2/room?token=***"),
-        ("app2", "rtmp://example.com/app2/room?token=***"),
-    ],
-)
-def test_reconnect_address_may_be_relative(publisher, tc_url, expected):
-    """Enhanced RTMP v2 allows all four forms; stream, query and credentials stay ours."""
-    assert str(publisher.session.reconnect_url(ReconnectRequested(tc_url, ""))) == expected
-
-
-def test_reconnect_address_without_host_is_refused(publisher):
-    """A server cannot send us nowhere."""
-    with pytest.raises(RemoteProtocolError):
-        publisher.session.reconnect_url(ReconnectRequested("rtmp:///live", ""))
-
-
 # ------------------------------------------------------------------------------------------------ sending
 
 

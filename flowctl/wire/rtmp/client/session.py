@@ -20,7 +20,6 @@ Replies are taken by what is awaited, not only by their transaction id, because 
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import Any, Final, Literal, NamedTuple
 
@@ -57,7 +56,7 @@ from flowctl.wire.rtmp.messages import (
     encode_control,
 )
 from flowctl.wire.rtmp.session_config import WINDOW_ACK_SIZE_BYTES, ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl, from_connect, parse_url
+from flowctl.wire.rtmp.url import RtmpUrl, parse_url
 from flowctl.wire.rtmp.wire import (
     TYPE_AGGREGATE,
     TYPE_AUDIO,
@@ -189,32 +188,6 @@ class ClientSession:
         if self._publishes and self._config.release_stream:
             self._call("FCUnpublish", None, self._stream_name())
         self._forget_stream()
-
-    def reconnect_url(self, request: ReconnectRequested) -> RtmpUrl:
-        """Return where a `ReconnectRequested` sends us: its address with our stream name, query and credentials."""
-        text = request.tc_url
-        if text is None:
-            return self._url
-        scheme, _, rest = self._url.tc_url.partition("://")
-        host, _, path = rest.partition("/")
-        if text.startswith("//"):
-            text = f"{scheme}:{text}"
-        elif text.startswith("/"):
-            text = f"{scheme}://{host}{text}"
-        elif "://" not in text:
-            text = f"{scheme}://{host}/{path.rpartition('/')[0]}/{text}"
-        target = from_connect(text, None)
-        if not target.host:
-            raise RemoteProtocolError("the address to reconnect to has no host", code="bad-url")
-        ours = self._url
-        return dataclasses.replace(
-            target,
-            stream=ours.stream,
-            raw_query=ours.raw_query,
-            query=ours.query,
-            user=ours.user,
-            password=ours.password,
-        )
 
     def _ask(self, purpose: _Purpose) -> None:
         if self._purpose is not None or self._state in (ClientState.REJECTED, ClientState.CLOSED):
