@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+from collections.abc import Callable
 from typing import Final
 
-from flowctl.load.hostile.base import ANY, ENDED, Attack, Form, HostileProfile
+from flowctl.load.hostile.base import ANY, ENDED, Attack, Form, HostileProfile, Run
 from flowctl.load.hostile.peer import Peer
 
 _MIB: Final = 1 << 20
@@ -24,12 +26,27 @@ _UPGRADE: Final = (
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 _PING: Final = b"\x89\x84\0\0\0\0ping"
+_ENDLESS_FRAME: Final = b"\x82\xff" + (1 << 62).to_bytes(8, "big") + b"\0\0\0\0"
+"""Head of a WebSocket frame of 4 EiB."""
 _FRAGMENT: Final = b"\0\x81\0\0\0\0f"
 
 
 def _request(attack: Attack, path: str = "/flowctl", *, method: str = "GET", headers: bytes = b"") -> bytes:
     host = f"{attack.context.host}:{attack.context.port}"
     return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n".encode() + headers
+
+
+def _with(headers: bytes) -> Callable[[Attack], bytes]:
+    return lambda attack: _request(attack, headers=headers)
+
+
+def _body(header: bytes) -> Callable[[Attack], bytes]:
+    """Return a request with a body: its head."""
+    return lambda attack: _request(attack, method="POST", headers=header + b"\r\n\r\n")
+
+
+def _stream_with_body(attack: Attack) -> bytes:
+    return _request(attack, _stream(attack), headers=b"Transfer-Encoding: chunked\r\n\r\n")
 
 
 def _stream(attack: Attack) -> str:
@@ -44,10 +61,28 @@ async def _play(attack: Attack, headers: bytes = b"", **options: int) -> Peer:
     return peer
 
 
-async def _half_closed_request(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack) + b"\r\n")
-    peer.sock.shutdown(socket.SHUT_WR)
+def _sends(make: Callable[[Attack], bytes], *, half_close: bool = False) -> Run:
+    """Return a form that sends octets once, and may close its sending half behind them."""
+
+    async def run(attack: Attack) -> None:
+        peer = await attack.open()
+        await peer.write(make(attack))
+        if half_close:
+            peer.sock.shutdown(socket.SHUT_WR)
+
+    return run
+
+
+def _floods(make: Callable[[Attack], bytes], piece: bytes) -> Run:
+    """Return a form that sends octets, and then a piece again and again."""
+
+    async def run(attack: Attack) -> None:
+        peer = await attack.open()
+        await peer.write(make(attack))
+        while peer.sent_bytes < _FLOOD_BYTES:
+            await peer.write(piece)
+
+    return run
 
 
 async def _half_closed_player(attack: Attack) -> None:
@@ -55,80 +90,26 @@ async def _half_closed_player(attack: Attack) -> None:
     peer.sock.shutdown(socket.SHUT_WR)
 
 
-async def _half_closed_head(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack))
-    peer.sock.shutdown(socket.SHUT_WR)
+def _slowly(octets: bytes) -> Run:
+    """Return a form that sends an octet at a time, always soon enough not to look silent."""
 
-
-async def _chunks(attack: Attack) -> None:
-    """Send a body in chunks of one octet, with extensions, and without an end."""
-    peer = await attack.open()
-    await peer.write(_request(attack, method="POST", headers=b"Transfer-Encoding: chunked\r\n\r\n"))
-    while peer.sent_bytes < _FLOOD_BYTES:
-        await peer.write(b"1;x=y\r\nz\r\n" * 1000)
-
-
-async def _announced(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack, method="POST", headers=b"Content-Length: 10995116277760\r\n\r\n"))
-
-
-async def _body_of_get(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack, _stream(attack), headers=b"Transfer-Encoding: chunked\r\n\r\n"))
-    while peer.sent_bytes < _FLOOD_BYTES:
-        await peer.write(b"4000\r\n" + b"b" * 0x4000 + b"\r\n")
-
-
-async def _slowly(attack: Attack, octets: bytes) -> None:
-    """Send an octet at a time, always soon enough not to look silent."""
-    peer = await attack.open()
-    while True:
-        for octet in octets:
+    async def run(attack: Attack) -> None:
+        peer = await attack.open()
+        for octet in itertools.chain(octets, itertools.cycle(b"X-Slow: loris\r\n")):
             await peer.write(bytes((octet,)))
             await asyncio.sleep(_SLOW_S)
             peer.look()
-        octets = b"X-Slow: loris\r\n"
 
-
-async def _slow_line(attack: Attack) -> None:
-    await _slowly(attack, b"GET /" + b"a" * 4096)
-
-
-async def _slow_headers(attack: Attack) -> None:
-    await _slowly(attack, b"GET / HTTP/1.1\r\n")
+    return run
 
 
 async def _slow_body(attack: Attack) -> None:
     peer = await attack.open()
-    await peer.write(_request(attack, method="POST", headers=b"Content-Length: 60000\r\n\r\n"))
+    await peer.write(_body(b"Content-Length: 60000")(attack))
     while True:
         await peer.write(b"b")
         await asyncio.sleep(_SLOW_S)
         peer.look()
-
-
-async def _long_target(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack, "/" + "a" * _MIB) + b"\r\n")
-
-
-async def _long_header(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack, headers=b"X: " + b"a" * _MIB + b"\r\n") + b"\r\n")
-
-
-async def _many_headers(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack, headers=b"X: y\r\n" * 100_000) + b"\r\n")
-
-
-async def _endless_header(attack: Attack) -> None:
-    peer = await attack.open()
-    await peer.write(_request(attack, headers=b"X: "))
-    while peer.sent_bytes < _FLOOD_BYTES:
-        await peer.write(b"a" * 65536)
 
 
 async def _pipeline(attack: Attack) -> None:
@@ -149,26 +130,16 @@ async def _slow_reader(attack: Attack) -> None:
         await asyncio.sleep(_SLOW_S)
 
 
-async def _websocket(attack: Attack, octets: bytes, *, first: bytes = b"") -> None:
-    peer = await _play(attack, _UPGRADE, receive_buffer_bytes=_SMALL_BUFFER)
-    await peer.write(first)
-    while True:
-        await peer.write(octets)
+def _websocket(octets: bytes, *, first: bytes = b"") -> Run:
+    """Return a form that plays over WebSocket, sends octets without end, and reads no answer."""
 
+    async def run(attack: Attack) -> None:
+        peer = await _play(attack, _UPGRADE, receive_buffer_bytes=_SMALL_BUFFER)
+        await peer.write(first)
+        while True:
+            await peer.write(octets)
 
-async def _pings(attack: Attack) -> None:
-    """Ping without end, and read no answer."""
-    await _websocket(attack, _PING * 500)
-
-
-async def _fragments(attack: Attack) -> None:
-    """Send one message in fragments of an octet, without end."""
-    await _websocket(attack, _FRAGMENT * 500, first=b"\x02\x81\0\0\0\0f")
-
-
-async def _long_frame(attack: Attack) -> None:
-    """Announce a frame of 2^62 octets, and send it."""
-    await _websocket(attack, b"x" * 65536, first=b"\x82\xff" + (1 << 62).to_bytes(8, "big") + b"\0\0\0\0")
+    return run
 
 
 def _profile(number: int, name: str, summary: str, explanation: str, *forms: Form) -> HostileProfile:
@@ -184,9 +155,9 @@ PROFILES: Final = (
         "closes its sending half behind a request, in the middle of one, and while it plays",
         "The first half of B34: a reader that will never say anything again. Sound servers answer what came whole, and "
         "free what belongs to a player that has left.",
-        Form(name="request", run=_half_closed_request),
+        Form(name="request", run=_sends(lambda attack: _request(attack) + b"\r\n", half_close=True)),
         Form(name="player", run=_half_closed_player),
-        Form(name="head", run=_half_closed_head, allowed=ENDED),
+        Form(name="head", run=_sends(_request, half_close=True), allowed=ENDED),
     ),
     _profile(
         2,
@@ -194,9 +165,9 @@ PROFILES: Final = (
         "sends bodies that nobody asked for: in chunks without end, of 10 TB, and behind the GET of a stream",
         "The second half of B34. A body is of no use here, and one in chunks has no length. Sound servers read a "
         "little of it and refuse the rest.",
-        Form(name="chunks", run=_chunks, allowed=ENDED),
-        Form(name="announced", run=_announced, allowed=ENDED),
-        Form(name="of-get", run=_body_of_get, allowed=ENDED),
+        Form(name="chunks", run=_floods(_body(b"Transfer-Encoding: chunked"), b"1;x=y\r\nz\r\n" * 1000), allowed=ENDED),
+        Form(name="announced", run=_sends(_body(b"Content-Length: 10995116277760")), allowed=ENDED),
+        Form(name="of-get", run=_floods(_stream_with_body, b"4000\r\n" + b"b" * 0x4000 + b"\r\n"), allowed=ENDED),
     ),
     _profile(
         3,
@@ -204,8 +175,8 @@ PROFILES: Final = (
         "sends request line, headers or body an byte at a time, for ever",
         "A connection, and what the server keeps for it, is held at the cost of an byte now and then. Sound servers "
         "limit the time to the end of a request, not only silence.",
-        Form(name="line", run=_slow_line, allowed=ENDED, needs_s=_PATIENCE_S),
-        Form(name="headers", run=_slow_headers, allowed=ENDED, needs_s=_PATIENCE_S),
+        Form(name="line", run=_slowly(b"GET /" + b"a" * 4096), allowed=ENDED, needs_s=_PATIENCE_S),
+        Form(name="headers", run=_slowly(b"GET / HTTP/1.1\r\n"), allowed=ENDED, needs_s=_PATIENCE_S),
         Form(name="body", run=_slow_body, allowed=ENDED, needs_s=_PATIENCE_S),
     ),
     _profile(
@@ -213,10 +184,10 @@ PROFILES: Final = (
         "http-huge-head",
         "sends a path or a header of 1 MiB, 100,000 headers, and a header without end",
         "What is not complete has to be kept. Sound servers limit bytes and number of headers, and say which.",
-        Form(name="target", run=_long_target, allowed=ENDED),
-        Form(name="header", run=_long_header, allowed=ENDED),
-        Form(name="count", run=_many_headers, allowed=ENDED),
-        Form(name="endless", run=_endless_header, allowed=ENDED),
+        Form(name="target", run=_sends(lambda attack: _request(attack, "/" + "a" * _MIB) + b"\r\n"), allowed=ENDED),
+        Form(name="header", run=_sends(_with(b"X: " + b"a" * _MIB + b"\r\n\r\n")), allowed=ENDED),
+        Form(name="count", run=_sends(_with(b"X: y\r\n" * 100_000 + b"\r\n")), allowed=ENDED),
+        Form(name="endless", run=_floods(_with(b"X: "), b"a" * 65536), allowed=ENDED),
     ),
     _profile(
         5,
@@ -237,14 +208,19 @@ PROFILES: Final = (
         "websocket-flood",
         "plays over WebSocket, pings without end, and reads no answer",
         "Each ping makes a pong. Sound servers limit how many they look at, and how many answers wait.",
-        Form(name="", run=_pings, allowed=ANY, reads=False),
+        Form(name="", run=_websocket(_PING * 500), allowed=ANY, reads=False),
     ),
     _profile(
         8,
         "websocket-message",
         "plays over WebSocket and sends a message without end: in fragments of an byte, and in a frame of 4 EiB",
         "A message is only complete at its end. Sound servers keep none of it that they have no use for.",
-        Form(name="fragments", run=_fragments, allowed=ANY, reads=False),
-        Form(name="frame", run=_long_frame, allowed=ANY, reads=False),
+        Form(name="fragments", run=_websocket(_FRAGMENT * 500, first=b"\x02\x81\0\0\0\0f"), allowed=ANY, reads=False),
+        Form(
+            name="frame",
+            run=_websocket(b"x" * 65536, first=_ENDLESS_FRAME),
+            allowed=ANY,
+            reads=False,
+        ),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from flowctl.load.hostile.base import ANY, ENDED, UNHARMED, Attack, Form, HostileProfile, Run
@@ -77,9 +78,20 @@ async def _enter(attack: Attack) -> bool:
     return True
 
 
-async def _silent(attack: Attack) -> None:
-    """Connect, and say nothing."""
-    await _wait(attack, await attack.open())
+def _silent_after(enter: Callable[[Attack], Awaitable[Peer]]) -> Run:
+    """Return a form that comes so far, and says nothing more."""
+
+    async def run(attack: Attack) -> None:
+        await attack.watch(await enter(attack), attack.left_s)
+
+    return run
+
+
+async def _half(attack: Attack) -> Peer:
+    """Send C0 and C1."""
+    peer = await attack.open()
+    await peer.write(Handshake.client("simple").start())
+    return peer
 
 
 async def _drip(attack: Attack) -> None:
@@ -92,27 +104,6 @@ async def _drip(attack: Attack) -> None:
             await asyncio.sleep(_DRIP_S)
     finally:
         reading.cancel()
-
-
-async def _half(attack: Attack) -> None:
-    """Send C0 and C1, and say nothing more."""
-    peer = await attack.open()
-    await peer.write(Handshake.client("simple").start())
-    await _wait(attack, peer)
-
-
-async def _after_handshake(attack: Attack) -> None:
-    """Say nothing after the handshake."""
-    await _wait(attack, await attack.shaken())
-
-
-async def _after_connect(attack: Attack) -> None:
-    """Say nothing after connect."""
-    await _wait(attack, await attack.connected())
-
-
-async def _wait(attack: Attack, peer: Peer) -> None:
-    await attack.watch(peer, attack.left_s)
 
 
 async def _waiting_players(attack: Attack) -> None:
@@ -241,11 +232,11 @@ PROFILES: Final = (
         explanation="Each such connection costs a descriptor and memory for nothing. Sound servers have a time limit "
         "for every phase, and an byte now and then does not extend it.",
         forms=(
-            Form(name="silent", run=_silent, allowed=ENDED, needs_s=_PATIENCE_S),
+            Form(name="silent", run=_silent_after(Attack.open), allowed=ENDED, needs_s=_PATIENCE_S),
             Form(name="drip", run=_drip, allowed=ENDED, needs_s=_PATIENCE_S),
-            Form(name="half", run=_half, allowed=ENDED, needs_s=_PATIENCE_S),
-            Form(name="after-handshake", run=_after_handshake, allowed=ENDED, needs_s=_PATIENCE_S),
-            Form(name="after-connect", run=_after_connect, allowed=ENDED, needs_s=_PATIENCE_S),
+            Form(name="half", run=_silent_after(_half), allowed=ENDED, needs_s=_PATIENCE_S),
+            Form(name="after-handshake", run=_silent_after(Attack.shaken), allowed=ENDED, needs_s=_PATIENCE_S),
+            Form(name="after-connect", run=_silent_after(Attack.connected), allowed=ENDED, needs_s=_PATIENCE_S),
         ),
     ),
     HostileProfile(
