@@ -7,10 +7,12 @@ from typing import Annotated, Final
 
 import typer
 
-_OF_SHOW: Final = ("soft", "hard", "table", "log", "report", "stay")
-"""Options of the demonstration that mean nothing to that of the pipeline."""
-_OF_SHOW_ALONE: Final = ("soft", "hard", "table", "log", "folder", "stay")
-"""Options that mean nothing to the demonstration of a cluster."""
+_WITHOUT: Final = {
+    "--cluster": ("pipeline", "soft", "hard", "table", "log", "folder", "stay"),
+    "--pipeline": ("soft", "hard", "table", "log", "report", "stay"),
+    "": ("folder",),
+}
+"""Which demonstration -> options that mean nothing to it."""
 
 
 def demo(
@@ -58,83 +60,56 @@ def demo(
     middle, one sends wrong segments, one is slow. The status is 1 if a viewer lost a frame.
     """
     from flowctl.cli.common import given, set_up_log
+    from flowctl.cli.errors import terminable
     from flowctl.core.text.files import check_target
-    from flowctl.demo import DemoPlan, run_demo
-    from flowctl.demo.plan import DEFAULT_HARD, DEFAULT_SOFT
     from flowctl.errors import ConfigError, FlowctlError
     from flowctl.units import parse_duration
 
-    if cluster:
-        _check_alone(
-            [*(["pipeline"] if pipeline else []), *(x for x in _OF_SHOW_ALONE if given(context, x))], "--cluster"
-        )
-        _lose_an_origin(duration, healthy if given(context, "healthy") else 4, report, as_json=as_json)
-        return
-    if pipeline:
-        _check_alone([name for name in _OF_SHOW if given(context, name)], "--pipeline")
-        _close_the_loop(duration if given(context, "duration") else "15s", healthy, folder, as_json=as_json)
-        return
-    if folder is not None:
-        raise ConfigError("--folder is for --pipeline", hint="leave it out")
+    which = "--cluster" if cluster else "--pipeline" if pipeline else ""
+    for name in _WITHOUT[which]:
+        if given(context, name):
+            beside = f"means nothing beside {which}" if which else "is for --pipeline"
+            raise ConfigError(f"--{name} {beside}", hint="leave it out")
     set_up_log(level=None if log else "error")
-    plan = DemoPlan(
-        duration_s=parse_duration(duration, "--duration"),
-        healthy=healthy,
-        soft=soft or DEFAULT_SOFT,
-        hard=hard or DEFAULT_HARD,
-    )
     if report is not None:
         check_target(report, "--report")
-    if not run_demo(plan, table=table and not as_json, as_json=as_json, page=report, stays=stay):
+    duration_s = parse_duration(duration, "--duration")
+    if cluster:
+        from flowctl.demo.cluster.plan import ClusterPlan
+        from flowctl.demo.cluster.run import run_cluster
+
+        with terminable():  # its servers end with it
+            plan = ClusterPlan(duration_s=duration_s, viewers=healthy if given(context, "healthy") else 4)
+            passed = run_cluster(plan, as_json=as_json, path=report)
+    elif pipeline:
+        passed = _close_the_loop(duration_s if given(context, "duration") else 15.0, healthy, folder, as_json=as_json)
+    else:
+        from flowctl.demo import DemoPlan, run_demo
+        from flowctl.demo.plan import DEFAULT_HARD, DEFAULT_SOFT
+
+        passed = run_demo(
+            DemoPlan(duration_s=duration_s, healthy=healthy, soft=soft or DEFAULT_SOFT, hard=hard or DEFAULT_HARD),
+            table=table and not as_json,
+            as_json=as_json,
+            page=report,
+            stays=stay,
+        )
+    if not passed:
         raise FlowctlError("the demo did not go as it should; the report says what")
 
 
-def _check_alone(names: list[str], beside: str) -> None:
-    """Refuse options that would be ignored."""
-    from flowctl.errors import ConfigError
-
-    if names:
-        raise ConfigError(f"--{names[0]} means nothing beside {beside}", hint="leave it out")
-
-
-def _lose_an_origin(duration: str, viewers: int, report: Path | None, *, as_json: bool) -> None:
-    """Run the demonstration of a cluster."""
-    from flowctl.cli.common import set_up_log
-    from flowctl.cli.errors import terminable
-    from flowctl.core.text.files import check_target
-    from flowctl.demo.cluster.plan import ClusterPlan
-    from flowctl.demo.cluster.run import run_cluster
-    from flowctl.errors import FlowctlError
-    from flowctl.units import parse_duration
-
-    set_up_log(level="error")
-    if report is not None:
-        check_target(report, "--report")
-    plan = ClusterPlan(duration_s=parse_duration(duration, "--duration"), viewers=viewers)
-    with terminable():  # its servers end with it
-        passed = run_cluster(plan, as_json=as_json, path=report)
-    if not passed:
-        raise FlowctlError("the cluster did not do what it is for; the report says what")
-
-
-def _close_the_loop(duration: str, healthy: int, folder: Path | None, *, as_json: bool) -> None:
-    """Run the demonstration of the pipeline."""
+def _close_the_loop(duration_s: float, healthy: int, folder: Path | None, *, as_json: bool) -> bool:
     from flowctl.analyze.spark.java import find_java
     from flowctl.analyze.spark.session import check_available
-    from flowctl.cli.common import set_up_log
     from flowctl.demo.loop.plan import LoopPlan
     from flowctl.demo.loop.run import run_loop
     from flowctl.demo.runner import cache_directory
-    from flowctl.errors import FlowctlError
-    from flowctl.units import parse_duration
 
-    set_up_log(level="error")
     # Before the load: nobody should watch a crowd for a quarter of a minute to learn that nothing can analyse it.
     check_available()
     find_java()
-    plan = LoopPlan(duration_s=parse_duration(duration, "--duration"), healthy=healthy)
-    if not run_loop(plan, folder or cache_directory() / "demo-pipeline", as_json=as_json):
-        raise FlowctlError("the loop did not do what it is for; the report says what")
+    plan = LoopPlan(duration_s=duration_s, healthy=healthy)
+    return run_loop(plan, folder or cache_directory() / "demo-pipeline", as_json=as_json)
 
 
 def add_to(app: typer.Typer) -> None:

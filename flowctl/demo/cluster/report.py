@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from flowctl.demo.cluster.judge import Judged
 from flowctl.demo.cluster.plan import LIAR, ORIGIN_A, ORIGIN_B, ORIGINS, SLOW
+from flowctl.load.results.summary import align
 from flowctl.units import format_size
 
 MOST_RECOVERY_S: Final = 10.0
@@ -147,38 +148,29 @@ class ClusterReport:
             "",
             f"{self.killed} was killed {self.killed_s:.1f} s after the first frame of {self.duration_s:.0f} s.",
             "",
-            *self._viewer_lines(),
+            *align(["viewers at", "viewers", "frames", "lost", "doubled", "delay p50", "pause", "recovered"],
+                   [self._viewer_row(node) for node in self.nodes]),
             "",
-            *self._fetch_lines(),
+            *align(["asked by", "of", "requests", "bytes", "lies", "at the end"], self._fetch_rows()),
+            *(f"{edge} fetched for each byte of a segment: {ratio:.2f}"
+              for edge, ratio in self.per_segment.items() if ratio is not None),
             "",
             *([f"WRONG: {fault}" for fault in self.faults] or ["all as it should be"]),
-        ]
+        ]  # fmt: skip
 
-    def _viewer_lines(self) -> list[str]:
-        heads = f"{'viewers at':<19}{'viewers':>8}{'frames':>8}{'lost':>6}{'doubled':>8}"
-        rows = [f"{heads}{'delay p50':>11}{'pause':>8}{'recovered':>11}"]
-        for node in self.nodes:
-            found = self.of(node)
-            recovered = max(one.recovered_s or 0.0 for one in found)
-            pause = max(one.longest_pause_s for one in found)
-            delays = sorted(one.delay_p50_ms for one in found if one.delay_p50_ms is not None)
-            delay = f"{delays[len(delays) // 2]:.0f} ms" if delays else "-"
-            rows.append(
-                f"{node:<19}{len(found):>8}{sum(one.frames for one in found):>8}{sum(one.lost for one in found):>6}"
-                f"{sum(one.doubled for one in found):>8}{delay:>11}{f'{pause:.2f} s':>8}{f'{recovered:.2f} s':>11}"
-            )
-        return rows
+    def _viewer_row(self, node: str) -> list[str]:
+        found = self.of(node)
+        counts = (len(found), *(sum(getattr(one, name) for one in found) for name in ("frames", "lost", "doubled")))
+        delays = sorted(one.delay_p50_ms for one in found if one.delay_p50_ms is not None)
+        delay = f"{delays[len(delays) // 2]:.0f} ms" if delays else "-"
+        pause, recovered = max(one.longest_pause_s for one in found), max(one.recovered_s or 0.0 for one in found)
+        return [node, *map(str, counts), delay, f"{pause:.2f} s", f"{recovered:.2f} s"]
 
-    def _fetch_lines(self) -> list[str]:
-        rows = [f"{'asked by':<19}{'of':<19}{'requests':>9}{'bytes':>12}{'lies':>6}  at the end"]
-        for edge in dict.fromkeys(item.edge for item in self.fetched):
-            for origin in ORIGINS:
-                item = self.last(edge, origin)
-                if item is not None:
-                    end = "connected" if item.connected else "disconnected"
-                    size = format_size(item.size_bytes)
-                    rows.append(f"{edge:<19}{origin:<19}{item.requests:>9}{size:>12}{item.faults:>6}  {end}")
-            ratio = self.per_segment.get(edge)
-            if ratio is not None:
-                rows.append(f"{edge:<19}{'fetched for each byte of a segment:':<37}{ratio:.2f}")
-        return rows
+    def _fetch_rows(self) -> list[list[str]]:
+        edges = dict.fromkeys(item.edge for item in self.fetched)
+        found = [self.last(edge, origin) for edge in edges for origin in ORIGINS]
+        return [
+            [item.edge, item.origin, f"{item.requests}", format_size(item.size_bytes), f"{item.faults}",
+             "connected" if item.connected else "disconnected"]
+            for item in found if item is not None
+        ]  # fmt: skip
