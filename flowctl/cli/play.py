@@ -96,7 +96,7 @@ def _play(
     as_json: bool,
     to_stderr: bool,
 ) -> None:
-    from flowctl.cli.clients import check_end, run_client
+    from flowctl.cli.common import check_end, run_client
     from flowctl.flv import FlvWriter
     from flowctl.wire.client.player import RtmpPlayer
     from flowctl.wire.rtmp.session_config import ClientSessionConfig

@@ -123,7 +123,7 @@ def publish_tags(
     address: RtmpUrl, tags: Iterable[FlvTag], *, pace: float, loop: bool, duration_s: float | None, as_json: bool
 ) -> None:
     """Publish `tags`, then write the summary."""
-    from flowctl.cli.clients import check_end, run_client
+    from flowctl.cli.common import check_end, run_client
     from flowctl.wire.client.publisher import RtmpPublisher
     from flowctl.wire.rtmp.session_config import ClientSessionConfig
 
