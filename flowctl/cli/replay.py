@@ -127,25 +127,21 @@ def _replay_one(
     from flowctl.cli.common import print_json
     from flowctl.records.flight.replay import compare, read_flights
     from flowctl.records.flight.replay import replay as run_again
-    from flowctl.records.flight.words import FLIGHT_FORMAT
 
     found = read_flights(rows)
     other = None if choice is None else _other_choice(found, choice, of_many=brief)
-    result = comparison = None
-    if other is None or found.format_number == FLIGHT_FORMAT:
-        result = run_again(found)
-        comparison = compare(found, result)
-    verdict = str(comparison or f"not replayed: it is of format {found.format_number}")
+    result = run_again(found)
+    comparison = compare(found, result)
     if as_json:
-        print_json(_as_json(found, result, comparison or verdict, other))
+        print_json(_as_json(found, result, comparison, other))
     elif brief:
-        say(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {verdict}")
+        say(f"{found.conn_id}  {summary.peer_ip or '-'}  {summary.role or '-'}  {comparison}")
     else:
-        _show(found, summary, verdict)
+        _show(found, summary, comparison)
     if other is not None and not as_json:
         for name, value in other.items():
             say(f"  {name}: {_plain(value)}")
-    return comparison is not None and not comparison.identical
+    return not comparison.identical
 
 
 # -- another choice
@@ -168,12 +164,10 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
     from flowctl.records.flight.viewing import in_force, stream_and_link
     from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
     from flowctl.records.flight.whatif.types import Choice, policy_name
-    from flowctl.records.flight.words import FLIGHT_FORMAT
 
     soft, slash, hard = (named.limits or "").partition("/")
     limits, policy = in_force(flight)
-    # In format 1 there is no target delay; it is by the stream then, as is usual.
-    target_ms = limits.target_delay_ms if flight.format_number == FLIGHT_FORMAT else None
+    target_ms = limits.target_delay_ms
     if named.target_delay is not None:
         target_ms = parse_target_delay(named.target_delay, "--target-delay")
     given = None if named.limits is None else Limits.parse(soft, hard if slash else None, target_delay_ms=target_ms)
@@ -234,7 +228,7 @@ def _list(there: list[FlightSummary], *, as_json: bool) -> None:
         )
 
 
-def _show(flight: Flight, summary: FlightSummary, verdict: str) -> None:
+def _show(flight: Flight, summary: FlightSummary, comparison: Comparison) -> None:
     where = f"{summary.peer_ip or 'unknown peer'}, {summary.role or 'unknown role'} {summary.stream}".strip()
     say(f"{flight}: {where}, began {summary.began_at or 'unknown'}, {flight.duration_s:.1f} s")
     say(f"limits: {flight.limits}")
@@ -242,7 +236,7 @@ def _show(flight: Flight, summary: FlightSummary, verdict: str) -> None:
         line = _line(row)
         if line:
             say(f"{row.offset_us / 1e6:>13.6f} s  {line}")
-    say(verdict)
+    say(str(comparison))
 
 
 def _line(row: FlightRow) -> str:
@@ -289,29 +283,23 @@ def _reasons(row: FlightRow) -> str:
 
 
 def _as_json(
-    flight: Flight, result: ReplayResult | None, comparison: Comparison | str, other: dict[str, Any] | None
+    flight: Flight, result: ReplayResult, comparison: Comparison, other: dict[str, Any] | None
 ) -> dict[str, Any]:
     import dataclasses
 
     values: dict[str, Any] = {
         "node": flight.node,
         "conn_id": flight.conn_id,
-        "format": flight.format_number,
         "duration_s": flight.duration_s,
         "rows": len(flight.rows),
-    }
-    if isinstance(comparison, str):
-        values["not_replayed"] = comparison
-    elif result is not None:
-        values |= dataclasses.asdict(comparison)
-        values["outputs"] = [
+        **dataclasses.asdict(comparison),
+        "outputs": [
             {name: value for name, value in row._asdict().items() if value is not None and name != "number"}
             for row in result.outputs
-        ]
-        values["figures"] = result.figures
-    if other is not None:
-        values["other_choice"] = other
-    return values
+        ],
+        "figures": result.figures,
+    }
+    return values if other is None else values | {"other_choice": other}
 
 
 def add_to(app: typer.Typer) -> None:

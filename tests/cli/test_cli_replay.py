@@ -145,29 +145,6 @@ def test_replay_when_all_are_shown_other_limits_passes_over_who_followed_nothing
     assert (status, "followed no stream" in errors) == (2, True)
 
 
-def test_replay_when_a_flight_is_of_format_1_tries_other_limits_on_it(tmp_path):
-    """It is not done again, and the output says so; the answer for other limits comes all the same."""
-    viewer = slow_history(seconds=4)
-    begin = list(viewer.rows[0])
-    detail = json.loads(begin[DETAIL_AT])
-    del detail["limits"]["target_delay_ms"], detail["policy"]["patience"]
-    begin[DETAIL_AT] = json.dumps({**detail, "format": 1})
-    old = Rows()
-    old.extend([tuple(begin), *viewer.rows[1:]])
-    (tmp_path / "flight").mkdir()
-    old.write(tmp_path / "flight" / "a.parquet", uid="a")
-    status, _, errors = run("replay", str(tmp_path))
-    assert (status, "--limits tries other limits on it" in errors) == (1, True)
-    status, output, errors = run("replay", str(tmp_path), "--limits", "1MiB,900")
-    assert (status, errors) == (0, "")
-    assert "not replayed: it is of format 1" in output
-    assert "  choice: 1.0 MiB, 900" in output
-    status, output, _ = run("replay", str(tmp_path), "--all", "--json", "--limits", "1MiB,900")
-    found = json.loads(output)
-    assert (status, found["not_replayed"], "identical" in found) == (0, "not replayed: it is of format 1", False)
-    assert "900" in found["other_choice"]["choice"]
-
-
 def test_replay_when_other_limits_are_tried_keeps_the_policy_in_force(tmp_path):
     """The policy that the flight began with is the choice's, where no other is named."""
     rows = slow_history(seconds=2).rows

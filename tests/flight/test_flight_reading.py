@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from math import inf
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from flight_kit import NODE, Rows, changed, slow_history
 
-from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.reasons import CloseReason
 from flowctl.records.flight.reading import read_flights
@@ -89,22 +87,6 @@ def test_flight_when_a_row_says_what_nobody_wrote_is_refused(rows, number, name,
     with pytest.raises(DamagedFlightError) as caught:
         read_flights(damaged)
     assert words in str(caught.value)
-
-
-def test_flight_when_of_format_1_is_read_but_not_replayed(rows):
-    """What servers with a ladder recorded can be listed and tried under other limits, but not done again."""
-    begin = json.loads(rows[0][cell("detail")])
-    for name, part in (("limits", "target_delay_ms"), ("policy", "patience")):
-        del begin[name][part]
-    begin["format"] = 1
-    begin["settings"]["ladder"] = {"dwell_full_s": 1.0, "lowest": "CLOSE"}
-    flight = read_flights([with_cell(rows[0], "detail", json.dumps(begin)), *rows[1:]])
-    assert (flight.format_number, flight.limits.target_delay_ms) == (1, 0)
-    assert flight.policy.patience(MessageClass.INTER) == inf
-    with pytest.raises(DamagedFlightError, match="of format 1, and what a server of then did") as caught:
-        replay(flight)
-    assert "--limits" in caught.value.hint
-    assert stream_and_link(flight) == stream_and_link(read_flights(rows))
 
 
 def test_flight_when_of_another_format_says_so(rows):

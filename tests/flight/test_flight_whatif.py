@@ -199,19 +199,6 @@ def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_pa
     assert in_force(json.dumps(detail)).policy == "all-or-cut"
 
 
-def test_choice_when_the_record_is_from_before_target_delays_has_the_one_by_the_stream(tmp_path):
-    """Nothing said is not "off": else what is recommended would switch the rule off that serves slow viewers."""
-    begin = json.loads(
-        begin_detail(0.0, Limits(), SenderSettings(), TablePolicy.of(LivePolicy(), pytest.fail), deferred=False)
-    )
-    start = _described(LiveConfig())
-    del begin["limits"]["target_delay_ms"], begin["policy"]["patience"], start["marks"]["target_delay_ms"]
-    begin["settings"]["ladder"] = {"dwell_full_s": 1.0}
-    for detail in (begin, start):
-        choice = in_force(json.dumps(detail))
-        assert (choice.limits.target_delay_ms, choice.policy) == (None, "all-or-cut")
-
-
 @pytest.mark.parametrize("detail", [None, "", "{", "5", "[]", "[" * 100_000, '{"audiences": 5}', '{"marks": [[]]}'])
 def test_settings_in_force_when_a_record_is_damaged_are_not_known(detail):
     """No such record ends an analysis, however deep it is nested."""

@@ -148,13 +148,10 @@ def audiences_of(detail: str | None) -> str:
 
 
 def in_force(detail: str | None) -> Choice | None:
-    """Return the choice that the detail of a BEGIN row or of an event of a server tells; None: it tells none.
-
-    Records from before there was a target delay say nothing of it; it is by the stream then, as is usual.
-    """
+    """Return the choice that the detail of a BEGIN row or of an event of a server tells; None: it tells none."""
     try:
         values = json.loads(detail or "{}")
-        limits = limits_from({"target_delay_ms": None} | (values.get("marks") or values["limits"]))
+        limits = limits_from(values.get("marks") or values["limits"])
         policy: DropPolicy | None
         if "settings" in values:
             settings = settings_from(values["settings"])

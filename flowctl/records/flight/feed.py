@@ -36,7 +36,7 @@ def new_private_log(name: str, seed: Mapping[str, Any], clock_us: int) -> Stream
     log.has_video = seed["has_video"]
     log.largest_bytes = seed["largest_bytes"]
     log.gop_duration_s = seed["gop_duration_us"] / MICROSECONDS
-    log.gop_bytes = seed.get("gop_bytes", 0)
+    log.gop_bytes = seed["gop_bytes"]
     for at_us, counts, sizes in seed["rates"]:
         log.rates.note((clock_us + at_us) / MICROSECONDS, tuple(counts), tuple(sizes))
     return log

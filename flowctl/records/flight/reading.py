@@ -45,7 +45,6 @@ class Flight:
         began_at_us: the same in microseconds since the epoch. None: the rows do not say.
     """
 
-    format_number: int
     node: str
     conn_id: int
     peer_ip: str | None
@@ -165,15 +164,13 @@ def _flight(rows: Sequence[FlightRow], heads: Sequence[Mapping[str, Any]], where
     first, last = heads[0], heads[-1]
     try:
         begin = detail_of(rows[0].detail)
-        number = begin["format"]
-        if number not in range(1, FLIGHT_FORMAT + 1):
+        if begin["format"] != FLIGHT_FORMAT:
             raise DamagedFlightError(
-                f"{where}: it is of format {number}, this flowctl reads 1 to {FLIGHT_FORMAT}",
+                f"{where}: it is of format {begin['format']!r}, this flowctl reads {FLIGHT_FORMAT}",
                 hint="replay it with the flowctl that recorded it",
             )
         began_at = first.get("ts")
         return Flight(
-            format_number=number,
             node=str(first.get("node") or ""),
             conn_id=int(first.get("conn_id") or 0),
             peer_ip=first.get("peer_ip"),

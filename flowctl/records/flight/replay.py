@@ -20,7 +20,7 @@ from flowctl.core.sending.figures import SenderStatistics
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.records.flight.reading import Flight, read_flights
 from flowctl.records.flight.rerun import CutError, DivergedError, Rerun, belongs_to_call
-from flowctl.records.flight.words import FLIGHT_FORMAT, OUTPUT_KINDS, FlightRow, figures_of
+from flowctl.records.flight.words import OUTPUT_KINDS, FlightRow, figures_of
 from flowctl.records.telemetry.flightfiles import flight_files, flight_rows, list_flights
 from flowctl.records.telemetry.schema import FlightKind
 from flowctl.units import format_count
@@ -109,11 +109,6 @@ def read_flight(path: Path, conn_id: int | None = None, node: str | None = None)
 
 def replay(flight: Flight) -> ReplayResult:
     """Run `flight` again."""
-    if flight.format_number != FLIGHT_FORMAT:
-        raise DamagedFlightError(
-            f"{flight}: it is of format {flight.format_number}, and what a server of then did cannot be done again",
-            hint="replay it with the flowctl that recorded it; --limits tries other limits on it",
-        )
     run = Rerun(flight)
     rows = flight.rows
     end = len(rows) - 1 if flight.complete else len(rows)

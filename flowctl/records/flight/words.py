@@ -27,8 +27,8 @@ from flowctl.errors import ConfigError
 from flowctl.reasons import DropReason
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 
-FLIGHT_FORMAT: Final = 2
-"""Of BEGIN; counted up when rows change their meaning: a reader of a newer number says so instead of guessing."""
+FLIGHT_FORMAT: Final = 1
+"""Of BEGIN; counted up when rows change their meaning: a reader of another number says so instead of guessing."""
 
 MICROSECONDS: Final = 1_000_000
 
@@ -135,7 +135,7 @@ def limits_from(values: Mapping[str, Any]) -> Limits:
         age_ms=axis("age_ms", "age (ms)"),
         overhead_bytes=values["overhead_bytes"],
         hard_policy=HardPolicy(values["hard_policy"]),
-        target_delay_ms=values.get("target_delay_ms", 0),  # records of format 1 have none
+        target_delay_ms=values["target_delay_ms"],
     )
 
 
@@ -146,11 +146,7 @@ def settings_as_dict(settings: SenderSettings) -> dict[str, Any]:
 
 def settings_from(values: Mapping[str, Any]) -> SenderSettings:
     """Return what `settings_as_dict` wrote."""
-    given = dict(values)
-    given["age_from"] = AgeSource(given["age_from"])
-    for former in ("ladder", "join_grace_s"):  # of format 1; a constant now
-        given.pop(former, None)
-    return SenderSettings(**given)
+    return SenderSettings(**{**values, "age_from": AgeSource(values["age_from"])})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -221,11 +217,10 @@ class TablePolicy:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TablePolicy:
         """Return what `as_dict` wrote."""
-        waits = values.get("patience") or [None] * len(MessageClass)  # records of format 1 have none
         return cls(
             tuple(int(mask) for mask in values["refused"]),
             tuple(Thin[name] for name in values["thin"]),
-            tuple(inf if item is None else float(item) for item in waits),
+            tuple(inf if item is None else float(item) for item in values["patience"]),
         )
 
 

@@ -360,7 +360,6 @@ class FlightKind(enum.Enum):
     CALL = "call"  # input: any other call of the Sender that matters; detail: which, with its arguments
     STATE = "state"  # output: an edge
     DROPPED = "dropped"  # output: an episode of drops; detail by reason and class
-    STEP = "step"  # output, in flights of format 1: a move of a step-down ladder
     LATE = "late"  # output: the first message since the peer kept up was left out for being late
     RETURN = "return"  # output: brought back to live
     CLOSE = "close"  # output: the end

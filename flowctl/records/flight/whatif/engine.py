@@ -15,7 +15,7 @@ The link is known only from what the kernel took, so this is what is assumed (`L
 - While the recorded kernel was empty the line may have carried more than it had to: as much as its rate of the last
   second in which it was busy; where nothing was measured yet, there is no bound. What passes an empty kernel is lost: a
   line that has nothing to carry does not make up for it later.
-- Where nothing is known of the kernel (samples, older flights) what was taken while the recorded viewer was blocked is
+- Where nothing is known of the kernel (samples) what was taken while the recorded viewer was blocked is
   what the line carried, writes come when it wrote, and lateness is judged by what was taken alone.
 - Who is not blocked while the recorded viewer is, is offered a write at each flush interval.
 

@@ -6,7 +6,7 @@ the line stood idle, and would have carried as much as it did at its last measur
 for a line, `carried`, and each choice takes its own bytes off it: what its kernel holds falls by as much as `carried`
 rises, and what an empty kernel lets pass is lost.
 
-Where nothing is known of the kernel (samples, older flights), it counts as full whenever it was recorded, and what was
+Where nothing is known of the kernel (samples), it counts as full whenever it was recorded, and what was
 taken is what was carried.
 """
 
