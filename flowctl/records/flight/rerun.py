@@ -7,30 +7,27 @@ code, or the row, is another.
 from __future__ import annotations
 
 import functools
-import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from flowctl.core.flow.ledger import LedgerEntry
-from flowctl.core.flow.policy import Thin
 from flowctl.core.flow.state import Load, MessageClass
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.errors import DamagedFlightError, LocalProtocolError
-from flowctl.reasons import CloseReason
 from flowctl.records.flight.feed import new_private_log
 from flowctl.records.flight.reading import Flight
 from flowctl.records.flight.recorded import NotingSender
 from flowctl.records.flight.words import (
+    CALLS,
     LOG_LANE,
     MICROSECONDS,
     OUTPUT_KINDS,
     FlightRow,
-    TablePolicy,
+    ReplayedError,
     detail_of,
-    limits_from,
+    error_from,
     output_row,
-    settings_from,
 )
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 
@@ -38,15 +35,6 @@ _CLASSES: Final = {name: item for item, name in zip(MessageClass, CLASS_NAMES, s
 _ANSWERS: Final = frozenset({FlightKind.SENT.value, FlightKind.WOULD_BLOCK.value})
 _ANSWER_CALLS: Final = frozenset({"kernel", "strained"})
 _CALL: Final = FlightKind.CALL.value
-_WITHOUT_ARGUMENTS: Final = (
-    "flush",
-    "writable",
-    "log_grew",
-    "tick",
-    "unfollow",
-    "suspend_following",
-    "close_after_flush",
-)
 _ZEROS: Final = bytes(64 * 1024)
 MOST_WIRE_BYTES: Final = 32 * 1024 * 1024
 """Of one message: RTMP has 16 MiB and the headers of its chunks."""
@@ -105,7 +93,7 @@ class _Surroundings:
         if row.kind == FlightKind.WOULD_BLOCK.value:
             raise BlockingIOError
         if row.taken_bytes is None:
-            raise _error_of(detail_of(row.detail))
+            raise error_from(detail_of(row.detail))
         return row.taken_bytes
 
     # -- the host
@@ -163,22 +151,6 @@ class Rerun:
         self.calls = 0
         self._unchecked_bytes = 0  # queued since the last look at how much waits
         self.first: Entry | None = None
-        sender = self.sender
-        self.simple: dict[str, Callable[[], object]] = {name: getattr(sender, name) for name in _WITHOUT_ARGUMENTS}
-        self.simple["look"] = sender.load
-        self.simple["resume_following"] = lambda: sender.resume_following(around)
-        self.simple["relieve"] = lambda: sender.relieve("")
-        self.with_detail: dict[str, Callable[[dict[str, Any]], object]] = {
-            "log": self.new_log,
-            "restart": self.new_restart,
-            "follow": self.follow,
-            "set_limits": lambda values: sender.set_limits(limits_from(values["limits"])),
-            "set_settings": lambda values: sender.set_settings(settings_from(values["settings"])),
-            "set_policy": lambda values: sender.set_policy(TablePolicy.from_dict(values["policy"])),
-            "thin": lambda values: sender.thin(Thin[values["mode"]]),
-            "close": lambda values: sender.close(CloseReason(values["reason"])),
-            "broken": lambda values: sender.broken(_error_of(values)),
-        }
 
     # -- one call
 
@@ -205,7 +177,7 @@ class Rerun:
             pass  # the caller was told then, too: it asked for what the state does not allow
         except OSError as error:
             raise DivergedError(f"{error!r} came out of {row.reason}") from error
-        except _ReplayedError:
+        except ReplayedError:
             pass  # a transport's own kind of error, which nobody but the fan-out catches
         if blocked and not sender.refused:
             self.outputs.append(FlightRow(row.offset_us, FlightKind.DRAINED.value))
@@ -223,17 +195,23 @@ class Rerun:
         if row.kind == FlightKind.QUEUED.value:
             self.queued(row, values)
             return
-        name = "tick" if row.kind == FlightKind.TICK.value else row.reason or ""
-        if name in self.simple:
-            self.simple[name]()
-        elif name in self.with_detail:
-            self.with_detail[name](values)
-        elif name == "sample_delay":
-            self.sender.sample_delay(row.size_bytes)
-        elif name == "peer_acknowledged":
-            self.sender.peer_acknowledged(row.size_bytes or 0)
-        else:
-            raise DamagedFlightError(f"{self.flight}: row {row.number} is the unknown call {name!r}")
+        match row.reason:
+            case "look":
+                self.sender.load()
+            case "log":
+                self.around.log = new_private_log("replayed", values, self.flight.clock_us)
+                self.first = self.around.log.tail
+            case "restart":
+                self.around.log.headers = _wires(values["restart"])
+            case "follow":
+                prefix = _wires(values["prefix"])
+                self.sender.follow(self.around, start=self.first, prefix=prefix, wait_for_key=values["wait_for_key"])
+            case "resume_following":
+                self.sender.resume_following(self.around)
+            case str(name) if name in CALLS:
+                getattr(self.sender, name)(*CALLS[name].read(values))
+            case name:
+                raise DamagedFlightError(f"{self.flight}: row {row.number} is the unknown call {name!r}")
 
     # -- messages and logs
 
@@ -260,35 +238,10 @@ class Rerun:
         else:
             self.sender.send(wire, item, droppable=values.get("droppable"))
 
-    def new_log(self, values: dict[str, Any]) -> None:
-        """Begin a private log, as then."""
-        log = self.around.log = new_private_log("replayed", values, self.flight.clock_us)
-        self.first = log.tail
-
-    def new_restart(self, values: dict[str, Any]) -> None:
-        """Let the log have other headers."""
-        self.around.log.headers = _wires(values["restart"])
-
-    def follow(self, values: dict[str, Any]) -> None:
-        """Follow the log from its beginning."""
-        prefix = _wires(values["prefix"])
-        self.sender.follow(self.around, start=self.first, prefix=prefix, wait_for_key=values["wait_for_key"])
-
 
 def belongs_to_call(row: FlightRow) -> bool:
     """Whether a row belongs to the call before it: an answer, or what came out."""
     return row.kind in _ANSWERS or row.kind in OUTPUT_KINDS or (row.kind == _CALL and row.reason in _ANSWER_CALLS)
-
-
-class _ReplayedError(Exception):
-    """Stands for an error of a transport that was no OSError."""
-
-
-def _error_of(values: dict[str, Any]) -> Exception:
-    if "errno" in values:
-        number = int(values["errno"])
-        return OSError(number, os.strerror(number))
-    return _ReplayedError(str(values.get("type", "")))
 
 
 @functools.lru_cache(maxsize=4096)

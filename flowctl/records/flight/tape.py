@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from flowctl.core.outgoing.outbox import would_block
-from flowctl.records.flight.words import MICROSECONDS, FlightRow, dump
+from flowctl.records.flight.words import MICROSECONDS, FlightRow, dump, error_as_dict
 from flowctl.records.telemetry.schema import FlightKind
 
 MOST_ROWS: Final = 2_000_000
@@ -147,11 +147,11 @@ class Tape:
         self.on = self._sink((self._identity.began_at_us + row[0], *self._tail, *row[:-1], self.rows))
         self.rows += 1
 
-    def call(self, name: str, detail: dict[str, object] | None = None, *, size_bytes: int | None = None) -> None:
+    def call(self, name: str, detail: dict[str, Any] | None = None, kind: FlightKind = FlightKind.CALL) -> None:
         """Note a call of the Sender by name, with its arguments."""
-        self.write(FlightRow(self.offset_us, _CALL, size_bytes=size_bytes, reason=name, detail=self.arguments(detail)))
+        self.write(FlightRow(self.offset_us, kind.value, reason=name, detail=self.arguments(detail)))
 
-    def arguments(self, detail: dict[str, object] | None) -> str | None:
+    def arguments(self, detail: dict[str, Any] | None) -> str | None:
         """Return the arguments of a call as JSON, and whether it came from another thread. None: nothing to say."""
         if self.foreign:
             detail = {**(detail or {}), "foreign": True}
@@ -198,10 +198,3 @@ class Tape:
             if self._strained:  # nearly never, so that only this is worth a row
                 self.write(FlightRow(self.offset_us, _CALL, reason="strained"))
         return self._strained
-
-
-def error_as_dict(error: Exception) -> dict[str, object]:
-    """Return number or kind of an error; its words may come from anywhere."""
-    if isinstance(error, OSError):
-        return {"errno": error.errno or 0}
-    return {"type": type(error).__name__}

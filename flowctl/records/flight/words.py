@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from flowctl.core.flow.timing import ENDLESS
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.errors import ConfigError
-from flowctl.reasons import DropReason
+from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 
 FLIGHT_FORMAT: Final = 1
@@ -222,6 +223,72 @@ class TablePolicy:
             tuple(Thin[name] for name in values["thin"]),
             tuple(inf if item is None else float(item) for item in values["patience"]),
         )
+
+
+# -- calls
+
+
+class ReplayedError(Exception):
+    """Stands for an error of a transport that was no OSError."""
+
+
+def error_as_dict(error: Exception) -> dict[str, Any]:
+    """Return number or kind of an error; its words may come from anywhere."""
+    return {"errno": error.errno or 0} if isinstance(error, OSError) else {"type": type(error).__name__}
+
+
+def error_from(values: Mapping[str, Any]) -> Exception:
+    """Return what `error_as_dict` wrote."""
+    if "errno" in values:
+        number = int(values["errno"])
+        return OSError(number, os.strerror(number))
+    return ReplayedError(str(values.get("type", "")))
+
+
+class Call(NamedTuple):
+    """How the arguments of one method of a Sender stand in the detail of a row, there and back.
+
+    Attributes:
+        write: called with the arguments of the method.
+        read: returns arguments that make the same call.
+    """
+
+    write: Callable[..., dict[str, Any]] = dict
+    read: Callable[[Mapping[str, Any]], tuple[Any, ...]] = lambda _: ()
+    kind: FlightKind = FlightKind.CALL
+
+
+CALLS: Final[Mapping[str, Call]] = {
+    **dict.fromkeys(("flush", "writable", "log_grew", "unfollow", "suspend_following", "close_after_flush"), Call()),
+    "tick": Call(kind=FlightKind.TICK),
+    "set_limits": Call(
+        lambda limits: {"limits": limits_as_dict(limits)},
+        lambda values: (limits_from(values["limits"]),),
+        FlightKind.LIMITS_SET,
+    ),
+    "set_policy": Call(
+        lambda policy: {"policy": policy.as_dict()}, lambda values: (TablePolicy.from_dict(values["policy"]),)
+    ),
+    "set_settings": Call(
+        lambda settings: {"settings": settings_as_dict(settings)}, lambda values: (settings_from(values["settings"]),)
+    ),
+    "thin": Call(lambda mode=Thin.DROPPABLE: {"mode": mode.name}, lambda values: (Thin[values["mode"]],)),
+    "relieve": Call(lambda _: {}, lambda _: ("",)),  # the cause may name others
+    "sample_delay": Call(
+        lambda kernel_bytes=None: {} if kernel_bytes is None else {"kernel_bytes": kernel_bytes},
+        lambda values: (values.get("kernel_bytes"),),
+    ),
+    "peer_acknowledged": Call(
+        lambda total_bytes: {"total_bytes": total_bytes}, lambda values: (values["total_bytes"],)
+    ),
+    "close": Call(
+        lambda reason, details="": {"reason": reason.value},  # noqa: ARG005 - the details may name a stream
+        lambda values: (CloseReason(values["reason"]),),
+    ),
+    "resume_following": Call(lambda _: {}),  # another fan-out of the same log, which the reader knows
+    "broken": Call(error_as_dict, lambda values: (error_from(values),)),
+}
+"""Methods of a Sender that are noted as they are called, by name."""
 
 
 # -- what came out
