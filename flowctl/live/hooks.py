@@ -16,7 +16,6 @@ import queue
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from importlib import import_module
@@ -31,7 +30,7 @@ from flowctl.core.text.addresses import address_key
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
 from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal
-from flowctl.live.access.turns import Turns
+from flowctl.live.access.turns import FairQueue, Turns
 
 _LEAST_STOP_S: Final = 0.1
 _MOST_WORKERS: Final = 32
@@ -150,8 +149,7 @@ class HookRunner:
         self._news: Final[queue.SimpleQueue[tuple[int, str, tuple[Any, ...]] | None]] = queue.SimpleQueue()
         self._teller = threading.Thread(target=self._tell_all, name="flowctl-hooks-news", daemon=True)
         self._lock = OwnedLock()
-        # Questions that wait for a worker, by address; whose turn it is next comes first; guarded by _lock
-        self._waiting: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._waiting: FairQueue[Callable[[], None]] = FairQueue()  # questions, by address; guarded by _lock
         self._turns: Final = Turns(_MOST_COROUTINES, _MOST_ASKING, _MOST_ASKING_OF_ADDRESS)  # of the loop's thread
         self._workers = 0  # threads for plain functions; guarded by _lock
         self._asked = 0  # questions that are with them or wait for one; guarded by _lock
@@ -258,7 +256,7 @@ class HookRunner:
         """Have a worker do `job` of the address `key`; there is one for each that is under way, up to a number."""
         with self._lock:
             self._asked += 1
-            self._waiting.setdefault(key, deque()).append(job)
+            self._waiting.put(key, job)
             new = self._asked > self._workers < _MOST_WORKERS
             self._workers += new
         self._questions.put(True)
@@ -268,20 +266,13 @@ class HookRunner:
     def _worker(self) -> None:
         while self._questions.get():
             try:
-                self._next_job()()
+                with self._lock:
+                    job = self._waiting.pop()
+                job()
             except BaseException as error:  # noqa: BLE001 - the server is stopping; the next question has its worker
                 report(self._on_error, "the answer of a hook", error)
             with self._lock:
                 self._asked -= 1
-
-    def _next_job(self) -> Callable[[], None]:
-        """Take the oldest job of the address whose turn it is; its next one comes after those of the others."""
-        with self._lock:
-            key, jobs = self._waiting.popitem(last=False)
-            job = jobs.popleft()
-            if jobs:
-                self._waiting[key] = jobs
-        return job
 
     # -- news
 

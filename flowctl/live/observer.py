@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.live.access.request import LiveRequest
@@ -11,8 +9,8 @@ from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import events as rtmp_events
 
 
-class Observer(Protocol):
-    """Told what happens to the live sessions of a server; it decides nothing.
+class Observer:
+    """Told what happens to the live sessions of a server; it decides nothing, and here it does nothing.
 
     Each method is called on the connection's thread. `closed` is the last call for a connection, and may be the only
     one: a connection may end before its thread has seen it.

@@ -19,7 +19,6 @@ from flowctl.live.judging.budget import (
     Holding,
     MemoryBudget,
     choose,
-    fair_shares,
     held_by,
     span_bytes,
 )
@@ -90,25 +89,7 @@ def test_held_when_compared_with_resident_memory_is_that():
     assert grown == pytest.approx(computed, rel=0.125)
 
 
-# -- whose fault it is
-
-
-def test_share_when_two_wait_for_the_same_is_halved():
-    """A stretch that two viewers hold is half the fault of each; what only one holds is that one's alone."""
-    shares = fair_shares({"a": 100}, [viewer("far", 700), viewer("near", 300), viewer("cached", 80)])
-    assert shares == {"far": 500.0, "near": 100.0, "cached": 0.0}
-
-
 SPANS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 20), st.sampled_from("ab")), max_size=12)
-
-
-@given(SPANS, st.integers(0, 300))
-def test_shares_when_added_up_are_what_is_held_beyond_the_caches(spans, cached):
-    """Every byte beyond the GOP caches is somebody's fault, and none is counted twice."""
-    logs = {"a": cached, "b": 0}
-    holdings = [viewer(number, span, log=log, own=own) for number, (span, own, log) in enumerate(spans)]
-    total = sum(fair_shares(logs, holdings).values())
-    assert total == pytest.approx(held_by(logs, holdings).total_bytes - cached)
 
 
 # -- who gives way

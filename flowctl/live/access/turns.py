@@ -1,23 +1,49 @@
-"""Turns on one loop: some at once; of those who wait each key in turn, so that one who asks much waits for itself."""
+"""Fair turns: of those who wait each key in turn, so that one who asks much waits for itself."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from flowctl.errors import LimitExceededError
 
+_T = TypeVar("_T")
+
+
+class FairQueue(Generic[_T]):
+    """What waits, by key (pure): the oldest of the key that waits longest comes first."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[str, deque[_T]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def count_of(self, key: str) -> int:
+        return len(self._queues.get(key, ()))
+
+    def put(self, key: str, item: _T) -> None:
+        self._queues.setdefault(key, deque()).append(item)
+
+    def pop(self) -> _T:
+        """Return what is next; the following item of its key comes after those of the others."""
+        key, queue = self._queues.popitem(last=False)
+        item = queue.popleft()
+        if queue:
+            self._queues[key] = queue
+        return item
+
 
 class Turns:
-    """Gives turns out; everything on the thread of one loop."""
+    """Some turns at once on one loop, given out and back on its thread; others wait for theirs."""
 
     def __init__(self, at_once: int, waiting: int, of_key: int) -> None:
         self._free = at_once
         self._most_waiting: Final = waiting
         self._most_of_key: Final = of_key
         self._waiting_count = 0
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._queue: Final[FairQueue[asyncio.Future[None]]] = FairQueue()
 
     async def take(self, key: str) -> None:
         """Wait for a turn, which is to be given back."""
@@ -26,10 +52,10 @@ class Turns:
             return
         if self._waiting_count >= self._most_waiting:
             raise LimitExceededError("hook_questions", self._waiting_count + 1, self._most_waiting)
-        if len(self._queues.get(key, ())) >= self._most_of_key:
+        if self._queue.count_of(key) >= self._most_of_key:
             raise LimitExceededError("hook_questions", self._most_of_key + 1, self._most_of_key)
         turn = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(key, deque()).append(turn)
+        self._queue.put(key, turn)
         self._waiting_count += 1
         try:
             await turn
@@ -41,12 +67,9 @@ class Turns:
             self._waiting_count -= 1
 
     def give(self) -> None:
-        """Give a turn back: to the oldest that waits of the key that waits longest."""
-        while self._queues:
-            key, queue = self._queues.popitem(last=False)
-            turn = queue.popleft()
-            if queue:
-                self._queues[key] = queue
+        """Give a turn back: to the one whose turn is next."""
+        while self._queue:
+            turn = self._queue.pop()
             if not turn.done():
                 turn.set_result(None)
                 return

@@ -22,7 +22,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from flowctl.connection import Connection
-from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.bans import Ban, BanAction
 from flowctl.core.server.guilt import LIMIT_POINTS, MILD_LIMITS
@@ -31,6 +30,7 @@ from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.bans.banning import PENALTY
 from flowctl.live.judging.penalties import FIRST_S, USUAL, Offence, Penalties, Verdict, networks_of, sentence
+from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import events as rtmp_events
 
@@ -115,8 +115,8 @@ class _Tried:
         self._count -= len(self._tried.pop(address, (0.0, ()))[1])
 
 
-class PenaltyWatch:
-    """An `Observer` of a server that charges its peers' buckets. Any thread."""
+class PenaltyWatch(Observer):
+    """Charges the buckets of a server's peers; being slow is no offence. Any thread."""
 
     def __init__(
         self,
@@ -142,9 +142,6 @@ class PenaltyWatch:
         self._verdicts: deque[Verdict] = deque()  # guarded by _lock
 
     # -- what is told
-
-    def opened(self, connection: Connection) -> None:
-        """Wait until there is something to count."""
 
     def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
         """Count a login that failed."""
@@ -177,9 +174,6 @@ class PenaltyWatch:
         points = 0.0 if limit in MILD_LIMITS or _over_http(connection) else LIMIT_POINTS.get(limit, _OTHER_POINTS)
         if points:
             self._charge(connection, Offence.LIMITS, points, now, limit)
-
-    def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
-        """Note nothing: who is slow is not guilty."""
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
         """Count what it did since it was looked at last, and a connection that came to nothing."""

@@ -6,9 +6,7 @@ once, however many viewers stand there. What a viewer has queued for itself alon
 was copied out of the log for it) is its own. Both are charged with what a message costs beside its bytes.
 
 Whose fault is it? Of a log's bytes, those between the place of the viewer furthest behind and that of the next one are
-held for the first alone; the following stretch for two, and so on. Relieving anybody else frees nothing. What one
-viewer holds *by share* is every stretch divided by the number of viewers that hold it: the Shapley value of the
-airport game (Littlechild and Owen, "A simple expression for the Shapley value in a special case", 1973). Viewers that
+held for the first alone; the following stretch for two, and so on. Relieving anybody else frees nothing. Viewers that
 stand inside the GOP cache hold nothing: the cache is there for those who join, and has bounds of its own.
 
 Who gives way. On every log the furthest behind go first, as many as it takes, and of all logs those whose going frees
@@ -127,24 +125,6 @@ def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
         if item.log is not None:
             by_log[item.log] = max(by_log.get(item.log, 0), item.behind_bytes)
     return Held(sum(by_log.values()), own, by_log)
-
-
-def fair_shares(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> dict[Hashable, float]:
-    """Return what each viewer holds by share, in bytes (see the module); 0 for one that holds nothing.
-
-    The shares of all viewers add up to what is held beyond the GOP caches.
-    """
-    shares: dict[Hashable, float] = {}
-    for log, items in _by_log(holdings).items():
-        floor = logs.get(log, 0)
-        ordered = sorted(items, key=lambda item: item.behind_bytes)
-        below, share = float(floor), 0.0
-        for index, item in enumerate(ordered):
-            if log is not None and item.behind_bytes > below:
-                share += (item.behind_bytes - below) / (len(ordered) - index)
-                below = item.behind_bytes
-            shares[item.key] = share + item.own_bytes
-    return shares
 
 
 def choose(

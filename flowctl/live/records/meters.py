@@ -15,16 +15,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from flowctl.connection import Connection
 from flowctl.core.fanout.fanout import Fanout
-from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.state import SendState
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.figures import Account
 from flowctl.core.text.printable import foreign
-from flowctl.live.access.request import LiveRequest
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.pace import Pace
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp import events as rtmp_events
 
 MOST_NAMED: Final = 50
 """Streams that have a name of their own; each has some 30 time series, and a database of them is not to drown."""
@@ -110,8 +107,8 @@ class Observed(Protocol):
         """Tell `observer` too from now on."""
 
 
-class Meters:
-    """The sums of a server; an observer of its sessions."""
+class Meters(Observer):
+    """The sums of a server."""
 
     def __init__(self, hub: Observed) -> None:
         self._hub: Final = hub
@@ -197,11 +194,7 @@ class Meters:
     # -- as an observer
 
     def opened(self, connection: Connection) -> None:
-        """Count it from now on."""
         self._whose_is(connection)
-
-    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-        """Leave it out."""
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         self._whose_is(connection)
@@ -212,18 +205,10 @@ class Meters:
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
     ) -> None:
-        """Count a limit that somebody went over."""
         with self._lock:
             self._limits[limit] += 1
 
-    def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
-        """Leave it out: the end of the connection is counted."""
-
-    def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
-        """Leave it out: the connection's own sums have it."""
-
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
-        """Add it to the past."""
         sums = Sums()
         sums.take(connection, connection.sender.account(rows=False))
         sums.closed[reason.value] += 1

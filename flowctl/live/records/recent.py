@@ -18,8 +18,8 @@ from flowctl.core.flow.state import SendState
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.text.printable import foreign
 from flowctl.live.access.request import LiveRequest
+from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp import events as rtmp_events
 
 KEPT: Final = 1024
 """Events kept: seconds of the worst trouble, hours of usual days, and half a megabyte."""
@@ -29,8 +29,8 @@ _TOLD: Final = frozenset({LedgerKind.DROPS, LedgerKind.LATE, LedgerKind.RETURN})
 _FLAP: Final = max(SendState.READY, SendState.OVERLOADED)
 
 
-class RecentEvents:
-    """The last events of a server; an observer of its sessions.
+class RecentEvents(Observer):
+    """The last events of a server. That a viewer plays is none of them: they come by the thousand.
 
     Attributes:
         run: differs from one start of a server to the next: numbers begin anew then.
@@ -73,27 +73,15 @@ class RecentEvents:
 
     # -- as an observer
 
-    def opened(self, connection: Connection) -> None:
-        """Leave it out: it has done nothing yet."""
-
-    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-        """Leave it out: what came of it is told."""
-
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        """Note a publisher."""
         self._note("publish", connection, why="stands by" if standby else "")
-
-    def play_started(self, connection: Connection, stream: str, now: float) -> None:
-        """Leave it out: viewers come by the thousand, and are counted elsewhere."""
 
     def limit_hit(
         self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
     ) -> None:
-        """Note a limit that somebody went over."""
         self._note("limit", connection, limit=limit, value=value, maximum=maximum)
 
     def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
-        """Note a try that is not allowed."""
         self._note("denied", connection, why=f"{request.kind} is not allowed")
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
@@ -107,5 +95,4 @@ class RecentEvents:
             self._note(entry.kind.value, connection, dropped=lost, why=why)
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
-        """Note the end."""
         self._note("close", connection, reason=reason.value, why=foreign(details, _TEXT), limit=limit)

@@ -6,7 +6,7 @@ from typing import Final
 
 from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.live.access.request import LiveRequest
+from flowctl.live.observer import Observer
 from flowctl.live.records.flights import name_flight
 from flowctl.live.records.sampler import Sampler, line_columns
 from flowctl.log import redact_text
@@ -17,8 +17,8 @@ from flowctl.wire.rtmp import events as rtmp_events
 from flowctl.wire.rtmp.url import DEFAULT_APP
 
 
-class SessionRecords:
-    """Puts a record beside everything that live sessions tell: an `Observer` of the hub."""
+class SessionRecords(Observer):
+    """Puts a record beside everything that live sessions tell. Of what is denied the end of the connection tells."""
 
     def __init__(self, events: Events, sampler: Sampler) -> None:
         self._events: Final = events
@@ -90,9 +90,6 @@ class SessionRecords:
         """Record a limit, at the time of the end where that is known."""
         record = self._record(connection)
         record.limit_hit(now if record.ended_at is None else record.ended_at, limit, value, maximum)
-
-    def denied(self, connection: Connection, request: LiveRequest, now: float, *, guess: bool) -> None:
-        """Note nothing: the end of the connection says it, and the log."""
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Record what the Sender did, with how it stands now."""

@@ -20,17 +20,16 @@ from typing import Any, Final
 import structlog
 
 from flowctl.connection import Connection
-from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
 from flowctl.live.cluster.follow import Follow, FollowStatistics, HubSink, Inflow, Source
 from flowctl.live.cluster.names.following import Following
+from flowctl.live.observer import Observer
 from flowctl.live.relay.pushing import PushSession
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.relays import RelayRule, place_of
 from flowctl.reasons import CloseReason
 from flowctl.wire.client.connect import connect_socket
-from flowctl.wire.rtmp import events as rtmp_events
 
 _log: Final = structlog.get_logger("flowctl.relay")
 MOST_HOPS: Final = 3
@@ -288,35 +287,11 @@ def _source(rule: RelayRule, name: str) -> Source:
     return Source(url, node=f"{url.host}:{url.port}")
 
 
-class _Watch:
-    """Tells relays who publishes: an observer of the live sessions."""
+class _Watch(Observer):
+    """Tells relays who publishes."""
 
     def __init__(self, relays: Relays) -> None:
         self._relays = relays
 
-    def opened(self, connection: Connection) -> None:
-        """Nothing."""
-
-    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-        """Nothing."""
-
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        """A client publishes."""
         self._relays.published(stream, getattr(connection.session, "user_agent", ""))
-
-    def play_started(self, connection: Connection, stream: str, now: float) -> None:
-        """Nothing."""
-
-    def limit_hit(
-        self, connection: Connection, limit: str, value: float | None, maximum: float | None, now: float
-    ) -> None:
-        """Nothing."""
-
-    def denied(self, connection: Connection, request: object, now: float, *, guess: bool) -> None:
-        """Nothing."""
-
-    def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
-        """Nothing."""
-
-    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
-        """Nothing."""
