@@ -161,9 +161,9 @@ def _other_choice(flight: Flight, named: _Named, *, of_many: bool) -> dict[str, 
 
     from flowctl.core.flow.limits import Limits, parse_target_delay
     from flowctl.errors import ConfigError
-    from flowctl.records.flight.viewing import in_force, stream_and_link
     from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
     from flowctl.records.flight.whatif.types import Choice, policy_name
+    from flowctl.records.flight.whatif.viewing import in_force, stream_and_link
 
     soft, slash, hard = (named.limits or "").partition("/")
     limits, policy = in_force(flight)

@@ -173,7 +173,7 @@ class LiveServer(Server):
         self.changes: Final = Changes(on_error)
         self.recent: Final = RecentEvents()
         self.hub.observers += (self.recent,)
-        self.meters: Final = Meters(self.hub)
+        self.meters: Final = Meters(self.hub.add_observer)
         self.companions: Final[list[Companion]] = []
         self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.do(self._banning.close)]
         self.limits_from = "start"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from flight_kit import RecordedViewer, check_flight
+from flight_kit import RecordedViewer, check_flight, outputs
 from hypothesis import settings
 from test_properties import FanoutHistory, OwnQueueHistory
 
 from flowctl.records.flight.replay import compare, read_flights, replay
+from flowctl.records.telemetry.schema import FlightKind
 
 
 class RecordedFanoutHistory(FanoutHistory):
@@ -52,7 +53,7 @@ def check_outcome(viewer):
     viewer.sender.end_flight()
     flight, result, comparison = check_flight(viewer.rows)
     told = [(change.old.name, change.new.name, change.cause.value, change.value) for change in viewer.edges.changes]
-    again = [(row.state_from, row.state_to, row.cause, row.value) for row in result.edges]
+    again = [(row.state_from, row.state_to, row.cause, row.value) for row in outputs(result, FlightKind.STATE)]
     assert again == told
     assert comparison.transitions == len(told)
     statistics = viewer.sender.statistics()

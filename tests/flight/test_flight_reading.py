@@ -15,7 +15,8 @@ from flowctl.reasons import CloseReason
 from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.replay import compare, read_flight, replay
 from flowctl.records.flight.tape import Identity, Tape
-from flowctl.records.flight.viewing import REFUSED, TAKEN, stream_and_link
+from flowctl.records.flight.whatif.types import REFUSED, TAKEN
+from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.telemetry import flightfiles
 from flowctl.records.telemetry.flightfiles import flight_files, flight_rows, list_flights
 from flowctl.records.telemetry.schema import FLIGHT

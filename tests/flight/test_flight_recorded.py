@@ -7,7 +7,7 @@ import json
 
 import pytest
 from fanout_kit import Stage
-from flight_kit import STEERED, RecordedViewer, Rows, check_flight, slow_history
+from flight_kit import STEERED, RecordedViewer, Rows, check_flight, outputs, slow_history
 from flow_kit import AUDIO, CONTROL, INTER, KEY, Viewer, check_accounts, check_edges, check_stream, frame
 
 from flowctl.core.fanout.fanout import Fanout
@@ -25,6 +25,11 @@ from flowctl.records.flight.words import FlightRow
 from flowctl.records.telemetry.schema import FLIGHT, FlightKind
 from flowctl.sender import Sender
 from flowctl.testing import ManualGroup, ScriptedTransport, would_block
+
+
+def close_of(result):
+    (close,) = outputs(result, FlightKind.CLOSE)
+    return close
 
 
 def kinds(rows):
@@ -79,8 +84,8 @@ def test_flight_when_of_a_slow_viewer_replays_identically(leads):
     assert comparison.transitions == len(viewer.edges.changes) > 5
     assert comparison.dropped_messages == viewer.sender.statistics().dropped_messages > 100
     for kind in (FlightKind.LATE, FlightKind.DROPPED, FlightKind.DRAINED):
-        assert result.of(kind), kind
-    assert result.close.reason == "kicked"
+        assert outputs(result, kind), kind
+    assert close_of(result).reason == "kicked"
     assert flight.limits == viewer.sender.limits
 
 
@@ -88,8 +93,8 @@ def test_flight_when_of_a_viewer_that_stalls_has_its_return():
     """A return to live after a stall is an output, and comes again."""
     viewer = slow_history(limits=Limits.parse("1MiB,9000", "2MiB,9000"))
     _, result, _ = check_flight(viewer.rows)
-    assert result.of(FlightKind.RETURN)
-    assert result.statistics.returns == len(result.of(FlightKind.RETURN))
+    assert outputs(result, FlightKind.RETURN)
+    assert result.statistics.returns == len(outputs(result, FlightKind.RETURN))
 
 
 def test_flight_when_closed_for_the_hard_limit_ends_with_it():
@@ -102,7 +107,7 @@ def test_flight_when_closed_for_the_hard_limit_ends_with_it():
         group.run(0.01)
     _, result, comparison = check_flight(viewer.rows)
     assert comparison.complete
-    assert result.close.reason == CloseReason.HARD_LIMIT.value
+    assert close_of(result).reason == CloseReason.HARD_LIMIT.value
     assert "close" not in calls(viewer.rows)
     assert kinds(viewer.rows)[-1] == "end"
 
@@ -115,8 +120,8 @@ def test_flight_when_the_sender_is_stuck_replays_the_tick_that_ended_it():
     viewer.sender.send(frame(b"O", AUDIO, 0, 100), AUDIO)
     group.run(3.0)
     flight, result, _ = check_flight(viewer.rows)
-    assert result.close.reason == CloseReason.STUCK.value
-    assert result.close.offset_us == flight.rows[-1].offset_us == 2_000_000
+    assert close_of(result).reason == CloseReason.STUCK.value
+    assert close_of(result).offset_us == flight.rows[-1].offset_us == 2_000_000
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ def test_flight_when_a_write_fails_replays_the_end(error):
     stage.publish("KIA")
     stage.group.run(1.0)
     _, result, _ = check_flight(viewer.rows)
-    assert result.close.reason == viewer.sender.statistics().close_reason.value
+    assert close_of(result).reason == viewer.sender.statistics().close_reason.value
     assert not any("odd" in str(cell) for row in viewer.rows for cell in row)
 
 

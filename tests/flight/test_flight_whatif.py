@@ -18,9 +18,9 @@ from flowctl.reasons import CloseReason
 from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.recorded import begin_detail
 from flowctl.records.flight.replay import replay
-from flowctl.records.flight.viewing import REFUSED, TAKEN, stream_and_link
 from flowctl.records.flight.whatif.engine import evaluate
-from flowctl.records.flight.whatif.types import POLICIES, Choice
+from flowctl.records.flight.whatif.types import POLICIES, REFUSED, TAKEN, Choice
+from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.flight.words import TablePolicy
 from tests.pipeline.flight_files import flight_viewer
 

@@ -16,7 +16,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.records.flight.recorded import RecordedSender
 from flowctl.records.flight.replay import compare, read_flights, replay
 from flowctl.records.flight.tape import Identity, Tape
-from flowctl.records.telemetry.schema import ARROW_TYPES, FLIGHT
+from flowctl.records.telemetry.schema import ARROW_TYPES, FLIGHT, FlightKind
 from flowctl.testing import ManualGroup
 
 NODE = "node-1"
@@ -112,6 +112,10 @@ def check_flight(rows: Rows):
     comparison = compare(flight, result)
     assert comparison.identical, str(comparison)
     return flight, result, comparison
+
+
+def outputs(result, kind: FlightKind) -> list:
+    return [row for row in result.outputs if row.kind == kind.value]
 
 
 def changed(flight, number, **values):

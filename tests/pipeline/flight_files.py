@@ -8,9 +8,9 @@ from flight_kit import ROOMS, Rows, linked
 
 from flowctl.analyze.whatif.grid import in_force
 from flowctl.records.flight.reading import read_flights
-from flowctl.records.flight.viewing import stream_and_link
 from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
 from flowctl.records.flight.whatif.types import RecordedViewer
+from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.telemetry.schema import FLIGHT
 
 LIMITS = ("6000,0,2s", "9000,0,3s")

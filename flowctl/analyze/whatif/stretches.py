@@ -10,11 +10,11 @@ to go back to) and `AFTER_S` (choices that queued more have drained too); of the
 choice has (`calm`). A viewer that always kept up is one row of that, made of its row in ``flow_closes`` or
 ``flow_opens``, and nothing else is read.
 
-Of a flight, stream and link are those of `records.flight.viewing`; it counts in the hour in which it began. Of samples,
-which say once an interval what happened in it, they are made up: messages are spread evenly over it, class by class;
-while the viewer was READY all was taken each 40 ms, else what was sent is spread over writes that met EAGAIN. That is
-coarser: a burst or a refusal within an interval is not seen, ages are off by up to a write, and one that drained within
-an interval counts as having drained at its end.
+Of a flight, stream and link are those of `records.flight.whatif.viewing`; it counts in the hour in which it began. Of
+samples, which say once an interval what happened in it, they are made up: messages are spread evenly over it, class by
+class; while the viewer was READY all was taken each 40 ms, else what was sent is spread over writes that met EAGAIN.
+That is coarser: a burst or a refusal within an interval is not seen, ages are off by up to a write, and one that
+drained within an interval counts as having drained at its end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from flowctl.analyze.job import Records
     from flowctl.analyze.records.window import Hour
-    from flowctl.records.flight.viewing import StreamAndLink
+    from flowctl.records.flight.whatif.viewing import StreamAndLink
 
 BEFORE_S: Final = 20.0
 """In front of trouble: two key frames at the longest usual distance, so that the log is as it was."""
@@ -269,7 +269,7 @@ def of_viewer(table: pa.Table, source: str, trouble_s: float) -> pa.Table:
 def of_flight(rows: Sequence[Mapping[str, Any] | Sequence[Any]], trouble_s: float) -> Iterator[dict[str, Any]]:
     """Yield the stretches of a flight, `at` in seconds since its first event."""
     from flowctl.records.flight.reading import read_flights
-    from flowctl.records.flight.viewing import in_force, stream_and_link
+    from flowctl.records.flight.whatif.viewing import in_force, stream_and_link
 
     flight = read_flights(rows)
     link = stream_and_link(flight)

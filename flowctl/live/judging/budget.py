@@ -72,7 +72,6 @@ class Held:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
         return self.shared_bytes + self.own_bytes
 
 
@@ -117,7 +116,6 @@ def span_bytes(size_bytes: int, messages: int) -> int:
 
 
 def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
-    """Return what is held altogether."""
     by_log = dict(logs)
     own = 0
     for item in holdings:
@@ -273,7 +271,6 @@ class MemoryBudget:
         return Victim(item, action, freed, why)
 
     def statistics(self) -> BudgetStatistics:
-        """Return a snapshot."""
         return BudgetStatistics(
             limit_bytes=self.limit_bytes,
             low_bytes=self.low_bytes,

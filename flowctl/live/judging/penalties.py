@@ -169,7 +169,6 @@ class Sentence(NamedTuple):
 
 
 def sentence(verdict: Verdict, behaving_count: int) -> Sentence:
-    """Return what follows from a verdict."""
     length_s = MILD_S if verdict.offence in MILD else length_of(verdict.repeats)
     reason = f"{verdict.offence.value}: more than {verdict.allowance}"
     if verdict.repeats > 1:
@@ -199,7 +198,6 @@ class _Record:
         self.serves_until = now  # a penalty
 
     def age(self, now: float, allowances: Mapping[Offence, Allowance]) -> None:
-        """Let time pass."""
         passed_s, self.at = max(0.0, now - self.at), max(self.at, now)
         left = ((offence, allowances[offence].left(level, passed_s)) for offence, level in self.levels.items())
         self.levels = {offence: level for offence, level in left if level}
@@ -228,7 +226,6 @@ class _Book:
         return len(self._records)
 
     def serves(self, cidr: str, now: float) -> bool:
-        """Return whether it serves a penalty."""
         found = self._records.get(cidr)
         return found is not None and now < found.serves_until
 
@@ -282,7 +279,6 @@ class Penalties:
 
     @property
     def record_count(self) -> int:
-        """Records that are kept."""
         return len(self._addresses) + len(self._networks)
 
     def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Verdict]:

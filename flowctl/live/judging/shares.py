@@ -1,7 +1,7 @@
 """How the viewers of a stream are doing, as a signal: how many are in each state, and what they see of it (pure).
 
 A publisher, or an application, that knows that a third of its viewers cannot take what it sends can send less. A
-`ViewerShares` is one such count. A `ShareWatch` decides which counts are worth telling: it says nothing while the
+`ViewerShares` is one such count. `is_worth_telling` decides which are told: none while the
 shares stay within a band around what was told last (so a viewer that goes back and forth makes no noise), not more
 often than at an interval, and the last word within a bounded time even where the change is small.
 """
@@ -40,12 +40,10 @@ class ViewerShares:
     worst_delay_ms: float = 0.0
 
     def in_state(self, state: SendState) -> float:
-        """Return the share of the viewers that are in `state`, 0..1."""
         return self.states[state] / self.viewers if self.viewers else 0.0
 
     @property
     def missing_share(self) -> float:
-        """Share of the viewers that do not get all of the pictures, 0..1."""
         return self.missing_pictures / self.viewers if self.viewers else 0.0
 
     def distance(self, other: ViewerShares) -> float:
@@ -82,38 +80,16 @@ class ShareSettings:
             raise ConfigError(f"change is {self.change}, it must be above 0 and at most 1")
 
 
-class ShareWatch:
-    """Decides which counts of one stream are told to one subscriber. Not thread-safe: one thread looks.
-
-    Attributes:
-        told: what was told last. None: nothing yet.
-    """
-
-    __slots__ = ("count", "settings", "told")
-
-    def __init__(self, settings: ShareSettings) -> None:
-        self.settings = settings
-        self.told: ViewerShares | None = None
-        self.count = 0
-
-    def take(self, shares: ViewerShares) -> bool:
-        """Return whether `shares` is to be told; it counts as told then."""
-        if not self._worth(shares):
-            return False
-        self.told = shares
-        self.count += 1
+def is_worth_telling(shares: ViewerShares, told: ViewerShares | None, settings: ShareSettings) -> bool:
+    """Return whether a subscriber is to be told of `shares`; `told`: what it was told last, None: nothing yet."""
+    if told is None:
+        return shares.viewers > 0
+    waited_s = shares.at - told.at
+    if waited_s < settings.interval_s:
+        return False
+    if settings.repeat_s and waited_s >= settings.repeat_s:
         return True
-
-    def _worth(self, shares: ViewerShares) -> bool:
-        told, settings = self.told, self.settings
-        if told is None:
-            return shares.viewers > 0
-        waited_s = shares.at - told.at
-        if waited_s < settings.interval_s:
-            return False
-        if settings.repeat_s and waited_s >= settings.repeat_s:
-            return True
-        if bool(shares.viewers) != bool(told.viewers) or shares.distance(told) >= settings.change:
-            return True
-        same = (shares.viewers, shares.states) == (told.viewers, told.states) and not shares.distance(told)
-        return not same and waited_s >= settings.settle_s
+    if bool(shares.viewers) != bool(told.viewers) or shares.distance(told) >= settings.change:
+        return True
+    same = (shares.viewers, shares.states) == (told.viewers, told.states) and not shares.distance(told)
+    return not same and waited_s >= settings.settle_s

@@ -133,7 +133,6 @@ class Oversight:
         self._call_later(LOOK_S, self._tick)
 
     def _tick(self) -> None:
-        """Begin a look."""
         self._steps, self._look_s = self._look(), 0.0
         self._go_on()
 
@@ -160,7 +159,6 @@ class Oversight:
         self._call_later(max(LOOK_S, self._look_s / _LOOK_SHARE), self._tick)
 
     def look(self) -> None:
-        """Look once, in one piece. The first poll group's thread."""
         for _ in self._look():
             pass
 
@@ -314,7 +312,6 @@ class Oversight:
     # -- what was found
 
     def statistics(self) -> OversightStatistics:
-        """Return a snapshot. Any thread."""
         with self._lock:
             shares, held_by_stream = self._shares, self._held_by_stream
         return OversightStatistics(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 _WORK_S: Final = 0.0003
@@ -39,26 +40,27 @@ class Pace:
                 self._since = time.perf_counter()
 
 
-class Allowance:
+@dataclass(kw_only=True, slots=True)
+class CpuShare:
     """Keeps what threads of observers use within a share of what the whole process uses (pure).
 
-    Attributes:
+    Args:
+        share: of the processor time of the process, 0 to 1.
+        least: share of a core that is allowed in any case.
+        credit_s: for how long what was not used is saved up.
         debt_s: processor time that was used beyond what was allowed, in seconds; below 0: saved up.
     """
 
-    __slots__ = ("_credit_s", "_least", "_share", "debt_s")
-
-    def __init__(self, share: float, least: float, credit_s: float) -> None:
-        self._share = share
-        self._least = least
-        self._credit_s = credit_s
-        self.debt_s = 0.0
+    share: float
+    least: float
+    credit_s: float
+    debt_s: float = 0.0
 
     def rest_s(self, used_s: float, process_s: float, wall_s: float) -> float:
         """Enter what was used since the last call, and return how long to rest before there is more, in seconds."""
-        allowed_s = max(self._share * process_s, self._least * wall_s)
-        per_s = allowed_s / wall_s if wall_s > 0 else self._least
-        self.debt_s = max(self.debt_s + used_s - allowed_s, -self._credit_s * per_s)
+        allowed_s = max(self.share * process_s, self.least * wall_s)
+        per_s = allowed_s / wall_s if wall_s > 0 else self.least
+        self.debt_s = max(self.debt_s + used_s - allowed_s, -self.credit_s * per_s)
         return min(max(self.debt_s / per_s, 0.0), _MOST_REST_S)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from flowctl.core.flow.state import SendState
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.live.judging.shares import ShareSettings, ShareWatch, ViewerShares
+from flowctl.live.judging.shares import ShareSettings, ViewerShares, is_worth_telling
 
 PARAMETER: Final = "viewer_states"
 """Parameter of a publisher's stream name; its value is the least time between two messages in seconds."""
@@ -37,11 +37,11 @@ class Subscription:
         settings: when it is told.
     """
 
-    __slots__ = ("_cancelled", "_signals", "_watches", "callback", "settings", "stream")
+    __slots__ = ("_cancelled", "_signals", "_told", "callback", "settings", "stream")
 
     def __init__(self, signals: Signals, stream: str | None, callback: SharesCallback, settings: ShareSettings) -> None:
         self._signals = signals
-        self._watches: dict[str, ShareWatch] = {}  # by stream; the first poll group's thread
+        self._told: dict[str, ViewerShares] = {}  # last, by stream; the first poll group's thread
         self._cancelled = False
         self.stream = stream
         self.callback = callback
@@ -54,16 +54,14 @@ class Subscription:
 
     def tell(self, shares: ViewerShares) -> None:
         """Call the callback if `shares` are worth it. The first poll group's thread."""
-        watch = self._watches.get(shares.stream)
-        if watch is None:
-            watch = self._watches[shares.stream] = ShareWatch(self.settings)
-        if not self._cancelled and watch.take(shares):
+        if not self._cancelled and is_worth_telling(shares, self._told.get(shares.stream), self.settings):
+            self._told[shares.stream] = shares
             self.callback(shares)
 
     def forget(self, present: Mapping[str, ViewerShares]) -> None:
         """Forget the streams that are not there any more."""
-        for name in [name for name in self._watches if name not in present]:
-            del self._watches[name]
+        for name in self._told.keys() - present.keys():
+            del self._told[name]
 
 
 class Signals:
@@ -84,13 +82,11 @@ class Signals:
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """Forget a subscription; harmless when it is not there. Any thread."""
         with self._lock:
             self._subscriptions = tuple(item for item in self._subscriptions if item is not subscription)
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody has subscribed. Any thread."""
         with self._lock:
             return bool(self._subscriptions)
 

@@ -11,7 +11,7 @@ import weakref
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from flowctl.connection import Connection
 from flowctl.core.fanout.fanout import Fanout
@@ -70,7 +70,6 @@ class Sums:
             self.dropped[reason.value] += counts.total_messages
 
     def look(self, account: Account, *, viewer: bool) -> None:
-        """Count how a connection stands."""
         self.states[account.state.name] += 1
         if viewer:
             delay_s = account.delay_ms / 1000
@@ -87,7 +86,6 @@ class Sums:
                 mine[word] += sign * count
 
     def as_dict(self) -> dict[str, Any]:
-        """Return them as JSON."""
         return {
             "sent_bytes": self.sent_bytes,
             "received_bytes": self.received_bytes,
@@ -100,18 +98,11 @@ class Sums:
         }
 
 
-class Observed(Protocol):
-    """What has observers, as this needs it."""
-
-    def add_observer(self, observer: Observer) -> None:
-        """Tell `observer` too from now on."""
-
-
 class Meters(Observer):
     """The sums of a server."""
 
-    def __init__(self, hub: Observed) -> None:
-        self._hub: Final = hub
+    def __init__(self, add_observer: Callable[[Observer], None]) -> None:
+        self._add_observer: Final = add_observer
         self._lock: Final = OwnedLock()
         self._observes = False  # guarded by _lock
         self._named: set[str] = set()  # guarded by _lock
@@ -128,7 +119,7 @@ class Meters(Observer):
         with self._lock:
             first, self._observes = not self._observes, True
         if first:
-            self._hub.add_observer(self)
+            self._add_observer(self)
         ended: list[tuple[int, Whose, Sums]] = []
         with self._lock:
             self._passes.append(ended)

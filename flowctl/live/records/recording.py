@@ -63,7 +63,6 @@ class Recording:
             _log.info("hashes of names in the records will be others after a restart", set="events_key_file")
 
     def start(self, config: LiveConfig) -> None:
-        """Begin to record."""
         self.recorder.start()
         self._began = True
         told = tuple(replace(item, streams=self._pattern(item.streams)) for item in config.all_audiences)
@@ -72,7 +71,6 @@ class Recording:
         self.sampler.start()
 
     def refused(self, peer: tuple[str, int], error: LimitExceededError) -> None:
-        """Record a connection that was refused. The listener's thread."""
         value, maximum = (0.0, 0.0) if error.limit == BANNED else (error.value, error.maximum)
         self.events.conn_refused(self._clock(), peer, error.limit, value, maximum)
 
@@ -121,7 +119,6 @@ def in_force(config: LiveConfig) -> dict[str, Any]:
 
 
 def _described(config: LiveConfig) -> dict[str, Any]:
-    """Return what the first record of a process says of its settings."""
     version = "unknown"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("flowctl")

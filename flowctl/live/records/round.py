@@ -120,7 +120,6 @@ class Book:
 
     @property
     def since(self) -> float:
-        """When it was sampled last, in seconds."""
         return self.at if self.seen is None else max(self.at, self.seen.at)
 
     @property
@@ -165,7 +164,6 @@ class Books:
         return book
 
     def forget(self, number: int) -> None:
-        """Let go of the books of a connection that has ended."""
         self._books.pop(number, None)
 
     def left(self, connections: Iterable[Connection], squads: Iterable[Seen], number: int) -> list[Connection]:
@@ -209,7 +207,6 @@ class Round:
         self._threads: dict[Any, _Thread] = {}  # how busy each poll group is
 
     def block(self) -> SampleBlock:
-        """Return the records of this round."""
         for run in self._runs.values():
             self._block.add_run(run)
         return self._block
@@ -328,7 +325,6 @@ class Round:
         self._ask(connection, record, book)
 
     def _ask(self, connection: Connection, record: ConnectionEvents, book: Book) -> None:
-        """Sample a connection by its statistics."""
         sender = connection.sender
         account = sender.account()
         pulse, mark = account.pulse, None
@@ -430,14 +426,12 @@ class Round:
         return book.columns(max(at - connection.opened_at, 0.0) * 1000, count, record.left_at)
 
     def so_far(self, connection: Connection, record: ConnectionEvents) -> dict[str, Any]:
-        """Return what the samples of an open connection say so far."""
         book = self._books.book(connection.number, connection.opened_at)
         book.aims(connection.sender, record, connection.sender.following)
         sampled_ms = max(book.since - connection.opened_at, 0.0) * 1000
         return book.columns(sampled_ms, book.count, record.left_at)
 
     def _thread(self, group: Any) -> _Thread:
-        """Return how busy a poll group is, and whether it had no room."""
         if group is None:
             return None, None
         found = self._threads.get(group)

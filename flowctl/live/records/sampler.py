@@ -12,7 +12,7 @@ The kernel (round-trip time, unacknowledged bytes) is asked for those in trouble
 `KERNEL_ROUNDS` rounds. Samples only read: they feed no meter and cause no edge.
 
 Asking a viewer costs ten times as much as sharing a record. Where a thousand are in trouble at a time, rounds come less
-often (`interval_ms` tells): what records take is bound to a share of what the process uses (`Allowance`), for recording
+often (`interval_ms` tells): what records take is bound to a share of what the process uses (`CpuShare`), for recording
 may not take from an overloaded server what it needs.
 
 Threads: a round runs on the sampler's own thread and rests after each fraction of a millisecond
@@ -35,7 +35,7 @@ from flowctl.core.fanout.cohort import Squad
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.state import SendState
 from flowctl.core.sending.figures import SenderStatistics
-from flowctl.live.oversight.pace import Allowance, Pace
+from flowctl.live.oversight.pace import CpuShare, Pace
 from flowctl.live.records.round import Books, Round, Seen
 from flowctl.records.telemetry.events import ConnectionEvents, Events
 from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_OPENS, FLOW_SAMPLES, OPENS_EVERY_S, OPENS_FIRST_S
@@ -109,7 +109,6 @@ class Sampler:
     # -- life
 
     def start(self) -> None:
-        """Sample from now on, on a thread of its own."""
         self._thread = threading.Thread(target=self._run, name="flowctl-sampler", daemon=True)
         self._thread.start()
 
@@ -121,7 +120,7 @@ class Sampler:
             thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        allowance = Allowance(_SHARE, _LEAST, _CREDIT_S)
+        cpu_share = CpuShare(share=_SHARE, least=_LEAST, credit_s=_CREDIT_S)
         due, before = self._clock() + self._interval_s, self._used()
         while not self._stop.wait(max(min(due - self._clock(), _TELL_S), 0.0)):
             if self._clock() < due:
@@ -129,7 +128,7 @@ class Sampler:
                 continue
             self._guarded(self.round)
             after = self._used()
-            rest_s = allowance.rest_s(*map(sub, after, before))
+            rest_s = cpu_share.rest_s(*map(sub, after, before))
             before = after
             due = max(due + self._interval_s, self._clock() + rest_s)
         self._guarded(self.round)
@@ -172,7 +171,6 @@ class Sampler:
     # -- a round
 
     def round(self) -> None:
-        """Sample all connections once."""
         self.rounds += 1
         work = self._work()
         pace = Pace().over

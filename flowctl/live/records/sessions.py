@@ -92,7 +92,6 @@ class SessionRecords(Observer):
         record.limit_hit(now if record.ended_at is None else record.ended_at, limit, value, maximum)
 
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
-        """Record what the Sender did, with how it stands now."""
         record = self._record(connection)
         if entry.kind is LedgerKind.CLOSE:
             record.ended_at = entry.at
@@ -101,7 +100,6 @@ class SessionRecords(Observer):
         record.ledger_entry(entry, connection.sender.account())
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
-        """Record the end, with the totals."""
         record = self._record(connection)
         at = connection.now() if record.ended_at is None else record.ended_at
         statistics = connection.sender.statistics()

@@ -123,35 +123,15 @@ class PrivateCohort:
     """The fan-out of a stream as a recorded viewer's Sender sees it: with the private log. See `CohortLike`.
 
     The viewer is served by the fan-out like any that lags: in its turns, with each round, and looked at where its
-    limits can be crossed. It never becomes a member of the cohort, whose writes nobody could note.
+    limits can be crossed. It never becomes a member of the cohort, whose writes could not be noted.
     """
 
-    __slots__ = ("_fanout", "_private")
+    __slots__ = ("add", "left", "limits_changed", "log", "remove", "runnable")
 
     def __init__(self, fanout: CohortLike[Sender], private: StreamLog) -> None:
-        self._fanout = fanout
-        self._private = private
-
-    @property
-    def log(self) -> StreamLog:
-        return self._private
-
-    def add(self, sender: Sender) -> None:
-        """Pass it on."""
-        self._fanout.add(sender)
-
-    def left(self, sender: Sender) -> None:
-        """Pass it on; a recorded viewer is no member that could leave."""
-        self._fanout.left(sender)
-
-    def runnable(self, sender: Sender) -> None:
-        """Pass it on."""
-        self._fanout.runnable(sender)
-
-    def remove(self, sender: Sender) -> None:
-        """Pass it on."""
-        self._fanout.remove(sender)
-
-    def limits_changed(self, sender: Sender) -> None:
-        """Pass it on."""
-        self._fanout.limits_changed(sender)
+        self.log: Final = private
+        self.add: Final = fanout.add
+        self.left: Final = fanout.left
+        self.runnable: Final = fanout.runnable
+        self.remove: Final = fanout.remove
+        self.limits_changed: Final = fanout.limits_changed

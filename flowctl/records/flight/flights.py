@@ -88,7 +88,6 @@ class Flights:
         return any((mapped or peer) in network for network in options.addresses)
 
     def make_sender(self, host: SenderHost, transport: Transport, **settings: Any) -> Sender:
-        """Return the Sender of a new connection, recorded or not; arguments as of `Sender`."""
         number: int = getattr(host, "number", 0)
         peer: tuple[str, int] = getattr(host, "peer", ("", 0))
         if not self._take_place(number, peer[0]):
@@ -107,7 +106,6 @@ class Flights:
         return taken
 
     def _take_place(self, number: int, address: str) -> bool:
-        """Return whether the connection is recorded, and count it."""
         wanted = self.wanted(number, address)
         with self._lock:
             asked_for = self._next > 0
@@ -128,7 +126,6 @@ class Flights:
         return sum(sender.recording for sender in self._open)
 
     def statistics(self) -> FlightsStatistics:
-        """Return a snapshot."""
         with self._lock:
             return FlightsStatistics(
                 begun=self._begun, open=self._open_locked(), passed_over=self._passed_over, cut=self._cut

@@ -77,7 +77,6 @@ class Flight:
 
     @property
     def duration_s(self) -> float:
-        """From the first to the last row."""
         return self.rows[-1].offset_us / 1e6
 
     def __str__(self) -> str:
@@ -112,7 +111,6 @@ def _mapping(item: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any]:
 
 
 def _row(item: Mapping[str, Any] | Sequence[Any]) -> FlightRow:
-    """Return the part of a record that says what happened."""
     if not isinstance(item, Mapping):
         if len(item) == len(_NAMES):  # of our own files: every cell has its type
             return _typed(FlightRow(*item[_OWN_FROM:]))

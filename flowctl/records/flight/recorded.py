@@ -236,7 +236,6 @@ class RecordedSender(NotingSender):
         prefix: tuple[Wire, ...] = (),
         wait_for_key: bool = False,
     ) -> None:
-        """Follow the log of `cohort` through a private one."""
         with self._entered("follow"), self._lock:
             if self._cohort is None and not self._closing:
                 feed = self._feed = LogFeed(cohort.log, start or cohort.log.tail, self.tape)

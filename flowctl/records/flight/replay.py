@@ -45,26 +45,6 @@ class ReplayResult:
     divergence: str | None = None
     diverged_at: int | None = None
 
-    def of(self, kind: FlightKind) -> list[FlightRow]:
-        """Return the outputs of one kind."""
-        return [row for row in self.outputs if row.kind == kind.value]
-
-    @property
-    def edges(self) -> list[FlightRow]:
-        """Changes of state."""
-        return self.of(FlightKind.STATE)
-
-    @property
-    def drops(self) -> dict[str, dict[str, list[int]]]:
-        """What was dropped: {reason: {class: [messages, bytes]}}."""
-        found: dict[str, dict[str, list[int]]] = self.figures["dropped"]
-        return found
-
-    @property
-    def close(self) -> FlightRow | None:
-        """The end. None: the connection was open."""
-        return next(iter(self.of(FlightKind.CLOSE)), None)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
@@ -108,7 +88,6 @@ def read_flight(path: Path, conn_id: int | None = None, node: str | None = None)
 
 
 def replay(flight: Flight) -> ReplayResult:
-    """Run `flight` again."""
     run = Rerun(flight)
     rows = flight.rows
     end = len(rows) - 1 if flight.complete else len(rows)

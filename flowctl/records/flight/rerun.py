@@ -74,11 +74,9 @@ class _Surroundings:
     # -- the transport
 
     def send(self, data: bytes, /) -> int:
-        """Take what was taken."""
         return self._write(len(data))
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """Take what was taken."""
         return self._write(sum(map(len, buffers)))
 
     def _write(self, offered: int) -> int:
@@ -99,15 +97,12 @@ class _Surroundings:
     # -- the host
 
     def now(self) -> float:
-        """Return the time of the call."""
         return self.now_us / MICROSECONDS
 
     def in_thread(self) -> bool:
-        """Return whether the call came from the owning thread."""
         return not self.foreign
 
     def kernel_bytes(self) -> int:
-        """Return what was answered."""
         if self.kernel is None:
             if self.last:
                 raise CutError
@@ -115,7 +110,6 @@ class _Surroundings:
         return self.kernel
 
     def strained(self) -> bool:
-        """Return what was answered."""
         return self.is_strained
 
     def nothing(self, *args: object) -> None:
@@ -191,7 +185,6 @@ class Rerun:
             self.outputs.append(row)
 
     def make(self, row: FlightRow, values: dict[str, Any]) -> None:
-        """Call the Sender."""
         if row.kind == FlightKind.QUEUED.value:
             self.queued(row, values)
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from flowctl.core.outgoing.transport import Transport
 from flowctl.core.sending.contract import SenderHost
 from flowctl.records.flight.tape import Tape
+
+_T = TypeVar("_T")
 
 
 class TapedHost:
@@ -43,7 +45,6 @@ class TapedHost:
         self.limit_unsent: Final = host.limit_unsent
 
     def now(self) -> float:
-        """Return the time of the call in progress, else that of the host in whole microseconds."""
         return self._tape.time_s(self._now())
 
     def in_thread(self) -> bool:
@@ -51,11 +52,9 @@ class TapedHost:
         return not self._tape.foreign
 
     def kernel_bytes(self) -> int:
-        """Ask once per call."""
         return self._tape.kernel_bytes(self._ask_kernel)
 
     def strained(self) -> bool:
-        """Ask once per call."""
         return self._tape.strained(self._ask_strained)
 
 
@@ -69,22 +68,16 @@ class TapedTransport:
         self._tape = tape
 
     def send(self, data: bytes, /) -> int:
-        """Write, and note what came of it."""
-        try:
-            count = self._transport.send(data)
-        except Exception as error:
-            self._tape.write_failed(len(data), error)
-            raise
-        self._tape.wrote(len(data), count)
-        return count
+        return self._write(self._transport.send, data, len(data))
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """Write, and note what came of it."""
-        offered = sum(map(len, buffers))
+        return self._write(self._transport.sendmsg, buffers, sum(map(len, buffers)))
+
+    def _write(self, write: Callable[[_T], int], data: _T, offered_bytes: int) -> int:
         try:
-            count = self._transport.sendmsg(buffers)
+            count = write(data)
         except Exception as error:
-            self._tape.write_failed(offered, error)
+            self._tape.write_failed(offered_bytes, error)
             raise
-        self._tape.wrote(offered, count)
+        self._tape.wrote(offered_bytes, count)
         return count

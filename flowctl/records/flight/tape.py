@@ -120,7 +120,6 @@ class Tape:
         self._kernel = self._strained = None
 
     def leave(self) -> None:
-        """End it: time goes on."""
         self.depth = 0
 
     def time_s(self, now_s: float) -> float:
@@ -166,7 +165,6 @@ class Tape:
     # -- answers of the surroundings
 
     def wrote(self, offered_bytes: int, taken_bytes: int) -> None:
-        """Note what a write was offered and took."""
         if self.depth:
             self.write(FlightRow(self.offset_us, _SENT, None, offered_bytes, taken_bytes))
 

@@ -124,8 +124,6 @@ def limits_as_dict(limits: Limits) -> dict[str, Any]:
 
 
 def limits_from(values: Mapping[str, Any]) -> Limits:
-    """Return what `limits_as_dict` wrote."""
-
     def axis(key: str, name: str) -> AxisLimits:
         soft, hard, low = values[key]
         return AxisLimits(soft=soft, hard=hard, low=low, name=name)
@@ -146,7 +144,6 @@ def settings_as_dict(settings: SenderSettings) -> dict[str, Any]:
 
 
 def settings_from(values: Mapping[str, Any]) -> SenderSettings:
-    """Return what `settings_as_dict` wrote."""
     return SenderSettings(**{**values, "age_from": AgeSource(values["age_from"])})
 
 
@@ -199,15 +196,12 @@ class TablePolicy:
         return cls(tuple(refused), tuple(thinned), waits)
 
     def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
-        """Look it up."""
         return Verdict.DROP if self.refused[state] >> message_class & 1 else Verdict.KEEP
 
     def thin(self, state: SendState) -> Thin:
-        """Look it up."""
         return self.thinned[state]
 
     def patience(self, message_class: MessageClass) -> float:
-        """Look it up."""
         return self.waits[message_class]
 
     def as_dict(self) -> dict[str, Any]:
@@ -217,7 +211,6 @@ class TablePolicy:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TablePolicy:
-        """Return what `as_dict` wrote."""
         return cls(
             tuple(int(mask) for mask in values["refused"]),
             tuple(Thin[name] for name in values["thin"]),
@@ -238,7 +231,6 @@ def error_as_dict(error: Exception) -> dict[str, Any]:
 
 
 def error_from(values: Mapping[str, Any]) -> Exception:
-    """Return what `error_as_dict` wrote."""
     if "errno" in values:
         number = int(values["errno"])
         return OSError(number, os.strerror(number))

@@ -24,9 +24,9 @@ from flowctl.core.flow.policy import DropDroppable
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.records.flight.recorded import begin_detail
-from flowctl.records.flight.viewing import StreamAndLink
 from flowctl.records.flight.whatif.engine import evaluate
 from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, RecordedViewer, on_grid
+from flowctl.records.flight.whatif.viewing import StreamAndLink
 from flowctl.records.flight.words import TablePolicy
 
 KEY, INTER, AUDIO = int(MessageClass.KEY), int(MessageClass.INTER), int(MessageClass.AUDIO)

@@ -65,7 +65,6 @@ class Line:
         self.lagging = self.writes = False
 
     def step(self, number: int) -> None:
-        """Come to an event."""
         _, what, size = self._events[number]
         self.carried, self.held, self.level = self._carried[number], self._held[number], self._levels[number]
         self.after, self.writes = self.held, what in (TAKEN, REFUSED)
@@ -75,7 +74,6 @@ class Line:
 
 
 def _before(events: Sequence[Event]) -> list[float]:
-    """Return what was written before each event."""
     total, found = 0.0, []
     for _, what, size in events:
         found.append(total)

@@ -12,8 +12,7 @@ fifty viewers of one stream. What costs is calling Senders, so they are called o
 - Between writes a refused choice is looked at where the log has grown to where its next limit can be crossed
   (`Sender.log_grew` says where), at key frames, and when its timer is due: the rules of the fan-out.
 
-That nothing happens in between is the claim of the Sender; with `together` off every choice is shown everything, and a
-property test compares.
+That nothing happens in between is the claim of the Sender; a property test shows each choice everything, and compares.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ class Gauge:
             self.stall_s += seconds
 
     def copy(self) -> Gauge:
-        """Return one with the same figures."""
         other = Gauge()
         other.delay, other.stall_s = dict(self.delay), self.stall_s
         return other
@@ -153,11 +151,9 @@ class Seat:
     # -- the transport
 
     def send(self, data: bytes, /) -> int:
-        """Take what there is room for."""
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """Take what there is room for."""
         room = self.room
         if room <= 0:
             raise _EAGAIN
@@ -204,7 +200,6 @@ class Seat:
     # -- the host
 
     def now(self) -> float:
-        """Return the time of the recording."""
         return self.run.now
 
     def wrote(self, size_bytes: int) -> None:
@@ -232,7 +227,6 @@ class Seat:
         self.closed_at = self.run.now
 
     def in_thread(self) -> bool:
-        """Return True: there is one thread."""
         return True
 
     def handler_failed(self, where: str, error: BaseException) -> NoReturn:
@@ -253,7 +247,6 @@ class Seat:
         self.ahead = size_bytes if self.run.line.known else 0
 
     def strained(self) -> bool:
-        """Return whether the thread of the recording had no room then: what was late by its fault would be again."""
         return self.run.strained()
 
 
@@ -267,7 +260,7 @@ class Run:
     """
 
     def __init__(
-        self, viewer: RecordedViewer, choices: Sequence[Choice], *, player_buffer_s: float, work: Work, together: bool
+        self, viewer: RecordedViewer, choices: Sequence[Choice], *, player_buffer_s: float, work: Work
     ) -> None:
         self.log = StreamLog("what-if")
         self.now = viewer.events[0][0] if viewer.events else 0.0
@@ -275,7 +268,6 @@ class Run:
         self._viewer = viewer
         self._restart = (bytes(viewer.restart_bytes),) if viewer.restart_bytes else ()
         self._work = work
-        self._together = together
         self._player_buffer_s = player_buffer_s
         self.line = Line(viewer)
         self._members: dict[int, Seat] = {}
@@ -289,7 +281,6 @@ class Run:
         self._seats = [Seat(self, index, choice) for index, choice in enumerate(choices)]
 
     def strained(self) -> bool:
-        """Return whether the thread had no room at this time of the recording."""
         return any(began <= self.now <= ended for began, ended in self._viewer.strained)
 
     # -- what a Sender needs of its fan-out
@@ -307,7 +298,6 @@ class Run:
         """There is a write when the recording has one."""
 
     def remove(self, sender: Sender) -> None:
-        """Serve it no longer."""
         seat = sender.host
         if isinstance(seat, Seat):
             self._settle_gauge(seat)
@@ -323,7 +313,6 @@ class Run:
     # -- the run
 
     def run(self) -> list[Outcome]:
-        """Run through the events and return the outcomes."""
         events = self._viewer.events
         first = self._join(events)
         work, append, line, lagged = self._work, self.log.append, self.line, False
@@ -342,6 +331,8 @@ class Run:
                 append(bytes(size), _CLASSES[what], at, restart=self._restart if what == _KEY else ())
                 if self._alone:
                     self._grew()
+                    if self.hungry and line.lagging:
+                        self._feed()
             elif what == TAKEN and not self._alone and not lagged:
                 self._move_members()
             elif what != HELD:
@@ -392,7 +383,6 @@ class Run:
         return taken
 
     def _fire(self, until: float) -> None:
-        """Tick those whose time has come."""
         timers = self.timers
         while timers and timers[0][0] <= until:
             due, index = heapq.heappop(timers)
@@ -417,10 +407,6 @@ class Run:
                     if tail.offset >= seat.watch_offset or tail.sequence >= seat.watch_sequence
                 ]
             )
-        if not self._together:
-            self._show_all()
-        if self.hungry and self.line.lagging:
-            self._feed()
 
     def _look(self, seats: list[Seat]) -> None:
         self._work.shown += len(seats)
@@ -433,17 +419,6 @@ class Run:
         alone = self._alone.values()
         self._offset = min((seat.watch_offset for seat in alone), default=OFF_MARK)
         self._sequence = min((seat.watch_sequence for seat in alone), default=OFF_MARK)
-
-    def _show_all(self) -> None:
-        """Show each core the message that was queued, whether it can matter or not: the slow way, for comparison."""
-        for seat in list(self._alone.values()):
-            sender, now = seat.sender, self.now
-            if not sender.blocked:
-                continue  # what it has not been offered yet says nothing about it
-            # Not `log_grew`: a look also arms timers and polls for key frames, and comes when the fan-out says so.
-            with sender._lock:  # noqa: SLF001 - no public call shows a message and does nothing else
-                load = sender._counted_locked(now)  # noqa: SLF001 - as above
-                sender._settle_locked(sender._core.queued(load, now), now)  # noqa: SLF001 - as above
 
     # -- writes
 
@@ -527,7 +502,6 @@ class Run:
             seat.memory_byte_s += load.size_bytes * passed_s
 
     def _serve(self, seat: Seat) -> None:
-        """Let one choice write what its kernel takes."""
         sender = seat.sender
         seat.settle()
         if sender.blocked:

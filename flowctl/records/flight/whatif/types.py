@@ -65,7 +65,6 @@ def policy_name(policy: DropPolicy) -> str:
 
 
 def _table(policy: DropPolicy) -> tuple[object, ...]:
-    """Return all that `policy` decides."""
     return *((refused_mask(policy, state), policy.thin(state)) for state in SendState), patience_of(policy)
 
 
@@ -157,7 +156,6 @@ class RecordedViewer:
 
 
 def on_grid(seconds: float) -> float:
-    """Return `seconds` rounded to the grid of exact times."""
     return round(seconds / GRID_S) * GRID_S
 
 

@@ -1,4 +1,4 @@
-"""What a flight says of stream and link alone, for trying other limits on it (`records.flight.whatif.engine`) (pure).
+"""What a flight says of stream and link alone, for trying other limits on it (pure).
 
 Of the calls three things remain: messages as they came, writes with what the kernel took of them, and the times in
 which our own thread had no room: nobody's pictures are left out as late then, whatever the limits are. A message has
@@ -18,15 +18,9 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.loadmeter import STRAIN_S
 from flowctl.errors import ConfigError, DamagedFlightError
 from flowctl.records.flight.reading import Flight
+from flowctl.records.flight.whatif.types import HELD, REFUSED, TAKEN
 from flowctl.records.flight.words import LOG_LANE, FlightRow, TablePolicy, detail_of, limits_from
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
-
-TAKEN: Final = -1
-"""A write of which the kernel took everything; as in `flowctl.records.flight.whatif.types`."""
-REFUSED: Final = -2
-"""A write that met EAGAIN; what was taken before it counts; likewise."""
-HELD: Final = -3
-"""What the kernel holds of all that it took, and the peer's has not acknowledged; likewise."""
 
 _CLASSES: Final = {name: int(item) for item, name in zip(MessageClass, CLASS_NAMES, strict=True)}
 
