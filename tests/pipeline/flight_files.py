@@ -11,7 +11,7 @@ from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
 from flowctl.records.flight.whatif.types import RecordedViewer
 from flowctl.records.flight.whatif.viewing import stream_and_link
-from flowctl.records.telemetry.schema import FLIGHT
+from flowctl.records.telemetry.schema import FLIGHT, FORMAT
 
 LIMITS = ("6000,0,2s", "9000,0,3s")
 AT = {name: FLIGHT.names.index(name) for name in ("node", "conn_id", "role")}
@@ -35,7 +35,9 @@ def write_flights(root: Path) -> dict[int, tuple[bool, int, int]]:
             cells = list(row)
             cells[AT["node"]], cells[AT["conn_id"]], cells[AT["role"]] = f"node-{number}", number, "play"
             part.append(tuple(cells))
-        part.write(folder / f"n-1-{number}.parquet", uid=f"u{number}", node=f"node-{number}", table="flight", format=1)
+        part.write(
+            folder / f"n-1-{number}.parquet", uid=f"u{number}", node=f"node-{number}", table="flight", format=FORMAT
+        )
         figures, all_rows = viewer.sender.statistics(), rows.stored()
         (outcome,) = evaluate(flight_viewer(all_rows, 0.0), [in_force(all_rows[0]["detail"])])
         found[number] = (figures.close_reason is not None, figures.transitions, round(outcome.stall_s * 1e6))
