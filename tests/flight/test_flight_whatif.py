@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from flight_kit import ROOMS, World, linked
+from flight_kit import ROOMS, World, linked, outputs
 
 from flowctl.analyze.whatif.grid import audiences_of, in_force
 from flowctl.core.flow.limits import Limits
@@ -22,6 +22,7 @@ from flowctl.records.flight.whatif.engine import evaluate
 from flowctl.records.flight.whatif.types import POLICIES, REFUSED, TAKEN, Choice
 from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.flight.words import TablePolicy
+from flowctl.records.telemetry.schema import FlightKind
 from tests.pipeline.flight_files import flight_viewer
 
 EXTEND_S = 30.0
@@ -35,8 +36,8 @@ def check_again(viewer):
     again = flight_viewer(rows, EXTEND_S)
     (outcome,) = evaluate(again, [in_force(flight.rows[0].detail)])
     assert outcome.closed is viewer.sender.statistics().close_reason
-    assert outcome.edges == len(was.edges)
-    dropped = sum(sum(count for count, _ in classes.values()) for classes in was.drops.values())
+    assert outcome.edges == len(outputs(was, FlightKind.STATE))
+    dropped = sum(sum(count for count, _ in classes.values()) for classes in was.figures["dropped"].values())
     assert sum(count for _, count in outcome.dropped_by_reason) == dropped
     if outcome.closed:
         assert again.assumed_from is not None

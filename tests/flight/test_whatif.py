@@ -20,7 +20,6 @@ from flowctl.records.flight.whatif.run import Run
 from flowctl.records.flight.whatif.types import (
     GRID_S,
     HELD,
-    PLAYER_BUFFER_S,
     REFUSED,
     TAKEN,
     Choice,
@@ -66,7 +65,7 @@ class ShowingRun(Run):
 
 def shown_everything(viewer, choice):
     """Return the outcome of a choice that is served alone."""
-    (outcome,) = ShowingRun(viewer, [choice], player_buffer_s=PLAYER_BUFFER_S, work=Work()).run()
+    (outcome,) = ShowingRun(viewer, [choice], Work()).run()
     return outcome
 
 
@@ -249,7 +248,7 @@ def test_evaluate_when_the_viewer_is_slow_tells_choices_apart():
     assert CloseReason.HARD_LIMIT is cut.closed
     assert kept.closed is None
     assert cut.watched_s < kept.watched_s
-    assert 0 < kept.key_share <= 1
+    assert 0 < kept.sent_messages[KEY] <= kept.offered_messages[KEY]
 
 
 def test_evaluate_when_nothing_was_refused_is_the_same_for_all_and_quick():
@@ -341,7 +340,7 @@ def test_evaluate_when_the_viewer_was_closed_tells_figures_of_the_recorded_time_
         assert outcome.delay_ms(0.85) <= 1.0
         assert sum(outcome.time_in_states_s) == pytest.approx(watched_s, abs=0.1)
     (kept,) = evaluate(extended(viewer, 30.0), [patient])
-    assert kept.key_share == 1.0  # of the four that wait nobody knows
+    assert kept.sent_messages[KEY] == kept.offered_messages[KEY]  # of the four that wait nobody knows
     assert 3000 < kept.delay_ms(1.0) < 5000  # the stall that was recorded counts
 
 

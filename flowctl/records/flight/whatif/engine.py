@@ -50,7 +50,6 @@ from flowctl.records.flight.whatif.types import (
     HELD,
     MOST_CHOICES,
     MOST_EVENTS,
-    PLAYER_BUFFER_S,
     REFUSED,
     RESTART_BYTES,
     TAKEN,
@@ -80,20 +79,17 @@ def evaluate(
     viewer: RecordedViewer,
     choices: Sequence[Choice],
     *,
-    player_buffer_s: float = PLAYER_BUFFER_S,
     work: Work | None = None,
 ) -> list[Outcome]:
     if not 1 <= len(choices) <= MOST_CHOICES:
         raise ConfigError(f"there are {len(choices)} choices to evaluate, it must be 1 to {MOST_CHOICES}")
     work = work if work is not None else Work()
-    work.viewers += 1
     if not viewer.refused:
-        return [untroubled(viewer, player_buffer_s, work, len(choices))] * len(choices)
-    work.refused_viewers += viewer.refused
+        return [untroubled(viewer, work, len(choices))] * len(choices)
     collects = gc.isenabled()
     gc.disable()  # else a third of the time goes into looking through the log for garbage
     try:
-        return Run(viewer, choices, player_buffer_s=player_buffer_s, work=work).run()
+        return Run(viewer, choices, work).run()
     finally:
         if collects:
             gc.enable()

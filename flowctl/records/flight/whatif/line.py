@@ -57,7 +57,7 @@ class Line:
             self._levels = _levels(events, self._held)
         else:
             largest = max((size for _, what, size in events if what in (TAKEN, REFUSED)), default=0)
-            full = viewer.kernel_bytes or max(largest, LEAST_KERNEL_BYTES)
+            full = max(largest, LEAST_KERNEL_BYTES)
             self._carried, self._levels = _taken(events, full)
             self._held = [float(full) - (size if what in (TAKEN, REFUSED) else 0) for _, what, size in events]
         self.held = self.after = 0.0 if self.known else float(full)

@@ -34,6 +34,7 @@ from flowctl.records.flight.whatif.types import (
     GRID_S,
     HELD,
     NO_MESSAGES,
+    PLAYER_BUFFER_S,
     POLICIES,
     REFUSED,
     TAKEN,
@@ -65,13 +66,13 @@ class Gauge:
         self.delay: dict[int, float] = {}
         self.stall_s = 0.0
 
-    def note(self, age_s: float, seconds: float, player_buffer_s: float) -> None:
+    def note(self, age_s: float, seconds: float) -> None:
         """Count that a delay of `age_s` was there for `seconds`."""
         if not seconds:
             return
         bucket = bucket_of(age_s * 1000)
         self.delay[bucket] = self.delay.get(bucket, 0.0) + seconds
-        if age_s > player_buffer_s:
+        if age_s > PLAYER_BUFFER_S:
             self.stall_s += seconds
 
     def copy(self) -> Gauge:
@@ -259,16 +260,13 @@ class Run:
     Arguments as of `flowctl.records.flight.whatif.engine`.
     """
 
-    def __init__(
-        self, viewer: RecordedViewer, choices: Sequence[Choice], *, player_buffer_s: float, work: Work
-    ) -> None:
+    def __init__(self, viewer: RecordedViewer, choices: Sequence[Choice], work: Work) -> None:
         self.log = StreamLog("what-if")
         self.now = viewer.events[0][0] if viewer.events else 0.0
         self.timers: list[tuple[float, int]] = []
         self._viewer = viewer
         self._restart = (bytes(viewer.restart_bytes),) if viewer.restart_bytes else ()
         self._work = work
-        self._player_buffer_s = player_buffer_s
         self.line = Line(viewer)
         self._members: dict[int, Seat] = {}
         self._place = Place(self.log.tail)
@@ -361,7 +359,7 @@ class Run:
             if seat.entered is not None:
                 gauge.add(self._common, seat.entered)
             elif seat.closed_at is None:  # what waits has waited since the last write, and that was recorded too
-                gauge.note(seat.sender.load().age_ms / 1000, until - seat.noted_at, self._player_buffer_s)
+                gauge.note(seat.sender.load().age_ms / 1000, until - seat.noted_at)
             found.append(self._outcome(seat, gauge))
         return found
 
@@ -426,7 +424,7 @@ class Run:
         """A write that was taken whole, with everybody at the same place: one step for all of them."""
         now, tail, entry = self.now, self.log.tail, self._place.entry
         age_s = 0.0 if entry is tail else now - entry.enqueued_at
-        self._common.note(age_s, now - self._wrote_at, self._player_buffer_s)
+        self._common.note(age_s, now - self._wrote_at)
         self._place.entry = tail
         self._wrote_at = now
         self._work.inputs += len(self._members)
@@ -436,7 +434,7 @@ class Run:
         if self._members and not blocked:
             entry, tail = self._place.entry, self.log.tail
             age_s = 0.0 if entry is tail else self.now - entry.enqueued_at
-            self._common.note(age_s, self.now - self._wrote_at, self._player_buffer_s)
+            self._common.note(age_s, self.now - self._wrote_at)
             self._place.entry = tail
             self._work.inputs += len(self._members)
         elif self._members:
@@ -496,7 +494,7 @@ class Run:
         load, passed_s = seat.sender.load(), self.now - seat.noted_at
         seat.noted_at = self.now
         age_ms = max(load.age_ms, seat.sender.account(rows=False).delay_ms) if self.line.known else load.age_ms
-        seat.gauge.note(age_ms / 1000, passed_s, self._player_buffer_s)
+        seat.gauge.note(age_ms / 1000, passed_s)
         if seat.sender.blocked:
             seat.memory_peak = max(seat.memory_peak, load.size_bytes)
             seat.memory_byte_s += load.size_bytes * passed_s
@@ -554,7 +552,6 @@ class Run:
             ),
             sent_bytes=figures.bytes_sent,
             edges=figures.transitions,
-            recoveries=figures.recoveries,
             time_in_states_s=figures.time_in_states_s,
             stall_s=gauge.stall_s,
             memory_peak_bytes=seat.memory_peak,
@@ -586,7 +583,7 @@ _AT_ONCE_S: Final = 0.1
 """A close so soon after the recording ended is the one with which it ended: it took what was queued with it."""
 
 
-def untroubled(viewer: RecordedViewer, player_buffer_s: float, work: Work, choices: int) -> Outcome:
+def untroubled(viewer: RecordedViewer, work: Work, choices: int) -> Outcome:
     """Return the outcome of a viewer that was never refused anything: the same whatever the choice."""
     offered = [0] * CLASS_COUNT
     gauge = Gauge()
@@ -600,7 +597,7 @@ def untroubled(viewer: RecordedViewer, player_buffer_s: float, work: Work, choic
             sent_bytes += size
             oldest = at if oldest is None else oldest
         elif what != HELD:
-            gauge.note(0.0 if oldest is None else at - oldest, at - wrote_at, player_buffer_s)
+            gauge.note(0.0 if oldest is None else at - oldest, at - wrote_at)
             wrote_at, oldest, written_bytes = at, None, sent_bytes
             sent = tuple(offered)
     work.inputs += len(viewer.events) * choices
@@ -614,7 +611,6 @@ def untroubled(viewer: RecordedViewer, player_buffer_s: float, work: Work, choic
         dropped_by_reason=(),
         sent_bytes=written_bytes,
         edges=0,
-        recoveries=0,
         time_in_states_s=(watched_s, 0.0, 0.0, 0.0),
         stall_s=gauge.stall_s,
         memory_peak_bytes=0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from flowctl.core.flow.limits import HardPolicy, Limits, target_text
@@ -21,7 +21,7 @@ from flowctl.core.flow.policy import (
     patience_of,
     refused_mask,
 )
-from flowctl.core.flow.state import CLASS_COUNT, MessageClass, SendState
+from flowctl.core.flow.state import CLASS_COUNT, SendState
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
 from flowctl.units import format_duration, format_size
@@ -123,7 +123,6 @@ class RecordedViewer:
         given: how many of the first messages were the GOP cache that joining gave; they do not count against limits.
         close_reason: why the connection ended, in the words of `CloseReason`. None: it did not, or it is not known.
         restart_bytes: metadata and codec configuration in front of a key frame after a loss, 0 or more.
-        kernel_bytes: size of the kernel's buffer. None: the largest write that was taken, 64 kB at least.
         assumed_from: time from which on the events are extrapolated. None: all of them were recorded.
         strained: (begin, end) of the times in which our own thread had no room, in seconds, in order.
     """
@@ -133,7 +132,6 @@ class RecordedViewer:
     ended_at: float = 0.0
     close_reason: str | None = None
     restart_bytes: int = RESTART_BYTES
-    kernel_bytes: int | None = None
     assumed_from: float | None = None
     strained: Sequence[tuple[float, float]] = ()
 
@@ -172,7 +170,6 @@ class Outcome(NamedTuple):
         dropped_messages: what was dropped, by class; without what was queued when the viewer was closed.
         dropped_by_reason: messages by the name of the reason, what was queued at the close included.
         sent_bytes: wire bytes that the kernel took.
-        recoveries: changes back to READY.
         time_in_states_s: seconds in READY, OVERLOADED, SOFT_LIMIT and HARD_LIMIT.
         stall_s: seconds with a delay above the player's buffer.
         memory_peak_bytes: most that counted against the limits while the kernel refused.
@@ -190,7 +187,6 @@ class Outcome(NamedTuple):
     dropped_by_reason: tuple[tuple[str, int], ...]
     sent_bytes: int
     edges: int
-    recoveries: int
     time_in_states_s: tuple[float, float, float, float]
     stall_s: float
     memory_peak_bytes: int
@@ -198,12 +194,6 @@ class Outcome(NamedTuple):
     delay: tuple[tuple[int, float], ...]
     returns: int
     assumed_s: float = 0.0
-
-    @property
-    def key_share(self) -> float:
-        """Share of the key frames that were delivered; 1 where there were none."""
-        offered = self.offered_messages[MessageClass.KEY]
-        return self.sent_messages[MessageClass.KEY] / offered if offered else 1.0
 
     def delay_ms(self, share: float) -> float:
         """Return the delay that was not exceeded for `share` (0 to 1) of the time, in ms, to 12.5 % upwards."""
@@ -218,13 +208,10 @@ class Work:
         inputs: (core input x choice): one per published message and choice that was still open, and one per write that
             reached a choice (sent, would_block or drained). Ticks do not count.
         shown: of these, the ones at which a Sender was really called; the others were done for many at once.
-        refused_viewers: of these, the ones that the kernel ever refused anything.
     """
 
     inputs: int = 0
     shown: int = 0
-    viewers: int = 0
-    refused_viewers: int = field(default=0)
 
 
 # -- delay in buckets
