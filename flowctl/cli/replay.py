@@ -125,7 +125,8 @@ def _replay_one(
 ) -> bool:
     """Replay one flight and show it; return whether it diverges."""
     from flowctl.cli.common import print_json
-    from flowctl.records.flight.replay import compare, read_flights
+    from flowctl.records.flight.reading import read_flights
+    from flowctl.records.flight.replay import compare
     from flowctl.records.flight.replay import replay as run_again
 
     found = read_flights(rows)

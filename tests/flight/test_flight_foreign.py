@@ -7,7 +7,7 @@ from flight_kit import slow_history
 
 from flowctl.errors import DamagedFlightError
 from flowctl.reasons import CloseReason
-from flowctl.records.flight import rerun
+from flowctl.records.flight import replay as replaying
 from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.replay import compare, replay
 from flowctl.records.telemetry import flightfiles
@@ -70,8 +70,8 @@ def test_cell_when_it_is_foreign_is_damage_or_a_divergence(column, value):
 
 def test_queue_when_a_foreign_flight_lets_it_grow_is_bounded(monkeypatch):
     """A flight that says more waits than memory has is damaged, before the memory is taken."""
-    monkeypatch.setattr(rerun, "MOST_QUEUED_BYTES", 1000)
-    monkeypatch.setattr(rerun, "_CHECK_EVERY_BYTES", 100)
+    monkeypatch.setattr(replaying, "MOST_QUEUED_BYTES", 1000)
+    monkeypatch.setattr(replaying, "_CHECK_EVERY_BYTES", 100)
     rows = slow_history(seconds=2).rows
     with pytest.raises(DamagedFlightError, match="more than a replay holds"):
         replay(read_flights(rows))

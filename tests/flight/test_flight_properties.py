@@ -6,7 +6,8 @@ from flight_kit import RecordedViewer, check_flight, outputs
 from hypothesis import settings
 from test_properties import FanoutHistory, OwnQueueHistory
 
-from flowctl.records.flight.replay import compare, read_flights, replay
+from flowctl.records.flight.reading import read_flights
+from flowctl.records.flight.replay import compare, replay
 from flowctl.records.telemetry.schema import FlightKind
 
 

@@ -18,8 +18,9 @@ from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.live.playing import Muted
 from flowctl.reasons import CloseReason
+from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.recorded import RecordedSender
-from flowctl.records.flight.replay import compare, read_flights, replay
+from flowctl.records.flight.replay import compare, replay
 from flowctl.records.flight.tape import Identity, Tape
 from flowctl.records.flight.words import FlightRow
 from flowctl.records.telemetry.schema import FLIGHT, FlightKind

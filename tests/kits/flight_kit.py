@@ -13,8 +13,9 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LivePolicy
 from flowctl.core.sending.settings import SenderSettings
+from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.recorded import RecordedSender
-from flowctl.records.flight.replay import compare, read_flights, replay
+from flowctl.records.flight.replay import compare, replay
 from flowctl.records.flight.tape import Identity, Tape
 from flowctl.records.telemetry.schema import ARROW_TYPES, FLIGHT, FlightKind
 from flowctl.testing import ManualGroup

@@ -185,17 +185,15 @@ def length_of(repeats: int) -> float:
     return min(MOST_S, FIRST_S * 2.0 ** min(max(repeats - 2, 0), 32))
 
 
+@dataclass(slots=True)
 class _Record:
     """What one address or network has done."""
 
-    __slots__ = ("at", "evidence", "levels", "repeats", "serves_until")
-
-    def __init__(self, now: float) -> None:
-        self.at = now  # when levels and repeats were true
-        self.levels: dict[Offence, float] = {}
-        self.repeats = 0.0
-        self.evidence: dict[str, float] = {}
-        self.serves_until = now  # a penalty
+    at: float  # when levels and repeats were true
+    serves_until: float  # a penalty
+    levels: dict[Offence, float] = field(default_factory=dict)
+    repeats: float = 0.0
+    evidence: dict[str, float] = field(default_factory=dict)
 
     def age(self, now: float, allowances: Mapping[Offence, Allowance]) -> None:
         passed_s, self.at = max(0.0, now - self.at), max(self.at, now)
@@ -261,7 +259,7 @@ class _Book:
             for item in oldest:
                 records[item].age(now, self._allowances)
             del records[min(oldest, key=lambda item: records[item].guilt(self._allowances))]
-        found = records[cidr] = _Record(now)
+        found = records[cidr] = _Record(now, now)
         return found
 
 

@@ -1,11 +1,12 @@
 """One round of samples: which connections share a record's figures, and which have to be asked for their own.
 
-See `flowctl.live.records.sampler` for how it works; here are the books that a sampler keeps from round to round.
+See `flowctl.live.records.sampler` for how it works; here are also the books that a sampler keeps from round to round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import add, attrgetter
 from typing import Any, Final
@@ -47,6 +48,7 @@ _Sums = tuple[int, Figures, Figures, Figures]
 """Wire bytes sent, and by class what was accepted, sent and dropped, since a connection was opened."""
 
 
+@dataclass(slots=True, eq=False)
 class Seen:
     """A squad, or one viewer, where it stood when it was sampled last.
 
@@ -56,17 +58,14 @@ class Seen:
         crowds: identities of the others by use: (role, application, stream).
     """
 
-    __slots__ = ("at", "connections", "crowds", "mark", "members", "odd", "pulses", "round")
-
-    def __init__(self, members: list[Sender], pulses: list[int | None], mark: Mark, number: int, at: float) -> None:
-        self.members = members
-        self.pulses = pulses
-        self.odd: frozenset[int] = frozenset()
-        self.connections: list[Connection] = []
-        self.mark = mark
-        self.round = number
-        self.at = at
-        self.crowds: dict[tuple[str | None, ...], Crowd] = {}
+    members: list[Sender]
+    pulses: list[int | None]
+    mark: Mark
+    round: int
+    at: float
+    odd: frozenset[int] = frozenset()
+    connections: list[Connection] = field(default_factory=list)
+    crowds: dict[tuple[str | None, ...], Crowd] = field(default_factory=dict)
 
     def settle(self, odd: frozenset[int], records: Mapping[int, ConnectionEvents]) -> None:
         """Let the members of these indices stand for themselves, and the others be sampled in one go."""
@@ -87,6 +86,7 @@ class Seen:
                 self.connections.append(connection)
 
 
+@dataclass(slots=True, eq=False)
 class Book:
     """What the records so far say of one connection. The sampler's thread.
 
@@ -101,22 +101,18 @@ class Book:
         target_ms: target delay of its stream, in ms, when it was asked last; 0: none.
     """
 
-    __slots__ = (
-        *("accepted", "at", "dropped", "felt", "first", "pulse", "round", "seen", "sent", "sent_bytes"),
-        *("still", "target_ms"),
-    )
-
-    def __init__(self, at: float) -> None:
-        self.first = 0
-        self.felt: Felt | None = None
-        self.target_ms = 0.0
-        self.accepted = self.sent = self.dropped = NO_FIGURES
-        self.sent_bytes = 0
-        self.pulse: int | None = None
-        self.seen: Seen | None = None
-        self.round = -1
-        self.at = at
-        self.still = False
+    at: float
+    first: int = 0
+    felt: Felt | None = None
+    target_ms: float = 0.0
+    accepted: Figures = NO_FIGURES
+    sent: Figures = NO_FIGURES
+    dropped: Figures = NO_FIGURES
+    sent_bytes: int = 0
+    pulse: int | None = None
+    seen: Seen | None = None
+    round: int = -1
+    still: bool = False
 
     @property
     def since(self) -> float:
@@ -145,39 +141,6 @@ class Book:
         }
 
 
-class Books:
-    """The books of all connections, from round to round. The sampler's thread."""
-
-    __slots__ = ("_books",)
-
-    def __init__(self) -> None:
-        self._books: dict[int, Book] = {}  # by number of the connection
-
-    def __len__(self) -> int:
-        return len(self._books)
-
-    def book(self, number: int, at: float) -> Book:
-        """Return the books of a connection, made if needed with `at` as its first moment."""
-        book = self._books.get(number)
-        if book is None:
-            book = self._books[number] = Book(at)
-        return book
-
-    def forget(self, number: int) -> None:
-        self._books.pop(number, None)
-
-    def left(self, connections: Iterable[Connection], squads: Iterable[Seen], number: int) -> list[Connection]:
-        """Return those that have not been in round `number`: few, where most are members of a squad."""
-        books = self._books
-        left = []
-        others = set(connections).difference(*[seen.connections for seen in squads])
-        for connection in sorted(others, key=_NUMBER):
-            book = books.get(connection.number)
-            if book is None or not (book.round == number or (book.seen is not None and book.seen.round == number)):
-                left.append(connection)
-        return left
-
-
 @lru_cache(1024)
 def _shared(figures: Figures) -> Figures:
     """Return one object for all that are equal to `figures`: most of a crowd's are, at 0.5 kB each."""
@@ -189,14 +152,14 @@ class Round:
 
     def __init__(
         self,
-        books: Books,
+        books: dict[int, Book],
         records: Mapping[int, ConnectionEvents],
         wall_us: Callable[[float], int],
         number: int,
         now: float,
         told_from: SendState,
     ) -> None:
-        self._books = books
+        self._books = books  # what the records so far say, by number of the connection
         self._records = records
         self._wall_us = wall_us
         self._told_from = told_from
@@ -205,6 +168,23 @@ class Round:
         self._block = SampleBlock(wall_us(now))
         self._runs: dict[Any, Run] = {}
         self._threads: dict[Any, _Thread] = {}  # how busy each poll group is
+
+    def _book(self, connection: Connection) -> Book:
+        number = connection.number
+        book = self._books.get(number)
+        if book is None:
+            book = self._books[number] = Book(connection.opened_at)
+        return book
+
+    def left(self, connections: Iterable[Connection], squads: Iterable[Seen]) -> list[Connection]:
+        """Return those that have not been in this round: few, where most are members of a squad."""
+        number, left = self._number, []
+        others = set(connections).difference(*[seen.connections for seen in squads])
+        for connection in sorted(others, key=_NUMBER):
+            book = self._books.get(connection.number)
+            if book is None or not (book.round == number or (book.seen is not None and book.seen.round == number)):
+                left.append(connection)
+        return left
 
     def block(self) -> SampleBlock:
         for run in self._runs.values():
@@ -254,7 +234,7 @@ class Round:
         connection = sender.host
         if not isinstance(connection, Connection) or (record := self._records.get(connection.number)) is None:
             return False
-        book = self._books.book(connection.number, connection.opened_at)
+        book = self._book(connection)
         if book.round == self._number:
             return False  # it came from another squad during this round
         old = book.seen
@@ -311,7 +291,7 @@ class Round:
         record = self._records.get(connection.number)
         if record is None:
             return
-        book = self._books.book(connection.number, connection.opened_at)
+        book = self._book(connection)
         sender = connection.sender
         if book.still and sender.pulse == book.pulse and sender.following is None and not connection.receiver.paused:
             use = record.who[2:]
@@ -408,7 +388,7 @@ class Round:
         self, connection: Connection, record: ConnectionEvents, statistics: SenderStatistics, at: float
     ) -> dict[str, Any]:
         """Record what a connection that has ended was sent since its last sample; return what all its samples say."""
-        book = self._books.book(connection.number, connection.opened_at)
+        book = self._book(connection)
         count, log = book.count + 1, None if book.seen is None else book.seen.mark.log
         condition = Condition(
             max(at - book.since, 0.0) * 1000,
@@ -419,14 +399,14 @@ class Round:
         accepted, sent = statistics.accepted.figures, statistics.sent.figures
         dropped = total(statistics.dropped.values()).figures
         happened = self._settle(book, (statistics.bytes_sent, accepted, sent, dropped), None, None)
-        self._books.forget(connection.number)
+        del self._books[connection.number]
         who = (record.conn_id, *record.who)
         self._block.add_row(who, condition, happened, self._wall_us(at))
         self._feel(book, condition, happened, at, record, book.aims(connection.sender, record, log))
         return book.columns(max(at - connection.opened_at, 0.0) * 1000, count, record.left_at)
 
     def so_far(self, connection: Connection, record: ConnectionEvents) -> dict[str, Any]:
-        book = self._books.book(connection.number, connection.opened_at)
+        book = self._book(connection)
         book.aims(connection.sender, record, connection.sender.following)
         sampled_ms = max(book.since - connection.opened_at, 0.0) * 1000
         return book.columns(sampled_ms, book.count, record.left_at)

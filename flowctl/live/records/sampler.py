@@ -36,7 +36,7 @@ from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.state import SendState
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.live.oversight.pace import CpuShare, Pace
-from flowctl.live.records.round import Books, Round, Seen
+from flowctl.live.records.round import Book, Round, Seen
 from flowctl.records.telemetry.events import ConnectionEvents, Events
 from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_OPENS, FLOW_SAMPLES, OPENS_EVERY_S, OPENS_FIRST_S
 
@@ -97,7 +97,7 @@ class Sampler:
         self._rows = recorder.options.samples
         # With samples the events of those who are merely overloaded would say everything twice.
         self._told_from = SendState.SOFT_LIMIT if self._rows else SendState.OVERLOADED
-        self._books = Books()  # the sampler's thread
+        self._books: dict[int, Book] = {}  # by number of the connection; the sampler's thread
         self._squads: dict[Squad, Seen] = {}  # the same
         self._ended: deque[_Ended] = deque()  # any thread
         self._said_at = float("-inf")
@@ -181,7 +181,7 @@ class Sampler:
                 if seen is not None:
                     squads[squad] = seen
         self._squads = squads
-        for connection in pace(self._apart(squads.values())):
+        for connection in pace(self._apart(work, squads.values())):
             work.connection(connection)
         self._tell(work)
 
@@ -228,11 +228,11 @@ class Sampler:
                     self._again.append((now - now % _TOGETHER_S + OPENS_EVERY_S, number))
                 yield connection
 
-    def _apart(self, squads: Iterable[Seen]) -> Iterable[Connection]:
+    def _apart(self, work: Round, squads: Iterable[Seen]) -> Iterable[Connection]:
         """Return those who have to be looked at by themselves: without samples, who is in trouble."""
         connections = self._connections()
         if self._rows:
-            return self._books.left(connections, squads, self.rounds)
+            return work.left(connections, squads)
         return [connection for connection in connections if connection.sender.pulse is None]
 
 

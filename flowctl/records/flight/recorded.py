@@ -13,12 +13,12 @@ call, so that the rows of two threads never mix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import ceil
 from threading import get_ident
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import NO_LIMITS, Limits
@@ -32,7 +32,6 @@ from flowctl.core.sending.contract import CohortLike, Frontend, SenderHost, Send
 from flowctl.core.sending.figures import Account
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.records.flight.feed import LogFeed, PrivateCohort
-from flowctl.records.flight.surroundings import TapedHost, TapedTransport
 from flowctl.records.flight.tape import Tape
 from flowctl.records.flight.words import (
     CALLS,
@@ -51,10 +50,83 @@ from flowctl.records.flight.words import (
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 from flowctl.sender import Sender
 
+_Data = TypeVar("_Data")
+
 END_CLOSED: Final = "closed"
 """Reason of END: the Sender is over."""
 END_LIMIT: Final = "limit"
 """Reason of END: the flight has reached its bounds, or recording was switched off; the Sender goes on."""
+
+
+class TapedHost:
+    """A Sender's host, whose answers are noted; everything else is passed on. See `SenderHost`."""
+
+    __slots__ = (
+        "_ask_kernel",
+        "_ask_strained",
+        "_now",
+        "_tape",
+        "handler_failed",
+        "ledger_grew",
+        "limit_unsent",
+        "request_flush",
+        "set_deadline",
+        "terminate",
+        "want_writable",
+        "wrote",
+    )
+
+    def __init__(self, host: SenderHost, tape: Tape) -> None:
+        self._tape = tape
+        self._now = host.now
+        self._ask_kernel = host.kernel_bytes
+        self._ask_strained = host.strained
+        self.wrote: Final = host.wrote
+        self.request_flush: Final = host.request_flush
+        self.want_writable: Final = host.want_writable
+        self.set_deadline: Final = host.set_deadline
+        self.terminate: Final = host.terminate
+        self.handler_failed: Final = host.handler_failed
+        self.ledger_grew: Final = host.ledger_grew
+        self.limit_unsent: Final = host.limit_unsent
+
+    def now(self) -> float:
+        return self._tape.time_s(self._now())
+
+    def in_thread(self) -> bool:
+        """Return what was noted with the call in progress."""
+        return not self._tape.foreign
+
+    def kernel_bytes(self) -> int:
+        return self._tape.kernel_bytes(self._ask_kernel)
+
+    def strained(self) -> bool:
+        return self._tape.strained(self._ask_strained)
+
+
+class TapedTransport:
+    """A transport, of which is noted what each write was offered and took. See `Transport`."""
+
+    __slots__ = ("_tape", "_transport")
+
+    def __init__(self, transport: Transport, tape: Tape) -> None:
+        self._transport = transport
+        self._tape = tape
+
+    def send(self, data: bytes, /) -> int:
+        return self._write(self._transport.send, data, len(data))
+
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
+        return self._write(self._transport.sendmsg, buffers, sum(map(len, buffers)))
+
+    def _write(self, write: Callable[[_Data], int], data: _Data, offered_bytes: int) -> int:
+        try:
+            count = write(data)
+        except Exception as error:
+            self._tape.write_failed(offered_bytes, error)
+            raise
+        self._tape.wrote(offered_bytes, count)
+        return count
 
 
 class NotingSender(Sender):
