@@ -1,9 +1,8 @@
 """Makes records of any size: seeded, the same however Spark cuts the work, with worlds planted in it, and their truth.
 
-Theory of operation. `worlds` declares who comes, `people` makes connections of that, `tables` their records, in format
-3, each row in the folder of its hour. Here they are written, and what was planted beside them, below ``_truth``:
-``addresses`` (who abuses, and who only looks so), ``connections`` (whose fault trouble was), ``streams`` (whose
-publisher has a problem) and ``nodes`` (what happened to a server).
+Theory of operation. `worlds` declares who comes, `people` makes connections of that, `tables` their records, each row
+in the folder of its hour. Here they are written, and beside them, below ``_truth``, the table ``addresses``: who
+abuses, and who only looks so.
 
 What differs from the files of a recorder: a file holds rows of all nodes and in no order, and has no ``flowctl.*`` keys
 in its metadata, because Spark cannot write any.
@@ -12,7 +11,6 @@ in its metadata, because Spark cannot write any.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Observation
@@ -23,7 +21,7 @@ from flowctl.analyze.records import addresses
 from flowctl.analyze.records.place import Place, local_path
 from flowctl.analyze.run import locked
 from flowctl.analyze.synth.people import Cast, SynthOptions, connections, plan
-from flowctl.analyze.synth.tables import alive, closes, events, opens, samples, server_events
+from flowctl.analyze.synth.tables import closes, events, opens, samples, server_events
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_EVENTS, FLOW_OPENS, FLOW_SAMPLES, TABLES
 
@@ -42,35 +40,20 @@ def tables(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, 
     made = {
         FLOW_CLOSES.name: closes(frame, options),
         FLOW_OPENS.name: opens(frame, options),
-        FLOW_EVENTS.name: events(frame, options).unionByName(server_events(spark, options, cast)),
+        FLOW_EVENTS.name: events(frame).unionByName(server_events(spark, options)),
     }
     return made | ({FLOW_SAMPLES.name: samples(frame, options)} if options.samples_s is not None else {})
 
 
-def truth(spark: SparkSession, options: SynthOptions, cast: Cast) -> dict[str, DataFrame]:
-    """Return what was planted, by name."""
-    frame, col = connections(spark, options, cast), f.col
-    told = frame.select(col("peer_ip").alias("written"), "abuser", f.when(~col("plain"), col("name")).alias("name"))
-    # Of several kinds at an address the abuser's.
-    kind = f.coalesce(f.min(f.when(col("abuser"), col("name"))), f.min("name")).alias("kind")
+def truth(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
+    """Return who was planted at which address; of several kinds at one, the abuser's."""
+    told = connections(spark, options, cast).select(
+        f.col("peer_ip").alias("written"), "abuser", f.when(~f.col("plain"), f.col("name")).alias("name")
+    )
+    kind = f.coalesce(f.min(f.when(f.col("abuser"), f.col("name"))), f.min("name")).alias("kind")
     at_address = addresses.with_unit(told.distinct(), "written").groupBy("address")
-    by_address = at_address.agg(kind, f.max("abuser").alias("abuser"), f.max(~col("abuser")).alias("honest"))
-    blamed = frame.where((col("blame") != "none") & col("startup_us").isNotNull())
-    ended = alive(blamed.withColumn("at_us", col("duration_us")), options)
-    worlds = [(crowd.world, crowd.streams) for crowd in cast.crowds]
-    streams = [
-        (f"{world.name}-{number}", publisher.name)
-        for world, count in worlds
-        for number, publisher in zip(range(count), cycle(world.publishers), strict=False)
-        if not publisher.plain
-    ]
-    nodes = [(world.node, world.happens, options.middle_us / 1e6, world.step_s) for world, _ in worlds if world.happens]
-    return {
-        "addresses": by_address.where(col("kind").isNotNull()),
-        "connections": ended.select("node", "conn_id", "world", col("name").alias("kind"), "blame"),
-        "streams": spark.createDataFrame(streams, "stream string, problem string"),
-        "nodes": spark.createDataFrame(nodes, "node string, what string, at_s double, step_s double"),
-    }
+    by_address = at_address.agg(kind, f.max("abuser").alias("abuser"), f.max(~f.col("abuser")).alias("honest"))
+    return by_address.where(f.col("kind").isNotNull())
 
 
 _SETTINGS: Final = {
@@ -118,10 +101,10 @@ def _make(spark: SparkSession, place: Place, staging: Place, options: SynthOptio
         writer.parquet(staging.path(name))
         summary[name] = told.get["rows"]
         outputs[name] = place.path(name)
-    for name, frame in truth(spark, options, cast).items() if options.truth else ():
-        path = f"{TRUTH_FOLDER}/{name}.parquet"
-        frame.coalesce(1).write.parquet(staging.path(path))
-        outputs[f"truth of {name}"] = place.path(path)
+    if options.truth:
+        path = f"{TRUTH_FOLDER}/addresses.parquet"
+        truth(spark, options, cast).coalesce(1).write.parquet(staging.path(path))
+        outputs["truth of addresses"] = place.path(path)
     place.write_text(MARKER, "Made by flowctl analyze synth.\n")
     for name in (TRUTH_FOLDER, *TABLES):  # samples or truth of other data must not stay beside these
         place.delete(name)

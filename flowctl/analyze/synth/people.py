@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from flowctl.analyze.synth.worlds import BY_NAME, WORLDS, World
+from flowctl.analyze.synth.worlds import BY_NAME, PUBLISHER, WORLDS, World
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry.schema import CONN_NUMBER_BITS
 
@@ -30,12 +30,8 @@ WAVES: Final = 8
 CLIENTS_PER_STREAM: Final = 200
 VISITS_PER_TASK: Final = 100_000
 CONNECTION_BITS: Final = 8
-DOWN_S: Final = 30
-"""From the death of a server to its next start."""
 HARD_US: Final = 100_000
 """For so long HARD_LIMIT lasts before the connection is ended for it."""
-SURGE_US: Final = 4_000_000
-"""A burst begins so long before a viewer's queue has grown enough to leave READY."""
 REST_US: Final = 90e6
 """Longer than the time after which a publisher that comes back has begun a new broadcast."""
 _BLOCK: Final = 256 * 254
@@ -51,7 +47,7 @@ class SynthOptions:
     days: float = 1.0  # time in which connections begin
     start_s: int = 1_767_225_600  # its begin, seconds since the epoch (UTC)
     worlds: tuple[str, ...] = tuple(world.name for world in WORLDS)
-    nodes: int = 4  # ordinary servers; worlds with a node of their own add theirs
+    nodes: int = 4  # servers
     samples_s: float | None = None  # interval of `flow_samples`; None: not made, and closes tell what ten seconds saw
     truth: bool = True  # whether what was planted is written beside
     replace: bool = False  # whether what was made in the folder before is replaced, and no error
@@ -71,11 +67,6 @@ class SynthOptions:
     def interval_us(self) -> int:
         """Interval of sampling."""
         return int((self.samples_s or 10.0) * 1e6)
-
-    @property
-    def middle_us(self) -> int:
-        """When clocks are set and servers die: inside of a wave, when publishers and viewers are there."""
-        return int(self.start_s + self.days * 86_400 * 0.55) * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +108,8 @@ def plan(options: SynthOptions) -> Cast:
     waves = max(WAVES, -(-round(sum(wanted)) // MOST_CLIENTS))
     crowds, first, address = [], 0, 0
     for world, visits in zip(worlds, wanted, strict=True):
-        clients = max(len(world.kinds) + len(world.publishers) + world.placed, round(visits / waves))
-        streams = max(len(world.publishers), clients // CLIENTS_PER_STREAM)
+        clients = max(len(world.kinds) + 1 + world.placed, round(visits / waves))
+        streams = max(1, clients // CLIENTS_PER_STREAM)
         crowds.append(Crowd(world, first, clients, streams, address))
         first += clients
         address += -(-(crowds[-1].units + streams) // _BLOCK) * _BLOCK
@@ -140,7 +131,7 @@ def chance(options: SynthOptions, salt: str, *columns: str) -> Column:
 
 def declared(spark: SparkSession, cast: Cast) -> tuple[DataFrame, DataFrame]:
     """Return the crowds, with the keys of their kinds; and the kinds by `key`, with their scripts."""
-    members = [kind for world in WORLDS for kind in (*world.publishers, *world.kinds)]  # all: types are those of values
+    members = [PUBLISHER] + [kind for world in WORLDS for kind in world.kinds]  # all: types are those of values
     keys = {kind: key for key, kind in enumerate(dict.fromkeys(members))}
     kinds = [{"key": key, **asdict(kind), "script": kind.script} for kind, key in keys.items()]
     for kind in kinds:
@@ -148,11 +139,8 @@ def declared(spark: SparkSession, cast: Cast) -> tuple[DataFrame, DataFrame]:
     crowds = [
         {
             **{name: getattr(crowd, name) for name in ("first", "last", "streams", "first_address", "units")},
-            **{name: getattr(crowd.world, name) for name in ("crowd", "ipv6", "dies", "peak")},
+            **{name: getattr(crowd.world, name) for name in ("crowd", "ipv6")},
             "world": crowd.world.name,
-            "own_node": crowd.world.node,
-            "step_us": int(crowd.world.step_s * 1e6),
-            "publishing": [keys[kind] for kind in crowd.world.publishers],
             "placed": [keys[kind] for kind in crowd.world.kinds for _ in range(kind.placed)],
             "one_each": [keys[kind] for kind in crowd.world.drawn],
             "drawn": [keys[kind] for kind in crowd.world.drawn for _ in range(round(kind.share * 10))],
@@ -181,8 +169,7 @@ def connections(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataF
     frame = frame.withColumn("connection", f.explode(f.sequence(f.lit(0), f.col("connections").cast("int") - 1)))
     for columns in (_of_connection(options, cast), *_episodes(options)):
         frame = frame.withColumns(columns)
-    starting = (f.col("opened_us") >= options.middle_us) & (f.col("opened_us") < options.middle_us + DOWN_S * 1_000_000)
-    return frame.where(~(f.col("dies") & starting))
+    return frame
 
 
 def _key(options: SynthOptions) -> Column:
@@ -194,7 +181,7 @@ def _key(options: SynthOptions) -> Column:
         return f.get(keys, number.cast("int"))
 
     return (
-        f.when(place < 0, one("publishing", f.col("inside") % f.size("publishing")))
+        f.when(place < 0, 0)
         .when(in_crowd < f.size("placed"), one("placed", in_crowd))
         .when(after < f.size("one_each"), one("one_each", after))
         .otherwise(one("drawn", chance(options, "kind", "client") * f.size("drawn")))
@@ -204,11 +191,10 @@ def _key(options: SynthOptions) -> Column:
 def _of_visit(options: SynthOptions, cast: Cast) -> dict[str, Column]:
     # A random power is Zipf's law: the first stream has as many viewers as the next two, and so on.
     zipf = f.least(f.pow(f.col("streams") + 1.0, chance(options, "stream", "visit")) - 1, f.col("streams") - 1)
-    spread = f.format_string("node-%d", (chance(options, "node", "visit") * options.nodes).cast("int") + 1)
     wave = f.floor(f.col("visit") / cast.clients)
     return {
         "stream_number": f.when(f.col("role") == "publish", f.col("inside")).otherwise(zipf),
-        "node": f.when(f.col("own_node") == "", spread).otherwise(f.col("own_node")),
+        "node": f.format_string("node-%d", (chance(options, "node", "visit") * options.nodes).cast("int") + 1),
         "begun_us": (f.lit(options.start_s * 1e6) + wave * (cast.wave_s * 1e6)).cast("bigint"),
         "far": f.pow(f.lit(10.0), chance(options, "rtt", "client") * 1.3),  # 1 to 20 times the shortest way
         "luck": chance(options, "luck", "visit"),
@@ -224,7 +210,7 @@ def _of_connection(options: SynthOptions, cast: Cast) -> dict[str, Column]:
     # A publisher that comes back within a minute is one whose line failed: all of them rest at the end of a wave.
     rest_us = f.when(f.col("role") == "publish", min(wave_us / 2, max(wave_us / 10, REST_US))).otherwise(wave_us / 10)
     pressed = f.least(f.lit(1.0), (f.lit(wave_us) - rest_us) / span_us)
-    late = chance(options, "begin", "visit") * f.col("peak") * (wave_us - span_us * pressed)
+    late = chance(options, "begin", "visit") * (wave_us - span_us * pressed)
     begin = f.when(f.col("role") == "publish", 0).otherwise(late)
     opened = f.col("begun_us") + (begin + f.col("connection") * spacing_us * pressed).cast("bigint")
     luck = chance(options, "length", "visit", "connection")
@@ -242,8 +228,6 @@ def _episodes(options: SynthOptions) -> list[dict[str, Column]]:
     """Return the identity, when media begins, the rate of the stream, and where states change; in steps."""
     col = f.col
     number = f.shiftleft("visit", CONNECTION_BITS) + col("connection")
-    again = col("dies") & (col("opened_us") >= options.middle_us)
-    process = f.when(again, options.middle_us // 1_000_000 + DOWN_S).otherwise(options.start_s).cast("bigint")
     startup = (col("far") * 55_000).cast("bigint")
     trouble = (col("slice_us") * col("trouble")).cast("bigint")
     soft = (trouble * col("soft")).cast("bigint")
@@ -251,7 +235,7 @@ def _episodes(options: SynthOptions) -> list[dict[str, Column]]:
     return [
         {
             "number": number,
-            "conn_id": f.shiftleft(process, CONN_NUMBER_BITS) + number,
+            "conn_id": (options.start_s << CONN_NUMBER_BITS) + number,
             "startup_us": f.when((col("role") != "unknown") & (startup < col("duration_us")), startup),
             "message_bytes": 1000 + f.pmod(f.xxhash64("stream"), f.lit(12_000)),
         },

@@ -2,7 +2,7 @@
 
 Everything that grows is a function of the time since the connection was opened (`clocks`): a row at its end, a row of
 it open, and what happened between two samples come from the same arithmetic and add up to the last message. What is
-published runs on the media clock, which a burst hurries; of it the part that is lost in trouble is dropped. Messages of
+published runs on the media clock; of it the part that is lost in trouble is dropped. Messages of
 a class have one size in a stream, so octets follow from counts. Events are the script of the connection's kind, each
 at its place in time. What no job reads is null.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.analyze.synth.people import DOWN_S, SURGE_US, Cast, SynthOptions
+from flowctl.analyze.synth.people import SynthOptions
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.schema import (
     CLASS_NAMES,
@@ -38,6 +38,8 @@ PER_S: Final = {"key": 0.5, "inter": 29.5, "audio": 43.0}
 """Messages of a stream per second."""
 SIZES: Final = {"key": 12.0, "inter": 1.0, "audio": 0.1}
 """Of a message, in those of an inter frame."""
+KEY_US: Final = 2_000_000
+"""From key frame to key frame."""
 TARGET_MS: Final = 2000.0
 DELAYS_MS: Final = (0.0, 900.0, 3500.0)
 """Behind live by queueing while READY, OVERLOADED, and worse."""
@@ -58,17 +60,16 @@ def clocks(frame: DataFrame, at: str, name: str) -> DataFrame:
         """Return the time spent in the piece of all slices that begins at `begin` and is `length` long."""
         return col(f"{name}_episodes") * length + f.least(f.greatest(zero, col(f"{name}_rest") - begin), length)
 
-    trouble, surge = col("slice_us") - col("leave_us"), col("leave_us") - SURGE_US
+    trouble = col("slice_us") - col("leave_us")
     hard = f.greatest(zero, col(at) - col("duration_us") + col("hard_us"))
     soft = spent(col("leave_us") + col("over_us"), col("soft_us"))
     media = f.greatest(zero, col(at) - col("startup_us"))
-    media += f.greatest(zero, (col("burst") - 1) * spent(surge, col("slice_us") - surge))
     found = {
         "over": spent(col("leave_us"), col("over_us")),
         "hard": hard,
         "soft": f.greatest(zero, soft - hard),
         "whole": f.when(col("startup_us").isNotNull(), media).otherwise(0).cast("bigint"),
-        "lost": (spent(col("leave_us"), trouble) * col("loss") * col("burst")).cast("bigint"),
+        "lost": (spent(col("leave_us"), trouble) * col("loss")).cast("bigint"),
     }
     return frame.withColumns({f"{name}_{clock}": value for clock, value in found.items()})
 
@@ -136,7 +137,7 @@ def opens(frame: DataFrame, options: SynthOptions) -> DataFrame:
     return _rows(there.withColumns(numbers | {"end": f.lit(None).cast("string")}), options)
 
 
-def events(frame: DataFrame, options: SynthOptions) -> DataFrame:
+def events(frame: DataFrame) -> DataFrame:
     """Return `flow_events` of connections that play, publish or hit a limit; a script has fewer than 64."""
     col, step = f.col, f.col("step")
     frame = frame.where(col("startup_us").isNotNull() | (f.size("limits") > 0))
@@ -156,16 +157,12 @@ def events(frame: DataFrame, options: SynthOptions) -> DataFrame:
         "reason": f.when(col("refused"), col("hit.axis")),
         "count": 1,
     }
-    return told(alive(frame, options), FLOW_EVENTS, identity(options) | columns)
+    return told(frame, FLOW_EVENTS, identity() | columns)
 
 
-def server_events(spark: SparkSession, options: SynthOptions, cast: Cast) -> DataFrame:
-    """Return what servers say of themselves: their start, and the start after they died."""
-    worlds = [crowd.world for crowd in cast.crowds]
-    nodes = [f"node-{number + 1}" for number in range(options.nodes)] + [world.node for world in worlds if world.node]
-    starts = [(node, options.start_s - 60) for node in nodes]
-    starts += [(world.node, options.middle_us // 1_000_000 + DOWN_S) for world in worlds if world.dies]
-    rows = [(node, at_s, -1 - number) for number, (node, at_s) in enumerate(starts)]
+def server_events(spark: SparkSession, options: SynthOptions) -> DataFrame:
+    """Return what servers say of themselves: their start."""
+    rows = [(f"node-{number + 1}", options.start_s - 60, -1 - number) for number in range(options.nodes)]
     columns = {
         "ts": f.timestamp_seconds("at_s"),
         **{name: f.col(name) for name in ("node", "seq")},
@@ -188,7 +185,7 @@ def samples(frame: DataFrame, options: SynthOptions) -> DataFrame:
             "seq": f.shiftleft("number", 22) + col("row"),
         }
     )
-    frame = clocks(clocks(alive(frame, options), "at_us", "now"), "then_us", "then")
+    frame = clocks(clocks(frame, "at_us", "now"), "then_us", "then")
     over, soft, hard, lost, whole = (
         col(f"now_{it}") - col(f"then_{it}") for it in ("over", "soft", "hard", "lost", "whole")
     )
@@ -197,14 +194,13 @@ def samples(frame: DataFrame, options: SynthOptions) -> DataFrame:
     state = f.when(col("now_hard") > 0, "HARD_LIMIT").when(is_soft, "SOFT_LIMIT")
     # A viewer is as late as it was at worst in the interval.
     waits = f.when(soft + hard > 0, delay_ms(2)).when(over > 0, delay_ms(1)).otherwise(0.0)
-    strained = col("strained") & (rest > col("leave_us"))
     columns = {
         "interval_ms": span_us / 1000,
         "state": state.when(rest > col("leave_us"), "OVERLOADED").otherwise("READY"),
         "picture_share": 1 - lost / f.greatest(f.lit(1), whole),
         "queued_bytes": waits * 1000 * rate_per_us(),
         "queued_age_ms": waits,
-        "thread_busy": f.when(strained, 0.97).otherwise(0.2 + 0.1 * col("luck")),
+        "thread_busy": 0.2 + 0.1 * col("luck"),
         "viewer_delay_ms": f.when(waits > 0, waits).otherwise(delay_ms(0)),
         "sent_bytes": octets("now", "sent") - octets("then", "sent"),
     }
@@ -212,18 +208,7 @@ def samples(frame: DataFrame, options: SynthOptions) -> DataFrame:
         for item in CLASS_NAMES:
             count = messages("now", what, item) - messages("then", what, item)
             columns |= {f"{what}_messages_{item}": count, f"{what}_bytes_{item}": count * size_of(item)}
-    return told(frame, FLOW_SAMPLES, identity(options) | columns)
-
-
-def alive(frame: DataFrame, options: SynthOptions) -> DataFrame:
-    """Leave out what a server that died did not live to tell; `at_us`: time of the row."""
-    middle = options.middle_us
-    return frame.where(~f.col("dies") | (f.col("opened_us") >= middle) | (f.col("opened_us") + f.col("at_us") < middle))
-
-
-def wall(at: Column, options: SynthOptions) -> Column:
-    """Return what the clock of the node shows at a time, both in us since the epoch."""
-    return f.timestamp_micros(at + f.when(at >= options.middle_us, f.col("step_us")).otherwise(0))
+    return told(frame, FLOW_SAMPLES, identity() | columns)
 
 
 def told(frame: DataFrame, table: Table, columns: Mapping[str, Any]) -> DataFrame:
@@ -234,11 +219,11 @@ def told(frame: DataFrame, table: Table, columns: Mapping[str, Any]) -> DataFram
     return frame.withColumns({"date": f.to_date("ts"), "hour": f.date_format("ts", "HH")})
 
 
-def identity(options: SynthOptions) -> dict[str, Column]:
+def identity() -> dict[str, Column]:
     """Return who and when."""
     unknown = f.col("role") == "unknown"
     return {
-        "ts": wall(f.col("opened_us") + f.col("at_us"), options),
+        "ts": f.timestamp_micros(f.col("opened_us") + f.col("at_us")),
         **{name: f.col(name) for name in ("node", "seq", "conn_id", "peer_ip", "peer_port", "role")},
         "app": f.when(~unknown, "live"),
         "stream": f.when(~unknown, f.col("stream")),
@@ -248,7 +233,7 @@ def identity(options: SynthOptions) -> dict[str, Column]:
 def _rows(frame: DataFrame, options: SynthOptions) -> DataFrame:
     """Return rows of connections as they are at `at_us`."""
     col = f.col
-    frame = clocks(alive(frame, options), "at_us", "now")
+    frame = clocks(frame, "at_us", "now")
     at_once = (col("now_hard") > 0) & (col("episodes") == 0)
     gone = f.when(col("now_rest") > col("leave_us"), col("now_rest") - col("leave_us"))
     begun = col("now_episodes") + gone.isNotNull().cast("int") + at_once.cast("int")
@@ -267,10 +252,10 @@ def _rows(frame: DataFrame, options: SynthOptions) -> DataFrame:
     sampled["samples_count"] = f.when(watched, number).otherwise(0 if options.samples_s else None)
     published = (col("role") == "publish") & (col("startup_us") <= col("at_us"))
     ingest = {name: f.when(published, value) for name, value in _ingest().items()}
-    return told(frame, FLOW_CLOSES, identity(options) | _known(options) | _sent() | sampled | ingest)
+    return told(frame, FLOW_CLOSES, identity() | _known() | _sent() | sampled | ingest)
 
 
-def _known(options: SynthOptions) -> dict[str, Any]:
+def _known() -> dict[str, Any]:
     """Return what is known of a connection without its media; a handshake may not have come so far."""
     col = f.col
     reasons = CloseReason.HANDSHAKE_TIMEOUT, CloseReason.PROTOCOL_ERROR, CloseReason.AUTH_REFUSED, CloseReason.LIMIT_HIT
@@ -282,7 +267,7 @@ def _known(options: SynthOptions) -> dict[str, Any]:
     happened = f.size(f.filter("script", lambda step: event_at(step) <= col("at_us")))
     return {
         "agent": f.when(col("role") == "publish", "FMLE/3.0").when(col("role") == "play", "LNX 9,0,124,2"),
-        "opened_at": wall(col("opened_us"), options),
+        "opened_at": f.timestamp_micros("opened_us"),
         "duration_s": col("at_us") / 1e6,
         "reason": col("end"),
         "code": f.when(error, "not-rtmp"),
@@ -357,8 +342,8 @@ def _sampled() -> dict[str, Any]:
         "stall_ms": stalled / 1000,
         "trouble_ms": (over + soft) / 1000,
         "left_ms": col("left_us") / 1000,
-        "left_server_ms": f.when(col("strained"), col("left_us") / 1000).otherwise(0),
-        "left_bytes": col("left_us") * rate_per_us() * col("burst"),
+        "left_server_ms": 0,
+        "left_bytes": col("left_us") * rate_per_us(),
         "unforced_drops": f.lit(0),
         "line_stream_bytes": lined,
         "line_bytes": f.when(lined > 0, f.greatest(f.lit(0), lined - octets("now", "dropped"))),
@@ -366,22 +351,17 @@ def _sampled() -> dict[str, Any]:
 
 
 def _ingest() -> dict[str, Any]:
-    """Return what a publisher sent, by the time that it has published and was not silent."""
-    col = f.col
-    each_us, key_us = col("gap_each_s") * 1e6, col("key_s") * 1e6
-    gaps = f.least(f.floor(col("at_us") * (col("gaps") + 1) / col("duration_us")), col("gaps").cast("bigint"))
-    live_us = f.greatest(f.lit(0), col("at_us") - col("startup_us") - gaps * each_us)
-    audio, keys = f.floor(live_us * 43 / 1e6), f.floor(live_us / key_us) + 1
+    """Return what a publisher sent, by the time that it has published."""
+    live_us = f.greatest(f.lit(0), f.col("at_us") - f.col("startup_us"))
+    audio, keys = f.floor(live_us * 43 / 1e6), f.floor(live_us / KEY_US) + 1
     inter = f.greatest(f.lit(0), f.floor(live_us * 30 / 1e6) - keys)
     return {
         "ingest_bytes": keys * size_of("key") + inter * size_of("inter") + audio * size_of("audio"),
         "ingest_pictures": keys + inter,
         "ingest_key_frames": keys,
         "ingest_audio": audio,
-        "key_interval_ms": f.when(keys > 1, key_us / 1000),
-        "key_interval_max_ms": f.when(keys > 1, key_us / 1000 * 1.02),
-        "gap_count": gaps,
-        "gap_ms": gaps * each_us / 1000,
-        "gap_max_ms": f.when(gaps > 0, each_us / 1000).otherwise(0),
-        "jitter_ms": col("jitter_ms"),
+        "key_interval_ms": f.when(keys > 1, KEY_US / 1000),
+        "key_interval_max_ms": f.when(keys > 1, KEY_US / 1000 * 1.02),
+        **dict.fromkeys(("gap_count", "gap_ms", "gap_max_ms"), 0),
+        "jitter_ms": 3,
     }

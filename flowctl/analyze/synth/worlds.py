@@ -40,7 +40,6 @@ class Kind:
     placed: int = 0  # so many of them are in each crowd, whatever the shares
     plain: bool = False  # ordinary, so that the truth has no row of it
     abuser: bool = False  # to be found
-    blame: str = "none"  # whose fault its trouble is
     connections: int = 1  # per visit; a visit ends with the wave
     gap_s: float = 2.0  # between them
     least_s: float = 20.0  # length of one
@@ -58,12 +57,6 @@ class Kind:
     hard: bool = False  # it ends through HARD_LIMIT; without episodes that is at once, from READY
     stalls: bool = False  # nothing is taken in SOFT_LIMIT
     lost: bool = False  # its line has gone when it is cut: its kernel answers nothing more
-    strained: bool = False  # its thread had no room when READY was left
-    burst: float = 1.0  # times the rate, around each trouble
-    gaps: int = 0  # pauses of a publisher
-    gap_each_s: float = 0.0
-    key_s: float = 2.0  # distance of its key frames
-    jitter_ms: float = 3.0
 
     @property
     def script(self) -> list[dict[str, object]]:
@@ -99,24 +92,13 @@ class World:
     name: str  # as ``--worlds`` takes it; begin of the names of its streams
     weight: float  # its part of all rows
     kinds: tuple[Kind, ...]  # who watches, or worse
-    publishers: tuple[Kind, ...] = (PUBLISHER,)  # of its streams, in turn
     crowd: int = 1  # clients that share an IPv4 address, or are in one /48 of IPv6, each with its /64
     ipv6: bool = False
-    node: str = ""  # which no other world uses; "": spread over all the ordinary ones
-    step_s: float = 0.0  # by which the clock of the node is set ahead in the middle; below 0 back
-    dies: bool = False  # the server ends in the middle without a word, and starts anew half a minute later
-    peak: float = 1.0  # share of the wave in which all come; 1: evenly
 
     @property
     def placed(self) -> int:
         """How many of each crowd have their kind by place."""
         return sum(kind.placed for kind in self.kinds)
-
-    @property
-    def happens(self) -> str:
-        """What happens to its node in the middle: it died, its clock was set, it hung; or nothing."""
-        hung = any(kind.strained for kind in self.kinds)
-        return "died" if self.dies else "clock" if self.step_s else "hung" if hung else ""
 
     @property
     def drawn(self) -> list[Kind]:
@@ -126,13 +108,10 @@ class World:
 
 _brief = partial(Kind, least_s=0.3, most_s=3.0, role="unknown")
 """One that connects and never plays."""
-_broken = partial(replace, PUBLISHER, plain=False)
-"""One whose publisher is at fault."""
-
 
 VIEWER: Final = Kind(name="viewer", plain=True)
 MILD: Final = replace(VIEWER, name="hiccup", share=0.2, episodes=1, trouble=0.0005)
-SLOW: Final = Kind(name="slow_link", episodes=3, trouble=0.8, soft=0.7, loss=0.4, blame="viewer_link")
+SLOW: Final = Kind(name="slow_link", episodes=3, trouble=0.8, soft=0.7, loss=0.4)
 STALLS: Final = replace(SLOW, name="stalls", episodes=2, trouble=0.3, soft=0.8, loss=0.3, stalls=True)
 CUT: Final = replace(
     SLOW, name="cut_often", episodes=1, connections=8, least_s=15.0, most_s=60.0, cut=True, hard=True, end="hard limit"
@@ -156,7 +135,7 @@ LIAR: Final = _brief(
 )
 FLOOD: Final = replace(LIAR, name="control_flood", limits=(("control_messages_per_second", 201.0, 200.0),))
 DEAF: Final = Kind(
-    name="deaf", abuser=True, blame="viewer_link", connections=24, least_s=12.0, most_s=30.0, episodes=1, trouble=0.9,
+    name="deaf", abuser=True, connections=24, least_s=12.0, most_s=30.0, episodes=1, trouble=0.9,
     soft=0.8, loss=1.0, stalls=True, cut=True, end="stuck",
 )  # fmt: skip
 SLOWLORIS: Final = _brief(
@@ -189,24 +168,5 @@ WORLDS: Final = (
     World(name="zapping", weight=0.04, kinds=(
         Kind(name="zapper", connections=12, gap_s=0.2, least_s=1.5, most_s=8.0), VIEWER,
     )),
-    World(name="hang", weight=0.02, node="node-hangs", kinds=(
-        VIEWER,
-        replace(STALLS, name="hung", share=3.0, least_s=200.0, stalls=False, strained=True, blame="server_loop"),
-    )),
-    World(name="burst", weight=0.02, kinds=(
-        Kind(name="flooded", episodes=3, trouble=0.08, soft=0.5, loss=0.3, burst=8.0, least_s=300.0,
-             blame="publisher_burst"),
-    ), publishers=(_broken(name="bursting_publisher", jitter_ms=400.0, burst=8.0),)),
-    World(name="ingest", weight=0.02, kinds=(VIEWER,), publishers=(
-        _broken(name="gaps", gaps=6, gap_each_s=4.0), _broken(name="odd_keys", key_s=14.0),
-        _broken(name="jittery", jitter_ms=180.0), PUBLISHER,
-    )),
-    World(name="tight", weight=0.02, kinds=(
-        VIEWER, Kind(name="limits_too_small", share=0.5, most_s=600.0, hard=True, end="hard limit", blame="policy"),
-    )),
-    World(name="clock_ahead", weight=0.01, node="node-ahead", step_s=900.0, kinds=(VIEWER, SLOW)),
-    World(name="clock_back", weight=0.01, node="node-back", step_s=-1800.0, kinds=(VIEWER, SLOW)),
-    World(name="death", weight=0.02, node="node-dies", dies=True, kinds=(VIEWER, SLOW)),
-    World(name="peak", weight=0.05, node="node-peak", peak=0.02, kinds=(VIEWER, MILD)),
 )  # fmt: skip
 BY_NAME: Final = {world.name: world for world in WORLDS}

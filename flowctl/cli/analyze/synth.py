@@ -18,13 +18,13 @@ def synth(
     events: Annotated[str, typer.Option(metavar="NUMBER", help="About how many closes and events, like 10M.")] = "100k",
     seed: Annotated[int, typer.Option(help="The same seed gives the same data.")] = 1,
     worlds: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="What is planted, like nat,hang. Default: all worlds.")
+        str | None, typer.Option(metavar="NAMES", help="What is planted, like nat,proxy. Default: all worlds.")
     ] = None,
     days: Annotated[float, typer.Option(help="Time in which connections begin.")] = 1.0,
     start: Annotated[
         str | None, typer.Option(metavar="TIME", help="When that begins, UTC. Default: so that it ends this hour.")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Servers, beside those that worlds have of their own.")] = 4,
+    nodes: Annotated[int, typer.Option(min=1, help="Servers.")] = 4,
     samples: Annotated[str | None, typer.Option(metavar="TIME", help="Make flow_samples too, one per TIME.")] = None,
     truth: Annotated[bool, typer.Option("--truth/--no-truth", help="Write who was planted to OUT/_truth.")] = True,
     replace: Annotated[

@@ -691,7 +691,7 @@ def test_abuse_when_there_is_a_ban_list_keeps_its_bans_unless_told_otherwise(rep
 
 def test_abuse_when_worlds_are_planted_finds_the_abusers_and_bans_nobody_honest(spark, tmp_path):
     """Of what synth plants, NAT, proxies, health checks and an attacker among viewers, --truth tells what was found."""
-    worlds = ("attackers", "nat", "proxy", "health", "commuters", "neighbours", "death")
+    worlds = ("attackers", "nat", "proxy", "health", "commuters", "neighbours")
     options = SynthOptions(events=20_000, days=0.2, worlds=worlds)
     made = synth.run(spark, str(tmp_path / "events"), options)
     end_s, planted = options.start_s + options.days * 86_400, made.outputs["truth of addresses"]
