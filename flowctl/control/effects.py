@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _MOST_DETAIL: Final = 512 * 1024
 """Details of changes in one answer, octets: half of what a message may have."""
-KEPT_IN_FILE: Final = "in the ban file, and after a restart too"
 KEPT_IN_STORE: Final = "in the ban store, and after a restart too"
-NOT_STORED: Final = "the ban store was not written: {}; it is tried again by itself"
 _TOLD: Final = 100
 """Numbers of connections told of a kick; there may be thousands."""
 
@@ -135,29 +133,22 @@ def _limits_shown(server: LiveServer, found: Limits, connection: Connection | No
 
 def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Keep out, or limit, a network."""
-    expires = ban_ends(asked, datetime.now(UTC))
+    expires = _ban_ends(asked, datetime.now(UTC))
     origin = asked["origin"]
     wanted = Ban(
         cidr=asked["network"],
         expires=expires,
         action=BanAction(asked["action"]),
         reason=asked["reason"],
-        score=asked.get("score", 0.0),  # the last three are said among several processes of one server
-        evidence=asked.get("evidence", {}),
-        source=asked.get("source") or (f"command of {origin}" if origin else "command"),
+        source=f"command of {origin}" if origin else "command",
     )
     found = server.ban(wanted, origin=origin)
-    kept = KEPT_IN_STORE if found.in_store else KEPT_IN_FILE if found.in_file else "until the server ends"
-    shown = found.ban.as_dict() | {"ended": found.ended, "in_file": found.in_file, "in_store": found.in_store}
-    shown["kept"] = kept
-    if found.fault and server.config.ban_store is not None:
-        shown["warning"] = NOT_STORED.format(found.fault)
-    elif found.fault:
-        shown["warning"] = f"the ban file was not written: {found.fault}; ban it again once that is mended"
-    return shown
+    shown = found.ban.as_dict() | {"ended": found.ended, "in_store": found.in_store}
+    shown["kept"] = KEPT_IN_STORE if found.in_store else "until the server ends"
+    return shown | ({"warning": found.warning} if found.warning else {})
 
 
-def ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
+def _ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
     expires, seconds = asked.get("expires"), asked["duration"]
     if expires is not None and seconds is not None:
         raise ConfigError("ban: duration and expires are both given", hint="leave one of the two out")
@@ -185,6 +176,7 @@ def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         if item.lasts(now)
         and (network is None or (item.network.version == network.version and item.network.overlaps(network)))
     ]
+    found.sort(key=lambda item: network is None or item.cidr != str(network))  # what is asked for itself comes first
     first = asked["offset"]
     shown = [
         {
@@ -199,6 +191,14 @@ def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         for item in found[first : first + asked["limit"]]
     ]
     return {"bans": shown, "found": {"bans": len(found), "offset": first, "limit": asked["limit"]}}
+
+
+def fleet(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Return how the fleet stands."""
+    del asked
+    if server.fleet is None:
+        raise LocalProtocolError("the server is in no fleet", hint="flowctl serve live --fleet FILE; see docs/fleet.md")
+    return server.fleet.status()
 
 
 def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:

@@ -233,7 +233,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _ORIGIN,
         ),
         effect=effects.ban,
-        together=together.BAN,
+        together=together.HERE,
     ),
     Operation(
         name="unban",
@@ -241,7 +241,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         summary="Let a banned address or network in again.",
         arguments=(_NETWORK, _ORIGIN),
         effect=effects.unban,
-        together=together.UNBAN,
+        together=together.HERE,
     ),
     Operation(
         name="bans",
@@ -253,6 +253,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         ),
         effect=effects.bans,
         together=together.BANS,
+        looks=True,
+    ),
+    Operation(
+        name="fleet",
+        permission=Permission.BASIC,
+        summary="Show how the fleet stands, as this server sees it: who is behind, and by how much.",
+        arguments=(),
+        effect=effects.fleet,
+        together=together.HERE,
         looks=True,
     ),
     Operation(
@@ -288,7 +297,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=50),
         ),
         effect=effects.changes,
-        together=together.CHANGES,
+        together=together.HERE,
         looks=True,
     ),
 )

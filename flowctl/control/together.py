@@ -12,7 +12,6 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS, Rank, worst_first
@@ -35,19 +34,12 @@ _TOLD: Final = 100
 class Who(enum.Enum):
     """Which of the processes carry an operation out.
 
-    ALL: all, side by side. FIRST: the first, and then the others: it writes to a file what they find written. ONE: any;
-    each would say the same. HERE: none; who stands for them knows.
+    ALL: all, side by side. ONE: any; each would say the same. HERE: none by itself; who stands for them does it.
     """
 
     ALL = "all"
-    FIRST = "first"
     ONE = "one"
     HERE = "here"
-
-
-def _same(asked: Asked, now: datetime) -> Asked:
-    del now
-    return asked
 
 
 def _first(asked: Asked, results: Results) -> Json:
@@ -61,8 +53,6 @@ class Together:
 
     Args:
         merge: returns the answer of all, of theirs; of an operation on one connection the one that has it counts.
-        prepare: returns the values that each is asked with, of those that were given and the time of day.
-        in_force: what it sets is also for processes that are started later.
         lists: names of the lists of the answer that are read page by page; those in `whole` to their ends, since
             entries of several processes are added, the others as far as the page asked for.
         page: entries of a list that one process is asked for at a time: as many as an operation's argument takes.
@@ -70,8 +60,6 @@ class Together:
 
     who: Who = Who.ALL
     merge: Callable[[Asked, Results], Json] = _first
-    prepare: Callable[[Asked, datetime], Asked] = _same
-    in_force: bool = False
     lists: tuple[str, ...] = ()
     whole: frozenset[str] = frozenset()
     page: int = MOST_PAGE
@@ -234,31 +222,6 @@ def _limits(asked: Asked, results: Results) -> Json:
     return made
 
 
-def _with_end(asked: Asked, now: datetime) -> Asked:
-    """Say when a ban ends, so that it is the same ban everywhere."""
-    # Loaded with a server only: help on operations takes neither addresses nor times apart.
-    from flowctl.control.effects import ban_ends  # noqa: PLC0415 - as said
-    from flowctl.core.server.bans import Ban, utc_text  # noqa: PLC0415 - as said
-
-    ends = Ban(cidr=asked["network"], expires=ban_ends(asked, now)).expires
-    return {**asked, "duration": None, "expires": utc_text(ends)}
-
-
-def _ban(asked: Asked, results: Results) -> Json:
-    del asked
-    made = results[0][1] | {"ended": sum(found["ended"] for _, found in results)}
-    written = next((found for _, found in results if found["in_file"]), None)
-    if written is not None:  # one that could write it has done so for all
-        made |= {"in_file": True, "kept": written["kept"]}
-        made.pop("warning", None)
-    return made
-
-
-def _unban(asked: Asked, results: Results) -> Json:
-    del asked
-    return max((found for _, found in results), key=lambda found: len(found["lifted"]))
-
-
 def _drain(asked: Asked, results: Results) -> Json:
     del asked
     made = dict(results[0][1])
@@ -315,10 +278,8 @@ CONNECTIONS: Final = Together(merge=_connection_list, lists=("connections",), pa
 METRICS: Final = Together(merge=_metrics)
 EVENTS: Final = Together(merge=_events)
 KICK: Final = Together(merge=_kick)
-LIMITS: Final = Together(merge=_limits, in_force=True)
-BAN: Final = Together(who=Who.FIRST, merge=_ban, prepare=_with_end, in_force=True)
-UNBAN: Final = Together(who=Who.FIRST, merge=_unban, in_force=True)
+LIMITS: Final = Together(merge=_limits)
 BANS: Final = Together(who=Who.ONE)
 DRAIN: Final = Together(merge=_drain)
 RELOAD: Final = Together(merge=_reload)
-CHANGES: Final = Together(who=Who.HERE)
+HERE: Final = Together(who=Who.HERE)

@@ -200,8 +200,9 @@ class LiveConfig(ServeOptions):
             `flowctl.core.flow.limitsfile`. None: there is no file.
         bans_file: the same of a ban list, which need not be there yet; see `core.server.bans`. None: there is none.
         ban_store: SQLite file in which bans of commands and penalties are kept across restarts; made if it is not
-            there, and one server's alone. None: those of commands go to `bans_file`, if there is one; others are not
-            kept.
+            there, and one server's alone. None: they are not kept.
+        fleet_file: names the servers that have the same bans and limits, this one too; see `flowctl.live.fleet.config`.
+            None: there are no others.
         penalties: what one address may do before it is limited, and then banned for a time.
         penalties_spare: addresses and networks that are never punished: monitors, the own office.
         events: what is recorded, and where to; without a folder, nothing.
@@ -265,6 +266,7 @@ class LiveConfig(ServeOptions):
     limits_file: Path | None = None
     bans_file: Path | None = None
     ban_store: Path | None = None
+    fleet_file: Path | None = None
     penalties: PenaltyLimits = field(default_factory=PenaltyLimits)
     penalties_spare: tuple[Network, ...] = ()
     events: EventsOptions = field(default_factory=EventsOptions)

@@ -7,15 +7,15 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
 from flowctl.connection import Connection
-from flowctl.core.flow.limits import Limits
+from flowctl.core.flow.limits import Limits, parse_target_delay, target_marks, write_marks
 from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.sending.settings import SenderSettings
@@ -27,9 +27,9 @@ from flowctl.core.server.server import Server
 from flowctl.core.text.addresses import address_key, is_loopback, listen_addresses
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
 from flowctl.live.access.request import Kind
-from flowctl.live.bans.banning import PENALTY, Banned, Banning
-from flowctl.live.bans.kept import KeptBans
+from flowctl.live.bans.book import PENALTY, BanBook
 from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
+from flowctl.live.bans.words import Word, WordKind
 from flowctl.live.changes import Change, Changes
 from flowctl.live.config import Difference, LiveConfig, Source, worker_count
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
@@ -64,6 +64,29 @@ _OF_NAMES: Final = {
 """Settings that decide about names of streams, by place."""
 _DRAIN_LOOK_S: Final = 0.05
 """Between two looks whether all have left a server that drains."""
+
+
+class Banned(NamedTuple):
+    """What came of a ban.
+
+    Attributes:
+        ban: as it is in force: joined with what there was for the network.
+        ended: connections that were ended when it came into force.
+        in_store: whether it outlives the server.
+        warning: what was not done; empty: all was.
+    """
+
+    ban: Ban
+    ended: int
+    in_store: bool
+    warning: str = ""
+
+
+class Fleet(Protocol):
+    """The part that a server has in a fleet: `flowctl.live.fleet.member.Member`."""
+
+    def status(self) -> dict[str, Any]:
+        """Return how the fleet stands, as this server sees it, as JSON has it."""
 
 
 class Companion(Protocol):
@@ -118,6 +141,8 @@ class LiveServer(Server):
         recording: records what happens. None: it was not asked for.
         flights: records connections so that they can be replayed. None: nothing is recorded.
         penalties: has those banned or limited who do too much of what costs. None: nobody.
+        book: its bans, but for the ban file's those of the fleet too; the thread of the files.
+        fleet: what it is part of. None: of none.
         recent: what happened to its connections lately; observes them once somebody has asked.
         meters: sums for monitoring; the same.
         certificate: of what speaks TLS. None: nothing does.
@@ -160,9 +185,8 @@ class LiveServer(Server):
         self._hooks: HookRunner | None = None
         if hooks is not None:
             self._hooks = self.hub.gate.hooks = HookRunner(hooks, self.groups.groups[0].report, hooks_loop)
-        self._at_start = self._read = (
-            config if config.source is None else config.source.settings
-        )  # what its file of settings said then, and says now
+        # What its file of settings said then, and says now.
+        self._at_start = self._read = config if config.source is None else config.source.settings
         self._base = config  # what it says, of settings that wait for a restart as at the start
         self._limits_said: LimitsFile | None = None
         self.waiting: tuple[str, ...] = ()
@@ -175,7 +199,8 @@ class LiveServer(Server):
         self.hub.observers += (self.recent,)
         self.meters: Final = Meters(self.hub.add_observer)
         self.companions: Final[list[Companion]] = []
-        self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.do(self._banning.close)]
+        self.fleet: Fleet | None = None
+        self.on_drain: Final[list[Callable[[], None]]] = [lambda: self.reload.do(self.book.close)]
         self.limits_from = "start"
         self.started_at = 0.0
         self._leaves_by: float | None = None  # when a server that drains ends, monotonic seconds; guarded by _lock
@@ -192,8 +217,8 @@ class LiveServer(Server):
         self.penalties = self._penalty_watch()
         try:
             self.listen_all("rtmps", listen_addresses(config.rtmps, "rtmps"), tls=self.certificate)
-            self._banning: Final = Banning(self.set_bans, lambda: self.reload.bans_file, kept_bans(config))
-            self._banning.begin()
+            self.book: Final = book_of(config)
+            self.set_bans(self.book.in_force())
             if self.penalties is not None:
                 self.hub.observers += (self.penalties,)
             self.reload.read_first()
@@ -358,7 +383,8 @@ class LiveServer(Server):
     def _punish(self, verdicts: list[Verdict]) -> None:
         """Decide about addresses that have done too much, and carry that out; the thread of the files."""
         behaving = self.end_guilty(verdicts)
-        self.punish(bans_of(verdicts, behaving, datetime.now(UTC)))
+        words = self.book.ban(bans_of(verdicts, behaving, datetime.now(UTC)))
+        self._put_words_in_force(words, PENALTY)
 
     def end_guilty(self, verdicts: Iterable[Verdict]) -> list[int]:
         """End the connections that are guilty, and return of each verdict how many others behave. Any thread."""
@@ -374,17 +400,36 @@ class LiveServer(Server):
                 _log.warning("penalty: connections ended", cidr=verdict.cidr, why=details, connections=numbers)
         return behaving
 
-    def keep_bans_elsewhere(self) -> None:
-        """Leave it to another process to keep the bans of commands; before the start."""
-        self._banning.elsewhere = True
+    def take_words(self, words: Iterable[Word], origin: str | None = None, *, told: bool = True) -> int:
+        """Take what another server of the fleet, or the supervisor, has said; the thread of the files.
 
-    def punish(self, bans: list[Ban], *, told: bool = True) -> None:
-        """Put bans of penalties in force; the thread of the files. Connections that behave go on."""
-        ended = self._banning.punish(bans)
-        for ban in bans if told else ():
-            detail = ban.as_dict()
-            _log.warning("penalty", **detail, ended=ended)
-            self._note_change("ban", detail, PENALTY)
+        Returns how many connections that ended.
+        """
+        return self._put_words_in_force(self.book.merge(words), origin, told=told)
+
+    def _put_words_in_force(self, words: Sequence[Word], origin: str | None, *, told: bool = True) -> int:
+        """Put what was said in force and tell of it; `origin` None: the fleet."""
+        ended = self.set_bans(self.book.in_force()) if words else 0
+        for word in words if told else ():
+            by = f"fleet {word.stamp.node}" if origin is None else origin
+            if word.kind is WordKind.LIMITS:
+                self._put_limits_of_fleet(word, by)
+            elif word.ban is None:
+                _log.info("ban lifted", cidr=word.key, origin=by)
+                self._note_change("unban", {"cidr": word.key}, by)
+            else:
+                ended += self._end_new(word.ban)
+                detail = word.ban.as_dict()
+                log = _log.warning if word.ban.source == PENALTY else _log.info
+                log("penalty" if word.ban.source == PENALTY else "banned", **detail, ended=ended, origin=by)
+                self._note_change("ban", detail, by)
+        return ended
+
+    def _end_new(self, ban: Ban) -> int:
+        """End all whom a ban of a command names; those of penalties leave who behaves."""
+        if ban.action is not BanAction.BAN or ban.source == PENALTY:
+            return 0
+        return sum(self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0]))
 
     def _certificate(self, config: LiveConfig) -> Certificate | None:
         """Return the certificate of what speaks TLS. None: nothing does."""
@@ -399,7 +444,8 @@ class LiveServer(Server):
 
     def _look_beside(self) -> None:
         """Look at what else may have changed: bans that others keep, and the certificate."""
-        self._banning.look()
+        if self.book.look():  # the list in force has bans that have ended, and knows one clock
+            self.set_bans(self.book.in_force())
         if self.penalties is not None:
             self.penalties.look()
         if self.certificate is None:
@@ -418,9 +464,12 @@ class LiveServer(Server):
         """Take a ban list: refuse whom it names, and end their connections that take no part."""
         before = {ban.cidr for ban in self.admission.bans.bans}
         now = {ban.cidr for ban in bans.still(time.time()).bans}
-        ended = self._banning.take_file(bans)
+        let_in = self.book.take_file(bans)
+        ended = self.set_bans(self.book.in_force())
         figures = {"bans": len(now), "added": len(now - before), "lifted": len(before - now)}
         figures |= {"expired": len(bans) - len(now), "ended": ended}
+        if let_in:
+            figures["let_in_by_command"] = let_in
         _log.info("bans changed", **figures)
         self._note_change("bans file", figures)
 
@@ -443,43 +492,49 @@ class LiveServer(Server):
         """Give open connections and new ones other limits, until a limits file or a command says otherwise."""
 
         def change() -> int:
-            was = self.limits
-            self.set_limits(limits)
-            self.limits_from = "command"
-            count = len(self.connections())
-            _log.info("limits changed", was=str(was), connections=count, limits=str(limits), origin=origin)
-            self._note_change("limits", limits_as_dict(limits), origin, recorded=in_force(self.hub.config))
-            return count
+            if self.fleet is not None:
+                marks = {name: write_marks(limits, name) for name in ("soft", "hard", "low")}
+                self.book.say_limits(marks | {"target_delay": target_marks(limits)})
+            return self._put_limits_in_force(limits, origin)
 
         return self.reload.do(change)
 
+    def _put_limits_in_force(self, limits: Limits, origin: str) -> int:
+        was = self.limits
+        self.set_limits(limits)
+        self.limits_from = "command"
+        count = len(self.connections())
+        _log.info("limits changed", was=str(was), connections=count, limits=str(limits), origin=origin)
+        self._note_change("limits", limits_as_dict(limits), origin, recorded=in_force(self.hub.config))
+        return count
+
+    def _put_limits_of_fleet(self, word: Word, origin: str) -> None:
+        """Put the limits of the fleet in force; those that are not valid beside the settings of this server are not."""
+        said, now = word.value, self.limits
+        try:
+            limits = Limits.parse(
+                said["soft"],
+                said["hard"],
+                said["low"],
+                overhead_bytes=now.overhead_bytes,
+                hard_policy=now.hard_policy,
+                target_delay_ms=parse_target_delay(said["target_delay"], "target_delay"),
+            )
+            self._put_limits_in_force(limits, origin)
+        except ConfigError as error:
+            _log.error("the limits of the fleet are not valid here", fault=str(error), origin=origin)
+
     def ban(self, ban: Ban, *, origin: str = "") -> Banned:
-        """Keep out, or limit, a network, now and, where there is a store or a ban file, after a restart too.
+        """Keep out, or limit, a network, now and, where there is a store, after a restart too.
 
         Open connections of a banned network end, those that play or publish too; a limit ends none.
         """
         ban = dataclasses.replace(ban, reason=redact_text(ban.reason))  # it may quote what somebody sent
 
         def change() -> Banned:
-            found = self._banning.ban(ban)
-            ended = found.ended
-            if ban.action is BanAction.BAN:
-                ended += sum(
-                    self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0])
-                )
-            found = found._replace(ended=ended)
-            detail = found.ban.as_dict()
-            _log.info(
-                "banned",
-                **detail,
-                ended=ended,
-                in_file=found.in_file,
-                in_store=found.in_store,
-                fault=found.fault,
-                origin=origin,
-            )
-            self._note_change("ban", detail, origin)
-            return found
+            words = self.book.ban([ban])
+            ended = self._put_words_in_force(words, origin)
+            return Banned(words[0].ban or ban, ended, self.book.stored, not_stored(self.book))
 
         return self.reload.do(change)
 
@@ -487,9 +542,8 @@ class LiveServer(Server):
         """Let a network in again, now and after a restart; return what was in force for it."""
 
         def change() -> list[Ban]:
-            lifted = self._banning.lift(cidr)
-            _log.info("ban lifted", cidr=cidr, origin=origin)
-            self._note_change("unban", {"cidr": cidr}, origin)
+            lifted, word = self.book.lift(cidr, self.admission.bans.bans, origin)
+            self._put_words_in_force([word], origin)
             return lifted
 
         return self.reload.do(change)
@@ -571,6 +625,9 @@ class LiveServer(Server):
         self.hub.oversight.start()
         for companion in self.companions:
             companion.start()
+        limits = self.book.words.get("", WordKind.LIMITS)
+        if self.fleet is not None and limits is not None:
+            self.reload.do(lambda: self._put_limits_of_fleet(limits, f"fleet {limits.stamp.node}"))
         self._tell_what_is_open()
         others = [shown(*listener.address, listener.name) for listener in self.listeners[1:]]
         _log.info(
@@ -623,19 +680,25 @@ class LiveServer(Server):
         if self._hooks is not None:
             self._hooks.stop(deadline_s)
         self.hub.gate.stop(deadline_s)
-        self._banning.close()
+        self.book.close()
         if self.recording is not None:
             self.recording.stop(self.accepted_count, deadline_s)
         _log.info("live server stopped", connections=self.accepted_count)
 
 
-def kept_bans(config: LiveConfig) -> KeptBans:
+def book_of(config: LiveConfig) -> BanBook:
+    """Return the book of bans of a server, with what its store has."""
     if config.ban_store is None:
-        return KeptBans()
+        return BanBook()
     # Loaded for a server that has one.
     from flowctl.live.bans.store import BanStore  # noqa: PLC0415 - as said
 
-    return KeptBans(BanStore(config.ban_store))
+    return BanBook(BanStore(config.ban_store))
+
+
+def not_stored(book: BanBook) -> str:
+    """Return what to tell who bans while the store cannot be written to; empty: it can."""
+    return f"the ban store was not written: {book.fault}; it is tried again by itself" if book.fault else ""
 
 
 def _said_of_names(levels: Iterable[Level]) -> dict[str, Any]:

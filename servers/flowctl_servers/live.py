@@ -30,6 +30,15 @@ def build(options: ServeOptions) -> LiveServer:
         except BaseException:
             server.close_listeners()
             raise
+    if server.config.fleet_file is not None:
+        # Loaded for a member of a fleet: it brings the messenger with it.
+        from flowctl.live.fleet.member import join_fleet  # noqa: PLC0415 - as said
+
+        try:
+            join_fleet(server, server.config.fleet_file)
+        except BaseException:
+            server.close_listeners()
+            raise
     if server.config.relay_push or server.config.relay_pull:
         # As below: it brings the clients with it.
         from flowctl.live.relay.relay import Relays  # noqa: PLC0415 - as said
@@ -64,6 +73,10 @@ def check(options: ServeOptions) -> None:
         )
     if options.ban_store is not None:
         check_target(options.ban_store, "ban_store")
+    if options.fleet_file is not None:
+        from flowctl.live.fleet.config import read_config  # noqa: PLC0415 - brings ZeroMQ with it
+
+        read_config(options.fleet_file)
     if options.events.folder:
         check_folder(Path(options.events.folder), "events")
     if options.hooks:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -124,32 +122,6 @@ def test_kick_when_many_are_kicked_is_their_sum():
     answers = [Answer(n, result={"kicked": 80, "connections": list(range(80))}) for n in (1, 2)]
     found = come_to("kick", *answers, peer="192.0.2.1")
     assert (found["kicked"], len(found["connections"])) == (160, 100)
-
-
-def test_ban_when_only_one_could_write_the_file_is_in_the_file():
-    """The file is written once for all; ended connections are added, and who could not do it is named."""
-    wrote = {"cidr": "192.0.2.1/32", "ended": 1, "in_file": True, "kept": "in the ban file"}
-    failed = wrote | {"ended": 2, "in_file": False, "kept": "until the server ends", "warning": "not written"}
-    found = come_to("ban", Answer(1, result=failed), Answer(2, result=wrote), network="192.0.2.1")
-    assert (found["ended"], found["in_file"], found["kept"]) == (3, True, "in the ban file")
-    assert "warning" not in found
-    found = come_to("ban", Answer(1, result=wrote), Answer(2, error=ConfigError("too many")), network="192.0.2.1")
-    assert found["warning"] == "worker 2: too many"
-
-
-def test_ban_when_it_has_a_duration_ends_at_one_time_everywhere():
-    """All workers are told a moment, and not a duration that begins when each comes to it."""
-    now = datetime(2030, 1, 1, tzinfo=UTC)
-    how = BY_NAME["ban"].together
-    assert how.prepare(asked_of("ban", network="192.0.2.1", duration="10min"), now)["expires"] == "2030-01-01T00:10:00Z"
-    assert how.prepare(asked_of("ban", network="192.0.2.1"), now)["expires"] is None
-
-
-def test_unban_when_some_workers_have_it_no_more_is_lifted():
-    """The ban of the file is lifted by the first; that others do not find it any more is no fault."""
-    lifted = {"lifted": [{"cidr": "192.0.2.1/32"}]}
-    gone = Answer(2, error=LocalProtocolError("it is not banned"))
-    assert come_to("unban", Answer(1, result=lifted), gone, network="192.0.2.1") == lifted
 
 
 def test_reload_when_one_worker_finds_a_fault_tells_it_once():

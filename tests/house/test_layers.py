@@ -62,18 +62,17 @@ LAYERS = {
         "words text access flow rtmp outgoing judging log loop sending receiver fanout connection server telemetry "
         "flight",
     ),
+    "fleet": layer("live.fleet", "words outcomes zeromq rpc messenger live"),
     "httpd": layer(
         "live.httpd",
         "words access flow rtmp outgoing log loop sending receiver connection server live",
     ),
-    "control": layer(
-        "control", "words text flow outcomes log loop zeromq rpc messenger sending connection server live"
-    ),
+    "control": layer("control", "words text flow log loop zeromq rpc sending connection server live"),
     "admin": layer("live.admin", "words loop access server live control"),
     "cluster": layer(
         "live.cluster",
         "words text flow rtmp access outgoing judging outcomes charts log loop zeromq rpc scheduler diffusion sending "
-        "receiver fanout connection server telemetry client live control admin",
+        "receiver fanout connection server telemetry client live fleet control admin",
     ),
     "remux": layer("live.remux", "words access flow rtmp outcomes loop sending connection live httpd client cluster"),
     "relay": layer("live.relay", "words flow rtmp outcomes loop sending connection server live client cluster"),

@@ -32,7 +32,13 @@ _SHARED: Final = {"server": (Server, None), "key": (Key, None), "timeout": (Time
 
 def add_to(app: typer.Typer) -> None:
     for operation in OPERATIONS:
-        app.command(operation.name, help=_help(operation))(_command(operation))
+        if operation.name != "fleet":  # which is a group of commands
+            add_operation(app, operation.name, operation)
+
+
+def add_operation(app: typer.Typer, name: str, operation: Operation) -> None:
+    """Add an operation as the command `name`."""
+    app.command(name, help=_help(operation))(_command(operation))
 
 
 def _help(operation: Operation) -> str:

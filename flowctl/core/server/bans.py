@@ -413,6 +413,11 @@ def _ban_of(line: str) -> Ban:
     except (ValueError, RecursionError) as error:
         said = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise ConfigError(f"not valid JSON: {said}", hint="each line is one JSON object") from error
+    return parse_ban(value)
+
+
+def parse_ban(value: object) -> Ban:
+    """Return the ban that the object of a line is."""
     if not isinstance(value, dict):
         raise ConfigError(f"it is {short(value)}, it must be a JSON object")
     for name in value:

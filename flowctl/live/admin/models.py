@@ -160,7 +160,7 @@ class Banned(Answer):
     expires: str | None = None
     reason: str = ""
     ended: int
-    in_file: bool
+    in_store: bool
     kept: str
 
 

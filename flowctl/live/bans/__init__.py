@@ -1,4 +1,4 @@
-"""The bans of a live server: taken from its file, put by commands and penalties, kept across restarts.
+"""The bans of a live server: read from its file, said by commands, penalties and its fleet, kept across restarts.
 
-Begin with `banning.py`.
+Begin with `book.py`.
 """

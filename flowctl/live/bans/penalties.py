@@ -28,7 +28,7 @@ from flowctl.core.server.guilt import LIMIT_POINTS, MILD_LIMITS
 from flowctl.core.text.addresses import Network, address_key, meanings
 from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import LiveRequest
-from flowctl.live.bans.banning import PENALTY
+from flowctl.live.bans.book import PENALTY
 from flowctl.live.judging.penalties import FIRST_S, USUAL, Offence, Penalties, Verdict, networks_of, sentence
 from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason

@@ -1,4 +1,4 @@
-"""Bans in an SQLite file, so that they outlive the server, also one that is killed in the middle of writing.
+"""What was said of networks, in an SQLite file: it outlives the server, also one that is killed while it writes.
 
 One transaction for each change, in a write-ahead log that is synced: after a crash the file has all of a change or
 nothing of it. One process has the file at a time (an exclusive lock, which the kernel takes back from a process that
@@ -17,27 +17,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from flowctl.core.server.bans import Ban, BanAction, parse_utc, utc_text
 from flowctl.errors import ConfigError
+from flowctl.live.bans.words import Word, WordPlace, place_text
 
 _log: Final = structlog.get_logger("flowctl.live")
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the tables below; in the file as its ``user_version``."""
 _APPLICATION: Final = 0x666C6F77
 """Says whose file it is (``file`` shows it); "flow" in ASCII."""
 _SCHEMA: Final = (
-    """CREATE TABLE bans (cidr TEXT NOT NULL, action TEXT NOT NULL, expires TEXT, reason TEXT NOT NULL,
-    score REAL NOT NULL, evidence TEXT NOT NULL, source TEXT NOT NULL, PRIMARY KEY (cidr, action)) WITHOUT ROWID""",
+    "CREATE TABLE words (place TEXT PRIMARY KEY, word TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE clock (seen REAL NOT NULL)",
     "INSERT INTO clock VALUES (0)",
     f"PRAGMA user_version = {VERSION}",
@@ -57,38 +55,33 @@ class BanStore:
         self._left: list[object] = []  # what `_look` saw after our last change; empty: it is not open
         self._database = self._opened()
 
-    def read(self) -> tuple[list[Ban], float]:
-        """Return all bans, those that have ended too, and when they were written last, in seconds since the epoch."""
+    def read(self) -> tuple[list[Word], float]:
+        """Return all words, those that are over too, and when they were written last, in seconds since the epoch."""
         found, wrong = [], 0
         with self._mapped():
-            rows = self._database.execute("SELECT cidr, expires, action, reason, score, evidence, source FROM bans")
-            for row in rows.fetchall():
-                try:
-                    found.append(_ban_of(row))
-                except (ConfigError, ValueError, TypeError):  # written by hand, or by another program
-                    wrong += 1
+            rows = self._database.execute("SELECT word FROM words").fetchall()
             seen = self._database.execute("SELECT seen FROM clock").fetchone()
+        for (line,) in rows:
+            try:
+                found.append(Word.read(line))
+            except ConfigError:  # written by hand, or by another program
+                wrong += 1
         if wrong:
-            hint = "look at its table bans with sqlite3 while the server is not running"
+            hint = "look at its table words with sqlite3 while the server is not running"
             _log.warning(
                 "ban store: some rows are no bans, they do not count", file=str(self.path), rows=wrong, hint=hint
             )
         return found, float(seen[0]) if seen else 0.0
 
-    def write(self, put: Iterable[Ban], drop: Iterable[tuple[str, BanAction]], seen: float) -> None:
-        """Enter bans, and take others out, all of it or nothing."""
+    def write(self, changed: Mapping[WordPlace, Word | None], seen: float, *, anew: bool = False) -> None:
+        """Enter words, and take those out whose place has none now, all of it or nothing; `anew`: and all others."""
         with self._mapped(), self._changing():
-            self._database.executemany(
-                "DELETE FROM bans WHERE cidr = ? AND action = ?", [(cidr, action.value) for cidr, action in drop]
-            )
-            self._database.executemany("INSERT OR REPLACE INTO bans VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, put))
-            self._database.execute("UPDATE clock SET seen = ?", (seen,))
-
-    def replace(self, bans: Iterable[Ban], seen: float) -> None:
-        """Have the file say just this; as `write`."""
-        with self._mapped(), self._changing():
-            self._database.execute("DELETE FROM bans")
-            self._database.executemany("INSERT INTO bans VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, bans))
+            if anew:
+                self._database.execute("DELETE FROM words")
+            gone = [(place_text(place),) for place, word in changed.items() if word is None]
+            put = [(place_text(place), word.line()) for place, word in changed.items() if word is not None]
+            self._database.executemany("DELETE FROM words WHERE place = ?", gone)
+            self._database.executemany("INSERT OR REPLACE INTO words VALUES (?, ?)", put)
             self._database.execute("UPDATE clock SET seen = ?", (seen,))
 
     def whole(self) -> bool:
@@ -167,13 +160,13 @@ class BanStore:
             database.execute(f"PRAGMA {setting}")
         version = database.execute("PRAGMA user_version").fetchone()[0]
         tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if version > VERSION:
+        if tables and database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            raise ConfigError(f"ban_store: {self.path} is a database of another program", hint="name a file of its own")
+        if tables and version != VERSION:
             raise ConfigError(
                 f"ban_store: {self.path} has version {version}, this flowctl knows {VERSION}",
                 hint="use the flowctl that wrote it, or name another file",
             )
-        if tables and database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-            raise ConfigError(f"ban_store: {self.path} is a database of another program", hint="name a file of its own")
         with database:
             database.execute("BEGIN EXCLUSIVE")
             if not tables:
@@ -228,21 +221,3 @@ class BanStore:
 def _code(error: sqlite3.Error) -> int:
     """Return the primary result code (the lower 8 bits of the extended one); 0: the error has none."""
     return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
-
-
-def _row(ban: Ban) -> tuple[Any, ...]:
-    evidence = json.dumps(dict(ban.evidence))
-    return ban.cidr, ban.action.value, utc_text(ban.expires), ban.reason, ban.score, evidence, ban.source
-
-
-def _ban_of(row: tuple[Any, ...]) -> Ban:
-    cidr, expires, action, reason, score, evidence, source = row
-    return Ban(
-        cidr=cidr,
-        expires=None if expires is None else parse_utc(expires),
-        action=BanAction(action),
-        reason=reason,
-        score=score,
-        evidence=json.loads(evidence),
-        source=source,
-    )

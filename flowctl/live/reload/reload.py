@@ -92,11 +92,6 @@ class Reload:
         return bool(self._files)
 
     @property
-    def bans_file(self) -> WatchedFile | None:
-        """The ban file; for code that `do` runs."""
-        return self._files.get("bans")
-
-    @property
     def status(self) -> dict[str, FileStatus]:
         """How it stands with each file: ``config``, ``limits``, ``bans``. Any thread."""
         return {name: file.status for name, file in self._files.items()}

@@ -110,13 +110,6 @@ class WatchedFile:
         """Whether the file turned up empty at the last look, and is taken as such by the next one."""
         return self._blank is not None
 
-    def contents(self) -> bytes:
-        """Return what it says now; of a file that is not there, nothing."""
-        try:
-            return self._contents()
-        except FileNotFoundError:
-            return b""
-
     def known(self, text: str) -> None:
         """Count `text` as taken, which was read of the file by somebody else: only other contents are news."""
         self._digest, self._taken = hashlib.blake2b(text.encode()).digest(), True
@@ -125,16 +118,6 @@ class WatchedFile:
     def forget(self) -> None:
         """Count what it says as news at the next reading: files that it names may have changed."""
         self._seen, self._digest = None, b""
-
-    def in_force(self, data: bytes) -> bool:
-        """Return whether `data` are the contents that were taken last."""
-        return not self.status.fault and bool(self._digest) and hashlib.blake2b(data).digest() == self._digest
-
-    def wrote(self, data: bytes) -> None:
-        """Count `data`, which we have written to the file and put in force, as taken: it is no news any more."""
-        self._seen, self._blank, self._digest = None, None, hashlib.blake2b(data).digest()
-        self._taken = True
-        self.status = replace(self.status, there=True, fault="", hint="", applied=self.status.applied + 1)
 
     def _changed(self) -> bytes | None:
         """Return the contents, if they are others than at the last reading."""

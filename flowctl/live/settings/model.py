@@ -196,6 +196,7 @@ class LiveSettings(BaseModel):
     )
     bans: File = _at("bans_file", "Keep out whom this file of JSON lines names, now and when it changes.")
     ban_store: File = _at("ban_store", "Keep the bans of commands and penalties in this SQLite file across restarts.")
+    fleet: File = _at("fleet_file", "Have the same bans and limits as the other servers that this TOML file names.")
     penalties: Flag = _at("penalties.on", "Limit, and then ban for a time, addresses that do too much of what costs.")
     penalties_spare: Networks = _at("penalties_spare", "Addresses that are never punished: monitors, say.")
     penalty_connections: Allowed = _at(

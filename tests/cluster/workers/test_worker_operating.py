@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from live_kit import config
 
+from flowctl.control import effects
 from flowctl.control.operations import BY_NAME, Permission, read_arguments
 from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.server.bans import Ban, BanList
 from flowctl.errors import RpcError, RpcTimeoutError
+from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.penalties import verdict_line, verdict_of
+from flowctl.live.bans.words import Stamp, Word
 from flowctl.live.changes import Changes
-from flowctl.live.cluster.workers.inforce import InForce
-from flowctl.live.cluster.workers.operating import (
-    Operating,
-    bans_of_lines,
-    behaving,
-    carry_out,
-    punished,
-    put_in_force,
-)
+from flowctl.live.cluster.workers.operating import MOST_PAGE, Operating, behaving, carry_out, take_words
 from flowctl.live.judging.penalties import Offence, Verdict
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.peers.peer import ConnectionID
+
+NOW_MS = int(time.time() * 1000)
 
 
 class Worker:
@@ -45,27 +44,32 @@ class Worker:
         return [self.does(self.server, self.asked[-1])]
 
 
+def told(server, call):
+    return str(take_words(server, call)).encode()
+
+
 class Crew:
     """Workers and what operates them; stands for the node between them too."""
 
-    def __init__(self, count):
+    def __init__(self, count, limits_file=None):
         self.workers = [Worker(number) for number in range(1, count + 1)]
         self.expected, self.drained = [], []
         self.lock = OwnedLock()
-        self.in_force = InForce()
+        self.book = BanBook()
         self.changes = Changes(lambda where, error: None)
         self.operating = Operating(
             self,
             lambda: self.workers,
             lambda: self.expected,
             lock=self.lock,
-            in_force=self.in_force,
+            book=self.book,
             changes=self.changes,
             drains=lambda: self.drained.append(True),
+            limits_file=limits_file,
         )
 
     def request_future(self, conn, command, call, *, timeout_s):
-        does = {"worker.operate": carry_out, "worker.behaving": behaving, "worker.punish": punished}[command]
+        does = {"worker.operate": carry_out, "worker.behaving": behaving, "worker.words": told}[command]
         assert timeout_s > 0
         (worker,) = (item for item in self.workers if item.conn == conn)
         worker.asked.append(call)
@@ -98,8 +102,8 @@ def test_change_when_a_worker_comes_meanwhile_reaches_it_too(crew):
             crew.workers.append(late)
 
     crew.workers[1].meanwhile = comes
-    assert crew.call("ban", network="192.0.2.1")["result"]["cidr"] == "192.0.2.1/32"
-    assert [banned(item) for item in crew.workers] == [["192.0.2.1/32"]] * 3
+    assert crew.call("limits", soft="1MiB,100,2s")["result"]["soft"] == "1MiB,100,2s"
+    assert len({str(item.server.limits) for item in crew.workers}) == 1
     assert [len(item.asked) for item in crew.workers] == [1, 1, 1]
 
 
@@ -117,8 +121,12 @@ def test_change_when_it_is_done_is_one_and_is_there_for_later_workers(crew):
     ]
     later = Worker(1, serial=3)
     crew.workers.append(later)
-    put_in_force(later.server, crew.in_force.orders(), bans_of_lines(crew.in_force.page()))
-    assert banned(later) == ["192.0.2.1/32"]
+    with crew.lock:
+        words, following = crew.operating.words_page(0)
+        limits = crew.operating.limits_in_force()
+    take_words(later.server, words.encode(), told=False)
+    effects.limits(later.server, limits)
+    assert (banned(later), following) == (["192.0.2.1/32"], 0)
     assert later.server.limits == crew.workers[0].server.limits
     first, second = (item.server.admission.bans.bans for item in (crew.workers[0], later))
     assert first == second
@@ -129,7 +137,7 @@ def test_change_when_it_is_refused_everywhere_is_not_in_force(crew):
     assert crew.call("unban", network="192.0.2.1")["error"]["code"] == "NOT_POSSIBLE"
     assert crew.call("limits", soft="1MiB,100,2s", hard="1KiB,1,1s")["error"]["code"] == "WRONG_ARGUMENT"
     assert crew.changes.version == 0
-    assert crew.in_force.orders() == []
+    assert len(crew.book.words) == 0
 
 
 def test_change_when_a_worker_does_not_answer_is_the_others_with_a_warning(crew):
@@ -190,14 +198,62 @@ def test_operations_when_named_in_the_table_can_be_asked_of_workers(crew):
         assert json.loads(json.dumps(asked)) == asked
 
 
-def test_change_of_the_ban_file_when_a_ban_was_the_cause_is_none(crew):
-    """A worker that reads the file after another has written a ban to it tells of no other change than the ban."""
-    digest = ""  # of servers without a file
-    crew.workers[1].meanwhile = lambda: crew.operating.note_file("bans file", {}, digest)
-    crew.call("ban", network="192.0.2.1")
-    crew.operating.note_file("bans file", {}, digest)
-    crew.operating.note_file("bans file", {}, "of somebody else")
-    assert [item.what for item in crew.changes.since(0)[0]] == ["ban", "bans file"]
+def test_limits_when_set_by_command_are_for_later_workers_until_the_file_changes(tmp_path):
+    """They last until the limits file says something else; those of one stream, or only shown, are for nobody else."""
+    file = tmp_path / "limits.toml"
+    file.write_text("soft = '1MiB'\n")
+    crew = Crew(1, file)
+
+    def in_force():
+        with crew.lock:
+            return crew.operating.limits_in_force()
+
+    crew.call("limits")
+    assert in_force() is None
+    crew.call("limits", soft="1MiB,100,2s", origin="me")
+    assert (in_force()["soft"], in_force()["origin"]) == ("1MiB,100,2s", "me")
+    file.write_text("soft = '2MiB'\n")
+    assert in_force() is None
+    crew.workers[0].server.stop()
+
+
+def test_words_when_there_are_more_than_a_page_are_told_once_each(crew):
+    """A worker that is started asks for page after page until all that was said has been told."""
+    bans = [Ban(cidr=f"10.0.{at >> 8}.{at & 255}/32", expires=None) for at in range(3 * MOST_PAGE)]
+    crew.book.ban(bans)
+    following, pages = 0, []
+    while not pages or following:
+        with crew.lock:
+            page, following = crew.operating.words_page(following)
+        pages.append([Word.read(line).key for line in json.loads(page)["words"]])
+    assert sorted(key for page in pages for key in page) == sorted(ban.cidr for ban in bans)
+    assert len(pages) == 3
+
+
+def test_unban_when_only_the_ban_file_has_it_lets_it_in_at_all_workers(crew):
+    """The supervisor reads no ban file: what it says the workers know, and what is lifted is lifted in each."""
+    for item in crew.workers:
+        item.server.book.take_file(BanList([Ban(cidr="192.0.2.1/32", expires=None)]))
+        item.server.set_bans(item.server.book.in_force())
+    assert [ban["cidr"] for ban in crew.call("unban", network="192.0.2.1")["result"]["lifted"]] == ["192.0.2.1/32"]
+    assert [banned(item) for item in crew.workers] == [[], []]
+
+
+def test_fleet_when_it_says_something_is_told_to_all_workers(crew):
+    """Bans, liftings and limits of other servers are in force in each worker, and are changes of the fleet."""
+    ban = Word.of_ban(Ban(cidr="192.0.2.1/32", expires=None, source="command of ops"), Stamp(NOW_MS, 0, "berlin"))
+    limits = {"soft": "1MiB,100,2s", "hard": "2MiB,200,4s", "low": "0,0,0", "target_delay": "auto"}
+    crew.operating.take_words([ban, Word.of_limits(limits, Stamp(NOW_MS, 1, "berlin"))])
+    assert [banned(item) for item in crew.workers] == [["192.0.2.1/32"]] * 2
+    assert {item.server.limits.size.soft for item in crew.workers} == {1 << 20}
+    crew.operating.take_words([ban, Word.lifting(ban.key, ban.ends_s, "ops", Stamp(NOW_MS, 2, "cadiz"))])
+    assert [banned(item) for item in crew.workers] == [[], []]
+    changes = crew.call("changes")["result"]["changes"]
+    assert [(item["what"], item["origin"]) for item in changes] == [
+        ("ban", "fleet berlin"),
+        ("limits", "fleet berlin"),
+        ("unban", "fleet cadiz"),
+    ]
 
 
 def test_penalty_when_others_behave_at_another_worker_is_a_limit_everywhere(crew, monkeypatch):
@@ -213,7 +269,7 @@ def test_penalty_when_others_behave_at_another_worker_is_a_limit_everywhere(crew
         assert "shared: 3 other connections" in found.reason
     changes = crew.call("changes")["result"]["changes"]
     assert [(item["what"], item["origin"]) for item in changes] == [("ban", "penalty"), ("ban", "penalty")]
-    assert len(crew.in_force.page()) == 2
+    assert len(crew.book.words) == 2
 
 
 def test_verdict_when_it_went_over_the_link_is_the_same():

@@ -1,4 +1,4 @@
-"""The SQLite file of bans: what it keeps through restarts, crashes, damage and a full disk."""
+"""The book of bans and its SQLite file: what they keep through restarts, crashes, damage, full disks and clocks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import structlog
 
-from flowctl.core.server.bans import Ban, BanAction
+from flowctl.core.server.bans import Ban, BanAction, BanList
 from flowctl.errors import ConfigError, LocalProtocolError
-from flowctl.live.bans.kept import KeptBans
+from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.store import BanStore
+from flowctl.live.bans.words import Stamp, Word
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 ONE = Ban(
@@ -32,6 +33,25 @@ TWO = Ban(cidr="2001:db8::/48", expires=None, action=BanAction.LIMIT, source="co
 THREE = Ban(cidr="192.0.2.0/24", expires=None)
 
 
+def words_of(*bans):
+    """Return bans as a store is given them."""
+    words = [Word.of_ban(ban, Stamp(7, at, "")) for at, ban in enumerate(bans)]
+    return {word.place: word for word in words}
+
+
+def kept(book):
+    return [word.ban for word in book.words if word.ban is not None]
+
+
+def fill(store):
+    """Have no more room on the disk; SQLite meets its own limit as it meets that of a disk."""
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count = {pages}")
+
+
+MANY = [Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None, reason="x" * 100) for n in range(2000)]
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "bans.sqlite"
@@ -41,7 +61,7 @@ def bans_of(path):
     """Return what a new life finds in the file."""
     store = BanStore(path)
     try:
-        return {(ban.cidr, ban.action): ban for ban in store.read()[0]}
+        return {(word.key, word.ban.action): word.ban for word in store.read()[0] if word.ban is not None}
     finally:
         store.close()
 
@@ -49,8 +69,8 @@ def bans_of(path):
 def test_store_when_opened_again_has_all_of_each_ban(path):
     """Reason, evidence, end, action and source are what they were; the file is its owner's alone."""
     store = BanStore(path)
-    store.write([ONE, TWO], [], 7.0)
-    store.write([], [("192.0.2.1/32", BanAction.BAN)], 9.0)
+    store.write(words_of(ONE, TWO, THREE), 7.0)
+    store.write(dict.fromkeys(words_of(THREE)), 9.0)
     assert store.read()[1] == 9.0
     store.close()
     assert bans_of(path) == {(ONE.cidr, ONE.action): ONE, (TWO.cidr, TWO.action): TWO}
@@ -62,10 +82,12 @@ import sys
 from pathlib import Path
 from flowctl.live.bans.store import BanStore
 from flowctl.core.server.bans import Ban
+from flowctl.live.bans.words import Stamp, Word
 store = BanStore(Path(sys.argv[1]))
 for number in range(1_000_000):
     block = f"10.{number >> 8 & 255}.{number & 255}"
-    store.write([Ban(cidr=f"{block}.{at}/32", expires=None) for at in range(4)], [], float(number))
+    words = [Word.of_ban(Ban(cidr=f"{block}.{at}/32", expires=None), Stamp(1, at, "")) for at in range(4)]
+    store.write({word.place: word for word in words}, float(number))
     if number == 3:
         print("writes", flush=True)
 """
@@ -89,7 +111,7 @@ def test_store_when_its_process_is_killed_in_the_middle_has_whole_changes(path):
 def test_store_when_the_file_is_damaged_is_put_aside_told_and_begun_anew(path, damage):
     """Nothing of a damaged file is lost: it has another name, which the log says with what to do."""
     store = BanStore(path)
-    store.write([Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None) for n in range(2000)], [], 1.0)
+    store.write(words_of(*MANY), 1.0)
     store.close()
     data = bytearray(path.read_bytes())
     if damage == "all":
@@ -107,7 +129,7 @@ def test_store_when_the_file_is_damaged_is_put_aside_told_and_begun_anew(path, d
     assert (told["aside"], told["file"]) == (str(aside), str(path))
     assert "sqlite3" in told["hint"]
     again = BanStore(path)
-    again.write([ONE], [], 1.0)
+    again.write(words_of(ONE), 1.0)
     again.close()
     assert list(bans_of(path).values()) == [ONE]
 
@@ -140,23 +162,23 @@ def move_and_link(path):
 @pytest.mark.parametrize("harm", [remove, replace, write_over, cut, remove_log, move_and_link])
 def test_store_when_its_file_is_taken_away_while_it_is_open_is_begun_anew_and_told(path, harm):
     """SQLite would go on writing to what nobody finds again: the next look sees it, and all bans are in a new file."""
-    kept = KeptBans(BanStore(path), wall=lambda: 1.8e9, steady=lambda: 7.0)
-    kept.put([ONE, TWO])
+    book = BanBook(BanStore(path), wall=lambda: 1.8e9, steady=lambda: 7.0)
+    book.ban([ONE, TWO])
     with structlog.testing.capture_logs() as lines:
-        kept.look()
+        book.look()
         assert lines == []
         harm(path)
-        kept.look()
-        kept.put([THREE])
+        book.look()
+        book.ban([THREE])
         harm(path)
-        kept.drop([(THREE.cidr, THREE.action)])
+        book.lift(THREE.cidr, [THREE], "")
         harm(path)
-        kept.put([THREE])
+        book.ban([THREE])
     assert [(line["log_level"], line["fault"]) for line in lines] == [
         ("error", "it was removed, replaced or written over while the server ran")
     ] * 3
-    assert kept.fault == ""
-    kept.close()
+    assert book.stored
+    book.close()
     assert set(bans_of(path)) == {(ban.cidr, ban.action) for ban in (ONE, TWO, THREE)}
     if harm is write_over:  # what somebody put there is as it was
         aside = [item for item in path.parent.glob("*.damaged-*") if not item.name.endswith("-wal")]
@@ -168,7 +190,7 @@ def test_store_when_a_link_leads_to_it_sees_that_its_log_is_taken_away(path):
     real = path.with_name("real.sqlite")
     path.symlink_to(real)
     store = BanStore(path)
-    store.write([ONE], [], 1.0)
+    store.write(words_of(ONE), 1.0)
     assert store.whole()
     remove_log(real)
     assert not store.whole()
@@ -180,68 +202,71 @@ def test_store_when_its_folder_is_gone_is_not_told_to_be_durable_until_it_is_bac
     now = [7.0]
     path = path.parent / "folder" / path.name
     path.parent.mkdir()
-    kept = KeptBans(BanStore(path), wall=lambda: 1.8e9, steady=lambda: now[0])
+    book = BanBook(BanStore(path), wall=lambda: 1.8e9, steady=lambda: now[0])
     path.parent.rename(path.parent.with_name("elsewhere"))
-    kept.put([ONE])
-    assert "No such file" in kept.fault
+    book.ban([ONE])
+    assert "No such file" in book.fault
+    assert not book.stored
     path.parent.mkdir()
     now[0] += 60
-    kept.look()
-    assert kept.fault == ""
-    kept.close()
+    book.look()
+    assert book.stored
+    book.close()
     assert set(bans_of(path)) == {(ONE.cidr, ONE.action)}
 
 
-def test_kept_bans_when_their_store_was_left_to_a_successor_are_not_lifted(path):
+def test_book_when_its_store_was_left_to_a_successor_lifts_nothing_of_it(path):
     """Lifted here they would be back with the server that takes over; what was banned since is lifted as ever."""
-    kept = KeptBans(BanStore(path), wall=lambda: 1.8e9)
-    kept.put([ONE])
-    kept.close()
-    kept.put([TWO])
+    book = BanBook(BanStore(path), wall=lambda: 1.8e9)
+    book.ban([ONE])
+    book.close()
+    book.ban([TWO])
     with pytest.raises(LocalProtocolError, match="left to the server"):
-        kept.drop([(ONE.cidr, ONE.action)])
-    kept.drop([(TWO.cidr, TWO.action)])
-    assert kept.bans == [ONE]
+        book.lift(ONE.cidr, book.in_force().bans, "")
+    book.lift(TWO.cidr, book.in_force().bans, "")
+    assert kept(book) == [ONE]
 
 
 def test_store_when_the_disk_is_full_says_so_and_has_what_it_had(path):
     """What does not fit raises as a full disk does, and changes nothing."""
     store = BanStore(path)
-    store.write([ONE], [], 1.0)
-    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
-    store._database.execute(f"PRAGMA max_page_count = {pages}")  # SQLite meets its limit as it meets that of a disk
-    many = [Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None, reason="x" * 100) for n in range(2000)]
+    store.write(words_of(ONE), 1.0)
+    fill(store)
     with pytest.raises(OSError, match="full") as failed:
-        store.write(many, [], 2.0)
+        store.write(words_of(*MANY), 2.0)
     assert (failed.value.errno, failed.value.filename) == (errno.ENOSPC, str(path))
-    assert store.read() == ([ONE], 1.0)
+    assert ([word.ban for word in store.read()[0]], store.read()[1]) == ([ONE], 1.0)
     store.close()
 
 
-def test_kept_bans_when_the_disk_was_full_are_in_force_and_written_once_there_is_room(path):
-    """A ban does not wait for the disk: it counts at once, the fault is told once, and later the store has it."""
+def test_book_when_the_disk_was_full_has_all_in_force_and_writes_it_once_there_is_room(path):
+    """A ban does not wait for the disk: it counts at once, the fault is told once, and later the store has it.
+
+    It is not lifted meanwhile, or it would be back after a restart.
+    """
     now = [1000.0]
     store = BanStore(path)
-    kept = KeptBans(store, wall=lambda: now[0] + 1.8e9, steady=lambda: now[0])
-    kept.put([ONE])
-    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
-    store._database.execute(f"PRAGMA max_page_count = {pages}")
-    many = [Ban(cidr=f"10.0.{n >> 8}.{n & 255}/32", expires=None, reason="x" * 100) for n in range(2000)]
+    book = BanBook(store, wall=lambda: now[0] + 1.8e9, steady=lambda: now[0])
+    book.ban([ONE])
+    fill(store)
     with structlog.testing.capture_logs() as lines:
-        kept.put(many)
-        kept.put([TWO])
+        book.ban(MANY)
+        book.ban([TWO])
         now[0] += 60
-        kept.look()
-        assert "full" in kept.fault
-        assert len(kept.bans) == 2002
+        book.look()
+        assert "full" in book.fault
+        assert len(book.in_force()) == 2002
+        with pytest.raises(OSError, match="full"):
+            book.lift(ONE.cidr, [ONE], "")
+        assert ONE in kept(book)
         store._database.execute("PRAGMA max_page_count = 1000000")
-        kept.look()
-        assert kept.fault  # not tried each second
+        book.look()
+        assert book.fault  # not tried each second
         now[0] += 60
-        kept.look()
-    assert kept.fault == ""
+        book.look()
+    assert book.stored
     assert [line["log_level"] for line in lines] == ["error", "info"]
-    kept.close()
+    book.close()
     assert len(bans_of(path)) == 2002
 
 
@@ -251,7 +276,7 @@ def test_store_when_it_is_of_a_later_version_is_left_alone(path):
     database = sqlite3.connect(path)
     database.execute("PRAGMA user_version = 9")
     database.close()
-    with pytest.raises(ConfigError, match="version 9, this flowctl knows 1"):
+    with pytest.raises(ConfigError, match="version 9, this flowctl knows 2"):
         BanStore(path)
     assert [item.name for item in path.parent.iterdir()] == ["bans.sqlite"]
 
@@ -286,11 +311,11 @@ def test_store_when_it_cannot_be_made_names_the_path_and_why(tmp_path, name, sai
 def test_store_when_a_row_is_no_ban_has_the_others_and_says_how_many(path):
     """A row that somebody wrote by hand and got wrong costs that row alone."""
     store = BanStore(path)
-    store.write([ONE], [], 1.0)
-    store._database.execute("INSERT INTO bans VALUES ('all', 'ban', NULL, '', 0, '{}', '')")
-    store._database.execute("INSERT INTO bans VALUES ('192.0.2.1/32', 'ban', 'soon', '', 0, 'no', '')")
+    store.write(words_of(ONE), 1.0)
+    store._database.execute("INSERT INTO words VALUES ('ban all', 'all')")
+    store._database.execute('INSERT INTO words VALUES (\'x\', \'["ban","192.0.2.1/32",1,0,"",{}]\')')
     with structlog.testing.capture_logs() as lines:
-        assert store.read()[0] == [ONE]
+        assert [word.ban for word in store.read()[0]] == [ONE]
     assert [line["rows"] for line in lines] == [2]
     store.close()
 
@@ -308,62 +333,114 @@ class Clocks:
     def steady(self) -> float:
         return self.steady_s
 
-    def kept(self, store=None) -> KeptBans:
-        return KeptBans(store, wall=self.wall, steady=self.steady)
+    def book(self, store=None) -> BanBook:
+        return BanBook(store, wall=self.wall, steady=self.steady)
+
+
+HOUR = Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1))
 
 
 @pytest.mark.parametrize("set_by_s", [-86_400.0, 86_400.0, -5.0])
-def test_kept_bans_when_the_clock_is_set_last_as_long_as_they_were_to(set_by_s):
+def test_book_when_the_clock_is_set_has_bans_last_as_long_as_they_were_to(set_by_s):
     """An hour is an hour: the ban neither becomes one for a day nor ends at once, and the log says what was done."""
     clocks = Clocks()
-    kept = clocks.kept()
-    kept.put([Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1)), TWO])
+    book = clocks.book()
+    book.ban([HOUR, TWO])
     clocks.steady_s += 600
     clocks.set_by_s = set_by_s
     with structlog.testing.capture_logs() as lines:
-        assert kept.look()
+        assert book.look()
     assert (lines[0]["by_s"], lines[0]["bans"]) == (set_by_s, 1)
     clocks.steady_s += 2999
-    assert len(kept.bans) == 2
+    assert len(book.in_force()) == 2
     clocks.steady_s += 2
-    assert kept.bans == [TWO]
+    assert book.in_force().bans == [TWO]
 
 
-def test_kept_bans_when_the_clock_is_corrected_little_by_little_stay_as_they_are():
+def test_book_when_the_clock_is_corrected_little_by_little_leaves_bans_as_they_are():
     """What ntpd does all day is no jump."""
     clocks = Clocks()
-    kept = clocks.kept()
-    kept.put([ONE])
+    book = clocks.book()
+    book.ban([HOUR])
     for _ in range(100):
         clocks.steady_s += 1
         clocks.set_by_s -= 0.5
-        assert not kept.look()
+        assert not book.look()
+    assert kept(book) == [HOUR]
 
 
-def test_kept_bans_when_the_clock_was_set_back_while_it_was_off_last_no_longer_than_they_had_left(path):
+def test_book_when_the_clock_was_set_back_while_it_was_off_has_bans_last_no_longer_than_they_had_left(path):
     """The store knows when it was written last: who had an hour left has an hour left, and that is told."""
     clocks = Clocks()
-    kept = clocks.kept(BanStore(path))
-    kept.put([Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1))])
-    kept.close()
+    book = clocks.book(BanStore(path))
+    book.ban([HOUR])
+    book.close()
     clocks.set_by_s = -30 * 86_400.0
     with structlog.testing.capture_logs() as lines:
-        kept = clocks.kept(BanStore(path))
+        book = clocks.book(BanStore(path))
     assert "set back" in lines[0]["event"]
     clocks.steady_s += 3601
-    assert kept.bans == []
-    kept.close()
+    assert book.in_force().bans == []
+    book.close()
 
 
-def test_kept_bans_when_some_ended_while_it_was_off_says_how_many(path):
+def test_book_when_bans_ended_while_it_was_off_says_how_many(path):
     """What ended by itself is neither in force nor silently gone."""
     clocks = Clocks()
-    kept = clocks.kept(BanStore(path))
-    kept.put([Ban(cidr="192.0.2.1/32", expires=NOON + timedelta(hours=1)), TWO])
-    kept.close()
+    book = clocks.book(BanStore(path))
+    book.ban([HOUR, TWO])
+    book.close()
     clocks.steady_s += 7200
     with structlog.testing.capture_logs() as lines:
-        kept = clocks.kept(BanStore(path))
+        book = clocks.book(BanStore(path))
     assert [(line["bans"], line["ended_meanwhile"]) for line in lines] == [(1, 1)]
-    kept.close()
+    book.close()
     assert list(bans_of(path).values()) == [TWO]
+
+
+def test_ban_when_it_has_ended_does_not_come_back_with_a_clock_that_is_set_back():
+    """The list in force knows the time of day alone, so it is made anew without what is over."""
+    clocks = Clocks()
+    book = clocks.book()
+    book.ban([HOUR])
+    clocks.steady_s += 4000
+    book.look()
+    clocks.set_by_s = -4000.0
+    assert book.look()
+    assert book.in_force().match("192.0.2.1", clocks.wall()) is None
+
+
+# -- beside the ban file
+
+
+@pytest.mark.parametrize("hours", [None, 10])
+def test_ban_when_the_file_has_its_network_too_ends_by_itself(hours):
+    """A penalty neither shortens what the file says of its network, nor keeps that beyond the file."""
+    book = Clocks().book()
+    of_file = Ban(cidr=HOUR.cidr, expires=None if hours is None else NOON + timedelta(hours=hours))
+    book.take_file(BanList([of_file]))
+    book.ban([HOUR])
+    assert book.in_force().bans == [of_file]
+    book.take_file(BanList())
+    assert book.in_force().bans == [HOUR]
+
+
+def test_unban_when_the_file_names_the_network_holds_until_the_file_says_something_later(path):
+    """The file is read and never written; a ban of it that ends no later than what was lifted does not count."""
+    clocks = Clocks()
+    book = clocks.book(BanStore(path))
+    assert book.take_file(BanList([HOUR, TWO])) == 0
+    lifted, _ = book.lift(HOUR.cidr, book.in_force().bans, "ops")
+    assert lifted == [HOUR]
+    assert book.in_force().bans == [TWO]
+    book.close()
+    book = clocks.book(BanStore(path))
+    assert book.take_file(BanList([HOUR, TWO])) == 1
+    assert book.in_force().bans == [TWO]
+    later = Ban(cidr=HOUR.cidr, expires=NOON + timedelta(hours=2))
+    assert book.take_file(BanList([later])) == 0
+    assert book.in_force().bans == [later]
+    book.take_file(BanList([HOUR]))
+    book.ban([HOUR])
+    assert len(book.in_force()) == 1
+    book.close()

@@ -68,6 +68,7 @@ EXAMPLES = {
     "work_share_per_address": ("0.2", "work.share_per_address", 0.2),
     "bans": ("bans.jsonl", "bans_file", Path("bans.jsonl")),
     "ban_store": ("bans.sqlite", "ban_store", Path("bans.sqlite")),
+    "fleet": ("fleet.toml", "fleet_file", Path("fleet.toml")),
     "penalties": ("no", "penalties.on", False),
     "penalties_spare": ("192.0.2.0/24", "penalties_spare", (ip_network("192.0.2.0/24"),)),
     "penalty_connections": ("500/1min", "penalties.connections", Allowance(500, 60)),

@@ -13,10 +13,9 @@ from flowctl.analyze.abuse.job import AbuseOptions
 from flowctl.analyze.abuse.watch import SOURCE, WatchOptions, merge_into
 from flowctl.analyze.records.place import MOST_TEXT_BYTES, Place
 from flowctl.core.server import bans as bans_module
-from flowctl.core.server.bans import MOST_BYTES, Ban, BanList, render
-from flowctl.errors import ConfigError
-from flowctl.live.bans.banning import Banning
-from flowctl.live.reload.watchfile import WatchedFile
+from flowctl.core.server.bans import Ban, BanList, render
+from flowctl.core.text.files import held
+from flowctl.errors import BusyError, ConfigError
 
 NOW_S = time.time()
 
@@ -81,25 +80,22 @@ def test_list_when_told_to_begin_anew_drops_those_of_others_and_keeps_its_own(tm
 
 
 def test_list_when_it_is_a_link_is_locked_for_all_who_write_the_file(tmp_path):
-    """A server that is given the file itself, and a job whose OUT has a link to it, wait for each other."""
+    """Who is given the file itself, and a job whose OUT has a link to it, wait for each other."""
     folders = [tmp_path / name for name in ("etc", "out")]
     for folder in folders:
         folder.mkdir()
     real, link = (folder / "bans.jsonl" for folder in folders)
     others(folders[0], ban("198.51.100.1", source=""))
     link.symlink_to(real)
-    banning = Banning(lambda _: 0, lambda: WatchedFile(real, lambda *_: None, MOST_BYTES))
 
     def change(there):
-        """Return what the list is to hold, while the server tries to write to it."""
-        assert "another program writes" in banning.ban(ban("198.51.100.2", source="command")).fault
+        """Return what the list is to hold, while another wants to write to it."""
+        with pytest.raises(BusyError, match="another program writes"), held(real, 0.0):
+            pass
         return there + render([ban()])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowctl.live.bans.banning._LOCK_S", 0.0)
-        Place(str(folders[1])).change_text("bans.jsonl", change)
-    assert banning.ban(ban("198.51.100.3", source="command")).in_file
-    assert listed(folders[0]) == {"198.51.100.1", "192.0.2.1", "198.51.100.3"}
+    Place(str(folders[1])).change_text("bans.jsonl", change)
+    assert listed(folders[0]) == {"198.51.100.1", "192.0.2.1"}
     assert link.is_symlink()
 
 

@@ -14,13 +14,12 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from flowctl.control import effects
 from flowctl.control.summary import figures_of
-from flowctl.core.server.bans import Ban
 from flowctl.errors import ClosedError
 from flowctl.live.bans.penalties import verdict_line
 from flowctl.live.changes import Change
-from flowctl.live.cluster.workers.inforce import key_of
-from flowctl.live.cluster.workers.operating import bans_of_lines, behaving, carry_out, punished, put_in_force
+from flowctl.live.cluster.workers.operating import behaving, carry_out, take_words
 from flowctl.live.cluster.workers.order import WORKER, WORKERS, Order
 from flowctl.live.judging.penalties import Verdict
 from flowctl.live.server import LiveServer
@@ -67,7 +66,7 @@ class Link:
         self.node.add_request_command(WORKER, "operate", self._operate)
         self.node.add_request_command(WORKER, "figures", self._figures)
         self.node.add_request_command(WORKER, "behaving", self._behaving)
-        self.node.add_request_command(WORKER, "punish", self._punish)
+        self.node.add_request_command(WORKER, "words", self._words)
 
     def start(self) -> None:
         """Reach the supervisor, and begin what takes part.
@@ -84,7 +83,7 @@ class Link:
             said = json.loads(reply[0])
             if said["ends"]:
                 raise ClosedError("the server ends")
-            put_in_force(self._server, said["orders"], self._all_bans(said["bans"]))
+            self._take_what_is_in_force(said)
         finally:
             self._told.set()
         self._server.changes.listeners.append(self._changed)
@@ -94,14 +93,17 @@ class Link:
         for part in self.parts:
             part.start()
 
-    def _all_bans(self, page: list[Any]) -> list[Ban]:
-        """Return the bans that are in force for the whole server, of which this is the first page."""
-        found: list[Ban] = []
-        while page:
-            found += (more := bans_of_lines(page))
-            last = json.dumps({"after": max(map(key_of, more))})
-            page = json.loads(self.node.request_future(self.conn, f"{WORKERS}.bans", last).get()[0])
-        return found
+    def _take_what_is_in_force(self, said: dict[str, Any]) -> None:
+        """Take bans, of which this is the first page, and limits that commands have put in force for all workers."""
+        self._server.book.words.node = said["node"]
+        while True:
+            take_words(self._server, said["words"].encode(), told=False)
+            if not said["next"]:
+                break
+            page = self.node.request_future(self.conn, f"{WORKERS}.words", json.dumps(said["next"])).get()
+            said = {**said, **json.loads(page[0])}
+        if said["limits"] is not None:
+            effects.limits(self._server, said["limits"])
 
     def _tell_verdicts(self, verdicts: list[Verdict]) -> None:
         """Have the supervisor decide, which knows who behaves at the other workers."""
@@ -111,10 +113,10 @@ class Link:
         """Say who behaves of addresses that are about to be punished, and end the guilty."""
         return behaving(self._server, message.data[0])
 
-    def _punish(self, message: Message) -> bytes:
-        """Put bans of penalties in force here, after what was set before this worker came."""
+    def _words(self, message: Message) -> str:
+        """Take what was said of bans, after what was said before this worker came."""
         self._told.wait(_TOLD_S)
-        return punished(self._server, message.data[0])
+        return str(take_words(self._server, message.data[0]))
 
     def ready(self) -> None:
         """Tell that this worker serves."""

@@ -2,43 +2,50 @@
 
 How each operation is carried out by several processes stands in the table of operations (`Operation.together`). What
 changes the server is asked for by one thread of the listener, one after the other; before it is called done, workers
-that came meanwhile are asked as well, so that none misses it. What was set by command is kept for workers that are
+that came meanwhile are asked as well, so that none misses it. Limits set by command are kept for workers that are
 started later, and every change is entered in one list of changes, whichever worker it was seen at first.
+
+Bans are kept here: what is said of them is entered in the book of the supervisor, and told to the workers as one
+server of a fleet tells another; a worker that is started later is told all that the book has.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, TypeAlias, cast
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
-from flowctl.control import effects
 from flowctl.control.operations import BY_NAME, Operation, Permission, answer_with, error_dict, error_of
 from flowctl.control.together import Answer, Who, combine
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.server.bans import Ban, BanList
+from flowctl.core.server.bans import Ban, parse_ban
 from flowctl.errors import ClosedError, FlowctlError, RpcError
-from flowctl.live.bans.banning import PENALTY
+from flowctl.live.bans.book import PENALTY, BanBook
 from flowctl.live.bans.penalties import bans_of, verdict_line, verdict_of
+from flowctl.live.bans.words import BUCKETS, LIMITS, Word, WordKind
 from flowctl.live.changes import Change, Changes
-from flowctl.live.cluster.workers.inforce import InForce
 from flowctl.live.cluster.workers.order import WORKER
 from flowctl.live.judging.penalties import Verdict
-from flowctl.live.server import LiveServer
+from flowctl.live.server import Banned, Fleet, LiveServer, not_stored
+from flowctl.log import redact_text
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 Json: TypeAlias = dict[str, Any]
-_FileChange: TypeAlias = tuple[str, Mapping[str, Any], str]
 ASK_S: Final = 10.0
 """How long a worker is waited for: less than callers wait, so that they are told which one did not answer."""
-_COMMANDS: Final = frozenset({"limits", "ban", "unban", "drain"})
-"""Changes that a command makes; the others come from files."""
+MOST_PAGE: Final = 500
+"""Words told to a worker at a time: half a megabyte of bans with their evidence."""
+_LOOKED_AT: Final = 100
+"""Bans looked at for the one to be lifted, which comes first."""
+_COMMANDS: Final = frozenset({"limits", "drain"})
+"""Changes that a command makes at a worker; the others come from files."""
 _DOWN: Final = "being started"
 
 
@@ -58,8 +65,21 @@ class Linked(Protocol):
         """Its link."""
 
 
+class _Reply(NamedTuple):
+    """What a worker said: octets, or why it said nothing. Neither: it has ended, and has no part in it any more."""
+
+    worker: int
+    octets: bytes | None = None
+    missing: str = ""
+
+
 class Operating:
-    """Carries operations out on all workers."""
+    """Carries operations out on all workers.
+
+    Attributes:
+        book: bans of the server.
+        fleet: what it is part of. None: of none.
+    """
 
     def __init__(
         self,
@@ -68,23 +88,26 @@ class Operating:
         expected: Callable[[], Iterable[int]],
         *,
         lock: OwnedLock,
-        in_force: InForce,
+        book: BanBook,
         changes: Changes,
         drains: Callable[[], None],
+        limits_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node: Final = node
         self._linked: Final = linked
         self._expected: Final = expected
         self._lock: Final = lock
-        self._in_force: Final = in_force
+        self.book: Final = book  # guarded by _lock
+        self.fleet: Fleet | None = None
         self.changes: Final = changes
         self._drains: Final = drains
         self._clock: Final = clock
         self._started_at: Final = clock()
         self._files_seen: dict[str, str] = {}  # digest by what changed; guarded by _lock
-        # Changes of files that are seen while a command is carried out. None: none is.
-        self._later: list[_FileChange] | None = None  # guarded by _lock
+        self._limits_file: Final = limits_file
+        self._limits: Json | None = None  # set by command, for workers to come; guarded by _lock
+        self._limits_digest = b""  # of the limits file then; guarded by _lock
 
     def answer(self, name: str, call: bytes, permission: Permission, caller: str = "") -> bytes:
         """Carry out an operation; see `flowctl.control.operations.answer`."""
@@ -97,35 +120,74 @@ class Operating:
         """
         totals = [0] * len(verdicts)
         call = json.dumps([verdict_line(item) for item in verdicts])
-        for future in self._requests(f"{WORKER}.behaving", call):
-            for at, count in enumerate(json.loads(future)):
+        for reply in self._request(self._now(), f"{WORKER}.behaving", call):
+            for at, count in enumerate(json.loads(reply.octets or b"[]")):
                 totals[at] += count
-        bans = bans_of(verdicts, totals, datetime.now(UTC))
         with self._lock:
-            self._in_force.punish(bans)
-        told = json.dumps([ban.as_dict() for ban in bans])
-        for _ in self._requests(f"{WORKER}.punish", told):
-            pass
-        for ban in bans:
-            self.changes.note("ban", ban.as_dict(), PENALTY)
+            words = self.book.ban(bans_of(verdicts, totals, datetime.now(UTC)))
+        self._tell(words, PENALTY)
 
-    def _requests(self, command: str, call: str) -> Iterable[bytes]:
-        """Ask all workers side by side; yield the answers of those that do."""
-        pending = []
-        for item in self._now():
-            if item.conn is not None:
-                with suppress(ClosedError):
-                    pending.append(self._node.request_future(item.conn, command, call, timeout_s=ASK_S))
-        for future in pending:
-            with suppress(RpcError):
-                yield future.get()[0]
+    # -- bans
+
+    def ban(self, ban: Ban, *, origin: str = "") -> Banned:
+        """Keep out, or limit, a network; as `LiveServer.ban`."""
+        with self._lock:
+            words = self.book.ban([dataclasses.replace(ban, reason=redact_text(ban.reason))])
+            stored, warning = self.book.stored, not_stored(self.book)
+        ended, missing = self._tell(words, origin)
+        return Banned(words[0].ban or ban, ended, stored, "; ".join(filter(None, [warning, missing])))
+
+    def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
+        """Let a network in again; as `LiveServer.unban`."""
+        asked = {"peer": cidr, "limit": _LOOKED_AT, "offset": 0}  # what a ban file says the workers know
+        there = combine(BY_NAME["bans"].together, asked, self._any("bans", asked))["bans"]
+        with self._lock:
+            lifted, word = self.book.lift(cidr, map(parse_ban, there), origin)
+        self._tell([word], origin)
+        return lifted
+
+    def take_words(self, words: Iterable[Word]) -> None:
+        """Take what another server of the fleet has said; not on the thread of the node."""
+        with self._lock:
+            entered = self.book.merge(words)
+        self._tell([word for word in entered if word.kind is not WordKind.LIMITS], None)
+        for word in entered:
+            if word.kind is WordKind.LIMITS:
+                self.take_limits(word)
+
+    def take_limits(self, word: Word) -> None:
+        """Give all workers the limits of the fleet."""
+        asked = {**word.value, "connection": None, "stream": None, "origin": f"fleet {word.stamp.node}"}
+        self._asked_all(BY_NAME["limits"], asked)
+
+    def _tell(self, words: Sequence[Word], origin: str | None) -> tuple[int, str]:
+        """Tell all workers, `origin` None: of the fleet; return how many connections that ended, and who is silent."""
+        ended, silent = 0, dict[int, str]()
+        for at in range(0, len(words), MOST_PAGE):
+            call = words_call(words[at : at + MOST_PAGE], origin)
+            for item in self._request(self._now(), f"{WORKER}.words", call):
+                ended += int(item.octets or 0)
+                silent |= {item.worker: item.missing} if item.missing else {}
+        for word in words:
+            by = f"fleet {word.stamp.node}" if origin is None else origin
+            if word.ban is None:
+                self.changes.note("unban", {"cidr": word.key}, by)
+            else:
+                self.changes.note("ban", word.ban.as_dict(), by)
+        return ended, "; ".join(f"worker {number} {missing}" for number, missing in silent.items())
+
+    def words_page(self, first: int) -> tuple[str, int]:
+        """Return words from a bucket on, for a worker that is started, and the bucket after them; 0: that is all."""
+        self._lock.assert_owned()
+        words: list[Word] = []
+        while first < BUCKETS and len(words) < MOST_PAGE:
+            words += [word for word in self.book.words.bucket(first) if word.kind is not WordKind.LIMITS]
+            first += 1
+        return words_call(words, ""), first % BUCKETS
 
     def note_file(self, what: str, detail: Mapping[str, Any], digest: str) -> None:
         """Note a change that a worker took from a file: each takes it, and it is one. Any thread."""
         with self._lock:
-            if self._later is not None:  # a worker may have read what another one writes for this change
-                self._later.append((what, detail, digest))
-                return
             if self._files_seen.get(what) == digest:
                 return
             self._files_seen[what] = digest
@@ -135,30 +197,21 @@ class Operating:
         how = operation.together
         if how.who is Who.HERE:
             return operation.effect(cast("LiveServer", self), asked)  # `changes` needs no more of one
-        prepared = how.prepare(asked, datetime.now(UTC))
         if operation.name == "drain":
             self._drains()
         if operation.name == "stats":
-            return self._stats(operation, prepared)
+            return self._stats(operation, asked)
         if operation.looks and how.who is Who.ALL:
-            return combine(how, prepared, self._looked(operation, prepared))
+            return combine(how, asked, self._looked(operation, asked))
         if how.who is Who.ONE:
-            return combine(how, prepared, self._any(operation.name, prepared))
-        return self._all(operation, prepared)
+            return combine(how, asked, self._any(operation.name, asked))
+        result = self._asked_all(operation, asked)
+        if operation.name == "limits" and self.fleet is not None and _sets_all(asked, result):
+            with self._lock:
+                self.book.say_limits({name: result[name] for name in LIMITS})
+        return result
 
     # -- who is asked
-
-    def _all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
-        """Carry out on all; what workers read from files meanwhile is entered after that."""
-        with self._lock:
-            self._later = []
-        try:
-            return self._asked_all(operation, asked)
-        finally:
-            with self._lock:
-                later, self._later = self._later or [], None
-            for what, detail, digest in later:
-                self.note_file(what, detail, digest)
 
     def _asked_all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
         """Ask all, those that come meanwhile too; note what is in force then, and what has changed."""
@@ -170,11 +223,9 @@ class Operating:
                 targets = sorted((item for item in self._linked() if item.serial not in done), key=lambda w: w.number)
                 if not targets:
                     result = combine(operation.together, asked, answers)
-                    if operation.together.in_force:
-                        result |= self._in_force.note(operation.name, asked, result)
+                    if operation.name == "limits":
+                        self._note_limits_locked(asked, result)
                     break
-            first = operation.together.who is Who.FIRST and not done
-            targets = targets[:1] if first else targets
             done.update(item.serial for item in targets)
             for reply, found in self._ask(targets, operation.name, asked):
                 answers.append(reply)
@@ -200,30 +251,55 @@ class Operating:
     ) -> list[tuple[Answer, list[Mapping[str, Any]]]]:
         """Ask processes side by side; return their answers, with the changes that each has made."""
         call = json.dumps({"name": name, "asked": dict(asked)})
-        pending = []
-        for item in targets:
-            if item.conn is not None:
-                try:
-                    future = self._node.request_future(item.conn, f"{WORKER}.operate", call, timeout_s=ASK_S)
-                except ClosedError:
-                    continue
-                pending.append((item.number, future))
         found: list[tuple[Answer, list[Mapping[str, Any]]]] = []
-        for number, future in pending:
-            try:
-                said = json.loads(future.get()[0])
-            except RpcError as error:
-                if error.code != "DISCONNECTED":  # who has ended has no part in it any more
-                    found.append((Answer(number, missing=_why(error)), []))
+        for number, octets, missing in self._request(targets, f"{WORKER}.operate", call):
+            if octets is None:
+                if missing:
+                    found.append((Answer(number, missing=missing), []))
                 continue
+            said = json.loads(octets)
             if "error" in said:
                 found.append((Answer(number, error=error_of(said["error"])), []))
             else:
                 found.append((Answer(number, result=said["result"]), said["changes"]))
-                if name in {"ban", "unban"}:  # what it wrote to the file is no change of the file by itself
-                    with self._lock:
-                        self._files_seen["bans file"] = said["bans_digest"]
         return found
+
+    def _request(self, targets: Iterable[Linked], command: str, call: str) -> Iterator[_Reply]:
+        """Ask processes side by side; yield what they say."""
+        pending = []
+        for item in targets:
+            if item.conn is not None:
+                try:
+                    future = self._node.request_future(item.conn, command, call, timeout_s=ASK_S)
+                except ClosedError:
+                    continue
+                pending.append((item.number, future))
+        for number, future in pending:
+            try:
+                yield _Reply(number, future.get()[0])
+            except RpcError as error:
+                yield _Reply(number, missing="" if error.code == "DISCONNECTED" else _why(error))
+
+    # -- limits for workers to come
+
+    def _note_limits_locked(self, asked: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Note limits that a command has set; they last until the limits file says something new."""
+        self._lock.assert_owned()
+        if _sets_all(asked, result):
+            self._limits = {name: result[name] for name in LIMITS} | {"connection": None, "origin": asked["origin"]}
+            self._limits_digest = self._digest()
+
+    def limits_in_force(self) -> Json | None:
+        """Return the values with which a new worker carries out ``limits``. None: its files say them."""
+        self._lock.assert_owned()
+        return self._limits if self._digest() == self._limits_digest else None
+
+    def _digest(self) -> bytes:
+        """Return what tells one version of the limits file from another; empty: there is none."""
+        try:
+            return b"" if self._limits_file is None else hashlib.blake2b(self._limits_file.read_bytes()).digest()
+        except OSError:
+            return b""
 
     # -- figures
 
@@ -290,6 +366,11 @@ def _why(error: RpcError) -> str:
     return f"has not answered within {ASK_S:g} s, it may do it yet" if error.code == "TIMEOUT" else f"fails: {error}"
 
 
+def _sets_all(asked: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
+    """Return whether limits of the whole server were set."""
+    return asked["connection"] is None and asked["stream"] is None and "was" in result
+
+
 def carry_out(server: LiveServer, call: bytes) -> bytes:
     """Carry out, in a worker, what the supervisor asks for; return the result or the error, and what it changed."""
     said = json.loads(call)
@@ -300,8 +381,7 @@ def carry_out(server: LiveServer, call: bytes) -> bytes:
     except (FlowctlError, OSError) as error:
         value = {"error": error_dict(error)}
     made: list[Change] = server.changes.since(before)[0]
-    value["changes"] = [asdict(change) for change in made if change.what in _COMMANDS]
-    value["bans_digest"] = server.reload.digest("bans")
+    value["changes"] = [dataclasses.asdict(change) for change in made if change.what in _COMMANDS]
     return json.dumps(value).encode("utf-8", "backslashreplace")
 
 
@@ -310,22 +390,13 @@ def behaving(server: LiveServer, call: bytes) -> bytes:
     return json.dumps(server.end_guilty(verdict_of(item) for item in json.loads(call))).encode()
 
 
-def punished(server: LiveServer, call: bytes) -> bytes:
-    """Put bans of penalties in force in a worker."""
-    bans = bans_of_lines(json.loads(call))
-    server.reload.do(lambda: server.punish(bans))
-    return b"yes"
+def words_call(words: Iterable[Word], origin: str | None) -> str:
+    """Return words as a worker is told them."""
+    return json.dumps({"words": [word.line() for word in words], "origin": origin})
 
 
-def bans_of_lines(lines: Iterable[Json]) -> list[Ban]:
-    """Return the bans that a supervisor tells a worker."""
-    return BanList.parse("\n".join(map(json.dumps, lines)), "the supervisor's bans").bans
-
-
-def put_in_force(server: LiveServer, orders: Iterable[tuple[str, Json]], bans: list[Ban]) -> None:
-    """Give a worker that has been started what was in force before."""
-    if bans:
-        server.reload.do(lambda: server.punish(bans, told=False))
-    for name, asked in orders:
-        if name == "limits":
-            effects.limits(server, asked)
+def take_words(server: LiveServer, call: bytes, *, told: bool = True) -> int:
+    """Put in force, in a worker, what the supervisor tells; return how many connections that ended."""
+    said = json.loads(call)
+    words = [Word.read(line) for line in said["words"]]
+    return server.reload.do(lambda: server.take_words(words, said["origin"], told=told))

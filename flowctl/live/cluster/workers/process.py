@@ -81,6 +81,7 @@ def options_of(order: Order) -> LiveConfig:
         listen_fds=order.listen_fds,
         control="off",
         ban_store=None,  # it has one writer
+        fleet_file=None,  # the supervisor is its member
         admin="off",
         workers=1,
         events=events,
@@ -104,8 +105,6 @@ def _serve(order: Order) -> None:
         if not isinstance(server, LiveServer):
             raise ConfigError(f"server {order.program.name!r} is no live server, it cannot have workers")
         server.admission.elsewhere = counts_of(order)
-        if order.options.ban_store is not None:
-            server.keep_bans_elsewhere()
         link = Link(order, server, ended.end)
         streams = join_streams(server, link, order.serial, order.folder)
         link.followed = lambda: len(streams.statistics())

@@ -40,10 +40,10 @@ from flowctl.core.server.program import ServerProgram
 from flowctl.core.text.printable import printable
 from flowctl.errors import ClosedError, ConfigError, FlowctlError, RpcError
 from flowctl.live.bans.penalties import verdict_of
+from flowctl.live.bans.words import WordKind
 from flowctl.live.changes import Changes
 from flowctl.live.cluster.workers.counts import REGION, clear
 from flowctl.live.cluster.workers.folder import make_folder
-from flowctl.live.cluster.workers.inforce import InForce
 from flowctl.live.cluster.workers.link import FOR_EVER_S
 from flowctl.live.cluster.workers.operating import Operating
 from flowctl.live.cluster.workers.order import BOOT, SOCKET, WORKER, WORKERS, Order
@@ -51,8 +51,7 @@ from flowctl.live.cluster.workers.restarts import HUNG_S, START_S, Pulse, Restar
 from flowctl.live.cluster.workers.sockets import close_all, worker_sockets
 from flowctl.live.cluster.workers.streams import SupervisorNames
 from flowctl.live.config import LiveConfig
-from flowctl.live.judging.penalties import Verdict
-from flowctl.live.server import kept_bans
+from flowctl.live.server import book_of
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.message import Message
 from flowctl.nodes.rpc.node import RpcNode
@@ -60,6 +59,7 @@ from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 if TYPE_CHECKING:
     from flowctl.live.admin.listener import AdminListener
+    from flowctl.live.fleet.member import Member
 
 _log: Final = structlog.get_logger("flowctl.workers")
 _STOP_S: Final = 7.0
@@ -157,11 +157,11 @@ class Supervisor:
         self._log_level: Final = log_level
         self._log_json: Final = log_json
         self._clock: Final = clock
-        kept = kept_bans(options)
+        book = book_of(options)
         try:
             self._sockets, port = worker_sockets(options, count)
         except ConfigError:
-            kept.close()
+            book.close()
             raise
         self.address: tuple[str, int] = self._sockets[0]["rtmp"][0].getsockname()[:2]
         self.options: Final = dataclasses.replace(options, port=port)
@@ -172,23 +172,33 @@ class Supervisor:
         self.node.add_category(WORKERS, AuthLevel.ADMIN)
         for name, handler in (("hello", self._hello), ("ready", self._ready), ("stay", _stay)):
             self.node.add_request_command(WORKERS, name, handler)
-        self.node.add_request_command(WORKERS, "bans", self._bans)
+        self.node.add_request_command(WORKERS, "words", self._words)
         self.node.add_command(WORKERS, "changed", self._changed)
         self.node.add_command(WORKERS, "verdicts", self._take_verdicts)
         self._lock: Final = OwnedLock()
-        self._in_force: Final = InForce(options.limits_file, kept)  # guarded by _lock
-        self._verdicts: Final[queue.SimpleQueue[list[Verdict] | None]] = queue.SimpleQueue()
-        self._judge: Final = threading.Thread(target=self._judge_all, name="flowctl-penalties", daemon=True)
+        self._book: Final = book  # guarded by _lock
+        self._jobs: Final[queue.SimpleQueue[Callable[[], object] | None]] = queue.SimpleQueue()
+        self._judge: Final = threading.Thread(target=self._do_jobs, name="flowctl-bans", daemon=True)
         self.operating: Final = Operating(
             self.node,
             self._linked_locked,
             self._expected,
             lock=self._lock,
-            in_force=self._in_force,
+            book=book,
             changes=Changes(self._report),
             drains=self._drain,
+            limits_file=options.limits_file,
             clock=clock,
         )
+        self._member: Member | None = None
+        if options.fleet_file is not None:
+            # Loaded for a member of a fleet: it brings the messenger with it.
+            from flowctl.live.fleet.config import read_config  # noqa: PLC0415 - as said
+            from flowctl.live.fleet.member import Member  # noqa: PLC0415 - as said
+
+            fleet = read_config(options.fleet_file)
+            self._member = Member(fleet, book, self._jobs.put, self.operating.take_words, self._lock)
+            self.operating.fleet = self._member
         self._control: ControlListener | None = None
         self._admin: AdminListener | None = None
         if options.admin != "off":
@@ -228,6 +238,7 @@ class Supervisor:
             if self._clock() > until:
                 raise ConfigError(f"the workers were not ready within {START_S:g} s", hint="look at the lines above")
         self._started = True
+        self._join_fleet()
         if self.options.control_addresses:
             self._control = ControlListener(self.options, self.address, self.operating.answer, self._report)
             self._control.start()
@@ -235,6 +246,16 @@ class Supervisor:
             self._admin.start()
         _log.info("workers started", count=self._count, pids=[worker.pid for worker in self.workers()])
         return True
+
+    def _join_fleet(self) -> None:
+        """Take part in the fleet, if there is one, with the limits that it had in our last life."""
+        if self._member is None:
+            return
+        with self._lock:
+            limits = self._book.words.get("", WordKind.LIMITS)
+        if limits is not None:
+            self.operating.take_limits(limits)
+        self._member.start()
 
     def _see_first_ends(self) -> None:
         """Give up when a worker cannot even begin."""
@@ -260,7 +281,7 @@ class Supervisor:
         for worker in self.workers():
             self._feel_pulse(worker, now)
         with self._lock:
-            self._in_force.look()
+            self._book.look()
 
     @property
     def next_look_s(self) -> float:
@@ -276,7 +297,7 @@ class Supervisor:
     def stop(self, deadline_s: float = _STOP_S) -> bool:
         """End all workers in order, those that take too long at once; return whether all ended in order."""
         self.accept_no_more()
-        for listener in (self._control, self._admin):
+        for listener in (self._control, self._admin, self._member):
             if listener is not None:
                 listener.stop(1.0)
         in_time = True
@@ -293,12 +314,12 @@ class Supervisor:
                 worker.process.kill()
                 worker.process.wait()
             self._bury(worker)
-        self._verdicts.put(None)
+        self._jobs.put(None)
         if self._judge.ident is not None:
             self._judge.join(1.0)
         self.node.stop(1.0)
         with self._lock:
-            self._in_force.close()
+            self._book.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         return in_time
 
@@ -311,8 +332,10 @@ class Supervisor:
     def _drain(self) -> None:
         """The workers are told to drain, and a successor may begin; on a thread of the listener."""
         self.accept_no_more()
+        if self._member is not None:
+            self._member.stop()
         with self._lock:
-            self._in_force.close()
+            self._book.close()
         if self._control is not None:
             self._control.leave_names()
         self._wake()
@@ -480,36 +503,38 @@ class Supervisor:
         serial = json.loads(message.data[0])["serial"]
         with self._lock:  # with its link it is told of changes: those before are in what it is given
             worker = self._workers.get(serial)
-            orders, bans = self._in_force.orders(), self._in_force.page()
+            words, following = self.operating.words_page(0)
+            limits, node = self.operating.limits_in_force(), self._book.words.node
             if worker is not None:
                 worker.conn = message.conn
         if worker is not None:
             worker.pulse.heard(self._clock())
             for part in self.parts:
                 part.worker_came(serial, message.conn)
-        return json.dumps({"orders": orders, "bans": bans, "ends": self._ends()})
+        return json.dumps({"words": words, "next": following, "limits": limits, "node": node, "ends": self._ends()})
 
     def _ends(self) -> bool:
         with self._start_lock:
             return self._ending
 
-    async def _bans(self, message: Message) -> str:
-        """Give a worker the next page of the bans."""
-        after = json.loads(message.data[0])["after"]
+    async def _words(self, message: Message) -> str:
+        """Give a worker the next page of what was said of bans."""
         with self._lock:
-            return json.dumps(self._in_force.page(after))
+            words, following = self.operating.words_page(json.loads(message.data[0]))
+        return json.dumps({"words": words, "next": following})
 
     async def _take_verdicts(self, message: Message) -> None:
         """Have it decided what becomes of addresses that have done too much at a worker."""
-        self._verdicts.put([verdict_of(item) for item in json.loads(message.data[0])])
+        verdicts = [verdict_of(item) for item in json.loads(message.data[0])]
+        self._jobs.put(lambda: self.operating.punish(verdicts))
 
-    def _judge_all(self) -> None:
-        """Decide; a thread of its own, which waits for the workers."""
-        for verdicts in iter(self._verdicts.get, None):
+    def _do_jobs(self) -> None:
+        """Decide about penalties, and take what the fleet says; a thread of its own, which waits for the workers."""
+        for job in iter(self._jobs.get, None):
             try:
-                self.operating.punish(verdicts)
+                job()
             except FlowctlError as error:
-                self._report("a penalty", error)
+                self._report("a ban", error)
 
     async def _changed(self, message: Message) -> None:
         """Enter a change that a worker took from a file."""

@@ -1,0 +1,299 @@
+"""The book of bans of a server: is this network kept out or limited, until when, why, and who said so.
+
+It holds what commands, penalties and the other servers of a fleet have said (`flowctl.live.bans.words`), in memory and,
+where there is one, in a store; and what the ban file says, which is read and never written. A network that a command
+lets in again is let in although the file names it, as long as the file says nothing later than what was lifted.
+
+A ban ends at a time of day. When the system's clock is set, the ends of what was said here move with it, so that a ban
+lasts as long as it was to: it neither becomes one for ever nor ends early. That is told. A clock that was set back
+while the server was not running shows in the store, which knows when it was written last.
+
+What the store does not take (a full disk) is in force all the same, told of once, and tried again; but a ban is lifted
+only where the store has it too, or it would be back after a restart.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from math import inf
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from flowctl.core.server.bans import MOST_BANS, NO_BANS, Ban, BanList, merge_bans, utc_text
+from flowctl.errors import ConfigError, LocalProtocolError
+from flowctl.live.bans.words import Stamp, Word, WordKind, WordPlace, Words
+
+_log: Final = structlog.get_logger("flowctl.live")
+PENALTY: Final = "penalty"
+"""Source of a ban that a server has made by itself."""
+STEP_S: Final = 2.0
+"""Difference between two clocks that is no drift: a clock that is corrected little by little moves by 1 in 2000."""
+_SEEN_S: Final = 300.0
+"""How often the store is told the time, when nothing else is written: so much longer may a ban last if the clock is set
+back while the server is not running."""
+_RETRY_S: Final = 10.0
+
+
+def steady_s() -> float:
+    """Return seconds that nobody can set, sleep of the machine included where the system says so."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class WordStore(Protocol):
+    """Where words are kept: `flowctl.live.bans.store.BanStore`, which is loaded only where there is one."""
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+
+    def read(self) -> tuple[list[Word], float]:
+        """Return all words, and when they were written last, in seconds since the epoch."""
+
+    def write(self, changed: Mapping[WordPlace, Word | None], seen: float, *, anew: bool = False) -> None:
+        """Enter words and take others out, all of it or nothing."""
+
+    def whole(self) -> bool:
+        """Return whether the file is the one that was written last."""
+
+    def mend(self) -> None:
+        """Put the file, which is damaged or another, aside, and begin a new one."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class BanBook:
+    """The book of one server, or of the supervisor of several workers. One thread at a time.
+
+    Attributes:
+        words: what commands, penalties and other servers have said.
+        fault: why the store does not have all of it; empty: it has.
+        listeners: told of each group of words that is said here.
+    """
+
+    def __init__(
+        self,
+        store: WordStore | None = None,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = steady_s,
+    ) -> None:
+        self._store = store
+        self._wall: Final = wall
+        self._steady: Final = steady
+        self._apart_s = wall() - steady()  # how far the two clocks are apart
+        self._of_file = NO_BANS
+        self._left: frozenset[WordPlace] = frozenset()  # what a store has that was let go of
+        self._written_at = steady()  # when the store was written last, or tried
+        self.words: Final = Words()
+        self.fault = ""
+        self.listeners: Final[list[Callable[[Sequence[Word]], None]]] = []
+        if store is not None:
+            self._load(store)
+
+    @property
+    def stored(self) -> bool:
+        """Whether there is a store that has all of it."""
+        return self._store is not None and not self.fault
+
+    def join(self, node: str) -> None:
+        """Take part in a fleet under a name; before anything is said."""
+        self.words.renamed(node)
+        self._flush()
+
+    # -- what is in force
+
+    def in_force(self) -> BanList:
+        """Return all that counts: what was said, and what the file says."""
+        now = self._wall()
+        said = [word.ban for word in self.words if word.ban is not None and word.ban.lasts(now)]
+        file = [ban for ban in self._of_file.bans if not self._let_in(ban)]
+        if not said and len(file) == len(self._of_file):
+            return self._of_file
+        return BanList([*said, *file][:MOST_BANS])
+
+    def take_file(self, bans: BanList) -> int:
+        """Take what the ban file says, in place of what it said before; return how much of it commands have lifted."""
+        self._of_file = bans
+        return sum(map(self._let_in, bans.bans))
+
+    def _let_in(self, ban: Ban) -> bool:
+        lift = self.words.get(ban.cidr, WordKind.LIFT)
+        return lift is not None and _ends_s(ban) <= lift.ends_s
+
+    # -- what is said
+
+    def ban(self, bans: Iterable[Ban]) -> list[Word]:
+        """Keep out, or limit, networks, each joined with what was said of it: of two ends the later one counts."""
+        self.look()
+        now = self._wall()
+        words = []
+        for ban in bans:
+            if not ban.lasts(now):
+                raise LocalProtocolError(f"the ban of {ban.cidr} is over already, it ended {utc_text(ban.expires)}")
+            there = [
+                word.ban
+                for word in self.words.of(ban.cidr)
+                if word.ban is not None and word.ban.action is ban.action and word.ban.lasts(now)
+            ]
+            joined = merge_bans(there, [ban], 0.0)[0] if there else ban
+            words.append(Word.of_ban(joined, self.words.next_stamp(now)))
+        if len(self.words) + len(self._of_file) + len(words) > MOST_BANS:  # they may be, and then it raises
+            BanList([*self.in_force().bans, *(word.ban for word in words if word.ban is not None)])
+        return self._say(words)
+
+    def lift(self, cidr: str, there: Iterable[Ban], source: str) -> tuple[list[Ban], Word]:
+        """Let a network in again; return what was in force for it (of `there`, all that is), and what was said."""
+        self.look()
+        now = self._wall()
+        there = [ban for ban in there if ban.lasts(now)]
+        found = [ban for ban in there if ban.cidr == cidr]
+        if not found:
+            raise _not_banned(cidr, there)
+        if any(word.place in self._left for word in self.words.of(cidr)):
+            raise LocalProtocolError(
+                "the ban store has been left to the server that takes this one's place",
+                hint="flowctl unban lifts it there, once that server has started",
+            )
+        word = Word.lifting(cidr, max(map(_ends_s, found)), source, self.words.next_stamp(now))
+        gone: dict[WordPlace, Word | None] = {item.place: None for item in self.words.of(cidr) if item.ban is not None}
+        if self._store is not None:
+            self._write(self._store, self.words.touched | gone | {word.place: word})
+            self.fault = ""
+        self._say([word])
+        return found, word
+
+    def say_limits(self, limits: Mapping[str, str]) -> None:
+        """Have the limits of all servers of the fleet be these."""
+        self._say([Word.of_limits(limits, self.words.next_stamp(self._wall()))])
+
+    def merge(self, words: Iterable[Word]) -> list[Word]:
+        """Enter what another server has said; return what of it was new."""
+        entered = self.words.merge(words, self._wall())
+        if entered:
+            self._flush()
+        return entered
+
+    def _say(self, words: list[Word]) -> list[Word]:
+        self.merge(words)
+        for listener in self.listeners:
+            listener(words)
+        return words
+
+    # -- clocks and the store
+
+    def look(self) -> bool:
+        """Follow the clock, forget what is over, write what could not be written; return whether the clock was set."""
+        apart_s = self._wall() - self._steady()
+        step_s, self._apart_s = apart_s - self._apart_s, apart_s
+        was_set = abs(step_s) >= STEP_S
+        if was_set:
+            _log.warning(
+                "the clock was set, bans of commands and penalties last as long as they were to",
+                by_s=round(step_s, 1),
+                bans=self._move_ends(step_s),
+                hint="bans of a ban file end at the time that it says, by the new clock",
+            )
+        self.words.forget(self._wall())
+        waited_s = self._steady() - self._written_at
+        if self._store is not None and (waited_s >= _RETRY_S if self.fault else not self._store.whole()):
+            self._flush(anew=True)
+        elif not self.fault and (self.words.touched or waited_s >= _SEEN_S):
+            self._flush()
+        return was_set
+
+    def close(self) -> None:
+        """Let go of the store, for another process to take it; bans of later calls last as long as this process."""
+        store = self._store
+        if store is not None:
+            self._flush()
+            self._store, self.fault = None, ""
+            self._left = frozenset(word.place for word in self.words if word.ban is not None)
+            store.close()
+
+    def _move_ends(self, by_s: float) -> int:
+        """Move the ends of bans that were said here; what others said ends by their clocks."""
+        moved = 0
+        for word in self.words:
+            if word.ban is None or word.ban.expires is None or word.stamp.node != self.words.node:
+                continue
+            try:
+                ban = replace(word.ban, expires=word.ban.expires + timedelta(seconds=by_s))
+            except (OverflowError, ConfigError):  # it leaves what a time can say
+                continue
+            # Just after the word that it stands for: who lifted that has lifted this.
+            stamp = Stamp(word.stamp.ms, word.stamp.counter + 1, word.stamp.node)
+            self.words.replace(word, Word.of_ban(ban, stamp))
+            moved += 1
+        return moved
+
+    def _load(self, store: WordStore) -> None:
+        try:
+            found, seen = store.read()
+        except OSError as error:
+            raise ConfigError(f"ban_store: {error.filename}: {error.strerror}", hint="check the disk") from error
+        now = self._wall()
+        self.words.merge(found, -inf)
+        if seen - now >= STEP_S:
+            _log.warning(
+                "the clock was set back while the server did not run, bans last as long as they had left",
+                by_s=round(now - seen, 1),
+                bans=self._move_ends(now - seen),
+            )
+        ended = self.words.forget(now)
+        self._flush(anew=True)
+        bans = sum(word.ban is not None for word in self.words)
+        _log.info("ban store read", file=str(store.path), bans=bans, ended_meanwhile=ended)
+
+    def _flush(self, *, anew: bool = False) -> None:
+        """Have the store say what has changed, or all of it; note and tell whether that was done."""
+        store = self._store
+        if store is None:
+            self.words.touched.clear()
+            return
+        self._written_at = self._steady()
+        try:
+            self._write(store, self.words.touched, anew=anew)
+        except (OSError, ConfigError) as error:
+            fault = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            if not self.fault:
+                hint = "they are in force and are lost when the server ends; make room, it is tried again by itself"
+                _log.error("ban store cannot be written to", fault=fault, hint=hint)
+            self.fault = fault
+        else:
+            if self.fault:
+                _log.info("ban store is written to again", bans=len(self.words))
+            self.fault = ""
+
+    def _write(self, store: WordStore, changed: Mapping[WordPlace, Word | None], *, anew: bool = False) -> None:
+        """Write to the store, in a new file where its own is damaged or another; raises as it does."""
+        everything = {word.place: word for word in self.words} | dict(changed)
+        try:
+            store.write(everything if anew else changed, self._wall(), anew=anew)
+        except OSError as error:
+            if error.errno != errno.EUCLEAN:
+                raise
+            store.mend()
+            store.write(everything, self._wall(), anew=True)
+        self.words.touched.clear()
+
+
+def _ends_s(ban: Ban) -> float:
+    return inf if ban.expires is None else ban.expires.timestamp()
+
+
+def _not_banned(cidr: str, there: Iterable[Ban]) -> LocalProtocolError:
+    wanted = Ban(cidr=cidr, expires=None).network
+    for ban in there:
+        if ban.network.version == wanted.version and ban.network.overlaps(wanted):
+            relation = "it is part of" if ban.network.prefixlen < wanted.prefixlen else "part of it is"
+            return LocalProtocolError(
+                f"{cidr} itself is not banned: {relation} {ban.cidr}, which is", hint=f"flowctl unban {ban.cidr}"
+            )
+    return LocalProtocolError(f"{cidr} is not banned", hint="flowctl bans lists who is")

@@ -1,0 +1,271 @@
+"""What was said of networks and limits, by which server and when (pure): a map that any two servers merge.
+
+Theory of operation. A word is a ban or a limit of a network, the lifting of all bans of a network, or the limits of the
+servers. Each has a stamp, and for each place the word with the greatest stamp stays: a server has a place of its own
+for each network and action that it bans, while liftings and limits have one place for all servers. A ban counts while
+no lifting of its network has a greater stamp. That is all of merging, so it does not matter who hears what from whom,
+in which order, or how often: servers that have heard the same words hold the same.
+
+A stamp is the wall clock's time, a counter, and the name of the server (a hybrid logical clock: Kulkarni et al.,
+"Logical Physical Clocks", 2014). A server's next stamp is greater than all that it gave or saw, whatever its clock did
+meanwhile, so who lifts a ban that he has heard of always lifts it. Bans of one network by two servers that had not
+heard of each other both count: the one that ends later keeps the network out.
+
+Bans end at a time of day. A lifting is remembered for `MEMORY_S`, so that a server that was away does not bring the
+ban back. Two maps are compared by `BUCKETS` sums over their words, so that only what differs is sent.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import inf, isfinite
+from typing import Any, Final, NamedTuple
+
+from flowctl.core.server.bans import MOST_BANS, Ban, parse_ban
+from flowctl.core.text.printable import short
+from flowctl.errors import ConfigError
+
+MEMORY_S: Final = 366 * 86_400.0
+"""How long a lifting is remembered: longer than a server is away for repair, or between two yearly events."""
+MOST_WORDS: Final = 2 * MOST_BANS
+"""Words of a map: what one ban list holds, and as many liftings. The oldest go first."""
+MOST_WORD_BYTES: Final = 4096
+"""Longest word: a ban with 64 kinds of evidence fits."""
+LIMITS: Final = frozenset({"soft", "hard", "low", "target_delay"})
+"""Names of the values of limits, which are texts as ``flowctl limits`` takes them."""
+BUCKETS: Final = 512
+"""Parts in which maps are compared: sums of 4 KiB, and 200 words of a full list in each."""
+_MOST_MS: Final = 2**53
+"""Largest time of a stamp: what each reader of JSON has exactly, and 285,000 years."""
+
+
+class WordKind(enum.Enum):
+    """What a word says."""
+
+    BAN = "ban"
+    LIMIT = "limit"
+    LIFT = "lift"
+    LIMITS = "limits"
+
+
+class Stamp(NamedTuple):
+    """When a word was said, and by whom; later ones are greater."""
+
+    ms: int  #: since the epoch, by the latest wall clock that its giver knew of
+    counter: int  #: tells those of the same `ms` apart
+    node: str  #: name of the server in its fleet; "": it is in none
+
+
+WordPlace = tuple[str, WordKind, str]
+"""Network ("" of the limits), kind, and of bans the server: for each, one word stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word; `of_ban`, `lifting` and `of_limits` make them.
+
+    Args:
+        key: network, in its canonical form; "" of the limits.
+        value: as JSON has it: the ban, who lifted it and until when it would have lasted, or the limits.
+
+    Attributes:
+        ban: that it is. None: it is none.
+        ends_s: when the ban ends, or the longest ban that was lifted would have, seconds since the epoch.
+
+    Raises:
+        ConfigError: it is none that a server says.
+    """
+
+    kind: WordKind
+    key: str
+    stamp: Stamp
+    value: Mapping[str, Any]
+    ban: Ban | None = field(init=False, compare=False)
+    ends_s: float = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ban: Ban | None = None
+        ends: Any = None
+        if self.kind in (WordKind.BAN, WordKind.LIMIT):
+            ban = parse_ban(self.value)
+            if (ban.action.value, ban.cidr) != (self.kind.value, self.key):
+                raise ConfigError(f"a word of {short(self.key)} has the ban of {ban.cidr}")
+            ends = None if ban.expires is None else ban.expires.timestamp()
+        elif self.kind is WordKind.LIFT:
+            ends = self.value.get("ends")
+            timed = type(ends) in (int, float) and isfinite(ends)
+            if Ban(cidr=self.key, expires=None).cidr != self.key or not (ends is None or timed):
+                raise ConfigError(f"{short(self.key)}: no lifting of a ban")
+        elif self.key or self.value.keys() != LIMITS or not all(isinstance(item, str) for item in self.value.values()):
+            raise ConfigError(f"{short(str(self.value))} are no limits")
+        object.__setattr__(self, "ban", ban)
+        object.__setattr__(self, "ends_s", inf if ends is None else float(ends))
+
+    @classmethod
+    def of_ban(cls, ban: Ban, stamp: Stamp) -> Word:
+        """Return the word of a ban; evidence that is too long is left out: it is in the records of its server."""
+        kind, value = WordKind(ban.action.value), ban.as_dict()
+        word = cls(kind, ban.cidr, stamp, value)
+        return word if len(word.line()) <= MOST_WORD_BYTES else cls(kind, ban.cidr, stamp, value | {"evidence": {}})
+
+    @classmethod
+    def lifting(cls, cidr: str, ends_s: float, source: str, stamp: Stamp) -> Word:
+        return cls(WordKind.LIFT, cidr, stamp, {"ends": ends_s if isfinite(ends_s) else None, "source": source})
+
+    @classmethod
+    def of_limits(cls, limits: Mapping[str, str], stamp: Stamp) -> Word:
+        return cls(WordKind.LIMITS, "", stamp, dict(limits))
+
+    @classmethod
+    def read(cls, line: str) -> Word:
+        """Return the word of a line."""
+        try:
+            kind, key, ms, counter, node, value = json.loads(line)
+            stamp = Stamp(ms, counter, node)
+            if len(line) > MOST_WORD_BYTES or not (isinstance(key, str) and isinstance(value, dict)):
+                raise ConfigError(f"{short(line)} is no word")
+            if not all(type(item) is int and 0 <= item <= _MOST_MS for item in stamp[:2]) or not isinstance(node, str):
+                raise ConfigError(f"the stamp is {short(str(stamp))}, it must be two whole numbers and a name")
+            return cls(WordKind(kind), key, stamp, value)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{short(line)} is no word") from error
+
+    def line(self) -> str:
+        """Return it as a line of JSON; `read` makes the same word of that."""
+        return json.dumps([self.kind.value, self.key, *self.stamp, self.value], sort_keys=True, separators=(",", ":"))
+
+    @property
+    def place(self) -> WordPlace:
+        return self.key, self.kind, self.stamp.node if self.ban is not None else ""
+
+    @property
+    def kept_until_s(self) -> float:
+        """Until when it is kept; the same at each server."""
+        return self.stamp.ms / 1000 + MEMORY_S if self.kind is WordKind.LIFT else self.ends_s
+
+    def is_after(self, other: Word) -> bool:
+        """Return whether it is the one that stays of two of a place.
+
+        Two of one stamp are the work of a server that lost its memory; then any order does that is the same everywhere.
+        """
+        return (self.stamp, self.line()) > (other.stamp, other.line())
+
+
+class Words:
+    """The words that one server holds. One thread.
+
+    Attributes:
+        node: name of the server.
+        sums: one number per bucket; servers whose sums are equal hold the same words.
+        touched: what was entered, and taken out (None), since it was stored last; the store's owner clears it.
+    """
+
+    def __init__(self, node: str = "", most: int = MOST_WORDS) -> None:
+        self.node = node
+        self.sums: Final = [0] * BUCKETS
+        self.touched: Final[dict[WordPlace, Word | None]] = {}
+        self._most: Final = most
+        self._words: Final[dict[WordPlace, Word]] = {}
+        self._of_network: Final[dict[str, set[WordPlace]]] = {}
+        self._buckets: Final[list[set[WordPlace]]] = [set() for _ in range(BUCKETS)]
+        self._last = (0, -1)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __iter__(self) -> Iterator[Word]:
+        return iter(list(self._words.values()))
+
+    def of(self, key: str) -> list[Word]:
+        """Return all words of a network; "": the limits."""
+        return [self._words[place] for place in self._of_network.get(key, ())]
+
+    def get(self, key: str, kind: WordKind) -> Word | None:
+        """Return the lifting of a network, or the limits."""
+        return self._words.get((key, kind, ""))
+
+    def next_stamp(self, now_s: float) -> Stamp:
+        """Return the stamp of a word that is said here at `now_s`, seconds since the epoch."""
+        ms, counter = self._last
+        now_ms = min(int(now_s * 1000), _MOST_MS)
+        self._last = (now_ms, 0) if now_ms > ms else (ms, counter + 1)
+        return Stamp(*self._last, self.node)
+
+    def merge(self, words: Iterable[Word], now_s: float) -> list[Word]:
+        """Enter what is later than what is here; return what was entered."""
+        entered = []
+        for word in words:
+            self._last = max(self._last, word.stamp[:2])
+            own, lift = self._words.get(word.place), self.get(word.key, WordKind.LIFT)
+            if now_s >= word.kept_until_s or (own is not None and not word.is_after(own)):
+                continue
+            if word.ban is not None and lift is not None and word.stamp < lift.stamp:
+                continue
+            self._put(word)
+            if word.kind is WordKind.LIFT:
+                for other in self.of(word.key):
+                    if other.ban is not None and other.stamp < word.stamp:
+                        self._drop(other.place)
+            entered.append(word)
+        for place in heapq.nsmallest(len(self) - self._most, self._words, key=lambda place: self._words[place].stamp):
+            self._drop(place)
+        return entered
+
+    def forget(self, now_s: float) -> int:
+        """Take out what need not be kept any more; return how many bans that were."""
+        over = [word for word in self._words.values() if now_s >= word.kept_until_s]
+        for word in over:
+            self._drop(word.place)
+        return sum(word.ban is not None for word in over)
+
+    def renamed(self, node: str) -> None:
+        """Give the server a name, with what it said when it had none."""
+        self.node = node
+        for word in self:
+            if not word.stamp.node:
+                self._drop(word.place)
+                self._put(Word(word.kind, word.key, word.stamp._replace(node=node), word.value))
+
+    def replace(self, old: Word, new: Word) -> None:
+        """Put a word in place of another, which may be elsewhere."""
+        self._drop(old.place)
+        self._put(new)
+
+    def differing(self, sums: Sequence[int]) -> list[int]:
+        """Return the numbers of the buckets whose sum is not that of another map."""
+        return [number for number, (own, other) in enumerate(zip(self.sums, sums, strict=True)) if own != other]
+
+    def bucket(self, number: int) -> list[Word]:
+        return [self._words[place] for place in self._buckets[number]]
+
+    def _put(self, word: Word) -> None:
+        place = word.place
+        if place in self._words:
+            self._drop(place)
+        self._words[place] = self.touched[place] = word
+        self._of_network.setdefault(word.key, set()).add(place)
+        self._count(place, word)
+
+    def _drop(self, place: WordPlace) -> None:
+        word = self._words.pop(place)
+        self.touched[place] = None
+        self._of_network[word.key].discard(place)
+        if not self._of_network[word.key]:
+            del self._of_network[word.key]
+        self._count(place, word)
+
+    def _count(self, place: WordPlace, word: Word) -> None:
+        """Enter a word in the sums, or take it out again."""
+        number = int.from_bytes(blake2b(place_text(place).encode(), digest_size=2).digest(), "little") % BUCKETS
+        self.sums[number] ^= int.from_bytes(blake2b(word.line().encode(), digest_size=8).digest(), "little")
+        self._buckets[number].symmetric_difference_update({place})
+
+
+def place_text(place: WordPlace) -> str:
+    """Return a place as the store has it."""
+    return f"{place[1].value} {place[0]} {place[2]}"

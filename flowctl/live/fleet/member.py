@@ -1,0 +1,270 @@
+"""A server as a member of its fleet: tells the others what is said here, and takes what they say.
+
+Theory of operation. What is said at a member goes to all others at once. That alone would do, if nothing were ever lost
+and no member were ever away. So each member also sends all others the sums of its words every
+`COMPARE_S` (`flowctl.live.bans.words`). One that has other sums answers with its words of some buckets that differ, and
+gets those of the other; a member that gained by that compares again at once. So a new member, one that was down and the
+two halves of a network that was cut in two come to hold the same, a little at a time; merging sees to it that the order
+does not matter. A message that is lost needs no repair: the next comparison is made of what is then.
+
+All of it is done where the book is used: on the thread of the files, or in the supervisor under its lock.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from flowctl.core.outcomes.backoff import Backoff
+from flowctl.errors import BusyError, ClosedError, ConfigError
+from flowctl.live.bans.book import BanBook
+from flowctl.live.bans.words import BUCKETS, MOST_WORD_BYTES, Word, WordKind
+from flowctl.live.fleet.config import FleetConfig, read_config
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Message
+from flowctl.nodes.messenger.messenger import Messenger
+
+if TYPE_CHECKING:
+    from flowctl.live.server import LiveServer
+
+_log: Final = structlog.get_logger("flowctl.fleet")
+COMPARE_S: Final = 5.0
+"""Between two comparisons: what was lost is found that soon, for 8 KiB per member."""
+_PASSING_S: Final = 2 * COMPARE_S
+"""How long a message is tried: after that, comparisons have said more."""
+_WINDOW: Final = 64
+"""Messages under way to a member: of one that is away nothing more is kept."""
+PAGE_BYTES: Final = 256 * 1024
+"""Words in one message: what a member parses in some 20 ms, a little at a time."""
+_MOST_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""A bucket of a full list, 400 words, each as long as can be; a page is far smaller."""
+_REST_EVERY: Final = 64
+"""Words between two rests: a millisecond of work beside a server."""
+_REST_S: Final = 0.004
+
+
+@dataclass(slots=True)
+class Other:
+    """What is known of another member.
+
+    Attributes:
+        connection: to it, of the messenger.
+        heard_at: when it was heard of last, monotonic seconds. None: not in this life.
+        same: whether it held the same words when it was heard of last. None: it did not say.
+        count: words that it held then.
+        dropped: messages of it that could not be read.
+    """
+
+    connection: int = 0
+    heard_at: float | None = None
+    same: bool | None = None
+    count: int | None = None
+    dropped: int = 0
+
+
+class Gossip:
+    """What a member tells the others, and does with what they tell; no sockets here.
+
+    Attributes:
+        others: the other members, by name.
+        strangers: messages of senders that are no members.
+    """
+
+    def __init__(
+        self,
+        book: BanBook,
+        others: Iterable[str],
+        send: Callable[[str, str], None],
+        take: Callable[[list[Word]], object],
+        lock: AbstractContextManager[object] | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        self._book: Final = book
+        self._send: Final = send
+        self._take: Final = take
+        self._lock: Final = nullcontext() if lock is None else lock
+        self._rng: Final = rng or Random()
+        self.others: Final = {name: Other() for name in others}
+        self.strangers = 0
+
+    def tell(self, words: Sequence[Word]) -> None:
+        """Tell all others what was said here."""
+        for page in _pages([word.line() for word in words]):
+            for name in self.others:
+                self._send(name, json.dumps({"words": page}))
+
+    def compare(self, *names: str) -> None:
+        """Tell others, or all of them, what stands for the words here."""
+        with self._lock:
+            sums = "".join(f"{item:016x}" for item in self._book.words.sums)
+            said = json.dumps({"sums": sums, "count": len(self._book.words)})
+        for name in names or self.others:
+            self._send(name, said)
+
+    def received(self, sender: str, octets: bytes) -> None:
+        """Take a message of another member; one that cannot be read is counted, and changes nothing."""
+        other = self.others.get(sender)
+        if other is None:
+            self.strangers += 1
+            return
+        try:
+            said = json.loads(octets)
+            sums = [int(said["sums"][at : at + 16], 16) for at in range(0, 16 * BUCKETS, 16)] if "sums" in said else []
+            buckets = [range(BUCKETS)[number] for number in said.get("buckets", ())]
+            words = _read_words(said.get("words", ()))
+            count, answer = int(said.get("count", 0)), bool(said.get("answer"))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ConfigError):
+            other.dropped += 1
+            return
+        other.heard_at = time.monotonic()
+        if sums:
+            self._take_sums(sender, other, sums, count)
+            return
+        with self._lock:
+            before = list(self._book.words.sums)
+        self._take(words)
+        if buckets:
+            with self._lock:
+                self._send(sender, self._part(buckets, answer=True))
+        if (buckets or answer) and before != self._book.words.sums:
+            self.compare(sender)  # there may be more
+
+    def _take_sums(self, sender: str, other: Other, sums: list[int], count: int) -> None:
+        with self._lock:
+            numbers = self._book.words.differing(sums)
+            other.same, other.count = not numbers, count
+            if numbers:
+                # In any order: buckets that no answer makes equal (of a clock that is wrong) must not stop others.
+                self._rng.shuffle(numbers)
+                self._send(sender, self._part(numbers, answer=False))
+
+    def _part(self, numbers: list[int], *, answer: bool) -> str:
+        """Return our words of the first of some buckets, as many as go into one message, at least one."""
+        lines: list[str] = []
+        part: list[int] = []
+        room = PAGE_BYTES
+        for number in numbers:
+            more = [word.line() for word in self._book.words.bucket(number)]
+            room -= sum(map(len, more))
+            if part and room < 0:
+                break
+            part.append(number)
+            lines += more
+        return json.dumps({"words": lines, "answer": True} if answer else {"words": lines, "buckets": part})
+
+
+def _read_words(lines: Sequence[str]) -> list[Word]:
+    words = []
+    for number, line in enumerate(lines, 1):
+        words.append(Word.read(line))
+        if number % _REST_EVERY == 0:
+            time.sleep(_REST_S)
+    return words
+
+
+def _pages(lines: list[str]) -> Iterable[list[str]]:
+    """Yield lines in groups that go into one message each."""
+    most = PAGE_BYTES // MOST_WORD_BYTES
+    return (lines[at : at + most] for at in range(0, len(lines), most))
+
+
+class Member:
+    """The part of one server in its fleet, with its sockets; a companion of a live server, and of a supervisor."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        book: BanBook,
+        soon: Callable[[Callable[[], None]], object],
+        take: Callable[[list[Word]], object],
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._config: Final = config
+        self._book: Final = book
+        self._soon: Final = soon
+        self._gossip: Final = Gossip(book, config.others, self._send, take, lock)
+        names = {item.pubkey: name for name, item in config.members.items()}
+        self._messenger: Final = Messenger(
+            identity=config.name,
+            settings=DeliverySettings(
+                window=_WINDOW, max_attempts=None, retry=Backoff(first_s=0.25, factor=2.0, most_s=COMPARE_S)
+            ),
+            max_message_bytes=_MOST_MESSAGE_BYTES,
+            keys=config.keys,
+            allow=None if config.keys is None else lambda pubkey: names.get(pubkey, False),
+        )
+        self._ended: Final = threading.Event()
+        self.bound: list[str] = []
+        book.join(config.name)
+
+    def start(self) -> None:
+        """Listen, reach for the others, and compare from then on."""
+        config = self._config
+        self._messenger.start()
+        for name, item in config.others.items():
+            self._gossip.others[name].connection = self._messenger.make_connection(item)
+        self._messenger.listen_for_connection(config.listen, config.name, self._received)
+        self._book.listeners.append(self._gossip.tell)
+        threading.Thread(target=self._compare, name="flowctl-fleet", daemon=True).start()
+        _log.info("member of a fleet", member=config.name, at=config.listen.endpoint, others=sorted(config.others))
+
+    def stop(self, deadline_s: float = 1.0) -> None:
+        """Take part no longer; idempotent."""
+        self._ended.set()
+        self._messenger.stop(deadline_s)
+
+    def _compare(self) -> None:
+        while True:
+            self._soon(self._gossip.compare)
+            if self._ended.wait(COMPARE_S):
+                return
+
+    def _received(self, messenger: Messenger, message: Message) -> None:
+        del messenger
+        sender = message.routing_id.decode("ascii", "replace")
+        self._soon(partial(self._gossip.received, sender, message.message))
+
+    def _send(self, name: str, said: str) -> None:
+        """Send a message, or do without: what is in it is found by comparing."""
+        with suppress(BusyError, ClosedError):
+            self._messenger.send_message(self._gossip.others[name].connection, said, deadline=_PASSING_S)
+
+    def status(self) -> dict[str, Any]:
+        """Return how the fleet stands; any thread."""
+        words, now = list(self._book.words), time.monotonic()
+        return {
+            "member": self._config.name,
+            "bans": sum(word.ban is not None for word in words),
+            "lifted": sum(word.kind is WordKind.LIFT for word in words),
+            "limits": any(word.kind is WordKind.LIMITS for word in words),
+            "strangers": self._gossip.strangers,
+            "members": [
+                {
+                    "member": name,
+                    "heard_s_ago": None if other.heard_at is None else round(now - other.heard_at, 1),
+                    "same": other.same,
+                    "waiting": self._messenger.pending_count(other.connection),
+                    "words": other.count,
+                    "dropped": other.dropped,
+                }
+                for name, other in self._gossip.others.items()
+            ],
+        }
+
+
+def join_fleet(server: LiveServer, file: Path) -> None:
+    """Have a live server be a member of the fleet that a file names; before it is started."""
+    member = Member(read_config(file), server.book, server.reload.soon, server.take_words)
+    server.fleet = member
+    server.companions.append(member)
+    server.on_drain.append(member.stop)

@@ -1,0 +1,321 @@
+"""Members of a fleet that tell each other what was said: over links that lose, reorder and are cut. No sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import UTC, datetime
+from math import inf
+from random import Random
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowctl.core.server.bans import Ban, BanAction
+from flowctl.errors import LocalProtocolError
+from flowctl.live.bans.book import BanBook
+from flowctl.live.bans.words import MEMORY_S, MOST_WORD_BYTES, WordKind
+from flowctl.live.fleet import member as member_module
+from flowctl.live.fleet.member import Gossip
+
+NOW = 1_700_000_000.0
+NAMES = "abcd"
+SKEW_S = 20.0
+NETWORKS = ("203.0.113.7/32", "203.0.113.0/24", "2001:db8::/64")
+LASTS_S = (60.0, 3600.0, 86_400.0, None)
+
+
+class Shelf:
+    """A store in memory, which outlives its book."""
+
+    path = "a shelf"
+
+    def __init__(self):
+        self.words = {}
+
+    def read(self):
+        return list(self.words.values()), 0.0
+
+    def write(self, changed, seen, *, anew=False):
+        del seen
+        if anew:
+            self.words.clear()
+        self.words |= changed
+        self.words = {place: word for place, word in self.words.items() if word is not None}
+
+    def whole(self):
+        return True
+
+    def close(self):
+        """Keep what it has."""
+
+
+class Fleet:
+    """Members whose messages are under way until a test delivers or loses them; and all that was ever said."""
+
+    def __init__(self, names=NAMES, skews=(), rng=None):
+        self.now = NOW
+        self.rng = rng or Random(7)
+        self.names = names
+        self.skews = dict(zip(names, [*skews, *[0.0] * len(names)], strict=False))
+        self.shelves = {name: Shelf() for name in names}
+        self.queue = []
+        self.cut = set()  # who cannot be reached
+        self.said = {}  # what was said, by where and when it stands: what the members are to agree on
+        self.books, self.gossips = {}, {}
+        for name in names:
+            self.begin(name)
+
+    def begin(self, name):
+        """Start a member with what its store has."""
+        book = BanBook(self.shelves[name], lambda: self.now + self.skews[name], lambda: self.now)
+        book.join(name)
+        others = [other for other in self.names if other != name]
+        gossip = Gossip(book, others, lambda to, text: self.send(name, to, text), book.merge, rng=self.rng)
+        book.listeners.append(lambda words: self.said.update({(word.place, word.stamp): word for word in words}))
+        book.listeners.append(gossip.tell)
+        self.books[name], self.gossips[name] = book, gossip
+
+    def send(self, sender, to, text):
+        if not {sender, to} & self.cut:
+            self.queue.append((sender, to, text))
+
+    def deliver(self, most=10**6):
+        """Deliver messages in any order, and what comes of them."""
+        while self.queue and most:
+            most -= 1
+            sender, to, text = self.queue.pop(self.rng.randrange(len(self.queue)))
+            self.gossips[to].received(sender, text.encode())
+
+    def settle(self):
+        """Let all reach all, and compare until that changes nothing."""
+        self.cut.clear()
+        for _ in range(3):
+            for gossip in self.gossips.values():
+                gossip.compare()
+            self.deliver()
+
+    def ban(self, name, cidr, lasts_s=None, action=BanAction.BAN, source="command"):
+        time_s = self.now + self.skews[name]
+        ends = None if lasts_s is None else datetime.fromtimestamp(time_s + lasts_s, UTC)
+        (word,) = self.books[name].ban([Ban(cidr=cidr, expires=ends, action=action, source=source)])
+        assert word.ban in self.books[name].in_force().bans
+
+    def lift(self, name, cidr):
+        book = self.books[name]
+        with contextlib.suppress(LocalProtocolError):  # it is not banned there
+            book.lift(cidr, book.in_force().bans, "ops")
+            assert cidr not in {ban.cidr for ban in book.in_force().bans}
+
+    def in_force(self, name):
+        """Return what a member keeps out, until when, by now of the test."""
+        found = self.books[name].in_force().still(self.now).bans
+        return {(ban.cidr, ban.action): ban.expires for ban in found}
+
+    def limits(self, name):
+        word = self.books[name].words.get("", WordKind.LIMITS)
+        return None if word is None else word.value["soft"]
+
+    def expected(self):
+        """Return what is to be in force, of all that was ever said: nothing of merging is in this."""
+        lifted = {}
+        for word in self.said.values():
+            if word.kind is WordKind.LIFT:
+                lifted[word.key] = max(lifted.get(word.key, word.stamp), word.stamp)
+        ends = {}
+        for word in self.said.values():
+            counts = word.ban is not None and word.ban.lasts(self.now)
+            if counts and (word.key not in lifted or word.stamp > lifted[word.key]):
+                key = word.key, word.ban.action
+                ends[key] = max(ends.get(key, 0.0), word.ends_s)
+        return {key: None if end == inf else datetime.fromtimestamp(end, UTC) for key, end in ends.items()}
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ban"), st.sampled_from(NAMES), st.sampled_from(NETWORKS), st.sampled_from(LASTS_S)),
+        st.tuples(st.just("limit"), st.sampled_from(NAMES), st.sampled_from(NETWORKS), st.sampled_from(LASTS_S)),
+        st.tuples(st.just("lift"), st.sampled_from(NAMES), st.sampled_from(NETWORKS)),
+        st.tuples(st.just("limits"), st.sampled_from(NAMES), st.integers(1, 9)),
+        st.tuples(st.just("cut"), st.sampled_from(NAMES)),
+        st.tuples(st.just("heal"), st.sampled_from(NAMES)),
+        st.tuples(st.just("lose"), st.sampled_from(NAMES)),
+        st.tuples(st.just("deliver"), st.integers(1, 9)),
+        st.tuples(st.just("compare"), st.sampled_from(NAMES)),
+        st.tuples(st.just("restart"), st.sampled_from(NAMES), st.booleans()),
+        st.tuples(st.just("pass"), st.sampled_from([0.0, 1.0, 50.0, 4000.0])),
+    ),
+    max_size=40,
+)
+
+
+def carry_out(fleet, step):
+    match step:
+        case ("ban", name, cidr, lasts_s):
+            fleet.ban(name, cidr, lasts_s)
+        case ("limit", name, cidr, lasts_s):
+            fleet.ban(name, cidr, lasts_s, BanAction.LIMIT, "penalty")
+        case ("lift", name, cidr):
+            fleet.lift(name, cidr)
+        case ("limits", name, number):
+            marks = {"soft": f"{number}MiB", "hard": "9MiB", "low": "1MiB", "target_delay": "auto"}
+            fleet.books[name].say_limits(marks)
+        case ("cut", name):
+            fleet.cut.add(name)
+        case ("heal", name):
+            fleet.cut.discard(name)
+        case ("lose", name):
+            fleet.queue = [item for item in fleet.queue if name not in item[:2]]
+        case ("deliver", count):
+            fleet.deliver(count)
+        case ("compare", name):
+            fleet.gossips[name].compare()
+        case ("restart", name, keeps):
+            others = [fleet.shelves[other].words for other in NAMES if other != name]
+            if keeps or not all(
+                word in other.values() for word in fleet.shelves[name].words.values() for other in others
+            ):
+                fleet.begin(name)
+            else:  # its disk was lost, with nothing that others do not have
+                fleet.shelves[name] = Shelf()
+                fleet.begin(name)
+        case ("pass", seconds):
+            fleet.now += seconds
+            for book in fleet.books.values():
+                book.look()
+
+
+@given(steps=steps, skews=st.lists(st.sampled_from([0.0, -SKEW_S, SKEW_S]), min_size=4, max_size=4), rng=st.randoms())
+def test_fleet_when_anything_happens_comes_to_agree_on_what_was_said(steps, skews, rng):
+    """Bans, unbans and limits at any member, cuts, losses, restarts, wrong clocks: then all hold what the words say."""
+    with structlog.testing.capture_logs():
+        fleet = Fleet(skews=skews, rng=rng)
+        for step in steps:
+            carry_out(fleet, step)
+    while any(abs(word.ends_s - fleet.now) < 2 * SKEW_S + 1 for word in fleet.said.values()):
+        fleet.now += SKEW_S  # what is about to end is over at one clock and not at another
+    for book in fleet.books.values():
+        book.look()
+    fleet.settle()
+    expected = fleet.expected()
+    assert {name: fleet.in_force(name) for name in NAMES} == dict.fromkeys(NAMES, expected)
+    said = [word for word in fleet.said.values() if word.kind is WordKind.LIMITS]
+    latest = max(said, key=lambda word: word.stamp).value["soft"] if said else None
+    assert {fleet.limits(name) for name in NAMES} == {latest}
+    assert len({tuple(fleet.books[name].words.sums) for name in NAMES}) == 1
+
+
+ONE, TWO, THREE = NETWORKS
+LIMITS = {"soft": "3MiB", "hard": "6MiB", "low": "1MiB", "target_delay": "auto"}
+
+
+def test_fleet_when_two_say_something_at_the_same_moment_agrees_on_one():
+    """Of two limits with one time the name decides, at each member alike; of two bans the longer one counts."""
+    fleet = Fleet("ab")
+    fleet.books["a"].say_limits(LIMITS)
+    fleet.books["b"].say_limits(LIMITS | {"soft": "4MiB"})
+    fleet.ban("a", ONE, source="command")
+    fleet.ban("b", ONE, 600.0, source="penalty")
+    fleet.settle()
+    assert [fleet.limits(name) for name in "ab"] == ["4MiB", "4MiB"]
+    assert [fleet.in_force(name) for name in "ab"] == [{(ONE, BanAction.BAN): None}] * 2
+
+
+def test_ban_when_it_comes_late_ends_when_it_was_to():
+    """What is sent is a time and no duration; a member that was down for half of the ban does not prolong it."""
+    fleet = Fleet("ab")
+    fleet.cut.add("b")
+    fleet.ban("a", ONE, 3600.0)
+    fleet.now += 1800.0
+    fleet.settle()
+    assert fleet.in_force("b") == {(ONE, BanAction.BAN): datetime.fromtimestamp(NOW + 3600, UTC)}
+    fleet.now += 1801.0
+    assert fleet.in_force("b") == {}
+
+
+def test_unban_when_others_were_away_is_not_undone_by_them():
+    """A member that is back after most of a year brings no ban back; a ban that nobody lifted stays."""
+    fleet = Fleet("abc")
+    fleet.ban("a", ONE)
+    fleet.ban("b", TWO)
+    fleet.settle()
+    fleet.cut.add("c")
+    fleet.lift("b", ONE)
+    fleet.deliver()
+    fleet.now += MEMORY_S - 86_400.0
+    fleet.begin("c")
+    for name in "abc":
+        fleet.books[name].look()
+    fleet.settle()
+    assert [fleet.in_force(name) for name in "abc"] == [{(TWO, BanAction.BAN): None}] * 3
+
+
+def test_fleet_when_a_clock_is_set_has_the_end_that_was_meant():
+    """A ban of ten minutes lasts ten minutes at all members, though its maker's clock was a day behind at first."""
+    fleet = Fleet("ab", skews=[-86_400.0])
+    fleet.ban("a", ONE, 600.0)
+    fleet.skews["a"] = 0.0
+    with structlog.testing.capture_logs():
+        fleet.books["a"].look()
+    fleet.settle()
+    end = datetime.fromtimestamp(NOW + 600, UTC)
+    assert [fleet.in_force(name) for name in "ab"] == [{(ONE, BanAction.BAN): end}] * 2
+    fleet.lift("b", ONE)
+    fleet.settle()
+    assert [fleet.in_force(name) for name in "ab"] == [{}, {}]
+
+
+def test_member_when_it_is_new_gets_all_that_the_others_hold_and_they_what_it_has(monkeypatch):
+    """What takes many messages is there after one comparison; who banned whom stays known."""
+    monkeypatch.setattr(member_module, "_REST_S", 0.0)
+    monkeypatch.setattr(member_module, "PAGE_BYTES", 64 * 1024)
+    fleet = Fleet("abc")
+    fleet.cut.add("c")
+    many = [f"10.0.{at >> 8}.{at & 255}/32" for at in range(3000)]
+    fleet.books["a"].ban([Ban(cidr=cidr, expires=None, source="command of ops") for cidr in many])
+    fleet.cut.add("a")
+    fleet.ban("c", ONE)
+    fleet.cut.clear()
+    fleet.gossips["c"].compare()
+    fleet.deliver()
+    assert len(fleet.books["c"].words) == 3001 == len(fleet.books["a"].words)
+    assert {ban.source for ban in fleet.books["c"].in_force().bans} == {"command of ops", "command"}
+    fleet.settle()
+    assert [other.same for other in fleet.gossips["b"].others.values()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7",
+        "[]",
+        '{"sums": "00"}',
+        '{"sums": 7}',
+        '{"buckets": [512]}',
+        '{"buckets": ["x"]}',
+        '{"words": 7}',
+        '{"words": ["x"]}',
+        json.dumps({"words": ['["ban","10.0.0.0/32",1,0,"a",{}]']}),
+        json.dumps({"words": ['["ban","10.0.0.0/32",1,0,"a",{"cidr":"10.0.0.1/32","expires":null}]']}),
+        json.dumps({"words": ['["limit","10.0.0.0/32",1,0,"a",{"cidr":"10.0.0.0/32","expires":null}]']}),
+        json.dumps({"words": ['["lift","10.0.0.0",1,0,"a",{"ends":null}]']}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",1.5,0,"a",{"ends":null}]']}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",1,-1,"a",{"ends":null}]']}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",1,0,"a",{"ends":"x"}]']}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",1,0,"a",{"ends":NaN}]']}),
+        json.dumps({"words": ['["limits","",1,0,"a",{"soft":"1MiB"}]']}),
+        json.dumps({"words": ['["kick","10.0.0.0/32",1,0,"a",{}]']}),
+        json.dumps({"words": ["[" * 9000]}),
+        json.dumps({"words": ['["lift","10.0.0.0/32",1,0,"a",{"x":"' + "y" * MOST_WORD_BYTES + '"}]']}),
+    ],
+)
+def test_message_when_no_member_would_send_it_changes_nothing_and_is_counted(text):
+    """What cannot be read is dropped whole, and the status says of whom; a stranger's is not even read."""
+    fleet = Fleet("ab")
+    gossip = fleet.gossips["a"]
+    gossip.received("b", text.encode("utf-8", "replace"))
+    gossip.received("mallory", b'{"words": []}')
+    assert (gossip.others["b"].dropped, gossip.strangers, len(fleet.books["a"].words)) == (1, 1, 0)
