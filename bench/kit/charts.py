@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from flowctl.charts.axes import HEIGHT, WIDTH, said
+from flowctl.charts.axes import HEIGHT, WIDTH, draw, said
 from flowctl.charts.page import MARKS, PALETTE, Figure
-from flowctl.charts.pictures import Lines, draw
+from flowctl.charts.pictures import Lines
 
 MOST_BYTES: Final = 150_000
 """Of one file: these are in the repository."""

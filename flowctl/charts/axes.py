@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -165,3 +166,47 @@ def column(first: float, last: float, lines: Iterable[str]) -> str:
 def title(lines: Iterable[str]) -> str:
     """Return a tooltip, which every browser shows where a pointer rests."""
     return f"<title>{chr(10).join(map(escaped, lines))}</title>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture(ABC):
+    """Something to draw; derive from it.
+
+    Args:
+        name: for ids, unique on the page; letters and hyphens.
+        description: what is to be seen, in words, for readers who cannot see it.
+    """
+
+    name: str
+    title: str
+    description: str
+
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+
+    @property
+    def height(self) -> int:
+        """Of the paper."""
+        return HEIGHT
+
+    @abstractmethod
+    def marks(self) -> list[str]:
+        """Return what is drawn."""
+
+
+def draw(picture: Picture, place: str = "") -> str:
+    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw."""
+    if picture.empty:
+        return ""
+    ids = f"{picture.name}-title {picture.name}-description"
+    return "\n".join(
+        [
+            f'<svg{place} viewBox="0 0 {WIDTH} {picture.height}" role="img" aria-labelledby="{ids}">',
+            f'<title id="{picture.name}-title">{escaped(picture.title)}</title>',
+            f'<desc id="{picture.name}-description">{escaped(picture.description)}</desc>',
+            *picture.marks(),
+            "</svg>",
+        ]
+    )

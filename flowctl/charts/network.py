@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.charts.axes import HEIGHT, RIGHT, WIDTH, Axis, Scale, linear_ticks, plain, said, tick_texts, title
+from flowctl.charts.axes import HEIGHT, RIGHT, WIDTH, Axis, Picture, Scale, linear_ticks, plain, said, tick_texts, title
 
 _BOX_WIDTH: Final = 118
 _BOX_HEIGHT: Final = 40
@@ -63,28 +63,18 @@ class Arrow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """Boxes in columns, and arrows between them.
+class Network(Picture):
+    """Boxes in columns, and arrows between them."""
 
-    Args:
-        name: for ids, unique on the page; letters and hyphens.
-        description: what is to be seen, in words, for readers who cannot see it.
-    """
-
-    name: str
-    title: str
-    description: str
     boxes: Sequence[Box]
     arrows: Sequence[Arrow]
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw."""
         return not self.boxes
 
     @property
     def height(self) -> int:
-        """Of the paper."""
         return max(_ROW * max(len(column) for column in self._columns()), HEIGHT // 2)
 
     def _columns(self) -> list[list[Box]]:
@@ -181,12 +171,9 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class Spans(Picture):
     """Who did what when."""
 
-    name: str
-    title: str
-    description: str
     rows: Sequence[str]
     spans: Sequence[Span]
     x_end: float
@@ -196,16 +183,13 @@ class Spans:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw."""
         return not self.rows
 
     @property
     def height(self) -> int:
-        """Of the paper."""
         return _SPAN_TOP + _SPAN_ROW * len(self.rows) + _AXIS
 
     def marks(self) -> list[str]:
-        """Return what is drawn."""
         scale = Scale(0.0, max(self.x_end, 1e-9), _LABEL_RIGHT, RIGHT)
         bottom = _SPAN_TOP + _SPAN_ROW * len(self.rows)
         ticks = [tick for tick in linear_ticks(self.x_end, 8) if tick <= self.x_end * 1.0001]

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flowctl.charts.pictures import Lines, Picture, draw
+from flowctl.charts.axes import Picture, draw
+from flowctl.charts.pictures import Lines
 from flowctl.core.text.printable import foreign
 
 PALETTE: Final = """

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.charts.axes import (
-    HEIGHT,
     LEFT,
     RIGHT,
     WIDTH,
     Axis,
+    Picture,
     Scale,
     column,
-    escaped,
     frame,
     linear_ticks,
     plain,
@@ -31,7 +30,6 @@ from flowctl.charts.axes import (
     x_axis,
     y_axis,
 )
-from flowctl.charts.network import Network, Spans
 
 Point = tuple[float, float]
 
@@ -103,19 +101,14 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class Lines(Picture):
     """Lines over one pair of axes.
 
     Args:
-        name: for ids, unique on the page; letters and hyphens.
-        description: what is to be seen, in words, for readers who cannot see it.
         series: at most `COLOURS`; drawn in this order.
         y_top: least upper end of the y axis.
     """
 
-    name: str
-    title: str
-    description: str
     series: Sequence[Series]
     x_label: str
     y_label: str
@@ -124,11 +117,9 @@ class Lines:
     y_top: float = 0.0
     y_text: Callable[[float], str] = plain
     x_text: Callable[[float], str] = plain
-    height = HEIGHT
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw."""
         return not any(series.points for series in self.series)
 
     @property
@@ -137,7 +128,6 @@ class Lines:
         return [(series.label, colour(series.colour)) for series in self.series if series.points]
 
     def marks(self) -> list[str]:
-        """Return what is drawn."""
         xs = [x for series in self.series for x, _ in series.points]
         ys = [y for series in self.series for _, y in series.points]
         x = x_axis(min(xs) if self.x_log else 0.0, max(xs), self.x_label, self.x_text, log=self.x_log)
@@ -188,7 +178,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Stack(Picture):
     """Areas on top of each other over time: each place along x lasts until the next.
 
     Args:
@@ -196,9 +186,6 @@ class Stack:
         more: what a tooltip says beside the layers, one text per place; empty: nothing.
     """
 
-    name: str
-    title: str
-    description: str
     xs: Sequence[float]
     x_end: float
     layers: Sequence[Layer]
@@ -208,15 +195,12 @@ class Stack:
     y_text: Callable[[float], str] = plain
     x_text: Callable[[float], str] = plain
     more: Sequence[str] = ()
-    height = HEIGHT
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw."""
         return not self.xs
 
     def marks(self) -> list[str]:
-        """Return what is drawn."""
         ends = [*self.xs[1:], max(self.x_end, self.xs[-1])]
         x = x_axis(self.xs[0], ends[-1], self.x_label, self.x_text)
         y = y_axis(self.y_top, self.y_label, self.y_text, exact=True)
@@ -267,26 +251,20 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class Bars(Picture):
     """Horizontal bars from the same edge."""
 
-    name: str
-    title: str
-    description: str
     bars: Sequence[Bar]
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw."""
         return not self.bars
 
     @property
     def height(self) -> int:
-        """Of the paper."""
         return _BAR * min(len(self.bars), MOST_BARS) + 6
 
     def marks(self) -> list[str]:
-        """Return what is drawn."""
         shown = self.bars[:MOST_BARS]
         room = WIDTH - _BAR_LEFT - 96
         most = max((bar.value for bar in shown if math.isfinite(bar.value)), default=0.0)
@@ -323,7 +301,7 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dots:
+class Dots(Picture):
     """Dots over a pair of axes; the size of a dot is a third figure. x begins at 0.
 
     Args:
@@ -331,24 +309,18 @@ class Dots:
         y_least: below this, y is drawn there. y is logarithmic if the largest is far above it, else it begins at 0.
     """
 
-    name: str
-    title: str
-    description: str
     dots: Sequence[Dot]
     x_label: str
     y_label: str
     y_least: float = 1.0
     x_text: Callable[[float], str] = plain
     y_text: Callable[[float], str] = plain
-    height = HEIGHT
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to draw."""
         return not self.dots
 
     def marks(self) -> list[str]:
-        """Return what is drawn."""
         x, y = self._axes()
         largest = max(dot.size for dot in self.dots) or 1.0
         parts = frame(x, y)
@@ -384,22 +356,3 @@ def _labels(marked: Sequence[Dot], x: Scale, y: Scale) -> list[str]:
         used.append((text_x, text_y))
         parts.append(said(text_x, max(text_y, 12), dot.label, anchor="end" if left else "start", strong=True))
     return parts
-
-
-Picture = Lines | Stack | Bars | Dots | Network | Spans
-
-
-def draw(picture: Picture, place: str = "") -> str:
-    """Return a picture as an ``<svg>`` element; "" if there is nothing to draw."""
-    if picture.empty:
-        return ""
-    ids = f"{picture.name}-title {picture.name}-description"
-    return "\n".join(
-        [
-            f'<svg{place} viewBox="0 0 {WIDTH} {picture.height}" role="img" aria-labelledby="{ids}">',
-            f'<title id="{picture.name}-title">{escaped(picture.title)}</title>',
-            f'<desc id="{picture.name}-description">{escaped(picture.description)}</desc>',
-            *picture.marks(),
-            "</svg>",
-        ]
-    )

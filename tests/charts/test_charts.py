@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowctl.charts.axes import RIGHT, Scale, linear_ticks, log_ticks, tick_texts
+from flowctl.charts.axes import RIGHT, Scale, draw, linear_ticks, log_ticks, tick_texts
 from flowctl.charts.network import Arrow, Box, Network, Span, Spans
 from flowctl.charts.page import Figure, Html, figure, page, table, text
-from flowctl.charts.pictures import Bar, Bars, Dot, Dots, Lines, Series, Stack, draw, highest, thin
+from flowctl.charts.pictures import Bar, Bars, Dot, Dots, Lines, Series, Stack, highest, thin
 
 LABELS = {"name": "x", "title": "t", "description": "d", "x_label": "x", "y_label": "y"}
 

@@ -67,61 +67,47 @@ def render(result: RunResult, verdicts: Sequence[ConditionResult] = ()) -> str:
     return page(f"Load test of {result.url}", body)
 
 
+def _section(title: str, *parts: str, kind: str = "") -> str:
+    """Return parts in a box under a heading; "" if there are none. Parts are HTML already."""
+    inner = "".join(parts)
+    return f'<section class="{kind}"><h2>{text(title)}</h2>{inner}</section>' if inner else ""
+
+
 def _clock(result: RunResult) -> str:
     return f" Delays are against: {text(result.delay_source)}." if result.delay_source else ""
 
 
 def _header(result: RunResult) -> str:
-    crowd = ", ".join(f"{count:,} {text(name, 40)}" for name, count in result.profiles.items())
+    crowd = ", ".join(f"{count:,} {text(name, 40)}" for name, count in result.profiles.items()) or "nobody"
     began = f", begun at {text(result.began_at)[:19].replace('T', ' ')} UTC" if result.began_at else ""
-    parts = [
-        "<header>",
-        f"<h1>Load test of {text(result.url)}</h1>",
-        (
-            f"<p>{crowd or 'nobody'}; {format_duration(result.duration_s)}{began}"
-            f"{', <strong>interrupted</strong>' if result.interrupted else ''}</p>"
-        ),
-    ]
-    if result.command:
-        parts.append(f'<p class="command"><code>{text(result.command, 2000)}</code></p>')
-    return "\n".join([*parts, "</header>"])
+    interrupted = ", <strong>interrupted</strong>" if result.interrupted else ""
+    command = f'<p class="command"><code>{text(result.command, 2000)}</code></p>' if result.command else ""
+    title = f"<h1>Load test of {text(result.url)}</h1>"
+    return f"<header>{title}<p>{crowd}; {format_duration(result.duration_s)}{began}{interrupted}</p>{command}</header>"
 
 
 def _verdicts(result: RunResult, verdicts: Sequence[ConditionResult]) -> str:
     """Return what failed and what held, and the tester's own doubts, before any figure."""
     problem = what_failed(result)
-    items = [_verdict(text(f"The run failed: {problem}"), "", failed=True)] if problem else []
-    items += [
-        _verdict(
-            f"<code>{text(verdict.condition.wanted)}</code>",
-            verdict.measured,
-            failed=verdict.failed,
-            not_judged=verdict.not_judged,
-        )
-        for verdict in verdicts
-    ]
-    parts = []
-    if items:
-        failed = problem is not None or any(verdict.failed for verdict in verdicts)
-        title = "Interrupted" if result.interrupted else "Failed" if failed else "Passed"
-        failed = failed or result.interrupted
-        parts.append(f'<section class="{"bad" if failed else "good"}"><h2>{title}</h2><ul class="verdicts">')
-        parts += [*items, "</ul></section>"]
-    if result.warnings:
-        parts.append('<section class="doubt"><h2>Read the figures with care</h2><ul>')
-        parts += [f"<li>{text(warning, 600)}</li>" for warning in result.warnings]
-        parts.append("</ul></section>")
-    return "\n".join(parts)
+    items = [f"<li>{_FAILS} {text(f'The run failed: {problem}')}</li>"] if problem else []
+    for verdict in verdicts:
+        sign = _FAILS if verdict.failed else _PASSES
+        if verdict.not_judged:
+            sign = f"<b>not judged: {text(verdict.not_judged)}</b>"
+        said = f" <span>{text(verdict.measured)}</span>" if verdict.measured else ""
+        items.append(f"<li>{sign} <code>{text(verdict.condition.wanted)}</code>{said}</li>")
+    failed = problem is not None or any(verdict.failed for verdict in verdicts)
+    title = "Interrupted" if result.interrupted else "Failed" if failed else "Passed"
+    shown = f'<ul class="verdicts">{"".join(items)}</ul>' if items else ""
+    doubts = "".join(f"<li>{text(warning, 600)}</li>" for warning in result.warnings)
+    return _section(title, shown, kind="bad" if failed or result.interrupted else "good") + _section(
+        "Read the figures with care", f"<ul>{doubts}</ul>" if doubts else "", kind="doubt"
+    )
 
 
-def _verdict(condition: str, measured: str, *, failed: bool, not_judged: str = "") -> str:
-    """Return a line of the list; `condition` is HTML already."""
-    # A word beside the sign: neither the colour nor the shape carries it alone.
-    sign = '<b class="no">✕ fails</b>' if failed else '<b class="yes">✓ passes</b>'
-    if not_judged:
-        sign = f"<b>not judged: {text(not_judged)}</b>"
-    said = f" <span>{text(measured)}</span>" if measured else ""
-    return f"<li>{sign} {condition}{said}</li>"
+# A word beside the sign: neither the colour nor the shape carries it alone.
+_FAILS: Final = '<b class="no">✕ fails</b>'
+_PASSES: Final = '<b class="yes">✓ passes</b>'
 
 
 def _tiles(figures: RunFigures) -> str:
@@ -155,51 +141,43 @@ def _tiles(figures: RunFigures) -> str:
 
 
 def _profiles(figures: RunFigures) -> str:
-    rows = [
-        [
-            text(profile, 40),
-            *(cell(figures, name, profile) for _, name in _PROFILE_FIGURES),
-        ]
-        for profile in figures.kinds
-    ]
-    shown = table(["profile", *(head for head, _ in _PROFILE_FIGURES)], rows)
+    rows = [[profile, *(cell(figures, name, profile) for _, name in _PROFILE_FIGURES)] for profile in figures.kinds]
+    if not rows:
+        return ""
     notes = "".join(f"<p>{text(note)}</p>" for note in reading_notes(figures))
-    return f"<section><h2>What each profile saw</h2>{shown}{notes}</section>" if rows else ""
+    return _section("What each profile saw", table(["profile", *(head for head, _ in _PROFILE_FIGURES)], rows), notes)
 
 
 def _hostile(result: RunResult) -> str:
     rows = []
     for row in hostile_rows(result):
+        verdict = Html('<b class="yes">✓ withstood</b>') if row["met"] else text("no verdict")
         if row["failed"]:
             verdict = Html(f'<b class="no">✕ {row["failed"]} of {row["peers"]} not</b>')
-        elif row["met"]:
-            verdict = Html('<b class="yes">✓ withstood</b>')
-        else:
-            verdict = text("no verdict")
         seen = Html("<br>".join(text(line, 300) for line in (*row["forms"], row["notes"]) if line))
-        rows.append([text(row["profile"], 40), verdict, text(hostile_ends(row)), seen])
-    shown = table(["profile", "the server", "how they ended", "what was seen"], rows, kind="words")
-    return f"<section><h2>Did the server withstand hostile peers?</h2>{shown}</section>" if rows else ""
+        rows.append([row["profile"], verdict, hostile_ends(row), seen])
+    heads = ["profile", "the server", "how they ended", "what was seen"]
+    return _section("Did the server withstand hostile peers?", table(heads, rows, kind="words") if rows else "")
 
 
 def _cuts(result: RunResult) -> str:
-    rows = []
-    for group in cut_groups(result.peers):
-        times = group["after_s"]
-        how = "other ways" if group["end"] is None else end_words(PeerEnd(group["end"]))
-        rows.append(
-            [
-                text(group["profile"], 40),
-                f"{group['count']:,}",
-                how,
-                "-" if times["median"] is None else format_duration(times["median"]),
-                text(group["code"] or "-", 80),
-                text(group["details"] or "-"),
-            ]
-        )
+    rows = [
+        [
+            group["profile"],
+            f"{group['count']:,}",
+            "other ways" if group["end"] is None else end_words(PeerEnd(group["end"])),
+            _seconds(group["after_s"]["median"]),
+            text(group["code"] or "-", 80),
+            group["details"] or "-",
+        ]
+        for group in cut_groups(result.peers)
+    ]
     heads = ("profile", "peers", "how", "after (median)", "code", "in words")
-    shown = table(heads, rows, kind="words")
-    return f"<section><h2>How did the server end connections?</h2>{shown}</section>" if rows else ""
+    return _section("How did the server end connections?", table(heads, rows, kind="words") if rows else "")
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_duration(value)
 
 
 def _trouble(peer: PeerResult) -> tuple[bool, int, int, float]:
@@ -218,9 +196,9 @@ def _worst(result: RunResult) -> str:
     ]
     if not viewers:
         return ""
-    title = "<h2>Who was worst off?</h2>"
+    title = "Who was worst off?"
     if not troubled:
-        return f"<section>{title}<p>Nobody: no viewer missed a frame, waited for a second, or was cut.</p></section>"
+        return _section(title, "<p>Nobody: no viewer missed a frame, waited for a second, or was cut.</p>")
     rows = [
         [
             f"{peer.number}",
@@ -230,14 +208,13 @@ def _worst(result: RunResult) -> str:
             f"{peer.broken_restarts:,}",
             f"{peer.stalls:,}",
             format_value(peer.delay_p99_ms, "ms"),
-            "-" if peer.first_frame_s is None else format_duration(peer.first_frame_s),
-            "-" if peer.ended_s is None else format_duration(peer.ended_s - peer.started_s),
+            _seconds(peer.first_frame_s),
+            _seconds(None if peer.ended_s is None else peer.ended_s - peer.started_s),
             end_words(peer.end),
             text(peer.end_details or "-", 120),
         ]
         for peer in sorted(troubled, key=_trouble, reverse=True)[:_WORST]
     ]
     heads = ("peer", "profile", "address", "missing", "broken", "stalls", "delay p99", "first frame", "there for")
-    shown = table([*heads, "end", "in words"], rows, kind="words")
     note = f"<p>The {len(rows)} worst of {len(troubled):,} viewers that lost frames, waited, or were cut.</p>"
-    return f"<section>{title}{note}{shown}</section>"
+    return _section(title, note, table([*heads, "end", "in words"], rows, kind="words"))
