@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,18 +50,34 @@ _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 
 @dataclass(slots=True)
 class Tally:
-    """Figures of one profile that outlive its peers."""
+    """One profile: who is there, and figures that outlive its peers."""
 
     kind: PeerKind
     manner: Manner
-    cut: int = 0
-    failed: int = 0
-    missing: int = 0  # of peers that have ended, as the next two
-    pictures: int = 0
-    missing_pictures: int = 0
     attacking: int = 0  # attacks in progress
+    ended: Counter[str] = field(default_factory=Counter)  # of peers that have ended: as `_counts`, and how they ended
     delays: DelayHistogram = field(default_factory=DelayHistogram)
     alive: dict[Viewer, None] = field(default_factory=dict)  # in the order of their coming
+
+    def figures(self) -> Counter[str]:
+        """Return the figures of this moment by the names that samples have, with bytes and frames."""
+        found = Counter(self.ended)
+        for viewer in self.alive:
+            found.update(_counts(viewer))
+        found["connected"] = sum(viewer.connected for viewer in self.alive) + self.attacking
+        found["playing"] = sum(viewer.playing for viewer in self.alive)
+        return found
+
+
+def _counts(viewer: Viewer) -> dict[str, int]:
+    measure = viewer.measure
+    return {
+        "missing": measure.missing,
+        "pictures": measure.video,
+        "missing_pictures": measure.missing_video + measure.missed_at_end,
+        "bytes": viewer.result.wire_bytes,
+        "frames": measure.frames,
+    }
 
 
 def source_address(number: int) -> str:
@@ -95,10 +112,7 @@ class Crowd:
     _stopping: bool = False
     _empty: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last one has gone after `stop`
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _ended_bytes: int = 0  # of viewers that have ended
-    _ended_frames: int = 0
-    _last_bytes: int = 0
-    _last_frames: int = 0
+    _last: Counter[str] = field(default_factory=Counter)  # bytes and frames by the last sample
 
     # -- coming
 
@@ -153,13 +167,8 @@ class Crowd:
     def _gone(self, viewer: Viewer, order: PeerOrder, tally: Tally) -> None:
         tally.alive.pop(viewer, None)
         result = viewer.result
-        measure = viewer.measure
-        tally.missing += measure.missing
-        tally.pictures += measure.video
-        tally.missing_pictures += measure.missing_video + measure.missed_at_end
-        tally.delays.merge(measure.delays)
-        self._ended_bytes += result.wire_bytes
-        self._ended_frames += measure.frames
+        tally.ended.update(_counts(viewer))
+        tally.delays.merge(viewer.measure.delays)
         self._count_end(result, tally)
         if tally.manner.stay_s is not None and not self._stopping and self._visits < VISITS_MAX:
             pause_s = 0.0 if result.end is PeerEnd.LEFT else _COME_BACK_S
@@ -167,8 +176,8 @@ class Crowd:
             self.reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
 
     def _count_end(self, result: PeerResult, tally: Tally) -> None:
-        tally.cut += result.cut is True
-        tally.failed += result.end in _FAILED
+        tally.ended["cut"] += result.cut is True
+        tally.ended["failed"] += result.end in _FAILED
         self.on_row(result)
         if self._stopping and not any(item.alive or item.attacking for item in self._tallies.values()):
             self._empty.set()
@@ -227,41 +236,19 @@ class Crowd:
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of this moment, and begin a new second."""
-        connected: dict[str, int] = {}
-        playing: dict[str, int] = {}
-        missing: dict[str, int] = {}
-        pictures: dict[str, int] = {}
-        missing_pictures: dict[str, int] = {}
-        received, frames = self._ended_bytes, self._ended_frames
-        for name, tally in self._tallies.items():
-            connected[name] = sum(viewer.connected for viewer in tally.alive) + tally.attacking
-            playing[name] = sum(viewer.playing for viewer in tally.alive)
-            measures = [viewer.measure for viewer in tally.alive]
-            missing[name] = tally.missing + sum(measure.missing for measure in measures)
-            pictures[name] = tally.pictures + sum(measure.video for measure in measures)
-            missing_pictures[name] = tally.missing_pictures + sum(
-                measure.missing_video + measure.missed_at_end for measure in measures
-            )
-            received += sum(viewer.result.wire_bytes for viewer in tally.alive)
-            frames += sum(viewer.measure.frames for viewer in tally.alive)
+        profiles = {name: tally.figures() for name, tally in self._tallies.items()}
         recent = self.recent.as_list()
         self.recent.buckets.clear()  # the same object: viewers hold it
         self.recent.max_us = 0
-        figures = {
-            "connected": connected,
-            "playing": playing,
-            "missing": missing,
-            "pictures": pictures,
-            "missing_pictures": missing_pictures,
-            "cut": {name: tally.cut for name, tally in self._tallies.items()},
-            "failed": {name: tally.failed for name, tally in self._tallies.items()},
-            "bytes": received - self._last_bytes,
-            "frames": frames - self._last_frames,
+        total = sum(profiles.values(), Counter[str]())
+        before, self._last = self._last, total
+        return {
+            "profiles": profiles,
+            "bytes": total["bytes"] - before["bytes"],
+            "frames": total["frames"] - before["frames"],
             "recent": recent,
             "alive": self.alive,
         }
-        self._last_bytes, self._last_frames = received, frames
-        return figures
 
     def delays(self) -> dict[str, list[int]]:
         """Return the delays of all viewers that have ended, by profile."""

@@ -175,10 +175,10 @@ class Gathering:
         sample = Sample(at_s=at_s)
         recent = DelayHistogram()
         for report in reports:
-            for name in ("connected", "playing", "missing", "pictures", "missing_pictures", "cut", "failed"):
-                into: dict[str, int] = getattr(sample, name)
-                for profile, count in report[name].items():
-                    into[profile] = into.get(profile, 0) + count
+            for profile, found in report["profiles"].items():
+                for name in ("connected", "playing", "missing", "pictures", "missing_pictures", "cut", "failed"):
+                    into: dict[str, int] = getattr(sample, name)
+                    into[profile] = into.get(profile, 0) + found.get(name, 0)
             sample.received_bytes_per_s += report["bytes"]
             sample.frames_per_s += report["frames"]
             recent.merge(DelayHistogram.from_list(report["recent"]))
