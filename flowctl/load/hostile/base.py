@@ -183,6 +183,14 @@ class HostileProfile:
         return _with_witness(verdict, witness)
 
 
+def hostile(names: str, summary: str, explanation: str, *forms: Form) -> HostileProfile:
+    """Return a profile; `names` are its id and its readable name, and an id with an H attacks HTTP."""
+    id_, name = names.split()
+    return HostileProfile(
+        id=id_, name=name, summary=summary, explanation=explanation, forms=forms, over_http=id_.startswith("H")
+    )
+
+
 async def _run(form: Form, attack: Attack, began: float) -> FormResult:
     """Carry out one form, judge it, and close its connections: what comes of them after that is not its doing.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowctl.load.hostile.base import Attack, Form, HostileProfile, Run
+from flowctl.load.hostile.base import Attack, Form, Run, hostile
 from flowctl.load.hostile.octets import CONNECT, cut, u29
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.values import UNDEFINED, Xml
@@ -96,80 +96,65 @@ _COUNT: Final = b"\xff\xff\xff\xff"
 _U29_COUNT: Final = u29(_MOST_U29)
 
 PROFILES: Final = (
-    HostileProfile(
-        id="B08",
-        name="nesting-bomb",
-        summary="sends AMF0 and AMF3 values nested up to 100,000 levels deep",
-        explanation="Decoders that call themselves run out of stack. In a connect (AMF0 and AMF3, as deep as 64 KiB "
+    hostile(
+        "B08 nesting-bomb",
+        "sends AMF0 and AMF3 values nested up to 100,000 levels deep",
+        "Decoders that call themselves run out of stack. In a connect (AMF0 and AMF3, as deep as 64 KiB "
         "allow), in a longer connect, and in metadata. Sound servers limit the depth.",
-        forms=(
-            Form(name="connect", run=_connect(_NESTED_OBJECT * _CONNECT_LEVELS)),
-            Form(name="long-connect", run=_connect(_NESTED_OBJECT * _LEVELS)),
-            Form(name="amf3", run=_connect(b"\x11" + _NESTED_AMF3 * _CONNECT_LEVELS)),
-            Form(name="metadata", run=_metadata(_NESTED_ARRAY * _LEVELS)),
-        ),
+        Form(name="connect", run=_connect(_NESTED_OBJECT * _CONNECT_LEVELS)),
+        Form(name="long-connect", run=_connect(_NESTED_OBJECT * _LEVELS)),
+        Form(name="amf3", run=_connect(b"\x11" + _NESTED_AMF3 * _CONNECT_LEVELS)),
+        Form(name="metadata", run=_metadata(_NESTED_ARRAY * _LEVELS)),
     ),
-    HostileProfile(
-        id="B09",
-        name="false-counts",
-        summary="announces billions of AMF values and sends none",
-        explanation="Array, ECMA array, long string (AMF0), array, vectors, dictionary, string and traits (AMF3). A "
+    hostile(
+        "B09 false-counts",
+        "announces billions of AMF values and sends none",
+        "Array, ECMA array, long string (AMF0), array, vectors, dictionary, string and traits (AMF3). A "
         "decoder that makes room for the count runs out of memory. Sound servers compare it with the bytes there are.",
-        forms=(
-            Form(name="array", run=_connect(b"\x0a" + _COUNT + bytes(64))),
-            Form(name="ecma-array", run=_connect(b"\x08" + _COUNT + b"\x00\x00\x09")),
-            Form(name="long-string", run=_connect(b"\x0c" + _COUNT + bytes(64))),
-            Form(name="amf3-array", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64))),
-            Form(name="int-vector", run=_connect(b"\x11\x0d" + _U29_COUNT + bytes(64))),
-            Form(name="object-vector", run=_connect(b"\x11\x10" + _U29_COUNT + b"\x00\x01" + bytes(64))),
-            Form(name="dictionary", run=_connect(b"\x11\x11" + _U29_COUNT + bytes(64))),
-            Form(name="amf3-string", run=_connect(b"\x11\x06" + _U29_COUNT + bytes(64))),
-            Form(name="traits", run=_connect(b"\x11\x0a" + u29(_MOST_U29 & ~0xC | 0x3) + b"\x01" + bytes(64))),
-            Form(name="type-17", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64), TYPE_COMMAND_AMF3)),
-        ),
+        Form(name="array", run=_connect(b"\x0a" + _COUNT + bytes(64))),
+        Form(name="ecma-array", run=_connect(b"\x08" + _COUNT + b"\x00\x00\x09")),
+        Form(name="long-string", run=_connect(b"\x0c" + _COUNT + bytes(64))),
+        Form(name="amf3-array", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64))),
+        Form(name="int-vector", run=_connect(b"\x11\x0d" + _U29_COUNT + bytes(64))),
+        Form(name="object-vector", run=_connect(b"\x11\x10" + _U29_COUNT + b"\x00\x01" + bytes(64))),
+        Form(name="dictionary", run=_connect(b"\x11\x11" + _U29_COUNT + bytes(64))),
+        Form(name="amf3-string", run=_connect(b"\x11\x06" + _U29_COUNT + bytes(64))),
+        Form(name="traits", run=_connect(b"\x11\x0a" + u29(_MOST_U29 & ~0xC | 0x3) + b"\x01" + bytes(64))),
+        Form(name="type-17", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64), TYPE_COMMAND_AMF3)),
     ),
-    HostileProfile(
-        id="B10",
-        name="truncated-amf",
-        summary="cuts off the values of connect, publish and metadata",
-        explanation="A decoder that does not look where the data ends reads what is behind it, or raises what nobody "
+    hostile(
+        "B10 truncated-amf",
+        "cuts off the values of connect, publish and metadata",
+        "A decoder that does not look where the data ends reads what is behind it, or raises what nobody "
         "catches. Sound servers refuse such a command, and pass on or drop such metadata.",
-        forms=(
-            Form(name="connect", run=_connect(b"\x03\x00\x03app\x02\x00\x40live")),
-            Form(name="anywhere", run=_truncated_anywhere),
-            Form(name="publish", run=_truncated_publish),
-            Form(name="metadata", run=_metadata(b"\x08\x00\x00\x00\x02\x00\x05width\x00\x40\x84")),
-        ),
+        Form(name="connect", run=_connect(b"\x03\x00\x03app\x02\x00\x40live")),
+        Form(name="anywhere", run=_truncated_anywhere),
+        Form(name="publish", run=_truncated_publish),
+        Form(name="metadata", run=_metadata(b"\x08\x00\x00\x00\x02\x00\x05width\x00\x40\x84")),
     ),
-    HostileProfile(
-        id="B11",
-        name="wrong-types",
-        summary="sends numbers, false, null and objects where names belong",
-        explanation="publish(false), publish of a number, of an object, of nothing; play(null); a connect whose app is "
+    hostile(
+        "B11 wrong-types",
+        "sends numbers, false, null and objects where names belong",
+        "publish(false), publish of a number, of an object, of nothing; play(null); a connect whose app is "
         "false; a deleteStream of a text; a connect that is all undefined. One of these ended the whole process of a "
         "known server. Sound servers refuse each, or take it for what clients mean by it.",
-        forms=(
-            Form(name="publish-false", run=_calls("publish", None, False)),
-            Form(name="publish-number", run=_calls("publish", None, 4711.0, "live")),
-            Form(name="publish-object", run=_calls("publish", None, {"name": "x"}, ["live"])),
-            Form(name="publish-nothing", run=_calls("publish")),
-            Form(name="play-null", run=_calls("play", None, None)),
-            Form(name="play-array", run=_calls("play", None, ["x"], "now", "then", {})),
-            Form(name="delete-text", run=_calls("deleteStream", None, "all")),
-            Form(name="connect-app", run=_connect(amf0.encode({"app": False, "tcUrl": 1.0, "flashVer": None}))),
-            Form(name="connect-undefined", run=_connect(amf0.encode(UNDEFINED, UNDEFINED))),
-        ),
+        Form(name="publish-false", run=_calls("publish", None, False)),
+        Form(name="publish-number", run=_calls("publish", None, 4711.0, "live")),
+        Form(name="publish-object", run=_calls("publish", None, {"name": "x"}, ["live"])),
+        Form(name="publish-nothing", run=_calls("publish")),
+        Form(name="play-null", run=_calls("play", None, None)),
+        Form(name="play-array", run=_calls("play", None, ["x"], "now", "then", {})),
+        Form(name="delete-text", run=_calls("deleteStream", None, "all")),
+        Form(name="connect-app", run=_connect(amf0.encode({"app": False, "tcUrl": 1.0, "flashVer": None}))),
+        Form(name="connect-undefined", run=_connect(amf0.encode(UNDEFINED, UNDEFINED))),
     ),
-    HostileProfile(
-        id="B26",
-        name="xml-entity",
-        summary="sends AMF XML documents with entities",
-        explanation="The billion laughs, an entity that names a file and one that names an address, as XML documents "
+    hostile(
+        "B26 xml-entity",
+        "sends AMF XML documents with entities",
+        "The billion laughs, an entity that names a file and one that names an address, as XML documents "
         "in connect and in metadata. A server that parses XML takes gigabytes, reads files or opens connections. Sound "
         "servers keep it as text.",
-        forms=(
-            Form(name="connect", run=_xml_connect),
-            Form(name="metadata", run=_metadata(amf0.encode({"xmp": Xml(_laughs()), "liveXML": Xml(_ENTITY)}))),
-        ),
+        Form(name="connect", run=_xml_connect),
+        Form(name="metadata", run=_metadata(amf0.encode({"xmp": Xml(_laughs()), "liveXML": Xml(_ENTITY)}))),
     ),
 )

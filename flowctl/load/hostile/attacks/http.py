@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from flowctl.load.hostile.base import ANY, ENDED, Attack, Form, HostileProfile, Run
+from flowctl.load.hostile.base import ANY, ENDED, Attack, Form, Run, hostile
 from flowctl.load.hostile.peer import Peer
 
 _MIB: Final = 1 << 20
@@ -142,16 +142,9 @@ def _websocket(octets: bytes, *, first: bytes = b"") -> Run:
     return run
 
 
-def _profile(number: int, name: str, summary: str, explanation: str, *forms: Form) -> HostileProfile:
-    return HostileProfile(
-        id=f"H{number:02}", name=name, summary=summary, explanation=explanation, forms=forms, over_http=True
-    )
-
-
 PROFILES: Final = (
-    _profile(
-        1,
-        "http-half-close",
+    hostile(
+        "H01 http-half-close",
         "closes its sending half behind a request, in the middle of one, and while it plays",
         "The first half of B34: a reader that will never say anything again. Sound servers answer what came whole, and "
         "free what belongs to a player that has left.",
@@ -159,9 +152,8 @@ PROFILES: Final = (
         Form(name="player", run=_half_closed_player),
         Form(name="head", run=_sends(_request, half_close=True), allowed=ENDED),
     ),
-    _profile(
-        2,
-        "http-body",
+    hostile(
+        "H02 http-body",
         "sends bodies that nobody asked for: in chunks without end, of 10 TB, and behind the GET of a stream",
         "The second half of B34. A body is of no use here, and one in chunks has no length. Sound servers read a "
         "little of it and refuse the rest.",
@@ -169,9 +161,8 @@ PROFILES: Final = (
         Form(name="announced", run=_sends(_body(b"Content-Length: 10995116277760")), allowed=ENDED),
         Form(name="of-get", run=_floods(_stream_with_body, b"4000\r\n" + b"b" * 0x4000 + b"\r\n"), allowed=ENDED),
     ),
-    _profile(
-        3,
-        "http-slowloris",
+    hostile(
+        "H03 http-slowloris",
         "sends request line, headers or body an byte at a time, for ever",
         "A connection, and what the server keeps for it, is held at the cost of an byte now and then. Sound servers "
         "limit the time to the end of a request, not only silence.",
@@ -179,9 +170,8 @@ PROFILES: Final = (
         Form(name="headers", run=_slowly(b"GET / HTTP/1.1\r\n"), allowed=ENDED, needs_s=_PATIENCE_S),
         Form(name="body", run=_slow_body, allowed=ENDED, needs_s=_PATIENCE_S),
     ),
-    _profile(
-        4,
-        "http-huge-head",
+    hostile(
+        "H04 http-huge-head",
         "sends a path or a header of 1 MiB, 100,000 headers, and a header without end",
         "What is not complete has to be kept. Sound servers limit bytes and number of headers, and say which.",
         Form(name="target", run=_sends(lambda attack: _request(attack, "/" + "a" * _MIB) + b"\r\n"), allowed=ENDED),
@@ -189,30 +179,26 @@ PROFILES: Final = (
         Form(name="count", run=_sends(_with(b"X: y\r\n" * 100_000 + b"\r\n")), allowed=ENDED),
         Form(name="endless", run=_floods(_with(b"X: "), b"a" * 65536), allowed=ENDED),
     ),
-    _profile(
-        5,
-        "http-pipeline",
+    hostile(
+        "H05 http-pipeline",
         "sends requests without end, and reads no answer",
         "Each request makes an answer that waits. Sound servers look at no further request while answers wait.",
         Form(name="", run=_pipeline, allowed=ANY, reads=False),
     ),
-    _profile(
-        6,
-        "http-slow-reader",
+    hostile(
+        "H06 http-slow-reader",
         "plays over HTTP and reads 1 kB/s",
         "What it does not read waits in the server. Sound servers leave out what is late, and cut at a limit.",
         Form(name="", run=_slow_reader, allowed=ENDED, needs_s=_READER_S, reads=False),
     ),
-    _profile(
-        7,
-        "websocket-flood",
+    hostile(
+        "H07 websocket-flood",
         "plays over WebSocket, pings without end, and reads no answer",
         "Each ping makes a pong. Sound servers limit how many they look at, and how many answers wait.",
         Form(name="", run=_websocket(_PING * 500), allowed=ANY, reads=False),
     ),
-    _profile(
-        8,
-        "websocket-message",
+    hostile(
+        "H08 websocket-message",
         "plays over WebSocket and sends a message without end: in fragments of an byte, and in a frame of 4 EiB",
         "A message is only complete at its end. Sound servers keep none of it that they have no use for.",
         Form(name="fragments", run=_websocket(_FRAGMENT * 500, first=b"\x02\x81\0\0\0\0f"), allowed=ANY, reads=False),
