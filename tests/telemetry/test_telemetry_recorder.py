@@ -17,14 +17,14 @@ from pyarrow import parquet
 from telemetry_kit import NAMES, WALL_NS, everything, files, options, queued, read, recorder
 
 from flowctl.records.telemetry.feed import Feed
-from flowctl.records.telemetry.recorder import Lane, Recorder, WallClock, server_row
+from flowctl.records.telemetry.recorder import Lane, Recorder, WallClock
 from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, EventName
 
 START_US = WALL_NS // 1000
 
 
 def row(number=0, event=EventName.LIMIT_HIT, **values):
-    return server_row(START_US + number, event, **values)
+    return FLOW_EVENTS.row(ts=START_US + number, conn_id=0, event=event.value, **values)
 
 
 def test_lane_when_full_refuses_counts_and_never_waits():
@@ -208,7 +208,8 @@ def test_steps_when_asked_for_are_done_once_a_second_and_may_fail(tmp_path):
 _WRITER = """
 import sys, time
 from flowctl.records.telemetry.options import EventsOptions
-from flowctl.records.telemetry.recorder import Recorder, server_row
+from flowctl.records.telemetry.events import event_row
+from flowctl.records.telemetry.recorder import Recorder
 from flowctl.records.telemetry.schema import FLOW_EVENTS, EventName
 made = Recorder(EventsOptions(folder=sys.argv[1], node="n1", rotate_s=0.5))
 made.start()
@@ -216,7 +217,7 @@ print("ready", flush=True)
 number = 0
 while True:
     for _ in range(200):
-        made.lane(FLOW_EVENTS).put(server_row(time.time_ns() // 1000, EventName.LIMIT_HIT, value=float(number)))
+        made.lane(FLOW_EVENTS).put(event_row(time.time_ns() // 1000, 0, EventName.LIMIT_HIT, value=float(number)))
         number += 1
     time.sleep(0.002)
 """

@@ -15,7 +15,7 @@ from telemetry_kit import WALL_NS, everything, files, options, read, recorder
 
 from flowctl.errors import ConfigError
 from flowctl.records.telemetry import writer as writing
-from flowctl.records.telemetry.recorder import server_row
+from flowctl.records.telemetry.events import event_row
 from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, FLOW_SAMPLES, TABLES, EventName
 from flowctl.records.telemetry.writer import RecordFiles, TableWriter, arrow_schema
 
@@ -23,7 +23,7 @@ START_US = WALL_NS // 1000
 
 
 def row(number=0, **values):
-    return server_row(START_US + number, EventName.LIMIT_HIT, value=float(number), **values)
+    return event_row(START_US + number, 0, EventName.LIMIT_HIT, value=float(number), **values)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)

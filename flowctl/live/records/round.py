@@ -26,14 +26,13 @@ from flowctl.records.telemetry.sampling import (
     Condition,
     Crowd,
     Mark,
-    Row,
     Run,
     SampleBlock,
     following,
     minus,
     sums,
 )
-from flowctl.records.telemetry.schema import VIEWING
+from flowctl.records.telemetry.schema import VIEWING, Row
 from flowctl.sender import Sender
 
 KERNEL_ROUNDS: Final = 60

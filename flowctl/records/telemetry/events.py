@@ -18,15 +18,25 @@ from typing import Any, Final
 
 from flowctl.core.flow.counts import Counts, total
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.core.flow.state import MessageClass, SendState, StateChange
+from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.figures import Account, SenderStatistics
 from flowctl.core.text.addresses import address_key
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.records.telemetry.privacy import Privacy
-from flowctl.records.telemetry.recorder import Lane, Recorder, Row, WallClock, server_row
-from flowctl.records.telemetry.schema import FLOW_EVENTS, RECORDED, EventName, Role, conn_id_of
-from flowctl.records.telemetry.whole import NO_COURSE, Course, sender_columns, whole_row
+from flowctl.records.telemetry.recorder import Lane, Recorder, WallClock
+from flowctl.records.telemetry.schema import (
+    CLASS_NAMES,
+    FLOW_CLOSES,
+    FLOW_EVENTS,
+    PEER_NAMES,
+    RECORDED,
+    EventName,
+    Role,
+    Row,
+    conn_id_of,
+)
+from flowctl.records.telemetry.whole import NO_COURSE, Course, sender_columns
 
 _REFUSALS_PER_S: Final = 20
 """Refused connections of one address that have a record of their own in a second; the others are summed up in one,
@@ -35,66 +45,33 @@ _KEPT_LEFT: Final = 16
 """Times at which READY was left that are remembered for the sampler: a ledger holds as many between two looks."""
 _MOST_REFUSED: Final = 4096
 """Addresses (see `flowctl.core.text.addresses`) whose refusals are remembered for that."""
-_CLASSES: Final = tuple(item.name.lower() for item in MessageClass)
-
-
-def row(
-    ts_us: int,
-    conn_id: int,
-    peer: tuple[str | None, int | None, str | None, str | None, str | None],
-    event: EventName,
-    *,
-    state_from: str | None = None,
-    state_to: str | None = None,
-    state_ms: float | None = None,
-    cause: str | None = None,
-    axis: str | None = None,
-    value: float | None = None,
-    limit: float | None = None,
-    account: Account | None = None,
-    dropped_messages: int | None = None,
-    dropped_bytes: int | None = None,
-    sent_bytes: int | None = None,
-    rtt_us: int | None = None,
-    unsent_bytes: int | None = None,
-    delay_ms: float | None = None,
-    reason: str | None = None,
-    detail: Mapping[str, Any] | None = None,
-    count: int | None = None,
-) -> Row:
-    """Return a record of `flow_events` as a lane takes it: its columns in order, without `node` and `seq`."""
-    queue: tuple[int | None, int | None, float | None] = (None, None, None)
-    if account is not None:
-        load = account.load
-        queue = load.size_bytes, load.messages, load.age_ms
-        sent_bytes, delay_ms = account.bytes_sent, account.delay_ms
-    more = json.dumps(detail, separators=(",", ":")) if detail else None
-    return (
-        ts_us,
-        conn_id,
-        *peer,
-        event.value,
-        state_from,
-        state_to,
-        state_ms,
-        cause,
-        axis,
-        None if value is None else float(value),
-        None if limit is None else float(limit),
-        *queue,
-        dropped_messages,
-        dropped_bytes,
-        sent_bytes,
-        rtt_us,
-        unsent_bytes,
-        delay_ms,
-        reason,
-        more,
-        count,
-    )
 
 
 _SERVER: Final = (None, None, None, None, None)
+
+
+def event_row(
+    ts_us: int,
+    conn_id: int,
+    event: EventName,
+    peer: tuple[Any, ...] = _SERVER,
+    *,
+    account: Account | None = None,
+    detail: Mapping[str, Any] | None = None,
+    **columns: Any,
+) -> Row:
+    """Return a record of `flow_events`; `columns` are some of its columns by name."""
+    if account is not None:
+        load = account.load
+        columns["queued_bytes"], columns["queued_messages"] = load.size_bytes, load.messages
+        columns["queued_age_ms"] = load.age_ms
+        columns["sent_bytes"], columns["viewer_delay_ms"] = account.bytes_sent, account.delay_ms
+    for name in ("value", "limit"):  # Arrow makes no real number of a whole one that is beyond 2^53
+        if columns.get(name) is not None:
+            columns[name] = float(columns[name])
+    if detail:
+        columns["detail"] = json.dumps(detail, separators=(",", ":"))
+    return FLOW_EVENTS.row(ts_us, conn_id, *peer, event.value, **columns)  # the schema begins with these
 
 
 class _Refused:
@@ -149,7 +126,7 @@ class Events:
 
     def server_started(self, at: float, detail: Mapping[str, Any]) -> None:
         """Record that the server serves."""
-        self._server(at, EventName.SERVER_STARTED, detail=json.dumps(detail))
+        self._server(at, EventName.SERVER_STARTED, detail=detail)
 
     def server_stopped(self, at: float, connections: int) -> None:
         """Record that it serves no more; `connections`: how many it had accepted."""
@@ -157,7 +134,7 @@ class Events:
 
     def config_changed(self, at: float, reason: str, detail: Mapping[str, Any]) -> None:
         """Record that limits or bans were changed."""
-        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=json.dumps(self._shown(detail)))
+        self._server(at, EventName.CONFIG_CHANGED, reason=reason, detail=self._shown(detail))
 
     def _shown(self, detail: Mapping[str, Any]) -> dict[str, Any]:
         """Return `detail` with its network as addresses are stored; without it where they are not."""
@@ -166,7 +143,7 @@ class Events:
         return shown if network is None else {"cidr": network, **shown}
 
     def _server(self, at: float, event: EventName, **values: Any) -> None:
-        self.lane.put(server_row(self.wall.us(at), event, **values))
+        self.lane.put(event_row(self.wall.us(at), 0, event, **values))
 
     # -- of a peer that is no connection, or no longer
 
@@ -225,18 +202,9 @@ class Events:
         who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
         axis = None if reason == CloseReason.BANNED.value else reason
         value, limit = figures
+        told: dict[str, Any] = {"axis": axis, "value": value, "limit": limit, "reason": reason}
         self.lane.put(
-            row(
-                self.wall.us(at),
-                0,
-                who,
-                EventName.CONN_REFUSED,
-                axis=axis,
-                value=value,
-                limit=limit,
-                reason=reason,
-                count=count if count > 1 else None,
-            )
+            event_row(self.wall.us(at), 0, EventName.CONN_REFUSED, who, count=count if count > 1 else None, **told)
         )
 
     def banned(self, at: float, number: int, peer: tuple[str, int], detail: Mapping[str, Any]) -> None:
@@ -244,7 +212,8 @@ class Events:
         shown = self._shown(detail)
         who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
         reason = CloseReason.BANNED.value
-        self.lane.put(row(self.wall.us(at), self.conn_id(number), who, EventName.BANNED, reason=reason, detail=shown))
+        ts_us, conn_id = self.wall.us(at), self.conn_id(number)
+        self.lane.put(event_row(ts_us, conn_id, EventName.BANNED, who, reason=reason, detail=shown))
 
 
 class ConnectionEvents:
@@ -312,12 +281,12 @@ class ConnectionEvents:
         self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
 
     def put(self, at: float, event: EventName, **columns: Any) -> None:
-        """Record an event; `columns` as of `row`."""
+        """Record an event; `columns` as of `event_row`."""
         self._events_count += event.value in RECORDED
         self._put(at, event, **columns)
 
     def _put(self, at: float, event: EventName, **columns: Any) -> None:
-        self._events.lane.put(row(self._events.wall.us(at), self.conn_id, self.who, event, **columns))
+        self._events.lane.put(event_row(self._events.wall.us(at), self.conn_id, event, self.who, **columns))
 
     def opened(self) -> None:
         """Record that the connection is there."""
@@ -489,7 +458,7 @@ class ConnectionEvents:
 
     def whole(self, at: float, statistics: SenderStatistics, more: Mapping[str, Any]) -> Row:
         """Return what it was, or is by now, in one row of `flow_closes` or `flow_opens`. Any thread."""
-        us, who, left = self._events.wall.us, self.who, self._left_ready
+        us, left = self._events.wall.us, self._left_ready
         found = sender_columns(statistics)
         found |= NO_COURSE if self._course is None else self._course.columns(at)
         if left is not None and statistics.state is not SendState.READY:
@@ -498,11 +467,7 @@ class ConnectionEvents:
         found |= {
             "ts": us(at),
             "conn_id": self.conn_id,
-            "peer_ip": who[0],
-            "peer_port": who[1],
-            "role": who[2],
-            "app": who[3],
-            "stream": who[4],
+            **dict(zip(PEER_NAMES, self.who, strict=True)),
             "agent": self._agent or None,
             "opened_at": us(self._opened_at),
             "duration_s": at - self._opened_at,
@@ -512,12 +477,12 @@ class ConnectionEvents:
             "edges_missed": statistics.transitions - self._seen_edges,
             "events_count": self._events_count + self._sampled_events,
         }
-        return whole_row({**found, **self._end, **self.line, **more})
+        return FLOW_CLOSES.row(**{**found, **self._end, **self.line, **more})
 
 
 def by_class(counts: Counts) -> dict[str, int]:
     """Return numbers of messages by name of the class, without those that are 0."""
-    return {name: counts.messages[index] for index, name in enumerate(_CLASSES) if counts.messages[index]}
+    return {name: counts.messages[index] for index, name in enumerate(CLASS_NAMES) if counts.messages[index]}
 
 
 def by_reason(dropped: Mapping[DropReason, Counts]) -> dict[str, dict[str, int]]:

@@ -14,21 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.records.telemetry.schema import FLOW_EVENTS, EventName
+from flowctl.records.telemetry.schema import FLOW_EVENTS, EventName, Row
 
-_NAMES: Final = tuple(name for name in FLOW_EVENTS.names if name not in {"node", "seq"})
-_EVENT: Final = _NAMES.index("event")
-_AXIS: Final = _NAMES.index("axis")
-_REASON: Final = _NAMES.index("reason")
-_STATE_TO: Final = _NAMES.index("state_to")
-_VALUE: Final = _NAMES.index("value")
-_DETAIL: Final = _NAMES.index("detail")
-_COUNT: Final = _NAMES.index("count")
+_EVENT, _AXIS, _REASON, _STATE_TO, _VALUE, _DETAIL, _COUNT = map(
+    FLOW_EVENTS.row_names.index, ("event", "axis", "reason", "state_to", "value", "detail", "count")
+)
 _MOST_KINDS: Final = 1024
 """Different names counted of one kind; the names are ours, so more would be a fault of ours, and is bounded too."""
 _OTHERS: Final = "(others)"
-
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +72,7 @@ class Subscription:
         with self._lock:
             rows = list(self._queue)
             self._queue.clear()
-        return [dict(zip(_NAMES, row, strict=True)) for row in rows]
+        return [dict(zip(FLOW_EVENTS.row_names, row, strict=True)) for row in rows]
 
     @property
     def lost(self) -> int:

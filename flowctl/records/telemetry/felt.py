@@ -11,7 +11,8 @@ import math
 from typing import Any, Final
 
 from flowctl.core.flow.state import CLASS_COUNT, SendState
-from flowctl.records.telemetry.sampling import Condition, Row
+from flowctl.records.telemetry.sampling import Condition
+from flowctl.records.telemetry.schema import Row
 
 STALL_MS: Final = 500.0
 """A peer that takes nothing for so long while something waits shows a still picture: players buffer about a second."""

@@ -7,8 +7,7 @@ counted live is what stands in the files; events that files have no need of, `RE
 What finds a lane full is lost: counted, logged once a minute, and told by an
 event of its own (`OVERFLOW`), as is what a disk did not take for so long that there was no room left to keep it.
 
-A record of a lane is a tuple of the table's columns in order, but for `node` and `seq`, which the recorder knows:
-``(ts_us, conn_id, ...)``. A `Block` is many records at once, as columns.
+A record of a lane is a `Row` of its table; a `Block` is many records at once, as columns.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.records.telemetry.feed import Feed
 from flowctl.records.telemetry.options import EventsOptions
-from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, TABLES, EventName, Table
-from flowctl.records.telemetry.writer import Books, RecordFiles, TableWriter, check_available
+from flowctl.records.telemetry.schema import FLIGHT, FLOW_EVENTS, RECORDED, TABLES, EventName, Row, Table
+from flowctl.records.telemetry.writer import Block, Books, RecordFiles, TableWriter, check_available
 
 _log: Final = structlog.get_logger("flowctl.telemetry")
 
@@ -44,24 +43,7 @@ _CLOCK_OFF_US: Final = 50_000
 """The wall clock is followed when it has moved so far away from where it was: less is the jitter of asking."""
 _STOP_S: Final = 5.0
 
-Row = tuple[Any, ...]
-
-_COLUMNS: Final = tuple(name for name in FLOW_EVENTS.names if name not in {"node", "seq"})
-_EVENT: Final = _COLUMNS.index("event")
-
-
-class Block(Protocol):
-    """Many records at once, as columns."""
-
-    @property
-    def rows(self) -> int:
-        """How many."""
-
-    def arrays(self) -> list[Any]:
-        """Return a pyarrow array per column of the table, `node` and `seq` left out. The recorder's thread."""
-
-    def absorb(self, other: object) -> bool:
-        """Take what a later block has as well; return whether it was taken. The recorder's thread."""
+_EVENT: Final = FLOW_EVENTS.row_names.index("event")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,17 +359,12 @@ class Recorder:
             self._said_at, books = now, self._writers[name].books
             _log.warning("records lost", table=name, records=lost, why=self._files.last_error or "too many at once")
             lane_of_events = self._lanes[FLOW_EVENTS.name]
-            detail = json.dumps({"table": name, "disk": bool(books.lost_rows)})
-            lane_of_events.put(server_row(self._files.now_us(), EventName.OVERFLOW, value=float(lost), detail=detail))
+            told = {"value": lost, "detail": json.dumps({"table": name, "disk": bool(books.lost_rows)})}
+            about = {"ts": self._files.now_us(), "conn_id": 0, "event": EventName.OVERFLOW.value}
+            lane_of_events.put(FLOW_EVENTS.row(**about, **told))
 
     def _end(self) -> None:
         self._tell_losses(time.monotonic())
         self._drain()
         for writer in self._writers.values():
             writer.finish()
-
-
-def server_row(ts_us: int, event: EventName, **values: Any) -> Row:
-    """Return a record of `flow_events` that is about the server itself."""
-    given = {"ts": ts_us, "conn_id": 0, "event": event.value, **values}
-    return tuple(given.get(name) for name in _COLUMNS)

@@ -16,12 +16,11 @@ from typing import Any, Final, NamedTuple
 from flowctl.core.flow.counts import NO_FIGURES, Figures
 from flowctl.core.flow.state import SendState
 from flowctl.core.outgoing.streamlog import Entry, StreamLog
-from flowctl.records.telemetry.schema import FLOW_SAMPLES
+from flowctl.records.telemetry.schema import FLOW_SAMPLES, Row
 from flowctl.records.telemetry.writer import arrow_type
 
-Row = tuple[Any, ...]
-_COLUMNS: Final = tuple(column for column in FLOW_SAMPLES.columns if column.name not in {"node", "seq"})
-_NAMES: Final = tuple(column.name for column in _COLUMNS)
+_COLUMNS: Final = tuple(column for column in FLOW_SAMPLES.columns if column.name in FLOW_SAMPLES.row_names)
+_NAMES: Final = FLOW_SAMPLES.row_names
 _SHARED: Final = (_COLUMNS[0], *_COLUMNS[4:])
 """All but conn_id, address and port, which belong to one connection each."""
 _KERNEL: Final = ("rtt_us", "unsent_bytes")

@@ -26,8 +26,10 @@ Source: CTA-2066 for the words of quality of experience; RFC 5424 for what a rec
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Final
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.reasons import DropReason
@@ -80,6 +82,10 @@ class Column:
     nullable: bool = True
 
 
+Row = tuple[Any, ...]
+"""A record on its way to a file: the columns of its table in order; `node` and `seq` are added by the recorder."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """One table."""
@@ -87,11 +93,17 @@ class Table:
     name: str
     grain: str
     columns: tuple[Column, ...]
+    names: tuple[str, ...] = field(init=False)  # of the columns, in order
+    row_names: tuple[str, ...] = field(init=False)  # those of a `Row`
+    row: Callable[..., Row] = field(init=False, repr=False, compare=False)
+    """Makes a record of values by column; what is not given is null, and a name of no column a `TypeError`."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns, in order."""
-        return tuple(column.name for column in self.columns)
+    def __post_init__(self) -> None:
+        names = tuple(column.name for column in self.columns)
+        row_names = tuple(name for name in names if name not in {"node", "seq"})
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "row_names", row_names)
+        object.__setattr__(self, "row", namedtuple(self.name, row_names, defaults=[None] * len(row_names)))  # noqa: PYI024 - of the schema's names
 
     @property
     def spark_ddl(self) -> str:
@@ -168,6 +180,7 @@ _PEER: Final = (
     Column("app", Kind.TEXT, "application"),
     Column("stream", Kind.TEXT, "stream; a keyed hash where the name is a secret"),
 )
+PEER_NAMES: Final = tuple(column.name for column in _PEER)
 _QUEUE: Final = (
     Column("queued_bytes", Kind.INT, "queued and not yet taken by the kernel, bytes"),
     Column("queued_messages", Kind.INT, "the same in messages"),

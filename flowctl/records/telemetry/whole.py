@@ -16,11 +16,8 @@ from flowctl.core.flow.counts import Counts, total
 from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.reasons import DropReason
-from flowctl.records.telemetry.schema import CLASS_NAMES, FLOW_CLOSES, STATE_NAMES
+from flowctl.records.telemetry.schema import CLASS_NAMES, STATE_NAMES
 
-Row = tuple[Any, ...]
-
-_NAMES: Final = tuple(name for name in FLOW_CLOSES.names if name not in {"node", "seq"})
 _PICTURES: Final = (MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE)
 _NEEDED: Final = (MessageClass.KEY, MessageClass.INTER, MessageClass.AUDIO)
 _NOT_MISSED: Final = (DropReason.UNFOLLOWED, DropReason.CLOSED)
@@ -31,11 +28,6 @@ _MESSAGES: Final = {
 _TIMES: Final = tuple(f"time_{name}_ms" for name in STATE_NAMES)
 _DROPPED_BY: Final = {reason: f"dropped_by_{reason.name.lower()}" for reason in DropReason}
 _NOTHING_DROPPED: Final = dict.fromkeys((*_MESSAGES["dropped"], *_DROPPED_BY.values(), "dropped_bytes"), 0)
-
-
-def whole_row(found: Mapping[str, Any]) -> Row:
-    """Return a record as a lane takes it: the columns in order, without `node` and `seq`; what is not found is null."""
-    return tuple(map(found.get, _NAMES))
 
 
 def sender_columns(statistics: SenderStatistics) -> dict[str, Any]:

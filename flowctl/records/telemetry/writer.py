@@ -64,17 +64,17 @@ _SHARE: Final = 0.05
 
 
 class Block(Protocol):
-    """See `flowctl.records.telemetry.recorder.Block`."""
+    """Many records at once, as columns."""
 
     @property
     def rows(self) -> int:
         """How many."""
 
     def arrays(self) -> list[Any]:
-        """Return a pyarrow array per column, `node` and `seq` left out."""
+        """Return a pyarrow array per column, `node` and `seq` left out. The recorder's thread."""
 
     def absorb(self, other: object) -> bool:
-        """Take what a later block has as well; return whether it was taken."""
+        """Take what a later block has as well; return whether it was taken. The recorder's thread."""
 
 
 class _Waiting:
