@@ -89,7 +89,7 @@ TABLES: Final[Mapping[str, Shown]] = {
         "All choices of limits, as figures",
         "choice recommended in_force on_front disconnected/viewers delay_p50_ms delay_p95_ms delay_p99_ms "
         "memory_peak_bytes dropped_share assumed_share",
-        "Delay and drops are of the recorded time; assumed is what was tried beyond it.",
+        "Assumed is the share of the time that was tried beyond what was recorded; delay and drops count it too.",
         folded=True,
         most=200,
     ),

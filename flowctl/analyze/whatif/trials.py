@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from flowctl.analyze.whatif.grid import in_force
@@ -53,7 +52,7 @@ def viewer_of(row: Mapping[str, Any], extend_s: float, repeat: int = 0) -> Recor
         return None
     events = list(zip((at / 1e6 for at in row["at_us"]), row["what"], row["bytes"], strict=True))
     strained = [at / 1e6 for at in row["strained_us"] or ()]
-    viewer = recorded_viewer(
+    return recorded_viewer(
         events,
         given=row["given"] or 0,
         restart_bytes=row["restart_bytes"] or 0,
@@ -63,8 +62,6 @@ def viewer_of(row: Mapping[str, Any], extend_s: float, repeat: int = 0) -> Recor
         extend_s=extend_s,
         repeat=repeat,
     )
-    # What is assumed counts like what was recorded: else who would be kept by looser limits has no delay there.
-    return replace(viewer, assumed_from=None)
 
 
 def _tried(

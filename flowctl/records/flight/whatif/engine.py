@@ -23,8 +23,7 @@ The choice that was recorded therefore meets the answers that were recorded, and
 alone to the byte, with a target delay within some per cent, for moments decide there. Limits that were changed while
 the viewer was connected, and an age taken from the delay and not from the queue are no part of a choice. After a viewer
 had been closed nothing was recorded: `extended` goes on with the last seconds of stream and link, and says from when
-on. That tells whether another choice would have closed the viewer, and the memory for it; delay, key frames and all
-else are of the recorded time, and `Outcome.assumed_s` says how much was assumed beside it.
+on. What is assumed counts like what was recorded: else a viewer that looser limits keep would have no delay there.
 
 Delay is the age of the oldest message that the viewer has not taken, what the kernel holds included where that is
 known, when a write comes, weighted by the time since the write before: what a viewer sees who plays at once. It is a

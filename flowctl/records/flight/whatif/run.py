@@ -314,12 +314,8 @@ class Run:
         events = self._viewer.events
         first = self._join(events)
         work, append, line, lagged = self._work, self.log.append, self.line, False
-        assumed_from = self._viewer.assumed_from
-        recorded: list[Outcome] | None = None
         for number in range(first, len(events)):
             at, what, size = events[number]
-            if assumed_from is not None and recorded is None and at > assumed_from:
-                recorded = self._recorded(assumed_from)
             if self.timers and self.timers[0][0] <= at:
                 self._fire(at)
             self.now = at
@@ -343,25 +339,7 @@ class Run:
         self.now = max(self.now, self._viewer.ended_at)
         for seat in self._seats:
             self._settle_gauge(seat)
-        whole = [self._outcome(seat, seat.gauge) for seat in self._seats]
-        if recorded is None:
-            return whole
-        return [_of_recorded(*pair, self.now - (assumed_from or 0.0)) for pair in zip(recorded, whole, strict=True)]
-
-    def _recorded(self, until: float) -> list[Outcome]:
-        """Return what has become of all choices by the end of what was recorded; changes nothing."""
-        if self.timers:
-            self._fire(until)
-        self.now = until
-        found = []
-        for seat in self._seats:
-            gauge = seat.gauge.copy()
-            if seat.entered is not None:
-                gauge.add(self._common, seat.entered)
-            elif seat.closed_at is None:  # what waits has waited since the last write, and that was recorded too
-                gauge.note(seat.sender.load().age_ms / 1000, until - seat.noted_at)
-            found.append(self._outcome(seat, gauge))
-        return found
+        return [self._outcome(seat) for seat in self._seats]
 
     def _join(self, events: Sequence[Event]) -> int:
         """Let all follow the log, with what joining gave; return the number of the first event that is left."""
@@ -534,7 +512,7 @@ class Run:
 
     # -- the end
 
-    def _outcome(self, seat: Seat, gauge: Gauge) -> Outcome:
+    def _outcome(self, seat: Seat) -> Outcome:
         figures = seat.sender.statistics()
         dropped = [0] * CLASS_COUNT
         for reason, counts in figures.dropped.items():
@@ -553,34 +531,12 @@ class Run:
             sent_bytes=figures.bytes_sent,
             edges=figures.transitions,
             time_in_states_s=figures.time_in_states_s,
-            stall_s=gauge.stall_s,
+            stall_s=seat.gauge.stall_s,
             memory_peak_bytes=seat.memory_peak,
             memory_byte_s=seat.memory_byte_s,
-            delay=tuple(sorted(gauge.delay.items())),
+            delay=tuple(sorted(seat.gauge.delay.items())),
             returns=figures.returns,
         )
-
-
-def _of_recorded(recorded: Outcome, whole: Outcome, assumed_s: float) -> Outcome:
-    """Return the figures of the recorded time, with what only the whole tells: the close, and the memory needed."""
-    if recorded.closed is not None:
-        return recorded
-    lasted_s = min(max(whole.watched_s - recorded.watched_s, 0.0), assumed_s)
-    offered = recorded.offered_messages
-    if whole.closed is None or lasted_s > _AT_ONCE_S:
-        # It went on: of what was queued nobody knows yet whether it is delivered.
-        parts = zip(recorded.sent_messages, recorded.dropped_messages, strict=True)
-        offered = tuple(sent + dropped for sent, dropped in parts)
-    return recorded._replace(
-        closed=whole.closed,
-        assumed_s=lasted_s,
-        offered_messages=offered,
-        memory_peak_bytes=whole.memory_peak_bytes,
-    )
-
-
-_AT_ONCE_S: Final = 0.1
-"""A close so soon after the recording ended is the one with which it ended: it took what was queued with it."""
 
 
 def untroubled(viewer: RecordedViewer, work: Work, choices: int) -> Outcome:

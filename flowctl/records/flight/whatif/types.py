@@ -162,8 +162,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         closed: why it closed the viewer. None: it did not.
-        watched_s: until then, or until the recording ended, in seconds. All figures but `closed` and the peak of the
-            memory are of this time.
+        watched_s: until then, or until the recording ended, in seconds.
         offered_messages: what was published for the viewer while it was there, by class; without what was still queued
             when the recording ended, if the choice went on then.
         sent_messages: what the kernel took completely, by class.
@@ -176,7 +175,6 @@ class Outcome(NamedTuple):
         memory_byte_s: the same as an integral over time; over `watched_s` it is the mean.
         delay: seconds by delay, as (number of a bucket, seconds), in order; see `bucket_ms`.
         returns: times the viewer was brought back to live.
-        assumed_s: for how long it went on after that, in seconds, over a link that is assumed.
     """
 
     closed: CloseReason | None
@@ -193,7 +191,6 @@ class Outcome(NamedTuple):
     memory_byte_s: float
     delay: tuple[tuple[int, float], ...]
     returns: int
-    assumed_s: float = 0.0
 
     def delay_ms(self, share: float) -> float:
         """Return the delay that was not exceeded for `share` (0 to 1) of the time, in ms, to 12.5 % upwards."""
