@@ -65,7 +65,6 @@ def test_replay_when_several_are_there_lists_them(folder):
 
 
 def test_replay_when_it_diverges_says_where_and_fails(folder):
-    """A flight that does not come again names the row and what is different; status 1."""
     status, output, _ = run("replay", str(folder), "--conn", "8")
     assert status == 1
     assert "diverges at row " in output
@@ -100,7 +99,6 @@ def test_replay_when_all_are_wanted_passes_over_damaged_ones(folder, tmp_path):
 
 
 def test_replay_when_the_middle_of_a_file_is_damaged_goes_on_with_the_others(folder, tmp_path):
-    """What was read of the damaged file is no flight; the file is named."""
     shutil.copytree(folder / "flight", tmp_path / "flight")
     path = tmp_path / "flight" / "b.parquet"
     data = bytearray(path.read_bytes())
@@ -146,7 +144,6 @@ def test_replay_when_all_are_shown_other_limits_passes_over_who_followed_nothing
 
 
 def test_replay_when_other_limits_are_tried_keeps_the_policy_in_force(tmp_path):
-    """The policy that the flight began with is the choice's, where no other is named."""
     rows = slow_history(seconds=2).rows
     begin = list(rows[0])
     table = TablePolicy.of(AudioFirst(), pytest.fail).as_dict()
@@ -190,7 +187,6 @@ def test_replay_when_asked_for_help_names_every_policy():
 
 
 def test_replay_when_used_wrongly_says_how(folder, tmp_path):
-    """No such path, connection or policy, and a damaged file: an error, a hint, no traceback."""
     for arguments, status, words in (
         ([str(tmp_path / "gone")], 2, "is not there"),
         ([str(folder), "--conn", "9"], 2, "holds no such flight"),

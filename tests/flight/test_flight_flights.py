@@ -38,7 +38,6 @@ def recorded(flights, number, address="127.0.0.1"):
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
 def test_share_when_given_is_that_of_the_connections(share):
-    """Of many connections, just about the share is recorded, evenly over time."""
     flights = make(share=share)
     chosen = [number for number in range(1, 20_001) if flights.wanted(number, "127.0.0.1")]
     assert abs(len(chosen) - 20_000 * share) <= 10
@@ -56,7 +55,6 @@ def test_addresses_when_given_are_all_recorded():
 
 
 def test_connections_when_asked_for_are_the_next_ones():
-    """Recording can be switched on for the next connections while the server runs."""
     flights = make()
     assert recorded(flights, 1) is None
     flights.record_next(2)
@@ -78,7 +76,6 @@ def test_flights_when_too_many_are_open_are_passed_over_and_counted():
 
 
 def test_flights_when_the_recorder_is_full_are_cut_and_counted():
-    """A flight for whose rows there is no room ends there, and the figures say so."""
     rows = Rows(room=1)
     flights = make(rows, share=1.0)
     sender = recorded(flights, 1)
@@ -101,12 +98,10 @@ def test_flights_when_the_recorder_is_full_are_cut_and_counted():
     ],
 )
 def test_options_when_out_of_range_name_field_and_limit(options, words):
-    """Each bound has a limit of its own, and says so."""
     with pytest.raises(ConfigError, match=words):
         FlightOptions(**options)
 
 
 def test_networks_when_one_is_none_is_refused():
-    """A word that is no network is named."""
     with pytest.raises(ConfigError, match="'somewhere' is no address"):
         parse_networks("10.0.0.1,somewhere")

@@ -34,7 +34,6 @@ LONG = '{"a":"' + "x" * 2_000_000 + '"}'
 @pytest.mark.parametrize("detail", [NESTED, '{"a":' * 50_000, LONG, "[]", "3", "{", '{"a":' + "9" * 5000 + "}"])
 @pytest.mark.parametrize("place", ["begin", "call", "end"])
 def test_detail_when_it_is_foreign_is_damage(detail, place):
-    """JSON that is nested, huge or of another shape is a damaged flight wherever it stands, never another error."""
     viewer = slow_history(seconds=2)
     viewer.sender.close(CloseReason.KICKED)
     rows = [list(row) for row in viewer.rows]
@@ -55,7 +54,6 @@ def test_detail_when_it_is_foreign_is_damage(detail, place):
     ],
 )  # fmt: skip
 def test_cell_when_it_is_foreign_is_damage_or_a_divergence(column, value):
-    """Whatever stands in one cell of any row, replaying ends with a result or with damage."""
     rows = [list(row) for row in slow_history(seconds=1).rows]
     at = FLIGHT.names.index(column)
     for number in range(0, len(rows), max(1, len(rows) // 40)):

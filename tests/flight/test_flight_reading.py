@@ -58,7 +58,6 @@ def test_flight_when_rows_come_through_pandas_is_the_same(rows):
 
 
 def test_flight_when_a_row_is_missing_says_which(rows):
-    """A gap is named by its number; nothing is replayed as if nothing were missing."""
     with pytest.raises(DamagedFlightError, match=r"connection 7: row 40 is missing"):
         read_flights([*rows[:40], *rows[41:]])
     with pytest.raises(DamagedFlightError, match=r"row 0 is missing"):
@@ -91,7 +90,6 @@ def test_flight_when_a_row_says_what_nobody_wrote_is_refused(rows, number, name,
 
 
 def test_flight_when_of_another_format_says_so(rows):
-    """A format that this version does not know is not guessed at."""
     begin = json.loads(rows[0][cell("detail")])
     first = with_cell(rows[0], "detail", json.dumps({**begin, "format": 99}))
     with pytest.raises(DamagedFlightError, match=r"of format 99, this flowctl reads 1"):
@@ -99,7 +97,6 @@ def test_flight_when_of_another_format_says_so(rows):
 
 
 def test_flight_when_there_are_no_rows_or_rows_of_something_else_is_refused():
-    """No rows, and rows of another table, are errors of their own."""
     with pytest.raises(DamagedFlightError, match="without rows"):
         read_flights([])
     with pytest.raises(DamagedFlightError, match="without offset_us or kind"):
@@ -143,7 +140,6 @@ def test_replay_when_an_input_was_changed_diverges(rows, name):
 
 
 def test_replay_when_a_figure_of_the_end_was_changed_diverges(rows):
-    """The accounts at the end are compared too."""
     flight = read_flights(rows)
     end = flight.rows[-1]
     figures = json.loads(end.detail)
@@ -169,7 +165,6 @@ def test_replay_when_an_output_is_missing_diverges(rows):
 
 
 def test_replay_when_a_call_is_unknown_says_so(rows):
-    """A call that this version does not know cannot be made."""
     flight = read_flights(rows)
     number = next(row.number for row in flight.rows if row.reason == "flush")
     with pytest.raises(DamagedFlightError, match=f"row {number} is the unknown call 'fly'"):
@@ -207,7 +202,6 @@ def test_stream_and_link_when_taken_from_a_flight_add_up(rows):
     ],
 )
 def test_stream_and_link_when_a_row_says_what_nobody_wrote_names_it(rows, values, words):
-    """A damaged row makes a damaged flight, told by its number, whatever is wrong with it."""
     flight = read_flights(rows)
     number = next(row.number for row in flight.rows if row.message_class == "key")
     with pytest.raises(DamagedFlightError, match=f"row {number} cannot be read") as caught:
@@ -219,7 +213,6 @@ def test_stream_and_link_when_a_row_says_what_nobody_wrote_names_it(rows, values
 
 
 def test_files_when_a_flight_is_spread_over_several_is_whole(rows, tmp_path):
-    """A flight that was rotated through files of a folder is read as one, copies of files left out."""
     folder = tmp_path / "flight" / "date=2026-01-01" / "hour=00"
     folder.mkdir(parents=True)
     for number, start in enumerate(range(0, len(rows), 100)):
@@ -307,7 +300,6 @@ def test_files_when_damaged_or_foreign_are_named(rows, tmp_path):
 
 
 def test_files_when_bytes_in_the_middle_are_damaged_are_named(rows, tmp_path):
-    """A file whose end is whole and whose middle is not is found when it is read."""
     path = tmp_path / "a.parquet"
     rows.write(path)
     data = bytearray(path.read_bytes())

@@ -48,7 +48,6 @@ def test_row_when_written_has_the_columns_of_the_table():
 
 
 def test_history_when_recorded_is_that_of_an_unrecorded_sender():
-    """A recorded viewer has the edges, drops and octets of one that is served alone without a tape."""
     recorded, plain = slow_history(), slow_history(SoloViewer)
     assert [(item.old, item.new, item.cause) for item in recorded.edges.changes] == [
         (item.old, item.new, item.cause) for item in plain.edges.changes
@@ -91,7 +90,6 @@ def test_flight_when_of_a_slow_viewer_replays_identically(leads):
 
 
 def test_flight_when_of_a_viewer_that_stalls_has_its_return():
-    """A return to live after a stall is an output, and comes again."""
     viewer = slow_history(limits=Limits.parse("1MiB,9000", "2MiB,9000"))
     _, result, _ = check_flight(viewer.rows)
     assert outputs(result, FlightKind.RETURN)
@@ -114,7 +112,6 @@ def test_flight_when_closed_for_the_hard_limit_ends_with_it():
 
 
 def test_flight_when_the_sender_is_stuck_replays_the_tick_that_ended_it():
-    """A time limit ends a replay at the same microsecond."""
     group = ManualGroup()
     viewer = RecordedViewer(group, settings=SenderSettings(stuck_s=2.0))
     viewer.peer.room = 0
@@ -241,7 +238,6 @@ def test_move_when_to_another_log_is_refused_as_ever():
 
 
 def test_viewer_when_recorded_is_no_member_and_misses_nothing():
-    """A recorded viewer is served by the fan-out beside the cohort, in the same rounds, and gets everything."""
     stage = Stage(count=3, script="KIA")
     viewer = RecordedViewer(stage.group, policy=LivePolicy())
     viewer.follow(stage.fanout)
@@ -263,7 +259,6 @@ def test_viewer_when_recorded_is_no_member_and_misses_nothing():
 
 
 def test_log_when_the_viewer_has_gone_is_not_held():
-    """The private log and the place in the stream's log go with the following."""
     stage = Stage(script="KIA")
     viewer = RecordedViewer(stage.group)
     viewer.follow(stage.fanout)
@@ -388,7 +383,6 @@ def test_flight_when_it_has_reached_its_rows_ends_and_the_viewer_goes_on():
 
 
 def test_flight_when_its_time_is_over_ends():
-    """A flight lasts no longer than its bound, whatever happens in it."""
     group = ManualGroup()
     rows = Rows()
     viewer = RecordedViewer(group)
@@ -417,7 +411,6 @@ def test_flight_when_the_recorder_has_no_room_is_cut_and_replays_up_to_there():
 
 
 def test_flight_when_cut_at_any_row_replays_up_to_there():
-    """A crash may cut a flight off anywhere, in the middle of a call too."""
     viewer = slow_history(seconds=4)
     rows = viewer.rows
     for length in range(1, len(rows)):
@@ -427,7 +420,6 @@ def test_flight_when_cut_at_any_row_replays_up_to_there():
 
 
 def test_flight_when_ended_on_demand_is_complete():
-    """Recording can be ended while the connection goes on."""
     viewer = slow_history(seconds=2)
     viewer.sender.end_flight()
     viewer.sender.end_flight()
@@ -456,7 +448,6 @@ def test_policy_when_it_fails_is_recorded_as_it_acts():
 
 
 def test_published_when_own_messages_are_between_keeps_all_accounts():
-    """Messages of a peer's own and of the log share one flight, told apart by their lane."""
     stage = Stage(script="KIA")
     viewer = RecordedViewer(stage.group, policy=LivePolicy())
     viewer.follow(stage.fanout)

@@ -20,19 +20,16 @@ from flowctl.testing import check_drop_policy
 @given(limits())
 @settings(max_examples=50)
 def test_limits_when_written_and_read_are_the_same(limit):
-    """Every mark of every axis, the overhead and the hard policy come back."""
     assert limits_from(json.loads(json.dumps(limits_as_dict(limit)))) == limit
 
 
 @pytest.mark.parametrize("item", [SenderSettings(), *STEERED])
 def test_settings_when_written_and_read_are_the_same(item):
-    """Every field comes back."""
     assert settings_from(json.loads(json.dumps(settings_as_dict(item)))) == item
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, Muted(LivePolicy(), audio=False, video=True)])
 def test_policy_when_made_a_table_decides_the_same(policy):
-    """A table answers as its policy in every state, and is read back as it was written."""
     failures = []
     table = TablePolicy.of(policy, lambda *what: failures.append(what))
     again = TablePolicy.from_dict(json.loads(json.dumps(table.as_dict())))
@@ -51,6 +48,5 @@ def test_policy_when_a_table_holds_to_what_every_policy_must():
 
 
 def test_policy_when_of_another_number_of_states_is_refused():
-    """A table has a row for each state."""
     with pytest.raises(ConfigError):
         TablePolicy((0,), (Thin.NOTHING,))

@@ -145,7 +145,6 @@ def test_evaluate_when_a_cache_was_given_is_offered_the_same_together_and_alone(
 @given(viewer=recordings())
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_evaluate_when_done_keeps_every_message(viewer):
-    """Whatever the choice: sent and dropped are never more than offered, in no class."""
     for outcome in evaluate(viewer, SMALL):
         for offered, sent, dropped in zip(
             outcome.offered_messages, outcome.sent_messages, outcome.dropped_messages, strict=True
@@ -252,7 +251,6 @@ def test_evaluate_when_the_viewer_is_slow_tells_choices_apart():
 
 
 def test_evaluate_when_nothing_was_refused_is_the_same_for_all_and_quick():
-    """A viewer that the kernel never refused anything needs no Sender: all choices have its one outcome."""
     viewer = recorded_run(3.0, 10.0, None)[1]
     assert not viewer.refused
     work = Work()
@@ -340,7 +338,6 @@ def test_quantile_when_half_of_the_time_was_quick_is_that_of_the_rest():
 
 
 def test_values_when_wrong_are_refused_by_name():
-    """Choices and recordings that make no sense say what and why."""
     with pytest.raises(ConfigError, match="policy is 'fast'"):
         Choice(limits=Limits(), policy="fast")
     with pytest.raises(ConfigError, match="stuck_s is -1"):

@@ -404,7 +404,6 @@ def test_viewer_when_slow_has_lost_what_it_missed_and_not_what_it_did_not_want(t
 
 
 def test_viewer_when_cut_at_its_hard_limit_says_so(tmp_path):
-    """The last record names the reason, the last state and why, in words of ours."""
     world = RecordedWorld(tmp_path, limits=Limits.parse("8k,0,0", "12k,0,0"))
     _, player = slow_viewer(world, size=20_000)
     closed = next(item for item in world.told("conn_closed"))
@@ -417,7 +416,6 @@ def test_viewer_when_cut_at_its_hard_limit_says_so(tmp_path):
 
 
 def test_limits_when_hit_are_the_same_in_records_and_hub(tmp_path):
-    """Every limit that the hub counts has a record with name, value and limit, and no other has."""
     world = RecordedWorld(tmp_path, config(wire={"messages_per_second": 50}, publishers_per_address=1))
     world.publisher("live/one").command("releaseStream", None, "x")
     world.connect().publish("live/two")  # one too many of the address
@@ -467,7 +465,6 @@ SECRETS = ("t0ken-in-query", "k3y-of-publisher", "pa55word", "s3cret-app-query",
 
 
 def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path, monkeypatch):
-    """Keys, tokens and passwords that a client sends in names, queries and texts are nowhere in the files."""
     flights = []  # under which names flights are recorded
     monkeypatch.setattr(sessions, "name_flight", lambda sender, who: flights.append(who))
     world = RecordedWorld(tmp_path, limits=Limits.parse("20k,0,0", "60k,0,0"))
@@ -500,7 +497,6 @@ def test_secrets_when_planted_everywhere_are_in_no_record(tmp_path, monkeypatch)
 
 
 def test_addresses_when_hashed_stand_in_no_record(tmp_path):
-    """With hashed addresses neither events nor samples hold one, and those of one peer are equal."""
     world = RecordedWorld(tmp_path, record={"addresses": Addresses.HASHED})
     world.publisher(address="203.0.113.9")
     world.sample()
@@ -511,7 +507,6 @@ def test_addresses_when_hashed_stand_in_no_record(tmp_path):
 
 
 def test_refusals_when_a_flood_are_summed_up(tmp_path):
-    """Of one address and second 20 refusals have records of their own; their sum is that of all refusals."""
     world = RecordedWorld(tmp_path)
     for number in range(500):
         world.events.conn_refused(1.0 + number / 1000, ("203.0.113.9", number), "connections", 2, 1)
@@ -550,7 +545,6 @@ def test_refusals_when_a_flood_ends_are_told_by_the_recorder(tmp_path):
 
 
 def test_refusals_when_they_have_ended_are_forgotten(tmp_path):
-    """An address is remembered for as long as it is refused, and its 20 records a second stay 20."""
     world = RecordedWorld(tmp_path)
     for number in range(30):
         world.events.conn_refused(1.0, ("203.0.113.9", number), "connections", 2, 1)
@@ -707,7 +701,6 @@ def test_left_when_a_joiner_takes_the_cached_group_counts_what_was_published_sin
 
 
 def test_samples_when_turned_off_leave_the_events_of_those_in_trouble(tmp_path):
-    """Without samples there is no record of `flow_samples`, but who is in trouble is still looked at."""
     world = RecordedWorld(tmp_path, limits=Limits.parse("40k,100,0", "4M,4000,0"), record={"samples": False})
     slow_viewer(world, 3.0)
     assert world.sample() == []

@@ -28,7 +28,6 @@ def row(number=0, event=EventName.LIMIT_HIT, **values):
 
 
 def test_lane_when_full_refuses_counts_and_never_waits():
-    """Beyond the limit a record is lost and counted; what was queued before comes out in order."""
     lane = Lane(FLOW_EVENTS, 100)
     assert [lane.put((number,)) for number in range(103)] == [True] * 100 + [False] * 3
     assert (lane.waiting, lane.lost) == (100, 3)
@@ -73,7 +72,6 @@ def test_lane_when_several_threads_put_loses_none():
 
 
 def test_losses_when_told_are_an_event_that_counts_them_once(tmp_path):
-    """An OVERFLOW event carries how many records were lost since the last one, and of which table."""
     made = recorder(tmp_path, queue_rows=100)
     lane = made.lane(FLOW_EVENTS)
     for number in range(107):
@@ -88,7 +86,6 @@ def test_losses_when_told_are_an_event_that_counts_them_once(tmp_path):
 
 
 def test_clock_when_the_wall_clock_is_set_is_followed():
-    """Times of records are those of the wall, small differences aside, and follow it when it is set."""
     wall, mono = [WALL_NS], [100.0]
     clock = WallClock(lambda: mono[0], lambda: wall[0])
     assert clock.us(100.0) == START_US
@@ -120,7 +117,6 @@ def test_feed_when_it_counts_agrees_with_the_files(tmp_path):
 
 
 def test_feed_when_names_have_no_end_counts_within_bounds():
-    """Counters of one kind are bounded whatever names come."""
     feed = Feed()
     feed.take([row(0, EventName.LIMIT_HIT, axis=f"limit-{number}") for number in range(3000)])
     hits = feed.snapshot().limit_hits
@@ -129,7 +125,6 @@ def test_feed_when_names_have_no_end_counts_within_bounds():
 
 
 def test_recorder_when_stopped_has_written_everything(tmp_path):
-    """Stopping writes what waits in the lanes and in memory, and twice is no harm."""
     made = Recorder(options(tmp_path))
     made.start()
     for number in range(5):

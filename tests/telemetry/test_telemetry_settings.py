@@ -25,7 +25,6 @@ def test_settings_when_none_are_given_hide_names_and_keep_addresses(tmp_path):
 
 
 def test_server_when_nothing_is_recorded_has_no_part_of_it(tmp_path):
-    """Without --events nothing records the sessions; with it one observer more does."""
     plain = LiveServer(LiveConfig())
     recorded = LiveServer(LiveConfig(events=EventsOptions(folder=str(tmp_path))))
     try:
@@ -38,7 +37,6 @@ def test_server_when_nothing_is_recorded_has_no_part_of_it(tmp_path):
 
 
 def test_server_when_nothing_is_recorded_loads_no_libraries():
-    """A live server without records loads no pyarrow, pandas or numpy, and no library of settings."""
     code = (
         "import sys, flowctl.records.telemetry.recorder, flowctl.records.telemetry.sampling, flowctl.live\n"
         "flowctl.live.LiveServer(flowctl.live.LiveConfig()).stop()\n"
@@ -49,7 +47,6 @@ def test_server_when_nothing_is_recorded_loads_no_libraries():
 
 
 def test_command_when_the_server_has_no_streams_refuses_to_record(tmp_path):
-    """The echo server has nothing to record, and says so instead of making an empty folder."""
     result = CliRunner().invoke(app, ["serve", "echo", "--events", str(tmp_path / "events")])
     assert isinstance(result.exception, ConfigError)
     assert "--events" in str(result.exception)

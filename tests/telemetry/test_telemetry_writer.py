@@ -28,7 +28,6 @@ def row(number=0, **values):
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_schema_when_made_for_arrow_has_the_columns_of_the_contract(table):
-    """Names, order and nullability of a file's columns are those of the contract."""
     schema = arrow_schema(table, {"uid": "1"})
     assert tuple(schema.names) == table.names
     assert [field.nullable for field in schema] == [column.nullable for column in table.columns]
@@ -71,7 +70,6 @@ def test_rows_when_written_over_several_files_have_growing_numbers(tmp_path):
 
 
 def test_row_when_it_does_not_fit_is_left_out_and_counted(tmp_path):
-    """A record of the wrong type, length or without what is needed costs itself and no other."""
     made = recorder(tmp_path)
     table = made._writers["flow_events"]
     table.add_rows([row(0), (1, 2), row(1, sent_bytes="many"), row(2)[:3] + (None,) * 21 + (1, 2, 3), row(3)])
@@ -97,7 +95,6 @@ def test_files_when_due_by_time_or_by_size_are_finished(tmp_path):
 
 
 def test_rows_when_the_disk_refuses_are_kept_and_written_later(tmp_path, monkeypatch):
-    """A failed attempt leaves no file, keeps the rows, and the next one writes all of them once."""
     made = recorder(tmp_path)
     table = made._writers["flow_events"]
     table.add_rows([row(0)])
@@ -321,7 +318,6 @@ def test_file_when_an_octet_is_another_is_known_to_be_damaged(tmp_path):
 
 
 def test_pyarrow_when_absent_is_named_with_the_way_to_get_it(monkeypatch):
-    """Without pyarrow the error says which extra brings it."""
     monkeypatch.setattr(writing.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pyarrow") as caught:
         writing.check_available()
@@ -329,8 +325,6 @@ def test_pyarrow_when_absent_is_named_with_the_way_to_get_it(monkeypatch):
 
 
 def test_writer_when_given_columns_writes_them_as_rows(tmp_path):
-    """A block of columns becomes rows with `node` and `seq`, like any other."""
-
     class Columns:
         rows = 2
 
@@ -350,7 +344,6 @@ def test_writer_when_given_columns_writes_them_as_rows(tmp_path):
 
 
 def test_tables_when_written_are_all_known_to_the_recorder(tmp_path):
-    """There is a lane and a writer for every table of the contract."""
     made = recorder(tmp_path)
     for table in (FLOW_EVENTS, FLOW_SAMPLES, FLIGHT):
         assert made.lane(table).table is table
