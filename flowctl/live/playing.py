@@ -362,7 +362,7 @@ class Playing:
         if self._episode is None:
             fields = line_fields(self._connection, self.stream.name)
             self._episode = Episode(fields, self._connection.sender.why, self._dropped)
-        self._episode.take(entry, closed=self._connection.sender.closed)
+        self._episode.note_entry(entry, closed=self._connection.sender.closed)
 
     def _dropped(self) -> Counts:
         """Return what was dropped for this viewer, for its episodes; not what it left itself."""

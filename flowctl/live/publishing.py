@@ -80,7 +80,7 @@ class Publishing:
         info = inspect(type_id, payload)
         if type_id in MEDIA_TYPES:
             self._media_at = now
-            self._ingest.take(info.message_class, timestamp, len(payload), now)
+            self._ingest.count_message(info.message_class, timestamp, len(payload), now)
         try:
             if not self.stream.publish(self._publisher, type_id, timestamp, payload, now, info):
                 self._discarded += 1

@@ -14,7 +14,7 @@ def taken(*messages, at=None):
     """Return the columns of messages, (class, time stamp in ms, arrival in s), of 100 bytes each."""
     made = Ingest()
     for message_class, timestamp_ms, now in messages:
-        made.take(message_class, timestamp_ms % 2**32, 100, now)
+        made.count_message(message_class, timestamp_ms % 2**32, 100, now)
     return made.columns(messages[-1][2] if at is None else at)
 
 
@@ -36,10 +36,10 @@ def test_gaps_when_nothing_comes_for_more_than_a_second_are_counted():
     assert [taken(*messages)[name] for name in ("gap_count", "gap_ms", "gap_max_ms")] == [2, 3500.0, 2000.0]
     assert [taken(*messages, at=18.5)[name] for name in ("gap_count", "gap_ms", "gap_max_ms")] == [3, 7500.0, 4000.0]
     made = Ingest()
-    made.take(KEY, 0, 1, 1.0)
+    made.count_message(KEY, 0, 1, 1.0)
     made.pause(1.5)
     assert made.columns(60.0)["gap_count"] == 0
-    made.take(KEY, 0, 1, 100.0)
+    made.count_message(KEY, 0, 1, 100.0)
     made.pause(102.0)
     assert [made.columns(200.0)[name] for name in ("gap_count", "gap_ms")] == [1, 2000.0]
 

@@ -27,7 +27,7 @@ def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
     made, until = Felt(), 0.0
     for condition, happened in samples:
         until += condition.interval_ms / 1000
-        made.take(condition, happened, until, left_at, target_ms)
+        made.add_sample(condition, happened, until, left_at, target_ms)
     return made.columns(until * 1000 if sampled_ms is None else sampled_ms, left_at)
 
 
@@ -85,7 +85,7 @@ def test_leaving_when_ready_was_left_in_the_interval_counts_that_sample():
     found = felt(*((condition, accepted) for condition in conditions), left_at=(0.0, 1.5, 3.0))
     assert (found["left_ms"], found["left_server_ms"], found["left_bytes"]) == (2000.0, 2000.0, 1400)
     made = Felt()
-    made.take(slow(), accepted, 1.0, (), 0.0)  # that READY was left is heard of after the sample was made
+    made.add_sample(slow(), accepted, 1.0, (), 0.0)  # that READY was left is heard of after the sample was made
     assert made.columns(1000.0, (0.5,))["left_ms"] == 1000.0
 
 

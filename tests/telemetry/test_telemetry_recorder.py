@@ -118,7 +118,7 @@ def test_feed_when_it_counts_agrees_with_the_files(tmp_path):
 
 def test_feed_when_names_have_no_end_counts_within_bounds():
     feed = Feed()
-    feed.take([row(0, EventName.LIMIT_HIT, axis=f"limit-{number}") for number in range(3000)])
+    feed.count_rows([row(0, EventName.LIMIT_HIT, axis=f"limit-{number}") for number in range(3000)])
     hits = feed.snapshot().limit_hits
     assert len(hits) <= 1025
     assert sum(hits.values()) == 3000
@@ -156,7 +156,7 @@ def test_recorder_when_a_step_fails_goes_on(tmp_path, monkeypatch):
     """A fault of what is live costs no record; one on the way to the files costs those of a turn, and is counted."""
     made = recorder(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(made.feed, "take", lambda rows: 1 / 0)
+        patched.setattr(made.feed, "count_rows", lambda rows: 1 / 0)
         made.lane(FLOW_EVENTS).put(row(0))
         made.turn()
     with monkeypatch.context() as patched:

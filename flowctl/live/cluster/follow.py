@@ -207,7 +207,7 @@ class _Link(RtmpClient):
         if self._inflow is not None and message.type_id in _MEDIA:
             if not self._told:
                 self._tell(self._inflow, now)
-            self.ingest.take(
+            self.ingest.count_message(
                 inspect(message.type_id, message.payload).message_class, message.timestamp, len(message.payload), now
             )
         self._follow.received(self, message, now)

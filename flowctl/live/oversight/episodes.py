@@ -62,11 +62,11 @@ class Episode:
         self._loud = False  # a line at info level was written for this episode
         self.quiet_at: float | None = None
 
-    def take(self, entry: LedgerEntry, *, closed: bool = False) -> None:
+    def note_entry(self, entry: LedgerEntry, *, closed: bool = False) -> None:
         if closed and self._loud:
             return
         if entry.kind is LedgerKind.STATE and entry.change is not None:
-            self._take_edge(entry)
+            self._note_edge(entry)
         elif entry.kind is LedgerKind.DROPS:
             own = (DropReason.UNFOLLOWED, DropReason.REQUESTED)
             if DropReason.LATE in (entry.dropped or ()):
@@ -89,7 +89,7 @@ class Episode:
             # The server says it once for all of them.
             _log.debug("limits changed", **self._fields, limits=entry.why)
 
-    def _take_edge(self, entry: LedgerEntry) -> None:
+    def _note_edge(self, entry: LedgerEntry) -> None:
         change = entry.change
         if change is None:
             return

@@ -45,7 +45,7 @@ class Ingest:
         self._last: tuple[float, int] | None = None  # (arrival, time stamp) of the last picture, or sound if none came
         self._jitter_ms = self._jitter_ms_s = self._jitter_s = 0.0
 
-    def take(self, message_class: MessageClass, timestamp_ms: int, size_bytes: int, now: float) -> None:
+    def count_message(self, message_class: MessageClass, timestamp_ms: int, size_bytes: int, now: float) -> None:
         self.size_bytes += size_bytes
         if self._media_at is not None and now - self._media_at > GAP_S:
             self._gap(now - self._media_at)

@@ -56,7 +56,7 @@ class Sums:
         self.delays = [0] * (len(DELAY_BOUNDS_S) + 1)  # viewers that are there, by how far behind they are
         self.delay_s = 0.0
 
-    def take(self, connection: Connection, account: Account) -> None:
+    def add_connection(self, connection: Connection, account: Account) -> None:
         """Add what a connection was sent and spared so far."""
         self.received_bytes += connection.receiver.bytes_in
         if not account.noted:  # nothing was ever done to it
@@ -69,14 +69,14 @@ class Sums:
         for reason, counts in found.dropped.items():
             self.dropped[reason.value] += counts.total_messages
 
-    def look(self, account: Account, *, viewer: bool) -> None:
+    def count_standing(self, account: Account, *, viewer: bool) -> None:
         self.states[account.state.name] += 1
         if viewer:
             delay_s = account.delay_ms / 1000
             self.delays[bisect_left(DELAY_BOUNDS_S, delay_s)] += 1
             self.delay_s += delay_s
 
-    def add(self, other: Sums, sign: int = 1) -> None:
+    def add_sums(self, other: Sums, sign: int = 1) -> None:
         """Add other sums of the past, or take them off."""
         self.sent_bytes += sign * other.sent_bytes
         self.received_bytes += sign * other.received_bytes
@@ -141,15 +141,15 @@ class Meters(Observer):
                 continue
             account = item.sender.account(rows=False)
             if whose.role != "none":  # else it is counted when it has found one, or has gone
-                total[whose].take(item, account)
+                total[whose].add_connection(item, account)
                 counted.add(item.number)
-            total[whose].look(account, viewer=whose.role == "viewer")
+            total[whose].count_standing(account, viewer=whose.role == "viewer")
         with self._lock:
             for whose, past in self._past.items():
-                total[whose].add(past)
+                total[whose].add_sums(past)
             for number, whose, sums in ended:
                 if number in counted:  # once as one that is there: of the past it is the next time
-                    total[whose].add(sums, -1)
+                    total[whose].add_sums(sums, -1)
             for fanout in fanouts:
                 rounds = fanout.statistics().rounds
                 self._rounds += rounds - self._round_of.get(fanout, 0)
@@ -201,10 +201,10 @@ class Meters(Observer):
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
         sums = Sums()
-        sums.take(connection, connection.sender.account(rows=False))
+        sums.add_connection(connection, connection.sender.account(rows=False))
         sums.closed[reason.value] += 1
         with self._lock:
             whose = self._whose.pop(connection.number, None) or Whose(NO_STREAM, "none")
-            self._past.setdefault(whose, Sums()).add(sums)
+            self._past.setdefault(whose, Sums()).add_sums(sums)
             for ended in self._passes:
                 ended.append((connection.number, whose, sums))

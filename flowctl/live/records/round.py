@@ -355,7 +355,7 @@ class Round:
         if book.felt is None and tells(condition, happened):
             book.felt = Felt()
         if book.felt is not None:
-            book.felt.take(condition, happened, at, record.left_at, target_ms, cached_bytes)
+            book.felt.add_sample(condition, happened, at, record.left_at, target_ms, cached_bytes)
 
     def _settle(self, book: Book, so_far: _Sums, mark: Mark | None, pulse: int | None) -> Row:
         """Return what happened since the last sample, and enter it in the books."""

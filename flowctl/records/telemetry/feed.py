@@ -37,8 +37,8 @@ class Feed:
         self._events: Counter[str] = Counter()  # guarded by _lock
         self._limit_hits: Counter[str] = Counter()  # guarded by _lock
 
-    def take(self, rows: list[Row]) -> None:
-        """Count events. The recorder's thread."""
+    def count_rows(self, rows: list[Row]) -> None:
+        """Count these events. The recorder's thread."""
         with self._lock:
             for row in rows:
                 _add(self._events, row[_EVENT])

@@ -63,7 +63,7 @@ class Felt:
         self.delay_max_ms = self.late_ms = self.stall_ms = self.trouble_ms = self.left_ms = self.left_server_ms = 0.0
         self.stall_count = self.line_bytes = self.line_stream_bytes = self.left_bytes = self.unforced_drops = 0
 
-    def take(
+    def add_sample(
         self,
         condition: Condition,
         happened: Row,
@@ -72,7 +72,6 @@ class Felt:
         target_ms: float,
         cached_bytes: int = 0,
     ) -> None:
-        """Add a sample."""
         ms, delay_ms, stalled_ms = condition.interval_ms, condition.viewer_delay_ms or 0.0, condition.stalled_ms
         bucket, accepted = bucket_of(delay_ms), sum(happened[_ACCEPTED_BYTES]) - cached_bytes
         self.ms += ms

@@ -344,7 +344,7 @@ class Recorder:
 
     def _show(self, rows: list[Row]) -> None:
         try:
-            self.feed.take(rows)
+            self.feed.count_rows(rows)
         except Exception as error:  # noqa: BLE001 - as above
             self._unfed += len(rows)
             self._say_failed(error)

@@ -41,15 +41,15 @@ class Script:
         change = StateChange(1, self.state, state, Cause.QUEUED, Axis.BYTES, 9000.0, 8192, at)
         self.state = state
         entry = LedgerEntry(LedgerKind.STATE, at, "queued: bytes 9000, limit 8192", change=change)
-        self.episode.take(entry, closed=closed)
+        self.episode.note_entry(entry, closed=closed)
 
     def late(self, at) -> None:
-        self.episode.take(LedgerEntry(LedgerKind.LATE, at, "pictures would be late; it takes 160 kB/s"))
+        self.episode.note_entry(LedgerEntry(LedgerKind.LATE, at, "pictures would be late; it takes 160 kB/s"))
 
     def drop(self, count, at, reason=DropReason.THINNED) -> None:
         lost = Counts((0, 0, 0, count, 0, 0, 0), (0, 0, 0, count * 100, 0, 0, 0))
         self.dropped += lost
-        self.episode.take(LedgerEntry(LedgerKind.DROPS, at, "thinned", dropped={reason: lost}))
+        self.episode.note_entry(LedgerEntry(LedgerKind.DROPS, at, "thinned", dropped={reason: lost}))
 
 
 def test_episode_when_viewer_only_blocks_now_and_then_is_a_debug_line(lines):
@@ -137,7 +137,7 @@ def test_drops_when_the_viewer_left_the_stream_itself_are_not_its_slowness(lines
 def test_limits_when_changed_are_a_line_for_who_looks_closely(lines):
     """The server says it once for all; a line for each connection is of level debug."""
     script = Script()
-    script.episode.take(LedgerEntry(LedgerKind.LIMITS, 1.0, "soft 1 MiB"))
+    script.episode.note_entry(LedgerEntry(LedgerKind.LIMITS, 1.0, "soft 1 MiB"))
     assert lines == [{"event": "limits changed", "log_level": "debug", **FIELDS, "limits": "soft 1 MiB"}]
 
 
@@ -202,11 +202,11 @@ def test_episode_when_pictures_are_late_says_so_and_ends_with_what_the_viewer_go
     script = Script()
     script.edge(SendState.OVERLOADED, 1.0)
     script.late(1.5)
-    script.episode.take(LedgerEntry(LedgerKind.RETURN, 2.0, "returned to live", delay_removed_ms=3210.0))
+    script.episode.note_entry(LedgerEntry(LedgerKind.RETURN, 2.0, "returned to live", delay_removed_ms=3210.0))
     script.late(3.0)
     lost = {DropReason.LATE: Counts((0, 0, 0, 7, 0, 0, 0), (0, 0, 0, 700, 0, 0, 0))}
     shares = {"picture_share": 0.77, "line_share": 0.98, "delay_max_ms": 912.0}
-    script.episode.take(LedgerEntry(LedgerKind.DROPS, 30.0, "late", dropped=lost, **shares))
+    script.episode.note_entry(LedgerEntry(LedgerKind.DROPS, 30.0, "late", dropped=lost, **shares))
     script.edge(SendState.READY, 30.0)
     script.episode.check(32.5)
     slow, recovered = lines

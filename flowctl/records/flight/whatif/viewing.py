@@ -57,7 +57,7 @@ def stream_and_link(flight: Flight) -> StreamAndLink:
     ended_us, reason = round(flight.duration_s * 1e6), None
     for row in flight.rows:
         try:
-            if not reader.take(row):
+            if not reader.read_row(row):
                 ended_us, reason = row.offset_us, None
                 break
             reason = row.reason if row.kind == FlightKind.CLOSE.value else reason
@@ -101,8 +101,8 @@ class _Reader:
         self._taken, self._wrote_us, self._turn = 0, -1, 0
         self._wrote_at = -1  # where the last write is among the events
 
-    def take(self, row: FlightRow) -> bool:
-        """Take the next row; return whether the log is still followed, or not yet."""
+    def read_row(self, row: FlightRow) -> bool:
+        """Read the next row; return whether the log is still followed, or not yet."""
         kind = row.kind
         if kind == FlightKind.QUEUED.value:
             self.settle(turn_is_over=False)
