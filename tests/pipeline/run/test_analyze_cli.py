@@ -19,6 +19,7 @@ from report_kit import run_in
 from flowctl.analyze import run, said
 from flowctl.analyze.capacity.node import MEASURE
 from flowctl.analyze.job import JobNote, JobState
+from flowctl.analyze.record import RECORD_FORMAT
 from flowctl.analyze.spark import progress
 from flowctl.charts.words import filled
 from flowctl.cli import main
@@ -257,7 +258,7 @@ def test_report_when_run_alone_reads_results_and_names_their_records(monkeypatch
     pytest.importorskip("pyspark")
     monkeypatch.setattr("flowctl.analyze.spark.session.session", lambda _: pytest.fail("Java is started"))
     out = Path(run_in(tmp_path / "out"))
-    (out / "record.json").write_text(json.dumps({"format": 3, "events": "/data/of-servers", "hours": {}}))
+    (out / "record.json").write_text(json.dumps({"format": RECORD_FORMAT, "events": "/data/of-servers", "hours": {}}))
     assert main(["analyze", "report", "--out", str(out)]) == 0
     assert "Records of <code>/data/of-servers</code>" in (out / "report.html").read_text("utf-8")
     figures = json.loads((out / "summary.json").read_text("utf-8"))["jobs"]["report"]["summary"]["figures"]
