@@ -271,11 +271,14 @@ def test_files_when_they_are_pipes_or_links_out_of_the_folder_are_named_unopened
     damaged = {}
     assert flight_files(folder, damaged) == [good]
     assert {path.name: str(error).partition(" is ")[2] for path, error in damaged.items()} == {
-        "out.parquet": "a link that leads out of the folder",
+        "out.parquet": "behind a link that leads out of the folder",
         "pipe.parquet": "no regular file",
         "zero.parquet": "no regular file",
     }
     assert flight_files(tmp_path / "records" / "out.parquet")  # it was named
+    (folder / "flight").symlink_to(tmp_path)
+    with pytest.raises(DamagedFlightError, match="behind a link that leads out of the folder"):
+        flight_files(folder)
     for name, words in ("_MOST_FILE_ROWS", "rows"), ("_MOST_FOOTER_BYTES", "its footer has"):
         monkeypatch.setattr(flightfiles, name, 9)
         with pytest.raises(DamagedFlightError, match=f"{words}.*9 are read at most"):

@@ -147,10 +147,9 @@ class Storage:
         """
         if not self.prefix and info.type != fs.FileType.File:
             return "it is no regular file"
-        path = Path(info.path)
-        if self.prefix or not path.is_symlink() or path.resolve().is_relative_to(Path(self.base).resolve()):
+        if self.prefix or Path(info.path).resolve().is_relative_to(Path(self.base).resolve()):
             return ""
-        return "it is a link that leads out of the folder"
+        return "it is behind a link that leads out of the folder"
 
     def _local(self, folder: str) -> Iterator[Any]:
         """Yield what there is of all files below a folder of this machine."""

@@ -117,8 +117,8 @@ def _check_place(path: Path, inside: Path | None) -> None:
     """See that a file may be opened: a pipe would be waited for, and a link may show what others put elsewhere."""
     if not path.is_file():
         raise DamagedFlightError(f"{path} is no regular file", hint="move it away")
-    if inside is not None and path.is_symlink() and not path.resolve().is_relative_to(inside):
-        raise DamagedFlightError(f"{path} is a link that leads out of the folder", hint="name the file itself")
+    if inside is not None and not path.resolve().is_relative_to(inside):
+        raise DamagedFlightError(f"{path} is behind a link that leads out of the folder", hint="name the file itself")
     try:
         with path.open("rb") as file:
             file.seek(-min(8, path.stat().st_size), 2)
