@@ -11,7 +11,7 @@ import json
 import sys
 
 from flowctl.nodes.messenger.durability import Transaction
-from flowctl.nodes.messenger.message import Destination, Message
+from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
 from rpc.server import loop_factory
@@ -22,7 +22,7 @@ def make_table(transaction: Transaction) -> None:
     transaction.execute("CREATE TABLE IF NOT EXISTS effects (number INTEGER NOT NULL)")
 
 
-def apply(_: Messenger, message: Message) -> None:
+def apply(_: Messenger, message: ReceivedMessage) -> None:
     number = int(message.message.partition(b" ")[0])
     message.apply(lambda transaction: transaction.execute("INSERT INTO effects VALUES (?)", (number,)))
 

@@ -16,7 +16,7 @@ from typing import Final
 import zmq
 import zmq.asyncio
 
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 
 COMMAND: Final = b"bench.echo"
@@ -44,10 +44,10 @@ async def ours(address: str, *, in_threads: bool) -> None:
     """Echo by our node, on the running loop."""
     node = RpcNode()
 
-    async def echo(message: Message) -> bytes:
+    async def echo(message: RpcMessage) -> bytes:
         return message.data[0]
 
-    def echo_sync(message: Message) -> bytes:
+    def echo_sync(message: RpcMessage) -> bytes:
         return message.data[0]
 
     node.add_category("bench")

@@ -13,7 +13,7 @@ from flowctl.control.place import answers
 from flowctl.core.text.printable import foreign
 from flowctl.errors import ConfigError, FlowctlError, RpcError
 from flowctl.nodes.rpc.node import RpcNode
-from flowctl.nodes.rpc.wire.addresses import Address, Transport
+from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
 from flowctl.wire.zeromq.curve import KeyPair
 
 CONNECT_S: Final = 5.0
@@ -74,7 +74,7 @@ async def call_parts(
 ) -> list[bytes]:
     """Call any command of any server that speaks OxenMQ, and return the parts of its reply."""
     where = Address.parse(address)
-    if where.transport is Transport.IPC:
+    if where.transport is AddressTransport.IPC:
         _check_there(Path(where.socket))
     async with RpcNode(name="flowctl-call", keys=keys) as node:
         try:

@@ -32,7 +32,7 @@ from flowctl.errors import ConfigError
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.access.access import AuthLevel
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.wire.zeromq.curve import KeyPair
 
@@ -141,16 +141,16 @@ class ControlListener:
         _log.info("control connection", peer=address, client=client.name, level=client.permission.name.lower())
         return AuthLevel(client.permission)
 
-    def _handler(self, operation: Operation) -> Callable[[Message], Awaitable[bytes]]:
+    def _handler(self, operation: Operation) -> Callable[[RpcMessage], Awaitable[bytes]]:
         """Return what carries out an operation; nodes tell the first line of its docstring."""
 
-        async def called(message: Message) -> bytes:
+        async def called(message: RpcMessage) -> bytes:
             return await self._called(operation, message)
 
         called.__doc__ = operation.summary
         return called
 
-    async def _called(self, operation: Operation, message: Message) -> bytes:
+    async def _called(self, operation: Operation, message: RpcMessage) -> bytes:
         """Carry out a call on the thread for its kind. The node's thread."""
         peer, waiting = message.peer, self._waiting[operation.looks]
         who = peer.identity.pubkey or peer  # a key may have many connections
@@ -165,7 +165,7 @@ class ControlListener:
             if not waiting[who]:
                 del waiting[who]
 
-    def _carry_out(self, operation: Operation, message: Message) -> bytes:
+    def _carry_out(self, operation: Operation, message: RpcMessage) -> bytes:
         if message.deadline is not None and time.monotonic() >= message.deadline:
             return b""  # nobody waits for it any more, so nobody would know that it was done
         caller = self._caller(message)
@@ -174,7 +174,7 @@ class ControlListener:
             _log.info("operation", name=operation.name, caller=caller, done=made.startswith(b'{"result"'))
         return made
 
-    def _caller(self, message: Message) -> str:
+    def _caller(self, message: RpcMessage) -> str:
         """Return who calls, for the log."""
         pubkey = message.peer.identity.pubkey
         if not pubkey:
@@ -207,7 +207,7 @@ class ControlListener:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _describe(message: Message) -> bytes:
+async def _describe(message: RpcMessage) -> bytes:
     """Return the definitions of all operations."""
     del message
     return json.dumps({"result": {"operations": [operation.describe() for operation in OPERATIONS]}}).encode()

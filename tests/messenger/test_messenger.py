@@ -17,7 +17,7 @@ from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolError
 from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.message import Destination, Failure, Message
+from flowctl.nodes.messenger.message import Destination, Failure, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
 from flowctl.nodes.messenger.wire import ECHO, METADATA_OPTION, Extension, encode_announcement
@@ -241,18 +241,18 @@ def test_send_when_inside_a_callback_works_and_blocks_nothing(make, address):
     """From a message-specific and from a server-loop callback, with callbacks of their own (ME-24)."""
     done = Queue()
 
-    def serve(messenger: Messenger, message: Message) -> None:
+    def serve(messenger: Messenger, message: ReceivedMessage) -> None:
         if message.message == b"one":
             messenger.send_message(message.sender, "reply", answered, message.source_callback_id)
 
-    def answered(_: Messenger, message: Message) -> None:
+    def answered(_: Messenger, message: ReceivedMessage) -> None:
         done.put(("server", message.message))
 
-    def first(messenger: Messenger, message: Message) -> None:
+    def first(messenger: Messenger, message: ReceivedMessage) -> None:
         messenger.send_message(message.sender, "to you", remote_callback_id=message.source_callback_id)
         messenger.send_message(message.sender, "two", second, ECHO)
 
-    def second(_: Messenger, message: Message) -> None:
+    def second(_: Messenger, message: ReceivedMessage) -> None:
         done.put(("client", message.message))
 
     server, client = make("server"), make("client")
@@ -301,7 +301,7 @@ def test_send_when_from_many_threads_loses_and_doubles_nothing(make, address):
     """Each gets an id of its own at once, and all arrive (ME-32)."""
     got, done, ids = [], threading.Event(), []
 
-    def received(_: Messenger, message: Message) -> None:
+    def received(_: Messenger, message: ReceivedMessage) -> None:
         got.append(message.message)
         if len(got) == 800:
             done.set()
@@ -371,7 +371,7 @@ def test_messages_when_the_link_loses_and_mixes_them_are_each_handled_once(make,
     """A thousand messages, a third of them ordered: each is handled once, and none stays pending (ME-33)."""
     got, done = [], threading.Event()
 
-    def received(_: Messenger, message: Message) -> None:
+    def received(_: Messenger, message: ReceivedMessage) -> None:
         got.append(message.message)
 
     server = make("server")
@@ -409,7 +409,7 @@ def test_ordered_messages_when_thousands_wait_for_the_first_are_let_go_one_after
     """A long chain costs no deep stack: each is handled once, in order."""
     got, done = [], threading.Event()
 
-    def received(_: Messenger, message: Message) -> None:
+    def received(_: Messenger, message: ReceivedMessage) -> None:
         got.append(message.message)
         if len(got) == 3000:
             done.set()
@@ -501,7 +501,7 @@ def test_handlers_when_too_many_wait_leave_the_rest_to_come_again(make, address,
     monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_HANDLING", 4)
     running, most, got, done = [0], [0], [], threading.Event()
 
-    async def handler(_: Messenger, message: Message) -> None:
+    async def handler(_: Messenger, message: ReceivedMessage) -> None:
         running[0] += 1
         most[0] = max(most[0], running[0])
         await asyncio.sleep(0.001)
@@ -618,7 +618,7 @@ def test_handler_when_it_raises_is_given_the_message_again(make, address):
     """A message whose handler failed was not received; the others are not disturbed."""
     calls, errors, done = [], [], threading.Event()
 
-    def handler(_: Messenger, message: Message) -> None:
+    def handler(_: Messenger, message: ReceivedMessage) -> None:
         calls.append(message.message)
         if len(calls) == 1:
             raise ValueError("first time")
@@ -684,7 +684,7 @@ def test_coroutine_handler_when_it_waits_is_acknowledged_at_its_end(make, raw, a
     """A message counts as received when its handler has run; meanwhile it is not given again."""
     gates, calls = Queue(), []
 
-    async def handler(_: Messenger, message: Message) -> None:
+    async def handler(_: Messenger, message: ReceivedMessage) -> None:
         import asyncio
 
         calls.append(message.message)
@@ -711,7 +711,7 @@ def test_acknowledgement_when_asked_for_on_receipt_does_not_wait_for_the_handler
     """The option trades a crash's message for an early acknowledgement."""
     never = threading.Event()
 
-    async def handler(_: Messenger, message: Message) -> None:
+    async def handler(_: Messenger, message: ReceivedMessage) -> None:
         import asyncio
 
         await asyncio.get_running_loop().run_in_executor(None, never.wait, WAIT_S)

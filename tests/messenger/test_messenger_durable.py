@@ -18,7 +18,7 @@ from flowctl.core.outcomes.outcome import Outcome
 from flowctl.errors import BusyError
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.durability import Transaction
-from flowctl.nodes.messenger.message import Destination, Failure, Message
+from flowctl.nodes.messenger.message import Destination, Failure, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
 from messenger.link import Faults, FaultyLink
@@ -159,7 +159,7 @@ def test_messages_when_sent_again_to_the_next_life_of_a_receiver_are_known(start
     told, path = Told(), tmp_path / "two"
     opens = open_store(path, prepare=make_table)
 
-    def apply(_: Messenger, message: Message) -> None:
+    def apply(_: Messenger, message: ReceivedMessage) -> None:
         message.apply(partial(insert, int(message.message)))
         told.add(message.message)
 
@@ -192,7 +192,7 @@ def test_effect_when_it_raises_leaves_the_message_for_another_time(start, tmp_pa
     """A message whose effect fails counts as not received: nothing of it is kept, and it comes again."""
     path, tries, errors = tmp_path / "two", Told(), Told()
 
-    def apply(_: Messenger, message: Message) -> None:
+    def apply(_: Messenger, message: ReceivedMessage) -> None:
         message.apply(partial(insert, 1))
         message.apply(fails)
 
@@ -262,7 +262,7 @@ def test_messages_when_their_sender_connects_anew_are_not_taken_for_those_of_ano
     """What was not read yet of a connection comes under a routing id of chance once the next one has its name."""
     told, goes_on = Told(), threading.Event()
 
-    def slow(_: Messenger, message: Message) -> None:
+    def slow(_: Messenger, message: ReceivedMessage) -> None:
         told.add(message.message)
         goes_on.wait(WAIT_S)
 
@@ -357,7 +357,7 @@ def test_messages_when_they_come_by_several_ways_are_each_applied_once(start, tm
     """One listener's tcp, ipc and inproc number their messages each for itself, on the disk too (ME-28)."""
     told, done = Told(), tmp_path / "two"
 
-    def handler(_: Messenger, message: Message) -> None:
+    def handler(_: Messenger, message: ReceivedMessage) -> None:
         told.add(message.message)
         message.apply(partial(insert, int(message.message)))
 
@@ -376,7 +376,7 @@ def test_messages_in_a_process_when_sent_before_there_is_a_listener_do_not_hide_
     """What went before the extension was known is tried again after what went with it, and both are handled once."""
     told = Told()
 
-    def handler(_: Messenger, message: Message) -> None:
+    def handler(_: Messenger, message: ReceivedMessage) -> None:
         if message.message == b"first" and b"third" not in told.items:
             raise ValueError("not yet")
         told.add(message.message)

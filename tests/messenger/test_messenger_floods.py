@@ -16,7 +16,7 @@ import zmq
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.nodes.messenger.arrivals import HELD_COST_BYTES, MAX_HELD_BYTES, Arrivals, Arrived, Fate, HeldRoom
 from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.message import Message
+from flowctl.nodes.messenger.message import ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.wire import ACK, ECHO, METADATA_OPTION, Extension, encode_announcement, encode_message
 
@@ -74,7 +74,7 @@ def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dia
     """A peer whose messages are handled for long keeps half of the coroutines at most, in number and in octets."""
     monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_HANDLING", 8)
 
-    async def handler(_: Messenger, message: Message) -> None:
+    async def handler(_: Messenger, message: ReceivedMessage) -> None:
         if message.message == b"hang":
             await asyncio.sleep(WAIT_S)
 

@@ -10,7 +10,7 @@ import pytest
 from flowctl.errors import BrokenError, ClosedError
 from flowctl.nodes.messenger import messenger as messenger_module
 from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.message import Destination, Message
+from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
 from flowctl.nodes.messenger.wire import ECHO
@@ -40,7 +40,7 @@ def test_send_when_the_window_is_used_up_waits_for_room(loop_factory):
         got: list[bytes] = []
         most = 0
 
-        async def handler(_: Messenger, message: Message) -> None:
+        async def handler(_: Messenger, message: ReceivedMessage) -> None:
             await asyncio.sleep(0)
             got.append(message.message)
 
@@ -80,7 +80,7 @@ def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory, monk
     monkeypatch.setattr(messenger_module, "MAX_CALLBACKS", 2)
 
     async def main() -> None:
-        held: asyncio.Queue[Message] = asyncio.Queue()
+        held: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
         async with Messenger(identity="server") as server, Messenger(identity="client") as client:
             here = Destination.inproc("server", "callbacks")
             server.listen_for_connection(here, "server", lambda _, message: held.put_nowait(message))
@@ -158,7 +158,7 @@ def test_ordered_messages_when_acknowledged_on_receipt_are_handled_one_after_the
         events: list[bytes] = []
         ended = asyncio.Event()
 
-        async def handler(_: Messenger, message: Message) -> None:
+        async def handler(_: Messenger, message: ReceivedMessage) -> None:
             events.append(b"+" + message.message)
             await asyncio.sleep(0.002)
             events.append(b"-" + message.message)

@@ -13,7 +13,7 @@ import pytest
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.message import Destination, Message
+from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 from flowctl.nodes.messenger.store import open_store
 
@@ -43,7 +43,7 @@ def here(tmp_path) -> Destination:
     return Destination.ipc("server", f"{tmp_path}/s")
 
 
-def kept(connection: sqlite3.Connection, message: Message) -> None:
+def kept(connection: sqlite3.Connection, message: ReceivedMessage) -> None:
     connection.execute("CREATE TABLE IF NOT EXISTS kept (body BLOB)")
     connection.execute("INSERT INTO kept VALUES (?)", (message.message,))
 
@@ -93,7 +93,7 @@ def test_messages_when_sent_just_before_the_end_are_kept(make, here):
 def test_messages_when_both_sides_restart_again_and_again_are_applied_once(make, here, tmp_path):
     """What the handler keeps and the note that it was seen are in the disk together."""
 
-    def handler(_: Messenger, message: Message) -> None:
+    def handler(_: Messenger, message: ReceivedMessage) -> None:
         message.apply(lambda connection: kept(connection, message))
 
     def serve() -> Messenger:
@@ -131,7 +131,7 @@ def test_message_when_its_effect_raises_comes_again(make, here, tmp_path):
     """Nothing of it was kept, so it was not received; then it is, once."""
     tries, done = [], threading.Event()
 
-    def effect(connection: sqlite3.Connection, message: Message) -> None:
+    def effect(connection: sqlite3.Connection, message: ReceivedMessage) -> None:
         kept(connection, message)
         tries.append(1)
         if len(tries) < 3:

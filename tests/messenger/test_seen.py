@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowctl.nodes.messenger.seen import AtMost, Seen, Verdict
+from flowctl.nodes.messenger.seen import AtMost, NumberVerdict, SeenNumbers
 
 
 def numbers_in(gaps: list[tuple[int, int]]) -> set[int]:
@@ -24,7 +24,7 @@ def numbers_in(gaps: list[tuple[int, int]]) -> set[int]:
 )
 def test_numbers_when_out_of_order_are_each_new_once(numbers, first_times, highest, complement):
     """What is lower than the first number seen is new too, and nothing twice (ME-14, ME-16, ME-17)."""
-    seen = Seen()
+    seen = SeenNumbers()
     assert "".join("FT"[seen.first_time(number)] for number in numbers) == first_times
     assert (seen.highest, numbers_in(seen.gaps)) == (highest, complement)
 
@@ -32,9 +32,9 @@ def test_numbers_when_out_of_order_are_each_new_once(numbers, first_times, highe
 @given(st.lists(st.integers(0, 40), max_size=120), st.sampled_from(AtMost))
 def test_numbers_when_in_any_order_agree_with_a_plain_set(numbers, at_most):
     """The intervals say what a set of all numbers seen would say, and are as few as can be."""
-    seen, model = Seen(at_most), set()
+    seen, model = SeenNumbers(at_most), set()
     for number in numbers:
-        assert seen.look(number) is (Verdict.SEEN if number in model else Verdict.NEW)
+        assert seen.look(number) is (NumberVerdict.SEEN if number in model else NumberVerdict.NEW)
         assert seen.first_time(number) is (number not in model)
         model.add(number)
     assert seen.highest == max(model, default=-1)
@@ -45,7 +45,7 @@ def test_numbers_when_in_any_order_agree_with_a_plain_set(numbers, at_most):
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=80))
 def test_floor_when_raised_settles_all_below_it(steps):
     """Numbers below the floor are done with, those above it are untouched."""
-    seen, model, floor = Seen(), set(), 0
+    seen, model, floor = SeenNumbers(), set(), 0
     for is_floor, number in steps:
         if is_floor:
             seen.settle(number)
@@ -60,29 +60,34 @@ def test_floor_when_raised_settles_all_below_it(steps):
 
 def test_gaps_when_as_many_as_are_kept_refuse_what_would_open_another():
     """Nothing is lost and nothing doubled: what was refused is new again once a gap has closed."""
-    seen = Seen(AtMost.REFUSE, max_gaps=2)
+    seen = SeenNumbers(AtMost.REFUSE, max_gaps=2)
     assert [seen.first_time(number) for number in (1, 3)] == [True, True]
-    assert seen.look(5) is Verdict.FULL
+    assert seen.look(5) is NumberVerdict.FULL
     assert seen.first_time(5) is False
     assert [seen.first_time(number) for number in (4, 0, 6)] == [True, True, True]
     assert seen.gaps == [(2, 2), (5, 5)]
-    wide = Seen(AtMost.REFUSE, max_gaps=1)
+    wide = SeenNumbers(AtMost.REFUSE, max_gaps=1)
     wide.first_time(10)
-    assert (wide.look(5), wide.look(0), wide.look(9)) == (Verdict.FULL, Verdict.NEW, Verdict.NEW)
+    assert (wide.look(5), wide.look(0), wide.look(9)) == (NumberVerdict.FULL, NumberVerdict.NEW, NumberVerdict.NEW)
 
 
 def test_gaps_when_as_many_as_are_kept_forget_the_lowest_and_say_so():
     """What is below a forgotten gap is old: neither new nor known to be seen."""
-    seen = Seen(AtMost.FORGET, max_gaps=2)
+    seen = SeenNumbers(AtMost.FORGET, max_gaps=2)
     assert [seen.first_time(number) for number in (1, 3, 5)] == [True, True, True]
     assert seen.gaps == [(2, 2), (4, 4)]
-    assert [seen.look(number) for number in (0, 1, 2, 3)] == [Verdict.OLD, Verdict.SEEN, Verdict.NEW, Verdict.SEEN]
+    assert [seen.look(number) for number in (0, 1, 2, 3)] == [
+        NumberVerdict.OLD,
+        NumberVerdict.SEEN,
+        NumberVerdict.NEW,
+        NumberVerdict.SEEN,
+    ]
     assert seen.first_time(0) is False
 
 
 def test_numbers_when_a_million_are_for_others_cost_one_gap():
     """A jump is one interval, not a million numbers (ME-22)."""
-    seen = Seen(AtMost.FORGET)
+    seen = SeenNumbers(AtMost.FORGET)
     assert seen.first_time(0)
     assert seen.first_time(1_000_001)
     assert seen.gaps == [(1, 1_000_000)]
@@ -92,7 +97,7 @@ def test_numbers_when_a_million_are_for_others_cost_one_gap():
 
 def test_runs_when_restored_are_what_was_seen():
     """What an earlier life saw is seen, what it did not is new."""
-    seen = Seen()
+    seen = SeenNumbers()
     seen.restore([(0, 4), (7, 9)])
     assert [seen.first_time(number) for number in (4, 5, 7, 10)] == [False, True, False, True]
     assert seen.gaps == [(6, 6)]

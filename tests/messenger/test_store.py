@@ -11,7 +11,7 @@ import pytest
 
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, StoreError
 from flowctl.nodes.messenger.durability import DurableStore, OpenStore
-from flowctl.nodes.messenger.store import MIN_STORE_BYTES, Store, open_store
+from flowctl.nodes.messenger.store import MIN_STORE_BYTES, MessageStore, open_store
 
 WAIT_S = 20.0
 
@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_changes_when_of_one_turn_are_one_commit(turns, path):
     """A hundred messages of a turn are written in one transaction, and told of in order, on the owner's thread."""
-    store = Store(path, turns.post)
+    store = MessageStore(path, turns.post)
     told: list[tuple[int, int]] = []
     for number in range(100):
         store.add(number, b"a", number, b"x", lambda _, number=number: told.append((number, threading.get_ident())))
@@ -56,7 +56,7 @@ def test_changes_when_of_one_turn_are_one_commit(turns, path):
 
 def test_changes_when_the_disk_is_slow_share_the_next_commit(turns, path):
     """While one transaction is written the owner goes on, and all that comes meanwhile is the next one."""
-    store = Store(path, turns.post)
+    store = MessageStore(path, turns.post)
     goes_on, told = threading.Event(), []
     store.run(lambda _: goes_on.wait(WAIT_S), told.append)
     callback, args = turns.queue.get(timeout=WAIT_S)
@@ -68,14 +68,14 @@ def test_changes_when_the_disk_is_slow_share_the_next_commit(turns, path):
     turns.until(lambda: len(told) == 51)
     assert (store.commit_count, told) == (2, [None] * 51)
     store.close()
-    again = Store(path, turns.post)
+    again = MessageStore(path, turns.post)
     assert again.seen() == [(b"a", 1, 0, 49)]
     again.close()
 
 
 def test_store_when_closed_has_written_what_waited_and_takes_no_more(turns, path):
     """Closing writes what was asked for, calls nobody back, and refuses what comes afterwards."""
-    store = Store(path, turns.post)
+    store = MessageStore(path, turns.post)
     told: list[Exception | None] = []
     store.add(0, b"a", 0, b"x", told.append)
     assert store.close()
@@ -86,14 +86,14 @@ def test_store_when_closed_has_written_what_waited_and_takes_no_more(turns, path
     assert told == []
     with pytest.raises(ClosedError):
         store.add(1, b"a", 1, b"x", told.append)
-    again = Store(path, turns.post)
+    again = MessageStore(path, turns.post)
     assert [item.message_id for item in again.pending()] == [0]
     assert again.close()
 
 
 def test_callbacks_when_one_raises_reach_the_others(turns, path):
     """An exception of one is left to the loop; the next are told all the same."""
-    store = Store(path, turns.post)
+    store = MessageStore(path, turns.post)
     told: list[Exception | None] = []
 
     def raises(_: Exception | None) -> None:
@@ -110,7 +110,7 @@ def test_callbacks_when_one_raises_reach_the_others(turns, path):
 
 def test_removals_when_they_could_not_be_written_are_tried_with_the_next_change(turns, path):
     """What fails is told to those who wait; a removal, which nobody waits for, is not forgotten."""
-    store = Store(path, turns.post)
+    store = MessageStore(path, turns.post)
     told: list[Exception | None] = []
     store.add(0, b"a", 0, b"x", told.append)
     turns.until(lambda: len(told) == 1)
@@ -126,7 +126,7 @@ def test_removals_when_they_could_not_be_written_are_tried_with_the_next_change(
     store.run(lambda _: None, told.append)
     turns.until(lambda: len(told) == 3)
     assert store.close()
-    again = Store(path, turns.post)
+    again = MessageStore(path, turns.post)
     assert list(again.pending()) == []
     again.close()
 
@@ -134,7 +134,7 @@ def test_removals_when_they_could_not_be_written_are_tried_with_the_next_change(
 @pytest.mark.parametrize("number", [-1, 2**63, 2**64 - 1])
 def test_numbers_when_sqlite_cannot_keep_them_are_refused_at_once(turns, path, number):
     """A peer may claim any number of 64 bits: one that the file cannot hold never reaches the thread."""
-    store = Store(path, turns.post)
+    store = MessageStore(path, turns.post)
     for ask in (
         lambda: store.mark(b"a", number, 0, lambda _: None),
         lambda: store.mark(b"a", 0, number, lambda _: None),
@@ -150,7 +150,7 @@ def test_numbers_when_sqlite_cannot_keep_them_are_refused_at_once(turns, path, n
 def test_size_when_too_small_for_any_use_is_refused(turns, path):
     """The error names the setting and what is allowed."""
     with pytest.raises(ConfigError, match=f"max_store_bytes.*{MIN_STORE_BYTES}"):
-        Store(path, turns.post, max_bytes=1000)
+        MessageStore(path, turns.post, max_bytes=1000)
     assert not path.exists()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flowctl.errors import BusyError, LocalProtocolError, StoreError
 from flowctl.nodes.messenger.durability import Transaction
-from flowctl.nodes.messenger.storefile import Add, Forget, Mark, Remove, Run, Stored, StoreFile
+from flowctl.nodes.messenger.storefile import Add, Forget, MarkSeen, Remove, RunEffect, Stored, StoreFile
 
 MAX_BYTES = 64 << 20
 Answers = list[Exception | None]
@@ -44,7 +44,10 @@ def counting(number: int) -> Callable[[Transaction], object]:
 
 
 def make_effects(file: StoreFile) -> None:
-    write(file, Run(lambda transaction: transaction.execute("CREATE TABLE effects (number INTEGER)"), lambda _: None))
+    write(
+        file,
+        RunEffect(lambda transaction: transaction.execute("CREATE TABLE effects (number INTEGER)"), lambda _: None),
+    )
 
 
 def effects(path: Path) -> list[int]:
@@ -79,11 +82,11 @@ def test_incarnations_when_two_files_are_made_differ(tmp_path):
 def test_seen_when_in_order_and_with_gaps_is_a_row_for_each_run(path, answers):
     """A million messages in order would be one row; a gap makes two, and closing it makes one again."""
     file = StoreFile(path, MAX_BYTES)
-    write(file, *(Mark(b"a", 7, number, number, answers.append) for number in (0, 1, 2, 5, 4, 9)))
+    write(file, *(MarkSeen(b"a", 7, number, number, answers.append) for number in (0, 1, 2, 5, 4, 9)))
     assert file.seen() == [(b"a", 7, 0, 2), (b"a", 7, 4, 5), (b"a", 7, 9, 9)]
-    write(file, Mark(b"a", 7, 3, 3, answers.append), Mark(b"b", 7, 3, 3, answers.append))
+    write(file, MarkSeen(b"a", 7, 3, 3, answers.append), MarkSeen(b"b", 7, 3, 3, answers.append))
     assert file.seen() == [(b"a", 7, 0, 5), (b"a", 7, 9, 9), (b"b", 7, 3, 3)]
-    write(file, Mark(b"a", 7, 2, 100, answers.append))
+    write(file, MarkSeen(b"a", 7, 2, 100, answers.append))
     assert file.seen() == [(b"a", 7, 0, 100), (b"b", 7, 3, 3)]
     file.close()
 
@@ -95,7 +98,7 @@ def test_seen_when_marked_in_any_order_and_batches_equals_the_set(tmp_path_facto
     file = StoreFile(tmp_path_factory.mktemp("seen") / "store.db", MAX_BYTES)
     wanted: set[int] = set()
     for batch in batches:
-        write(file, *(Mark(b"a", 1, first, first + more, lambda _: None) for first, more in batch))
+        write(file, *(MarkSeen(b"a", 1, first, first + more, lambda _: None) for first, more in batch))
         wanted.update(number for first, more in batch for number in range(first, first + more + 1))
     rows = file.seen()
     file.close()
@@ -106,7 +109,7 @@ def test_seen_when_marked_in_any_order_and_batches_equals_the_set(tmp_path_facto
 def test_forget_when_a_peer_begins_anew_keeps_its_new_life_only(path):
     """What was seen of other incarnations of that peer goes, also what the same transaction marked before."""
     file = StoreFile(path, MAX_BYTES)
-    marks = [Mark(peer, life, 1, 1, lambda _: None) for peer in (b"a", b"b") for life in (1, 2)]
+    marks = [MarkSeen(peer, life, 1, 1, lambda _: None) for peer in (b"a", b"b") for life in (1, 2)]
     write(file, *marks, Forget(b"a", 2))
     assert file.seen() == [(b"a", 2, 1, 1), (b"b", 1, 1, 1), (b"b", 2, 1, 1)]
     write(file, Forget(b"b", None))
@@ -117,9 +120,11 @@ def test_forget_when_a_peer_begins_anew_keeps_its_new_life_only(path):
 def test_effect_when_run_is_kept_with_its_mark_and_not_run_again(path, answers):
     file = StoreFile(path, MAX_BYTES)
     make_effects(file)
-    same = [Mark(b"a", 1, 5, 5, answers.append, counting(5)) for _ in range(2)]
+    same = [MarkSeen(b"a", 1, 5, 5, answers.append, counting(5)) for _ in range(2)]
     write(file, *same)
-    write(file, Mark(b"a", 1, 5, 5, answers.append, counting(5)), Mark(b"a", 1, 6, 6, answers.append, counting(6)))
+    write(
+        file, MarkSeen(b"a", 1, 5, 5, answers.append, counting(5)), MarkSeen(b"a", 1, 6, 6, answers.append, counting(6))
+    )
     assert answers == [None] * 4
     assert effects(path) == [5, 6]
     file.close()
@@ -136,8 +141,8 @@ def test_effect_when_it_raises_leaves_nothing_and_others_alone(path, answers):
 
     write(
         file,
-        Mark(b"a", 1, 1, 1, answers.append, counting(1)),
-        Mark(b"a", 1, 2, 2, answers.append, fails),
+        MarkSeen(b"a", 1, 1, 1, answers.append, counting(1)),
+        MarkSeen(b"a", 1, 2, 2, answers.append, fails),
         Add(0, b"a", 0, b"", answers.append, fails),
         Add(1, b"a", 1, b"", answers.append, counting(2)),
     )
@@ -150,7 +155,7 @@ def test_effect_when_it_raises_leaves_nothing_and_others_alone(path, answers):
 @pytest.mark.parametrize("word", ["commit", " ROLLBACK", "Begin", "savepoint x", "release effect", "end"])
 def test_effect_when_it_would_end_the_transaction_is_refused(path, answers, word):
     file = StoreFile(path, MAX_BYTES)
-    write(file, Run(lambda transaction: transaction.execute(word), answers.append), add(0, answers))
+    write(file, RunEffect(lambda transaction: transaction.execute(word), answers.append), add(0, answers))
     assert [LocalProtocolError, type(None)] == [type(item) for item in answers]
     file.close()
 
@@ -158,7 +163,7 @@ def test_effect_when_it_would_end_the_transaction_is_refused(path, answers, word
 def test_effect_when_it_ends_the_transaction_all_the_same_fails_with_a_reason(path, answers):
     """One that goes past the refusal is found out, and the file can be used afterwards."""
     file = StoreFile(path, MAX_BYTES)
-    write(file, Run(lambda transaction: transaction.execute("SELECT 1").connection.commit(), answers.append))
+    write(file, RunEffect(lambda transaction: transaction.execute("SELECT 1").connection.commit(), answers.append))
     write(file, add(0, answers))
     assert isinstance(answers[0], StoreError)
     assert (answers[0].code, answers[1]) == ("effect", None)
@@ -170,7 +175,7 @@ def test_file_when_full_refuses_what_is_to_be_sent_and_keeps_the_rest(path, answ
     file = StoreFile(path, 1 << 20)
     marks: Answers = []
     for number in range(200):
-        mark = Mark(b"a", 1, number, number, marks.append)
+        mark = MarkSeen(b"a", 1, number, number, marks.append)
         write(file, mark, add(number, answers, record=bytes(20_000)))
     refused = [item for item in answers if item is not None]
     assert 100 < len(refused) < 190
@@ -289,7 +294,7 @@ def test_tables_of_the_application_when_the_store_is_open_can_be_read_by_others(
     """Another connection reads what effects have written while the store has the file."""
     file = StoreFile(path, MAX_BYTES)
     make_effects(file)
-    write(file, Mark(b"a", 1, 0, 0, answers.append, counting(4)))
+    write(file, MarkSeen(b"a", 1, 0, 0, answers.append, counting(4)))
     assert effects(path) == [4]
     file.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from flowctl.errors import LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc.access.access import AuthLevel
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.pollgroup import LoopFactory
@@ -36,17 +36,17 @@ def node(loop_factory: LoopFactory) -> Iterator[Callable[[], RpcNode]]:
         item.stop()
 
 
-async def echo(message: Message) -> list[bytes]:
+async def echo(message: RpcMessage) -> list[bytes]:
     return message.data
 
 
 def serve(node: RpcNode) -> RpcNode:
     """Add the commands that the tests call."""
 
-    async def wait(message: Message) -> None:
+    async def wait(message: RpcMessage) -> None:
         await asyncio.sleep(WAIT_S)
 
-    async def fail(message: Message) -> None:
+    async def fail(message: RpcMessage) -> None:
         raise ValueError("secret")
 
     node.add_category("a")
@@ -169,7 +169,7 @@ class Counting:
         self.made = 0
         self.ended = asyncio.Event()
 
-    async def __call__(self, message: Message) -> AsyncIterator[str]:
+    async def __call__(self, message: RpcMessage) -> AsyncIterator[str]:
         try:
             while True:
                 self.made += 1
@@ -204,7 +204,7 @@ def test_stream_when_its_taker_is_slow_stands_still_at_its_credit(tmp_path, loop
 
 
 def test_stream_when_it_ends_or_fails_says_so_after_its_items(tmp_path, loop_factory):
-    async def two(message: Message) -> AsyncIterator[list[bytes]]:
+    async def two(message: RpcMessage) -> AsyncIterator[list[bytes]]:
         yield [b"a", b""]
         yield [b"b"]
         if message.data:
@@ -237,7 +237,7 @@ def test_handler_when_nobody_waits_any_more_is_cancelled(tmp_path, loop_factory,
     """A deadline travels with its request, and so do the caller's second thoughts and its end."""
     cancelled = asyncio.Event()
 
-    async def wait(message: Message) -> None:
+    async def wait(message: RpcMessage) -> None:
         try:
             await asyncio.sleep(WAIT_S)
         finally:
@@ -300,12 +300,12 @@ def test_request_when_its_outcome_cannot_be_sent_as_it_is_fails_at_once(node, tm
     """Text that is no UTF-8, a code that is no code, more parts than a message has: never a timeout."""
     server, client = node(), node()
 
-    def handle(message: Message) -> object:
+    def handle(message: RpcMessage) -> object:
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    async def handle_on_loop(message: Message) -> object:
+    async def handle_on_loop(message: RpcMessage) -> object:
         return handle(message)
 
     server.add_category("a")

@@ -13,11 +13,11 @@ from flowctl.nodes.rpc.access.admission import (
     MOST_ADDRESSES,
     NEW_PER_ADDRESS_AND_S,
     AddressRates,
-    Admission,
+    RpcAdmission,
 )
 from flowctl.nodes.rpc.access.rules import is_assigned, is_claimed, key_route, refusal_code
 from flowctl.nodes.rpc.access.servicenodes import ServiceNodes, checked_keys
-from flowctl.wire.zeromq.zap import Refusal, ZapRequest
+from flowctl.wire.zeromq.zap import ZapRefusal, ZapRequest
 
 KEY, OTHER = bytes(32), bytes(range(32))
 LEVELS = (AuthLevel.NONE, AuthLevel.BASIC, AuthLevel.ADMIN)
@@ -97,9 +97,9 @@ class Door:
         return self.answer
 
 
-def admission(door: Door, *, curve: bool = True, now: list[float] | None = None) -> tuple[Admission, ServiceNodes]:
+def admission(door: Door, *, curve: bool = True, now: list[float] | None = None) -> tuple[RpcAdmission, ServiceNodes]:
     nodes, clock = ServiceNodes(), now or [0.0]
-    made = Admission(nodes, lambda: clock[0])
+    made = RpcAdmission(nodes, lambda: clock[0])
     made.open(3, curve=curve, allow=door)
     return made, nodes
 
@@ -119,7 +119,7 @@ def test_connection_when_allowed_gets_its_level_and_a_number_of_its_own():
 def test_connection_when_denied_is_not_let_in(answer):
     """Both ways of saying no are no (OX-68)."""
     made, _ = admission(Door(answer))
-    assert made.decide(ZapRequest(3, "10.0.0.1", KEY)) is Refusal.DENIED
+    assert made.decide(ZapRequest(3, "10.0.0.1", KEY)) is ZapRefusal.DENIED
 
 
 @pytest.mark.parametrize("answer", [True, False, 0, 2, "admin", object()])
@@ -136,9 +136,9 @@ def test_connection_when_its_listener_is_unknown_closed_or_of_the_other_kind_is_
     made, _ = admission(door)
     made.open(4, curve=False, allow=door)
     for request in (ZapRequest(3, "a", b""), ZapRequest(4, "a", KEY), ZapRequest(5, "a", KEY)):
-        assert made.decide(request) is Refusal.DENIED
+        assert made.decide(request) is ZapRefusal.DENIED
     made.close(3)
-    assert made.decide(ZapRequest(3, "a", KEY)) is Refusal.DENIED
+    assert made.decide(ZapRequest(3, "a", KEY)) is ZapRefusal.DENIED
     assert door.asked == []
 
 
@@ -147,12 +147,12 @@ def test_connections_when_one_address_floods_are_put_off_and_others_are_not():
     now, door = [0.0], Door(AuthLevel.NONE)
     made, _ = admission(door, now=now)
     answers = [made.decide(ZapRequest(3, f"2001:db8::{number:x}", KEY)) for number in range(BURST_PER_ADDRESS + 10)]
-    assert answers[BURST_PER_ADDRESS:] == [Refusal.TRY_LATER] * 10
+    assert answers[BURST_PER_ADDRESS:] == [ZapRefusal.TRY_LATER] * 10
     assert (made.too_many_count, len(door.asked)) == (10, BURST_PER_ADDRESS)
     assert isinstance(made.decide(ZapRequest(3, "2001:db8:0:1::1", KEY)), dict)
     now[0] += 1 / NEW_PER_ADDRESS_AND_S
     assert isinstance(made.decide(ZapRequest(3, "2001:db8::1", KEY)), dict)
-    assert made.decide(ZapRequest(3, "2001:db8::1", KEY)) is Refusal.TRY_LATER
+    assert made.decide(ZapRequest(3, "2001:db8::1", KEY)) is ZapRefusal.TRY_LATER
 
 
 def test_rates_when_a_flood_comes_from_everywhere_remember_a_bounded_number():

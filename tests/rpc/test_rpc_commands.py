@@ -12,33 +12,33 @@ import pytest
 
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
-from flowctl.nodes.rpc.commands import Category, Command, HandlerKind, access_of, kind_of
+from flowctl.nodes.rpc.commands import Category, HandlerKind, RpcCommand, access_of, kind_of
 from flowctl.nodes.rpc.describe import described as described_as
 from flowctl.nodes.rpc.jobs.slots import Slots
-from flowctl.nodes.rpc.message import DeferredSend, Message, parts_of
+from flowctl.nodes.rpc.message import DeferredSend, RpcMessage, parts_of
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 
 WAIT_S = 20.0
 
 
-def plain(message: Message) -> None:
+def plain(message: RpcMessage) -> None:
     """Do nothing."""
 
 
-async def coroutine(message: Message) -> None:
+async def coroutine(message: RpcMessage) -> None:
     """Do nothing."""
 
 
-async def stream(message: Message) -> AsyncIterator[str]:
+async def stream(message: RpcMessage) -> AsyncIterator[str]:
     yield "x"
 
 
 class Callable:
-    async def __call__(self, message: Message) -> None:
+    async def __call__(self, message: RpcMessage) -> None:
         """Do nothing."""
 
-    async def method(self, message: Message) -> AsyncIterator[str]:
+    async def method(self, message: RpcMessage) -> AsyncIterator[str]:
         yield "x"
 
 
@@ -189,7 +189,7 @@ def test_deferred_answer_when_given_twice_is_refused(node):
     class Peer:
         conn = ConnectionID(1)
 
-    later = Message(Node(), Peer(), b"a.b", None, [], None).later()
+    later = RpcMessage(Node(), Peer(), b"a.b", None, [], None).later()
     assert isinstance(later, DeferredSend)
     with pytest.raises(LocalProtocolError, match="takes a command"):
         later()
@@ -258,7 +258,7 @@ def test_middleware_when_added_wraps_every_handler_the_first_outermost(tmp_path)
                 return handler
 
             @wraps(handler)
-            def wrapped(message: Message):
+            def wrapped(message: RpcMessage):
                 calls.append(f"{name} {message.command.decode()}")
                 return [*handler(message), name]
 
@@ -332,7 +332,7 @@ def test_outcome_when_waited_for_on_the_nodes_own_thread_is_refused(tmp_path, lo
 
 def test_describe_when_there_are_many_commands_stays_below_the_limit_of_a_message():
     """What is beyond it is left out, and the answer is JSON all the same."""
-    command = Command(Category("a", Access(), Slots().add_category("a")), plain, is_request=True)
+    command = RpcCommand(Category("a", Access(), Slots().add_category("a")), plain, is_request=True)
     commands = {b"a.%05d" % number + b"x" * 200: command for number in range(5000)}
     text = described_as(commands, {})
     assert 800_000 < len(text) < 1 << 20

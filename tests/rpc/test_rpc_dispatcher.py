@@ -15,7 +15,7 @@ from flowctl.errors import BusyError, ClosedError, ConfigError, LocalProtocolErr
 from flowctl.nodes.rpc.jobs import dispatcher as dispatcher_module
 from flowctl.nodes.rpc.jobs.batch import NODE_THREAD, Batch
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
-from flowctl.nodes.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
+from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
 from flowctl.pollgroup import PollGroup
 
 WAIT_S = 20.0
@@ -45,7 +45,7 @@ class Bench:
         def done(value, error):
             future.set_result(value if error is None else error)
 
-        verdict = self.on(lambda: self.dispatcher.submit(Job(lane, call, done, deadline=deadline, name="a.b")))
+        verdict = self.on(lambda: self.dispatcher.submit(WorkerJob(lane, call, done, deadline=deadline, name="a.b")))
         return verdict, future
 
     def close(self):
@@ -138,7 +138,7 @@ def test_outcome_when_its_taker_raises_costs_nobody_else(bench, errors):
     def fail(value, error):
         raise RuntimeError("taker")
 
-    bench.on(lambda: [bench.dispatcher.submit(Job(lane, lambda: None, fail)) for _ in range(5)])
+    bench.on(lambda: [bench.dispatcher.submit(WorkerJob(lane, lambda: None, fail)) for _ in range(5)])
     assert bench.command(lane, lambda: 7)[1].result(WAIT_S) == 7
     assert bench.close().wait(WAIT_S)
     assert [str(error) for _, error in errors] == ["taker"] * 5
@@ -289,7 +289,7 @@ def test_deadline_when_it_passes_in_the_queue_has_the_job_not_started(bench):
     let_go, ran = threading.Event(), []
     bench.command(lane, lambda: let_go.wait(WAIT_S))
     verdict, outcome = bench.command(lane, lambda: ran.append(1), bench.group.now() + 0.01)
-    assert verdict is Verdict.WAIT
+    assert verdict is SlotVerdict.WAIT
     assert outcome.result(WAIT_S).why is NotStarted.LATE
     let_go.set()
     assert bench.command(lane, lambda: "next")[1].result(WAIT_S) == "next"
@@ -377,7 +377,7 @@ def test_inject_when_the_category_has_no_slot_waits_like_a_command(bench, errors
     assert began.wait(WAIT_S)
     bench.dispatcher.inject(lane, ran.set, "a.second")
     bench.dispatcher.inject(lane, ran.set, "a.third")
-    assert bench.command(lane, lambda: None)[0] is Verdict.DROP
+    assert bench.command(lane, lambda: None)[0] is SlotVerdict.DROP
     assert [(where.partition(": ")[2], type(error)) for where, error in errors] == [
         ("a.third", BusyError),
         ("queue of a", BusyError),
@@ -424,7 +424,7 @@ def test_close_when_jobs_run_waits_for_them_and_starts_no_other(bench, errors):
     closed = bench.close()
     assert second.result(WAIT_S).why is NotStarted.STOPPED
     verdict, _ = bench.command(lane, lambda: ran.append(4))
-    assert verdict is Verdict.DROP
+    assert verdict is SlotVerdict.DROP
     assert not closed.is_set()
     assert bench.dispatcher.unfinished() == ["test worker 1: a.b"]
     let_go.set()
@@ -531,7 +531,7 @@ def test_queue_when_full_for_long_is_reported_once_in_a_while(bench, errors, mon
     bench.start()
     let_go = threading.Event()
     _, first = bench.command(lane, lambda: let_go.wait(WAIT_S))
-    assert {bench.command(lane, lambda: None)[0] for _ in range(50)} == {Verdict.DROP}
+    assert {bench.command(lane, lambda: None)[0] for _ in range(50)} == {SlotVerdict.DROP}
     assert [str(error) for _, error in errors] == ["0 commands of 'a' wait, 0 may: others are dropped"]
     monkeypatch.setattr(dispatcher_module, "FULL_REPORT_S", 0.0)
     bench.command(lane, lambda: None)

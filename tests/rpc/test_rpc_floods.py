@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from flowctl.nodes.rpc import serving
-from flowctl.nodes.rpc.jobs.slots import MOST_WAITING_BYTES, Job, Slots, Verdict
-from flowctl.nodes.rpc.message import FRAME_BYTES, Message
+from flowctl.nodes.rpc.jobs.slots import MOST_WAITING_BYTES, Slots, SlotVerdict, WorkerJob
+from flowctl.nodes.rpc.message import FRAME_BYTES, RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.wire.tag import make_tag
 
@@ -51,11 +51,11 @@ def listening(loop_factory, tmp_path):
     node.stop()
 
 
-async def hang(message: Message) -> None:
+async def hang(message: RpcMessage) -> None:
     await asyncio.sleep(WAIT_MS)
 
 
-async def echo(message: Message) -> list[bytes]:
+async def echo(message: RpcMessage) -> list[bytes]:
     return message.data
 
 
@@ -81,7 +81,7 @@ def test_requests_that_wait_when_their_tags_are_large_count_with_them(listening,
 
 def test_parts_when_they_are_empty_count_too():
     """A thousand parts without an octet take memory all the same."""
-    message = Message(None, None, b"a.b", b"tag", [b""] * 1000, None)  # type: ignore[arg-type]  # it is only weighed
+    message = RpcMessage(None, None, b"a.b", b"tag", [b""] * 1000, None)  # type: ignore[arg-type]  # it is only weighed
     assert message.size_bytes == 1000 * FRAME_BYTES + 3
 
 
@@ -90,7 +90,7 @@ def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listeni
     made, tries, full = [0], [0], threading.Event()
     monkeypatch.setattr(serving, "RETRY_S", 0.01)
 
-    async def items(message: Message) -> AsyncIterator[bytes]:
+    async def items(message: RpcMessage) -> AsyncIterator[bytes]:
         while True:
             made[0] += 1
             yield bytes(500_000)
@@ -124,19 +124,19 @@ def test_octets_that_wait_when_they_are_of_one_sender_leave_others_as_many():
     slots = Slots(general=1)
     lane = slots.add_category("a")
 
-    def arrive(sender: str, size_bytes: int) -> Verdict:
-        return slots.arrived(Job(lane, bool, size_bytes=size_bytes, sender=sender), 0.0)
+    def arrive(sender: str, size_bytes: int) -> SlotVerdict:
+        return slots.arrived(WorkerJob(lane, bool, size_bytes=size_bytes, sender=sender), 0.0)
 
-    assert arrive("first", 1) is Verdict.START
+    assert arrive("first", 1) is SlotVerdict.START
     half = MOST_WAITING_BYTES // 2
     assert [arrive("large", half), arrive("large", half), arrive("large", 1)] == [
-        Verdict.WAIT,
-        Verdict.DROP,
-        Verdict.DROP,
+        SlotVerdict.WAIT,
+        SlotVerdict.DROP,
+        SlotVerdict.DROP,
     ]
-    assert [arrive("small", 1000), arrive("small", half)] == [Verdict.WAIT, Verdict.DROP]
+    assert [arrive("small", 1000), arrive("small", half)] == [SlotVerdict.WAIT, SlotVerdict.DROP]
     assert len(slots.ended(lane, 0.0)) == 1
-    assert arrive("large", half) is Verdict.WAIT  # what has begun makes room
+    assert arrive("large", half) is SlotVerdict.WAIT  # what has begun makes room
 
 
 def test_connections_when_others_went_without_a_word_are_not_taken_for_them(listening, tmp_path):

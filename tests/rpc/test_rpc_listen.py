@@ -15,7 +15,7 @@ from zmq_kit import NEVER_MS
 from flowctl.errors import ClosedError, ConfigError, RpcError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
 from flowctl.nodes.rpc.access.rules import key_route
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.reach import Reach
 from flowctl.pollgroup import LoopFactory
@@ -41,11 +41,11 @@ def node(loop_factory: LoopFactory) -> Iterator[Callable[..., RpcNode]]:
 
 
 def serve(node: RpcNode) -> None:
-    async def who(message: Message) -> list[bytes]:
+    async def who(message: RpcMessage) -> list[bytes]:
         identity = message.peer.identity
         return [identity.auth.name.encode(), identity.pubkey, identity.address.encode()]
 
-    async def wait(message: Message) -> None:
+    async def wait(message: RpcMessage) -> None:
         await asyncio.sleep(WAIT_S)
 
     for category, access in (
@@ -204,7 +204,7 @@ def test_requests_when_the_peers_connection_ends_fail_at_once(node, raw):
     address = server.listen_plain("tcp://127.0.0.1:*")
     told: Future[list[bytes]] = Future()
 
-    async def meet(message: Message) -> bytes:
+    async def meet(message: RpcMessage) -> bytes:
         server.request(
             message.conn, "x.y", on_reply=lambda ok, data: told.set_result([str(ok).encode(), *data]), timeout_s=WAIT_S
         )
@@ -281,7 +281,7 @@ def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kep
     server = node()
     heard = threading.Event()
 
-    async def note(message: Message) -> None:
+    async def note(message: RpcMessage) -> None:
         heard.set()
 
     server.add_command("any", "note", note)
@@ -303,7 +303,7 @@ def test_answer_when_another_has_taken_the_routing_id_goes_to_nobody(node, raw):
     server, later = node(), []
     asked = threading.Event()
 
-    async def defer(message: Message) -> None:
+    async def defer(message: RpcMessage) -> None:
         later.append((message.later(), message.conn))
         asked.set()
 

@@ -12,7 +12,7 @@ from zmq_kit import NEVER_MS
 from flowctl.errors import ConfigError, RpcError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.access.logins import TRIES_PER_CONNECTION, Cost, PasswordHash
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.pollgroup import LoopFactory
@@ -37,7 +37,7 @@ def node(loop_factory: LoopFactory, reports: list[str]) -> Iterator[Callable[...
     """Make nodes that serve ``admin.who`` and know ada; they are stopped at the end."""
     made: list[RpcNode] = []
 
-    async def who(message: Message) -> list[bytes]:
+    async def who(message: RpcMessage) -> list[bytes]:
         return [message.auth.name.encode(), message.peer.identity.pubkey]
 
     def make() -> RpcNode:
@@ -173,7 +173,7 @@ def test_request_when_within_the_process_and_its_peer_stops_fails_at_once(node, 
     server, client = node(), node()
     asked: Future[RpcError] = Future()
 
-    def ask_back(message: Message) -> str:
+    def ask_back(message: RpcMessage) -> str:
         told = server.request_future(message.conn, "any.wait", timeout_s=3600)
         told.add_done_callback(lambda told: asked.set_result(told.exception()))
         return "asked"

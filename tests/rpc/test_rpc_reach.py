@@ -8,7 +8,7 @@ import pytest
 
 from flowctl.errors import BusyError, ConfigError
 from flowctl.nodes.rpc import subscription as module
-from flowctl.nodes.rpc.peers.reach import CONNECT_KEEP_ALIVE_S, SEND_KEEP_ALIVE_S, Connections, Reach
+from flowctl.nodes.rpc.peers.reach import CONNECT_KEEP_ALIVE_S, SEND_KEEP_ALIVE_S, OutgoingConnections, Reach
 from flowctl.nodes.rpc.subscription import DURATION_S, Subscription
 
 KEY = bytes(32)
@@ -28,7 +28,7 @@ class World:
     def __init__(self, address: str = "tcp://there:1") -> None:
         self.incoming: dict[bytes, Link] = {}
         self.address, self.looked_up, self.dialled = address, 0, []
-        self.connections = Connections(self.incoming.get, self.lookup, self.dial)
+        self.connections = OutgoingConnections(self.incoming.get, self.lookup, self.dial)
 
     def lookup(self, pubkey: bytes) -> str:
         self.looked_up += 1

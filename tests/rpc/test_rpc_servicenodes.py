@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from flowctl.errors import RpcError
-from flowctl.nodes.rpc.message import DeferredSend, Message
+from flowctl.nodes.rpc.message import DeferredSend, RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.nodes.rpc.peers.reach import Reach
@@ -40,20 +40,20 @@ class Node:
         )
         self.key = self.rpc.keys.public
 
-        async def keep(message: Message) -> None:
+        async def keep(message: RpcMessage) -> None:
             self.kept.put(message.later())
 
-        async def take(message: Message) -> None:
+        async def take(message: RpcMessage) -> None:
             self.got.put(message.data)
 
-        async def who(message: Message) -> bytes:
+        async def who(message: RpcMessage) -> bytes:
             return message.peer.identity.pubkey
 
-        async def count(message: Message) -> AsyncIterator[bytes]:
+        async def count(message: RpcMessage) -> AsyncIterator[bytes]:
             for number in range(20):
                 yield b"%d" % number
 
-        async def conn(message: Message) -> bytes:
+        async def conn(message: RpcMessage) -> bytes:
             self.conns.put(message.conn)
             return b""
 

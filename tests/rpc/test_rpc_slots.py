@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError, InternalError
 from flowctl.nodes.rpc.jobs import slots as slots_module
-from flowctl.nodes.rpc.jobs.slots import Job, Lane, LaneKind, Slots, Verdict
+from flowctl.nodes.rpc.jobs.slots import CategoryLane, LaneKind, Slots, SlotVerdict, WorkerJob
 from flowctl.nodes.rpc.jobs.turns import MOST_IN_LINE
 
 FEW_LINES = 8
@@ -35,12 +35,12 @@ class Script:
         for letter in letters:
             self.counts[letter] += 1
             name = f"{letter}{self.counts[letter]}"
-            job = Job(
+            job = WorkerJob(
                 self.lanes[letter], lambda: None, deadline=deadline, size_bytes=size_bytes, name=name, sender=sender
             )
             verdict = self.slots.arrived(job, self.now)
             verdicts += verdict.value[0]
-            if verdict is Verdict.START:
+            if verdict is SlotVerdict.START:
                 self.running.append(name)
         return verdicts
 
@@ -270,7 +270,7 @@ def test_withdraw_when_a_job_waits_takes_it_out_once():
     script = Script(1, C=())
     script.arrive("C")
     lane = script.lanes["C"]
-    jobs = [Job(lane, lambda: None, name=name) for name in ("x", "y")]
+    jobs = [WorkerJob(lane, lambda: None, name=name) for name in ("x", "y")]
     for job in jobs:
         script.slots.arrived(job, 0.0)
     assert [script.slots.withdraw(jobs[0]), script.slots.withdraw(jobs[0])] == [True, False]
@@ -319,16 +319,16 @@ class Model:
     def arrived(self, number, lane, deadline, now):
         if self.may(lane):
             self.running[lane] += 1
-            return Verdict.START
+            return SlotVerdict.START
         mine = [item for item in self.waiting if item[2] == lane]
         if len(mine) >= self.max_queue[lane] >= 0:
             self.waiting = [item for item in self.waiting if item[2] != lane or item[3] > now]
             mine = [item for item in self.waiting if item[2] == lane]
         if len(mine) >= self.max_queue[lane] >= 0:
-            return Verdict.DROP
+            return SlotVerdict.DROP
         rank = {"B": 0, "R": 1}.get(lane, 2)
         self.waiting = sorted([*self.waiting, (rank, number, lane, deadline)])
-        return Verdict.WAIT
+        return SlotVerdict.WAIT
 
     def ended(self, lane, now):
         self.running[lane] -= 1
@@ -370,10 +370,10 @@ def test_slots_when_run_beside_the_plain_rule_do_the_same(general, reserved, que
         else:
             key = len(verdicts)  # carried as the size, which is too small to matter
             deadline = inf if number > 20 else now + number / 10 + 0.05
-            job = Job(script.lanes[what], lambda: None, deadline=deadline, size_bytes=key, name=what)
+            job = WorkerJob(script.lanes[what], lambda: None, deadline=deadline, size_bytes=key, name=what)
             verdicts.append(script.slots.arrived(job, now))
             assert verdicts[-1] is model.arrived(key, what, deadline, now)
-            if verdicts[-1] is Verdict.START:
+            if verdicts[-1] is SlotVerdict.START:
                 running.append((what, key))
         late |= {job.size_bytes for job in script.slots.take_late()}
         slots = script.slots
@@ -403,7 +403,7 @@ def test_lane_when_made_says_whose_jobs_it_has():
     """The three kinds of lanes are told apart by their kind alone: names of categories are free."""
     slots = Slots(1, 0, 0)
     lane = slots.add_category("batch")
-    assert isinstance(lane, Lane)
+    assert isinstance(lane, CategoryLane)
     assert [lane.kind, slots.batch.kind, Slots.tagged_thread("batch").kind] == [
         LaneKind.COMMANDS,
         LaneKind.OWN,
@@ -437,11 +437,11 @@ def test_cost_when_thousands_wait_is_that_of_ten(what):
         most = waiting // categories if what == "full" else -1
         lanes = [slots.add_category(f"c{number}", 0, most) for number in range(categories)]
         own = slots.add_category("own", 1, -1)
-        slots.arrived(Job(lanes[0], lambda: None), 0.0)
-        slots.arrived(Job(own, lambda: None), 0.0)
+        slots.arrived(WorkerJob(lanes[0], lambda: None), 0.0)
+        slots.arrived(WorkerJob(own, lambda: None), 0.0)
         for number in range(waiting):
-            slots.arrived(Job(lanes[number % categories], lambda: None, deadline=9.0), 0.0)
-        last = Job(own if what == "overtaking" else lanes[0], lambda: None)
+            slots.arrived(WorkerJob(lanes[number % categories], lambda: None, deadline=9.0), 0.0)
+        last = WorkerJob(own if what == "overtaking" else lanes[0], lambda: None)
         if what == "general":
             slots.ended(own, 0.0)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flowctl.nodes.rpc.jobs.turns import MOST_IN_LINE, Turns
+from flowctl.nodes.rpc.jobs.turns import MOST_IN_LINE, SenderTurns
 
 
 @dataclass(eq=False)
@@ -18,7 +18,7 @@ class Item:
     number: int
 
 
-def taken(turns: Turns[Item]) -> list[Item]:
+def taken(turns: SenderTurns[Item]) -> list[Item]:
     found = []
     while (head := turns.head()) is not None:
         turns.remove(head)
@@ -30,7 +30,7 @@ def test_turns_when_nobody_sends_many_are_the_order_of_arrival():
     """Up to as many of each as have a place in the line, and with one sender always, nobody is overtaken."""
     for senders in ("ab" * MOST_IN_LINE, "aabcab", "a" * 100):
         items = [Item(sender, number) for number, sender in enumerate(senders)]
-        turns: Turns[Item] = Turns()
+        turns: SenderTurns[Item] = SenderTurns()
         for item in items:
             turns.add(item)
         assert taken(turns) == items
@@ -38,7 +38,7 @@ def test_turns_when_nobody_sends_many_are_the_order_of_arrival():
 
 def test_turns_when_one_sends_without_end_keep_another_waiting_for_a_few():
     """What comes behind a flood waits for those of it that are in the line, and each that follows likewise."""
-    turns: Turns[Item] = Turns()
+    turns: SenderTurns[Item] = SenderTurns()
     for number in range(200):
         turns.add(Item("flood", number))
     for number in range(200, 203):
@@ -56,7 +56,7 @@ def test_turns_when_one_sends_without_end_keep_another_waiting_for_a_few():
 @example([("a", "add", 0)] * (MOST_IN_LINE + 5) + [("b", "add", 0), ("a", "withdraw", 3)] + [("b", "take", 0)] * 25)
 def test_turns_when_anything_comes_and_goes_are_those_of_a_plain_list(steps):
     """The line is a list; what is beyond the few of a sender waits, and comes to its end as one of them leaves."""
-    turns: Turns[Item] = Turns()
+    turns: SenderTurns[Item] = SenderTurns()
     line: list[Item] = []
     behind: list[Item] = []
 
@@ -88,7 +88,7 @@ def test_turns_when_anything_comes_and_goes_are_those_of_a_plain_list(steps):
 
 def test_share_when_some_wait_is_the_same_for_all():
     """A newcomer counts as one of those that share; the one that has most is named, and its newest."""
-    turns: Turns[Item] = Turns()
+    turns: SenderTurns[Item] = SenderTurns()
     assert turns.above_share("a")
     for number in range(4):
         turns.add(Item("a", number))

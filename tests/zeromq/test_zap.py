@@ -14,7 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.context import new_context
 from flowctl.wire.zeromq.curve import KeyPair
-from flowctl.wire.zeromq.zap import Refusal, ZapHandler, ZapRequest, answer, bind_zap, plain_address, zap_domain
+from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, answer, bind_zap, plain_address, zap_domain
 
 WAIT_S = 20.0
 KEY = bytes(range(32))
@@ -40,7 +40,7 @@ def test_request_when_curve_names_the_key_in_hex_as_the_user():
     assert [ZapRequest(12, "::1", KEY)] == seen
 
 
-@pytest.mark.parametrize(("refusal", "status"), [(Refusal.DENIED, b"400"), (Refusal.TRY_LATER, b"300")])
+@pytest.mark.parametrize(("refusal", "status"), [(ZapRefusal.DENIED, b"400"), (ZapRefusal.TRY_LATER, b"300")])
 def test_request_when_refused_has_the_status_and_no_user(refusal, status):
     """Nothing of the peer is in the reply."""
     reply = answer(CURVE, lambda request: refusal)
@@ -208,7 +208,7 @@ def test_peers_when_let_in_bring_their_metadata_with_each_message(scene):
 @pytest.mark.parametrize("listener", [0, 1])
 def test_peers_when_denied_are_told_and_nothing_of_them_arrives(scene, listener):
     """The handshake fails with 400, and the message that waited behind it is not delivered (OX-68)."""
-    here = scene(lambda request: Refusal.DENIED)
+    here = scene(lambda request: ZapRefusal.DENIED)
     client = here.client(listener, KeyPair.generate() if listener else None)
     event = recv_monitor_message(client.get_monitor_socket())
     assert (event["event"], event["value"]) == (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400)
@@ -221,9 +221,9 @@ def test_peers_when_told_to_try_later_get_in_once_they_may(scene, listener):
     """A peer that got 300 dials again once the time for its handshake is up, and its message arrives."""
     tries: list[int] = []
 
-    def admit(request: ZapRequest) -> Mapping[str, str] | Refusal:
+    def admit(request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
         tries.append(request.listener)
-        return Refusal.TRY_LATER if len(tries) < 2 else {}
+        return ZapRefusal.TRY_LATER if len(tries) < 2 else {}
 
     here = scene(admit, handshake_ms=200)
     here.client(listener, KeyPair.generate() if listener else None)

@@ -12,7 +12,7 @@ from flowctl.core.text.printable import short
 from flowctl.core.text.tomltext import MOST_BYTES, TomlText
 from flowctl.errors import ConfigError
 from flowctl.nodes.messenger.message import Destination
-from flowctl.nodes.rpc.wire.addresses import Address, Transport
+from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
 from flowctl.wire.zeromq.curve import KeyPair
 from flowctl.wire.zeromq.keytext import parse_key
 
@@ -97,9 +97,11 @@ class _Reader:
             address = Address.parse(text)
         except ConfigError as error:
             raise ConfigError(f"{self._toml.place(*place)}: {place[-1]}: {error}", hint="tcp://host:port") from error
-        if address.transport is Transport.INPROC or address.pubkey:
+        if address.transport is AddressTransport.INPROC or address.pubkey:
             raise self._error(place, "tcp://host:port or ipc:///path; the key has a line of its own")
-        return f"ipc://{self._base / address.socket}" if address.transport is Transport.IPC else address.zmq_address
+        return (
+            f"ipc://{self._base / address.socket}" if address.transport is AddressTransport.IPC else address.zmq_address
+        )
 
     def _check(self, members: Mapping[str, Destination], listen: str, keyed: bool) -> None:  # noqa: FBT001 - private
         """See that no two members are one, and that nothing comes in that anybody could have sent."""

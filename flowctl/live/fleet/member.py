@@ -31,7 +31,7 @@ from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.words import BUCKETS, MOST_WORD_BYTES, Word, WordKind
 from flowctl.live.fleet.config import FleetConfig, read_config
 from flowctl.nodes.messenger.delivery import DeliverySettings
-from flowctl.nodes.messenger.message import Message
+from flowctl.nodes.messenger.message import ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Member:
             if self._ended.wait(COMPARE_S):
                 return
 
-    def _received(self, messenger: Messenger, message: Message) -> None:
+    def _received(self, messenger: Messenger, message: ReceivedMessage) -> None:
         del messenger
         sender = message.routing_id.decode("ascii", "replace")
         self._soon(partial(self._gossip.received, sender, message.message))

@@ -128,7 +128,7 @@ class CentralPlanner:
 
 def make_decisions(context: DecisionContext) -> Decisions:
     """Decide for all peers that are not busy who asks for what."""
-    accounts = Accounts(context)
+    accounts = PlannedCopies(context)
     for object_id in () if accounts.full else _in_order(accounts):
         if accounts.full:
             break
@@ -136,7 +136,7 @@ def make_decisions(context: DecisionContext) -> Decisions:
     return accounts.decisions()
 
 
-def _in_order(accounts: Accounts) -> list[ObjectId]:
+def _in_order(accounts: PlannedCopies) -> list[ObjectId]:
     """Return the objects that copies are wanted of and that some peer can be asked for, the first to fetch first."""
     objects, has_object = accounts.context.state.objects, accounts.context.has_object
     found = [
@@ -158,7 +158,7 @@ def ids_request(state: PeerState, has_object: HasObject, policy: Policy) -> tupl
     return ack, max(0, min(room, policy.max_num_ids_req)), rest > 0
 
 
-class Accounts:
+class PlannedCopies:
     """What is under way, with what this round has given out so far.
 
     Attributes:

@@ -15,11 +15,11 @@ from flowctl.nodes.diffusion.decision import CentralPlanner, Planner
 from flowctl.nodes.diffusion.gate import RequestGate, open_gate
 from flowctl.nodes.diffusion.inbound import Inbound
 from flowctl.nodes.diffusion.objects import ObjectId, PeerId
-from flowctl.nodes.diffusion.outbound import Guard, Outbound
+from flowctl.nodes.diffusion.outbound import Outbound, ServerChecks
 from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.pool.pool import ObjectPool
 from flowctl.nodes.diffusion.registry import DiffusionStatistics, Registry
-from flowctl.nodes.diffusion.streams.stream import Stream
+from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.messages import Init, Message, Prove, Subscribe
 
 
@@ -80,7 +80,7 @@ class ObjectDiffusion:
         self._tasks: set[asyncio.Task[None]] = set()  # those that serve or fetch
         self._closed = False
 
-    async def serve(self, stream: Stream, guard: Guard | None = None) -> None:
+    async def serve(self, stream: PeerStream, guard: ServerChecks | None = None) -> None:
         """Serve a peer until it has finished; the stream is closed then, however it ends.
 
         Args:
@@ -96,7 +96,7 @@ class ObjectDiffusion:
         self._begin(stream)
         await self._own(stream, self._serve(stream, guard))
 
-    async def fetch_from(self, stream: Stream, peer: PeerId, proof: bytes = b"") -> None:
+    async def fetch_from(self, stream: PeerStream, peer: PeerId, proof: bytes = b"") -> None:
         """Fetch from a peer until it has nothing more and ends, or `leave`; the stream is closed then, however it ends.
 
         Args:
@@ -166,12 +166,12 @@ class ObjectDiffusion:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    def _begin(self, stream: Stream) -> None:
+    def _begin(self, stream: PeerStream) -> None:
         if self._closed:
             stream.close()
             raise ClosedError("this diffusion is closed")
 
-    async def _serve(self, stream: Stream, guard: Guard | None) -> None:
+    async def _serve(self, stream: PeerStream, guard: ServerChecks | None) -> None:
         most = self.policy.max_num_objects_outstanding
         outbound = Outbound(stream, self.pool, max_outstanding=most, guard=guard, walking=self._walking)
         self._outbound.add(outbound)
@@ -180,7 +180,7 @@ class ObjectDiffusion:
         finally:
             self._outbound.discard(outbound)
 
-    async def _fetch(self, stream: Stream, peer: PeerId, proof: bytes) -> None:
+    async def _fetch(self, stream: PeerStream, peer: PeerId, proof: bytes) -> None:
         with self._registry.peer(peer) as api:
             begins = partial(self._begins, proof)
             inbound = self._inbound[peer] = Inbound(stream, api, self._registry, self._gate, begins)
@@ -197,7 +197,7 @@ class ObjectDiffusion:
             found += [Subscribe(wanted=True, topic=topic.encode()) for topic in self._topics]
         return found
 
-    async def _own(self, stream: Stream, conversation: Coroutine[Any, Any, None]) -> None:
+    async def _own(self, stream: PeerStream, conversation: Coroutine[Any, Any, None]) -> None:
         """Run a conversation as a task of ours, so that `close` can end it."""
         task = asyncio.get_running_loop().create_task(conversation)
         self._tasks.add(task)

@@ -26,7 +26,7 @@ from flowctl.nodes.diffusion.gate import RequestEnd, RequestGate
 from flowctl.nodes.diffusion.inbox import Inbox
 from flowctl.nodes.diffusion.objects import ObjectId
 from flowctl.nodes.diffusion.registry import PeerStateAPI, Registry
-from flowctl.nodes.diffusion.streams.stream import Stream
+from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import MAX_ITEMS, encode, reply_bytes
 from flowctl.nodes.diffusion.wire.messages import (
     Done,
@@ -53,7 +53,7 @@ _MOST_INPUT_BYTES: Final = 2 * SIZE_LIMIT_BYTES[State.OBJECTS]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _SentRequest:
     """A request that waits for its reply."""
 
     state: State  # in which the reply comes
@@ -68,7 +68,7 @@ class Inbound:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: PeerStream,
         api: PeerStateAPI,
         registry: Registry,
         gate: RequestGate,
@@ -83,11 +83,11 @@ class Inbound:
         self._registry = registry
         self._gate = gate
         self._inbox = Inbox(stream, _MOST_INPUT_BYTES, self._input)
-        self._sent: deque[_Sent] = deque()  # waiting for their replies, in order
+        self._sent: deque[_SentRequest] = deque()  # waiting for their replies, in order
         self._output: list[bytes] = []  # requests that were entered and not written yet
         self._replied = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None  # of the first of `_sent`, which is:
-        self._timed: _Sent | None = None
+        self._timed: _SentRequest | None = None
         self._main: asyncio.Task[None] | None = None
         self._error: Exception | None = None  # why the peer is being ended
         self._finished = False  # the peer has ended where it may
@@ -174,7 +174,7 @@ class Inbound:
                 return
             self._api.held = False
             most_bytes = reply_bytes(len(object_ids), size_bytes) + _SLACK_BYTES
-            self._sent.append(_Sent(State.OBJECTS, most_bytes, object_ids=object_ids, ended=ended))
+            self._sent.append(_SentRequest(State.OBJECTS, most_bytes, object_ids=object_ids, ended=ended))
             self._arm()
 
     def _send_objects(self, object_ids: tuple[ObjectId, ...]) -> None:
@@ -219,7 +219,9 @@ class Inbound:
         self._api.on_request_ids(ack, req, blocking=blocking)
         self._output.append(encode(RequestIds(blocking, ack, req)))
         most_bytes = req * (self._registry.state.policy.max_object_id_bytes + _ID_OVERHEAD_BYTES) + _SLACK_BYTES
-        self._sent.append(_Sent(State.IDS_BLOCKING if blocking else State.IDS_NONBLOCKING, most_bytes, req_count=req))
+        self._sent.append(
+            _SentRequest(State.IDS_BLOCKING if blocking else State.IDS_NONBLOCKING, most_bytes, req_count=req)
+        )
         self._arm()
 
     async def _drain(self) -> None:
@@ -270,7 +272,7 @@ class Inbound:
             self._arm()
             self._replied.set()
 
-    def _take(self, sent: _Sent, message: Message) -> None:
+    def _take(self, sent: _SentRequest, message: Message) -> None:
         end = RequestEnd.LOST
         try:
             after(sent.state, message)
@@ -284,7 +286,7 @@ class Inbound:
                 sent.ended(end)
                 self._registry.release(self._api.peer)
 
-    def _use(self, sent: _Sent, message: Message) -> None:
+    def _use(self, sent: _SentRequest, message: Message) -> None:
         """Enter a reply in the state."""
         if isinstance(message, ReplyIds):
             self._api.on_receive_ids(sent.req_count, message.announced)

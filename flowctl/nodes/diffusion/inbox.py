@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from flowctl.nodes.diffusion.streams.stream import Stream
+from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import Decoder
 
 
@@ -18,7 +18,7 @@ class Inbox:
         failure: why reading ended otherwise.
     """
 
-    def __init__(self, stream: Stream, most_bytes: int, told: Callable[[], object]) -> None:
+    def __init__(self, stream: PeerStream, most_bytes: int, told: Callable[[], object]) -> None:
         self._stream = stream
         self._most_bytes = most_bytes
         self._told = told

@@ -19,7 +19,7 @@ from typing import Final
 
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
-from flowctl.nodes.diffusion.decision import Accounts, DecisionContext, Decisions
+from flowctl.nodes.diffusion.decision import DecisionContext, Decisions, PlannedCopies
 from flowctl.nodes.diffusion.objects import ObjectId, PeerId
 from flowctl.nodes.diffusion.state import PeerState
 
@@ -49,7 +49,7 @@ class LeasePlanner:
 
     def decide(self, context: DecisionContext) -> Decisions:
         """Return a decision for each peer that is not busy; `context` is not changed."""
-        accounts = Accounts(context)
+        accounts = PlannedCopies(context)
         objects, has_object = context.state.objects, context.has_object
         free = {key for key in objects if accounts.wanted(key) > 0 and not has_object(key)}
         peers = list(accounts.pending)
@@ -84,7 +84,7 @@ class LeasePlanner:
         return min(points, _MOST_POINTS) * self.claim_delay_s
 
 
-def _claimable(accounts: Accounts, state: PeerState, free: set[ObjectId]) -> Iterator[ObjectId]:
+def _claimable(accounts: PlannedCopies, state: PeerState, free: set[ObjectId]) -> Iterator[ObjectId]:
     """Yield the free objects of a peer in the order of its FIFO, while it can take more."""
     bit = 1 << state.slot
     for key in state.available:

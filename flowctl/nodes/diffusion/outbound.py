@@ -6,8 +6,8 @@ it may be asked for once. How many there are is the client's wish within `max_ou
 bounded by `MOST_KEPT_BYTES`: beyond it fewer ids are announced than were asked for. And a peer that does not ask for
 what it was told of ends when the pool has let that go (`KEPT_FOR_S`), so that all peers together cannot keep much.
 
-A client that has subscribed is told of the *topics* that it wants, and that it may have (`Guard`). Where it wants one
-more, what the pool has of it comes first: for each topic it is known up to where it was told.
+A client that has subscribed is told of the *topics* that it wants, and that it may have (`ServerChecks`). Where it
+wants one more, what the pool has of it comes first: for each topic it is known up to where it was told.
 
 A request that blocks waits for the first new object of the pool, for the end of the peer, or for `stop`. Nothing is
 lost by an end then: the client has acknowledged all.
@@ -38,8 +38,8 @@ from flowctl.nodes.diffusion.errors import (
 )
 from flowctl.nodes.diffusion.inbox import Inbox
 from flowctl.nodes.diffusion.objects import ObjectId, short_id
-from flowctl.nodes.diffusion.pool.pool import ZERO_TICKET, Entry, ObjectPool
-from flowctl.nodes.diffusion.streams.stream import Stream
+from flowctl.nodes.diffusion.pool.pool import ZERO_TICKET, ObjectPool, PoolEntry
+from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import MAX_ITEMS, MAX_OBJECT_BYTES, encode, reply_bytes
 from flowctl.nodes.diffusion.wire.messages import (
     Announced,
@@ -90,7 +90,7 @@ def check_pattern(topic: str) -> None:
         )
 
 
-class Guard(Protocol):
+class ServerChecks(Protocol):
     """Says what one client may have."""
 
     def prove(self, proof: bytes) -> None:
@@ -105,11 +105,11 @@ class Outbound:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: PeerStream,
         pool: ObjectPool,
         *,
         max_outstanding: int,
-        guard: Guard | None = None,
+        guard: ServerChecks | None = None,
         walking: asyncio.Lock | None = None,
     ) -> None:
         self._guard = guard
@@ -120,13 +120,13 @@ class Outbound:
         self._told: dict[str, int] = {}  # by topic, the ticket up to which it was announced
         self._told_all = ZERO_TICKET  # likewise, of every topic
         self._walks = False  # older objects of topics are to be looked for
-        self._older: deque[Entry] = deque()  # of topics that were not wanted when they were passed
+        self._older: deque[PoolEntry] = deque()  # of topics that were not wanted when they were passed
         self._stream = stream
         self._pool = pool
         self._max_outstanding = max_outstanding
         self._wake = asyncio.Event()
         self._inbox = Inbox(stream, MOST_INPUT_BYTES, self._wake.set)
-        self._fifo: dict[ObjectId, Entry | None] = {}  # in order of announcement; None: was sent
+        self._fifo: dict[ObjectId, PoolEntry | None] = {}  # in order of announcement; None: was sent
         self._kept_bytes = 0
         self._announced_at: dict[ObjectId, float] = {}  # of those that are kept
         self._main: asyncio.Task[None] | None = None
@@ -300,7 +300,7 @@ class Outbound:
         now = asyncio.get_running_loop().time()
         most = min(most, MAX_ITEMS)
         while len(found) < most and self._kept_bytes < MOST_KEPT_BYTES:
-            entries: list[Entry] = [self._older.popleft()] if self._older else []
+            entries: list[PoolEntry] = [self._older.popleft()] if self._older else []
             newer = not entries
             if newer:
                 entries += self._pool.objects_after(self._ticket, most - len(found))
@@ -396,7 +396,7 @@ class Outbound:
 
     async def _objects(self, request: RequestObjects) -> ReplyObjects:
         """Return the objects asked for, in the order in which they were announced."""
-        wanted: dict[ObjectId, Entry] = {}
+        wanted: dict[ObjectId, PoolEntry] = {}
         size_bytes = 0
         for object_id in request.object_ids:
             if object_id not in self._fifo:

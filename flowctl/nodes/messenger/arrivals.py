@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.nodes.messenger.seen import AtMost, Seen, Verdict
+from flowctl.nodes.messenger.seen import AtMost, NumberVerdict, SeenNumbers
 from flowctl.nodes.messenger.wire import Extension
 
 MAX_HELD: Final = 4096
@@ -193,21 +193,21 @@ class Arrivals:
 
     def _begin(self, incarnation: int | None) -> None:
         self.incarnation = incarnation
-        self._ids = Seen(AtMost.FORGET)
-        self._sequences = Seen(AtMost.REFUSE)
+        self._ids = SeenNumbers(AtMost.FORGET)
+        self._sequences = SeenNumbers(AtMost.REFUSE)
         self._sequences.settle(1)  # they begin with 1
         self.drop_held()
         self._ordered = 0  # the highest sequence of those that were begun in order
         self._ordered_now = 0  # the one of them that is being handled
 
-    def _judge(self, arrived: Arrived, verdict: Verdict) -> Fate:
-        if verdict is Verdict.NEW:
+    def _judge(self, arrived: Arrived, verdict: NumberVerdict) -> Fate:
+        if verdict is NumberVerdict.NEW:
             slot = _slot(arrived)
             if slot in self._handling:
                 return Fate.WAIT
             self._handling.add(slot)
             return Fate.HANDLE
-        return {Verdict.SEEN: Fate.AGAIN, Verdict.OLD: Fate.OLD, Verdict.FULL: Fate.FULL}[verdict]
+        return {NumberVerdict.SEEN: Fate.AGAIN, NumberVerdict.OLD: Fate.OLD, NumberVerdict.FULL: Fate.FULL}[verdict]
 
     def _in_order(self, arrived: Arrived, extension: Extension) -> Fate:
         """Begin a new message now, or hold it back."""
@@ -233,7 +233,7 @@ class Arrivals:
             self._ordered_now = 0
 
     def _must_wait(self, after: int) -> bool:
-        return after >= self._sequences.floor and self._sequences.look(after) is not Verdict.SEEN
+        return after >= self._sequences.floor and self._sequences.look(after) is not NumberVerdict.SEEN
 
     def _hold(self, arrived: Arrived, after: int) -> Fate:
         if after in self._held:

@@ -67,7 +67,7 @@ To = int | tuple[int, str | bytes]
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class ReceivedMessage:
     """A message that came.
 
     Args:

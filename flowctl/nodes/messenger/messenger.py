@@ -53,8 +53,8 @@ from flowctl.nodes.messenger.durability import (
     OpenStore,
     StoredMessage,
 )
-from flowctl.nodes.messenger.message import AckHandler, Destination, Failure, Message, To
-from flowctl.nodes.messenger.peer import Endpoint, Peer, prepare
+from flowctl.nodes.messenger.message import AckHandler, Destination, Failure, ReceivedMessage, To
+from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
 from flowctl.nodes.messenger.record import decode_record, encode_record
 from flowctl.nodes.messenger.wire import (
     ACK,
@@ -76,9 +76,9 @@ from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.context import MAX_SOCKETS, new_context
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
 from flowctl.wire.zeromq.socket import ZmqSocket
-from flowctl.wire.zeromq.zap import Refusal, ZapHandler, ZapRequest, bind_zap, zap_domain
+from flowctl.wire.zeromq.zap import ZapHandler, ZapRefusal, ZapRequest, bind_zap, zap_domain
 
-Callback = Callable[["Messenger", Message], object]
+Callback = Callable[["Messenger", ReceivedMessage], object]
 """Handles a message; may be a coroutine function."""
 FailureHandler = Callable[["Messenger", Failure], object]
 """Told of a message that was given up; may be a coroutine function."""
@@ -132,7 +132,7 @@ class _Ticket:
 class _EchoTicket:
     """Marks a message that a peer has asked for itself."""
 
-    peer: Peer
+    peer: MessengerPeer
     cost_bytes: int
 
 
@@ -140,7 +140,7 @@ class _EchoTicket:
 class _Waiting:
     """A message-specific callback that waits for its response."""
 
-    peer: Peer
+    peer: MessengerPeer
     message: Outgoing
     callback: Callback
     on_failure: FailureHandler | None
@@ -261,18 +261,18 @@ class Messenger:
         self._next_callback = FIRST_CALLBACK  # guarded by _lock
         self._callbacks: Pending[int, _Waiting] = Pending()  # guarded by _lock
         self._pending_bytes = self._remembered_gap_count = 0  # guarded by _lock
-        self._to_send: list[Peer] = []  # guarded by _lock
-        self._to_keep: deque[tuple[Peer, Outgoing, Effect | None]] = deque()  # guarded by _lock
+        self._to_send: list[MessengerPeer] = []  # guarded by _lock
+        self._to_keep: deque[tuple[MessengerPeer, Outgoing, Effect | None]] = deque()  # guarded by _lock
         self._pump_queued = False  # guarded by _lock
         # Changed by the group's thread only; others read a reference:
         self._group: PollGroup | None = None
         self._own_group = False
         self._store: DurableStore | None = None
-        self._listeners: dict[int, Endpoint] = {}
-        self._connections: dict[int, Endpoint] = {}
+        self._listeners: dict[int, MessengerSocket] = {}
+        self._connections: dict[int, MessengerSocket] = {}
         self._listener_count = self._connection_count = self._peer_count = 0
         # The group's thread only:
-        self._peers_to_acknowledge: list[Peer] = []
+        self._peers_to_acknowledge: list[MessengerPeer] = []
         self._stored: dict[bytes, list[StoredMessage]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
         self._held_room: Final = HeldRoom()
@@ -507,9 +507,9 @@ class Messenger:
             with self._lock:
                 self._delivering.discard(done)
 
-    async def request(self, to: To, message: str | bytes, **options: Any) -> Message:
+    async def request(self, to: To, message: str | bytes, **options: Any) -> ReceivedMessage:
         """Send a message and return the response; else as `deliver`."""
-        done: Future[Message] = Future()
+        done: Future[ReceivedMessage] = Future()
         await self.send(
             to,
             message,
@@ -668,11 +668,11 @@ class Messenger:
         if self._store is not None:
             self._store.close(deadline_s)
 
-    def _admit(self, request: ZapRequest) -> Mapping[str, str] | Refusal:
+    def _admit(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
         """Decide on a newcomer; one that is refused may be known later, so that it goes on trying."""
         verdict = self._allow is None or self._allow(request.pubkey)
         if not verdict:
-            return Refusal.TRY_LATER
+            return ZapRefusal.TRY_LATER
         if isinstance(verdict, str):
             self._names[request.pubkey.hex()] = as_identity(verdict)
         else:
@@ -687,7 +687,7 @@ class Messenger:
             number = self._listener_count
             self._listener_count += 1
         namesakes = sum(found.identity == identity for found in self._listeners.values())
-        endpoint = Endpoint(number, identity, callback, is_router=True, namesakes=namesakes)
+        endpoint = MessengerSocket(number, identity, callback, is_router=True, namesakes=namesakes)
         raw = self._new_socket(zmq.ROUTER)
         if self._keys is not None:
             serve_curve(raw, self._keys)
@@ -712,7 +712,7 @@ class Messenger:
             if found.address == address:
                 return found.number
         self._check_peer_count()
-        endpoint = Endpoint(self._connection_count, self.identity, callback, is_router=False)
+        endpoint = MessengerSocket(self._connection_count, self.identity, callback, is_router=False)
         raw = self._new_socket(zmq.DEALER)
         if keys is not None:
             dial_curve(raw, keys, destination.pubkey)
@@ -745,7 +745,7 @@ class Messenger:
         prepare(raw, self.incarnation, queue_count, self._max_message_bytes + 100)
         return raw
 
-    def _open_socket(self, endpoint: Endpoint, raw: zmq.Socket[bytes]) -> None:
+    def _open_socket(self, endpoint: MessengerSocket, raw: zmq.Socket[bytes]) -> None:
         received = self._router_received if endpoint.is_router else self._dealer_received
         endpoint.socket = ZmqSocket(
             self._running_group(),
@@ -755,7 +755,7 @@ class Messenger:
         )
         endpoint.socket.start()
 
-    def _add_peer(self, endpoint: Endpoint, route: bytes) -> Peer:
+    def _add_peer(self, endpoint: MessengerSocket, route: bytes) -> MessengerPeer:
         """Know one peer more; any thread."""
         key = endpoint.key_of(route)
         now = self._running_group().now()
@@ -767,7 +767,7 @@ class Messenger:
             # More than any number that a message to this peer has had, also if it was known before and forgotten.
             durable = self._store is not None
             delivery = Delivery(self._settings, self._rng, now, self._next_id + 1, durable=durable)
-            peer = Peer(self, endpoint, route, delivery, self._held_room)
+            peer = MessengerPeer(self, endpoint, route, delivery, self._held_room)
             for item in stored:
                 message, after, deadline_at = decode_record(item.message_id, item.record)
                 if deadline_at is not None:
@@ -792,13 +792,13 @@ class Messenger:
             self._running_group().call_soon(self._pump)
         return peer
 
-    def _restore_peers(self, endpoint: Endpoint) -> None:
+    def _restore_peers(self, endpoint: MessengerSocket) -> None:
         """Go on sending to the peers of a listener that an earlier life had messages for."""
         prefix = endpoint.key_of(b"")
         for key in [key for key in self._stored if key.startswith(prefix)]:
             self._add_peer(endpoint, key[len(prefix) :])
 
-    def _forget_peer(self, peer: Peer) -> None:
+    def _forget_peer(self, peer: MessengerPeer) -> None:
         self._running_group().deadlines.remove(peer)
         self._withdraw_all(peer, Outcome.WITHDRAWN)
         self._peer_count -= 1
@@ -822,7 +822,7 @@ class Messenger:
         """See that there is room for one peer more: one that came to a listener and is idle makes it."""
         if self._peer_count < self._max_peers:
             return
-        spare: tuple[Endpoint, bytes] | None = None
+        spare: tuple[MessengerSocket, bytes] | None = None
         for endpoint in self._listeners.values():
             for route, peer in list(islice(endpoint.peers.items(), _LOOKED_AT)):
                 if peer.arrivals.idle and not len(peer.delivery):
@@ -837,7 +837,7 @@ class Messenger:
             return
         raise BusyError(f"there are {self._peer_count} peers, which is max_peers, and all are busy")
 
-    def _make_room(self, endpoint: Endpoint, route: bytes) -> None:
+    def _make_room(self, endpoint: MessengerSocket, route: bytes) -> None:
         with self._lock:
             peer = endpoint.peers.pop(route)
         self._forget_peer(peer)
@@ -852,13 +852,13 @@ class Messenger:
             self._running_group()
             raise ClosedError("the messenger was stopped")
 
-    def _listener(self, router_id: int) -> Endpoint:
+    def _listener(self, router_id: int) -> MessengerSocket:
         endpoint = self._listeners.get(router_id)
         if endpoint is None:
             raise LocalProtocolError(f"there is no listener {router_id}")
         return endpoint
 
-    def _peer_of(self, to: To) -> Peer:
+    def _peer_of(self, to: To) -> MessengerPeer:
         """Return who `to` is; any thread."""
         if isinstance(to, tuple):
             endpoint, route = self._listener(to[0]), as_identity(to[1])
@@ -876,11 +876,11 @@ class Messenger:
             raise LocalProtocolError(f"there is no connection {to}")
         return connection.peers[b""]
 
-    def _ways(self) -> list[Endpoint]:
+    def _ways(self) -> list[MessengerSocket]:
         """Return what belongs to listener 0 beside its TCP socket."""
         return [self._listeners[number] for number in (-1, -2) if number in self._listeners]
 
-    def _peers(self) -> list[Peer]:
+    def _peers(self) -> list[MessengerPeer]:
         endpoints = [*self._listeners.values(), *self._connections.values()]
         return [peer for endpoint in endpoints for peer in list(endpoint.peers.values())]
 
@@ -923,11 +923,11 @@ class Messenger:
             group.call_soon(self._pump)
         return message.message_id
 
-    def _is_full_locked(self, peer: Peer, message: Outgoing) -> bool:
+    def _is_full_locked(self, peer: MessengerPeer, message: Outgoing) -> bool:
         self._lock.assert_owned()
         return self._running and peer.delivery.full(message.size_bytes)
 
-    def _register_locked(self, peer: Peer, message: Outgoing, callback: Callback, due: float) -> None:
+    def _register_locked(self, peer: MessengerPeer, message: Outgoing, callback: Callback, due: float) -> None:
         """Enter a message-specific callback under the next free id."""
         self._lock.assert_owned()
         number = self._next_callback
@@ -941,7 +941,7 @@ class Messenger:
             ticket.callback_id, on_failure = number, ticket.on_failure
         self._callbacks.add(number, _Waiting(peer, message, callback, on_failure), due)
 
-    def _queue_locked(self, peer: Peer) -> bool:
+    def _queue_locked(self, peer: MessengerPeer) -> bool:
         """Have something sent to `peer` soon; True: the pump is to be called."""
         self._lock.assert_owned()
         if not peer.queued:
@@ -950,7 +950,7 @@ class Messenger:
         queued, self._pump_queued = self._pump_queued, True
         return not queued
 
-    def _wake(self, peer: Peer) -> None:
+    def _wake(self, peer: MessengerPeer) -> None:
         with self._lock:
             wake = self._queue_locked(peer)
         if wake:
@@ -975,7 +975,7 @@ class Messenger:
             self._callbacks_timer_at = callbacks_due
             self._running_group().deadlines.set(self, callbacks_due)
 
-    def _keep(self, peer: Peer, message: Outgoing, effect: Effect | None, *, again: bool = False) -> None:
+    def _keep(self, peer: MessengerPeer, message: Outgoing, effect: Effect | None, *, again: bool = False) -> None:
         """Put a message into the outbox, and let it go once it is there; `again`: it is, and may go in any case."""
         store = self._store
         if store is None:
@@ -996,7 +996,7 @@ class Messenger:
         record = encode_record(message, deadline_at)
         store.add(message.message_id, peer.key, message.sequence, record, kept, effect)
 
-    def _send_to(self, peer: Peer) -> None:
+    def _send_to(self, peer: MessengerPeer) -> None:
         """Hand to ZeroMQ what is ready for one peer."""
         now = self._running_group().now()
         delivery, reachable = peer.delivery, not peer.endpoint.socket.closed
@@ -1021,7 +1021,7 @@ class Messenger:
             self._wake(peer)
         self._look_after(peer)
 
-    def _hand_over(self, peer: Peer, batch: Sequence[Outgoing], floor: int) -> int:
+    def _hand_over(self, peer: MessengerPeer, batch: Sequence[Outgoing], floor: int) -> int:
         """Send messages until ZeroMQ refuses one; return how many it took."""
         send, envelope = peer.endpoint.socket.send, peer.envelope
         incarnation = self.incarnation
@@ -1042,7 +1042,7 @@ class Messenger:
                 return index
         return len(batch)
 
-    def _look_after(self, peer: Peer) -> None:
+    def _look_after(self, peer: MessengerPeer) -> None:
         """Set the time of the next attempt, and announce what became of the state."""
         with self._lock:
             due = peer.delivery.next_deadline()
@@ -1054,7 +1054,7 @@ class Messenger:
         for edge in edges if handler is not None else ():
             self._call("send_state_changed", handler or _ignore, peer.to, edge)
 
-    def peer_due(self, peer: Peer, now: float) -> None:
+    def peer_due(self, peer: MessengerPeer, now: float) -> None:
         """Try again what is due, and give up what has no more time or attempts; called by the peer's timer."""
         with self._lock:
             given_up = peer.delivery.due(now)
@@ -1085,13 +1085,13 @@ class Messenger:
         self._tell_failure(item.on_failure, Failure(item.message.message_id, item.peer.to, outcome, True))
         self._tell_room()
 
-    def _give_up(self, peer: Peer, message: Outgoing, outcome: Outcome) -> None:
+    def _give_up(self, peer: MessengerPeer, message: Outgoing, outcome: Outcome) -> None:
         with self._lock:
             withdrawn = peer.delivery.withdraw(message, self._running_group().now())
         if withdrawn:
             self._given_up_with(peer, message, outcome)
 
-    def _withdraw_all(self, peer: Peer, outcome: Outcome) -> None:
+    def _withdraw_all(self, peer: MessengerPeer, outcome: Outcome) -> None:
         with self._lock:
             messages = list(peer.delivery)
         if outcome is Outcome.SHUTDOWN and self._store is not None:
@@ -1099,7 +1099,7 @@ class Messenger:
         for message in messages:
             self._give_up(peer, message, outcome)
 
-    def _given_up_with(self, peer: Peer, message: Outgoing, outcome: Outcome) -> None:
+    def _given_up_with(self, peer: MessengerPeer, message: Outgoing, outcome: Outcome) -> None:
         """Tell of a message that has left the delivery without an acknowledgement."""
         self._given_up += 1
         self._freed(message)
@@ -1137,12 +1137,12 @@ class Messenger:
         for room in rooms:
             _settle(room, None)
 
-    def _heard(self, endpoint: Endpoint) -> None:
+    def _heard(self, endpoint: MessengerSocket) -> None:
         """The connection of a DEALER has room again."""
         for peer in endpoint.peers.values():
             self._heard_from(peer)
 
-    def _heard_from(self, peer: Peer) -> None:
+    def _heard_from(self, peer: MessengerPeer) -> None:
         with self._lock:
             ready = peer.delivery.heard() and self._queue_locked(peer)
         if ready:
@@ -1150,7 +1150,7 @@ class Messenger:
 
     # --- receiving; the group's thread ---------------------------------------------------------------------------
 
-    def _router_received(self, endpoint: Endpoint, frames: list[bytes]) -> None:
+    def _router_received(self, endpoint: MessengerSocket, frames: list[bytes]) -> None:
         if len(frames) < 3 or frames[1]:
             self._note_malformed(RemoteProtocolError(f"a message of {len(frames)} frames without an empty second one"))
             return
@@ -1176,7 +1176,7 @@ class Messenger:
         peer.pubkey = pubkey
         self._received(peer, frames[2], frames[3:])
 
-    def _may_speak(self, endpoint: Endpoint, peer: Peer | None, route: bytes, pubkey: str) -> bool:
+    def _may_speak(self, endpoint: MessengerSocket, peer: MessengerPeer | None, route: bytes, pubkey: str) -> bool:
         """Return whether the holder of a key, as ZeroMQ has it, may speak under an identity.
 
         ZeroMQ gives the route of an identity to the connection that last took it; only the key says whose it is.
@@ -1191,7 +1191,7 @@ class Messenger:
         ways = [self._listeners[0], *self._ways()] if endpoint.number <= 0 else []
         return all(way.peers[route].pubkey in {"", pubkey} for way in ways if route in way.peers)
 
-    def _dealer_received(self, endpoint: Endpoint, frames: list[bytes]) -> None:
+    def _dealer_received(self, endpoint: MessengerSocket, frames: list[bytes]) -> None:
         peer = endpoint.peers[b""]
         if len(frames) > 2 and not frames[1]:
             self._received(peer, frames[2], frames[3:])
@@ -1200,7 +1200,7 @@ class Messenger:
         else:
             self._note_malformed(RemoteProtocolError(f"a message of {len(frames)} frames without an empty one"))
 
-    def _received(self, peer: Peer, frame: bytes, rest: list[bytes]) -> None:
+    def _received(self, peer: MessengerPeer, frame: bytes, rest: list[bytes]) -> None:
         try:
             header = parse_message(frame)
             if header.destination_callback == ACK:
@@ -1218,7 +1218,7 @@ class Messenger:
             self._malformed_at = now
             self._running_group().report(f"input of a messenger ({self._malformed} malformed so far)", error)
 
-    def _take_ack(self, peer: Peer, header: Header) -> None:
+    def _take_ack(self, peer: MessengerPeer, header: Header) -> None:
         now = self._running_group().now()
         self._learn_by_handshake(peer)
         ranges = parse_acks(header, self.incarnation)
@@ -1226,7 +1226,7 @@ class Messenger:
             messages = peer.delivery.acknowledged_ranges(ranges, now)
         self._settled(peer, messages)
 
-    def _settled(self, peer: Peer, messages: list[Outgoing]) -> None:
+    def _settled(self, peer: MessengerPeer, messages: list[Outgoing]) -> None:
         """Messages were acknowledged."""
         self._acknowledged += len(messages)
         for message in messages:
@@ -1240,7 +1240,7 @@ class Messenger:
             self._look_after(peer)
         self._heard_from(peer)
 
-    def _learn_by_handshake(self, peer: Peer) -> int:
+    def _learn_by_handshake(self, peer: MessengerPeer) -> int:
         """Look at what the peer announced when it connected; return its incarnation, 0: it announced none."""
         incarnation = peer.endpoint.announcement(peer.envelope[0])
         if incarnation is None:  # left over by one that has closed: it is as it was
@@ -1249,7 +1249,7 @@ class Messenger:
             self._learn(peer, incarnation)
         return incarnation
 
-    def _learn(self, peer: Peer, incarnation: int) -> None:
+    def _learn(self, peer: MessengerPeer, incarnation: int) -> None:
         """Note that a peer announced the extension, or that it does not any more (0)."""
         peer.announced = incarnation
         with self._lock:
@@ -1257,7 +1257,7 @@ class Messenger:
         if incarnation and self._store is not None:
             self._store.mark(ANNOUNCES + peer.key, 0, 0, _ignore)
 
-    def _take_message(self, peer: Peer, header: Header, rest: list[bytes]) -> None:
+    def _take_message(self, peer: MessengerPeer, header: Header, rest: list[bytes]) -> None:
         size_bytes = len(header.body) + sum(map(len, rest))
         if size_bytes > self._max_message_bytes + 100:
             raise RemoteProtocolError(f"a message of {size_bytes} bytes, the most are {self._max_message_bytes}")
@@ -1274,7 +1274,7 @@ class Messenger:
             incarnation, rest = extension.incarnation, rest[1:]
         effects: list[Effect] | None = None if self._store is None or self._ack_on_receipt else []
         route = peer.envelope[0] if peer.endpoint.is_router else b""
-        message = Message(
+        message = ReceivedMessage(
             header.message_id,
             header.source_callback,
             header.destination_callback,
@@ -1288,7 +1288,7 @@ class Messenger:
         self._judge(peer, arrived)
         self._heard_from(peer)
 
-    def _judge(self, peer: Peer, arrived: Arrived) -> None:
+    def _judge(self, peer: MessengerPeer, arrived: Arrived) -> None:
         arrivals = peer.arrivals
         before = arrivals.incarnation, arrivals.floor
         fate = arrivals.arrive(arrived)
@@ -1303,7 +1303,7 @@ class Messenger:
             self._refused += 1
         self._handle_released(peer)
 
-    def _keep_floor(self, peer: Peer, incarnation: int | None) -> None:
+    def _keep_floor(self, peer: MessengerPeer, incarnation: int | None) -> None:
         """Have the store forget an earlier life of a peer, and close the gaps that will never be filled."""
         store, arrivals = self._store, peer.arrivals
         if store is None or not arrivals.incarnation:
@@ -1315,7 +1315,7 @@ class Messenger:
         if arrivals.floor > 1 and arrivals.gap_closed():
             store.mark_run(SEQUENCES + peer.key, arrivals.incarnation, 0, arrivals.floor - 1, _ignore)
 
-    def _handle_released(self, peer: Peer) -> None:
+    def _handle_released(self, peer: MessengerPeer) -> None:
         """Handle what waited for a message that was handled; one that this lets go is next in this same loop."""
         if peer.releasing:
             return
@@ -1327,10 +1327,10 @@ class Messenger:
         finally:
             peer.releasing = False
 
-    def _handle(self, peer: Peer, arrived: Arrived) -> None:
+    def _handle(self, peer: MessengerPeer, arrived: Arrived) -> None:
         """Do what a new message asks for."""
         message = arrived.item
-        if not isinstance(message, Message):
+        if not isinstance(message, ReceivedMessage):
             return
         number = message.destination_callback_id
         if self._handles_too_much(peer) or (
@@ -1353,7 +1353,7 @@ class Messenger:
             self._take_receipt(peer, arrived)
         self._run(peer, arrived, message, steps)
 
-    def _handles_too_much(self, peer: Peer) -> bool:
+    def _handles_too_much(self, peer: MessengerPeer) -> bool:
         """Return whether nothing of a peer can be handled now: too much is, for all or for it."""
         return (
             peer.handling_count >= MAX_HANDLING - len(self._tasks)
@@ -1361,7 +1361,11 @@ class Messenger:
         )
 
     def _wait_for(
-        self, peer: Peer, message: Message, work: Coroutine[Any, Any, None], waits_for: Awaitable[object]
+        self,
+        peer: MessengerPeer,
+        message: ReceivedMessage,
+        work: Coroutine[Any, Any, None],
+        waits_for: Awaitable[object],
     ) -> None:
         """Run what goes on with the handlers of a message, and count it while it runs."""
         size_bytes = len(message.message) + sum(map(len, message.payload))
@@ -1376,7 +1380,7 @@ class Messenger:
 
         self._spawn(work, waits_for).add_done_callback(ended)
 
-    def _echo(self, peer: Peer, _: Messenger, message: Message) -> None:
+    def _echo(self, peer: MessengerPeer, _: Messenger, message: ReceivedMessage) -> None:
         """Send a message back the way it came."""
         answer = Outgoing(0, 0, message.source_callback_id, message.message, message.payload)
         if answer.destination_callback == ACK:
@@ -1386,7 +1390,7 @@ class Messenger:
         self._echo_bytes += answer.size_bytes + _ECHO_COST_BYTES
         peer.echo_count += 1
 
-    def _take_callback(self, peer: Peer, number: int, extension: Extension | None) -> Callback | None:
+    def _take_callback(self, peer: MessengerPeer, number: int, extension: Extension | None) -> Callback | None:
         """Return the message-specific callback of a response, called once. None: there is none, or it is not his."""
         with self._lock:
             item = self._callbacks.get(number)
@@ -1404,7 +1408,12 @@ class Messenger:
         return item.callback
 
     def _run(
-        self, peer: Peer, arrived: Arrived, message: Message, steps: list[tuple[Callback, bool]], first: int = 0
+        self,
+        peer: MessengerPeer,
+        arrived: Arrived,
+        message: ReceivedMessage,
+        steps: list[tuple[Callback, bool]],
+        first: int = 0,
     ) -> None:
         """Call the handlers of a message one after the other; the one that waits goes on as a task."""
         for index in range(first, len(steps)):
@@ -1423,9 +1432,9 @@ class Messenger:
 
     async def _go_on(
         self,
-        peer: Peer,
+        peer: MessengerPeer,
         arrived: Arrived,
-        message: Message,
+        message: ReceivedMessage,
         steps: list[tuple[Callback, bool]],
         index: int,
         result: Awaitable[object],
@@ -1438,7 +1447,7 @@ class Messenger:
                 return
         self._run(peer, arrived, message, steps, index + 1)
 
-    def _handler_failed(self, peer: Peer, arrived: Arrived, error: BaseException, *, decides: bool) -> bool:
+    def _handler_failed(self, peer: MessengerPeer, arrived: Arrived, error: BaseException, *, decides: bool) -> bool:
         """Report what a handler raised; True: the message counts as not received, unless that was acknowledged."""
         self._handler_errors += 1
         if not (isinstance(error, asyncio.CancelledError) and not self._is_running()):
@@ -1453,14 +1462,14 @@ class Messenger:
         with self._lock:
             return self._running
 
-    def _applied(self, peer: Peer, arrived: Arrived) -> None:
+    def _applied(self, peer: MessengerPeer, arrived: Arrived) -> None:
         """The handlers of a message have run: make that durable, then acknowledge it, unless both was done before."""
         store = self._store
         if store is None or self._ack_on_receipt:
             self._seen(peer, arrived)
             return
         message = arrived.item
-        effects = message.effects if isinstance(message, Message) else None
+        effects = message.effects if isinstance(message, ReceivedMessage) else None
 
         def effect(connection: Any) -> None:
             for item in effects or ():
@@ -1478,7 +1487,7 @@ class Messenger:
             return
         store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked, effect if effects else None)
 
-    def _take_receipt(self, peer: Peer, arrived: Arrived) -> None:
+    def _take_receipt(self, peer: MessengerPeer, arrived: Arrived) -> None:
         """Acknowledge a message before its handlers run; it counts as handled, for those in order behind it, after."""
         store = self._store
         if store is None:
@@ -1494,7 +1503,7 @@ class Messenger:
 
             store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked)
 
-    def _seen(self, peer: Peer, arrived: Arrived) -> None:
+    def _seen(self, peer: MessengerPeer, arrived: Arrived) -> None:
         old_below = peer.arrivals.old_below
         if peer.arrivals.applied(arrived):
             if not self._ack_on_receipt:
@@ -1506,7 +1515,7 @@ class Messenger:
                     )
         self._handle_released(peer)
 
-    def _acknowledge(self, peer: Peer, arrived: Arrived) -> None:
+    def _acknowledge(self, peer: MessengerPeer, arrived: Arrived) -> None:
         """Acknowledge a message at the end of this turn."""
         if not peer.acks:
             if not self._peers_to_acknowledge:

@@ -34,11 +34,11 @@ _DEAD_AFTER_S: Final = 10
 class PeerOwner(Protocol):
     """The messenger that a peer belongs to."""
 
-    def peer_due(self, peer: Peer, now: float) -> None:
+    def peer_due(self, peer: MessengerPeer, now: float) -> None:
         """Look after what is to be tried again or given up."""
 
 
-class Peer:
+class MessengerPeer:
     """One messenger at the other end of a connection, or one that came to a listener.
 
     Attributes:
@@ -76,7 +76,12 @@ class Peer:
     )
 
     def __init__(
-        self, owner: PeerOwner, endpoint: Endpoint, route: bytes, delivery: Delivery, held: HeldRoom | None = None
+        self,
+        owner: PeerOwner,
+        endpoint: MessengerSocket,
+        route: bytes,
+        delivery: Delivery,
+        held: HeldRoom | None = None,
     ) -> None:
         self._owner: Final = owner
         self.endpoint: Final = endpoint
@@ -99,7 +104,7 @@ class Peer:
         self._owner.peer_due(self, now)
 
 
-class Endpoint:
+class MessengerSocket:
     """A socket of a messenger: a ROUTER that listens, or the DEALER of one connection.
 
     Attributes:
@@ -137,7 +142,7 @@ class Endpoint:
         self.identity: Final = identity
         self.callback: Final = callback
         self.is_router: Final = is_router
-        self.peers: dict[bytes, Peer] = {}
+        self.peers: dict[bytes, MessengerPeer] = {}
         self.address = ""
         self._context_id = 0
         self._file: Path | None = None

@@ -9,7 +9,7 @@ There is a most of gaps, because a sender can make them as it likes. What happen
 - `AtMost.REFUSE`, for a sender that numbers its messages to us one by one: what would open one gap more is not taken.
   It is not acknowledged either, so it comes again when gaps have closed. Nothing is lost, nothing is doubled.
 - `AtMost.FORGET`, for a sender that counts the messages to all its peers together, whose gaps never close: the lowest
-  gap is forgotten. What is below it may have been seen or not (`Verdict.OLD`): it is not handed on, and it is not
+  gap is forgotten. What is below it may have been seen or not (`NumberVerdict.OLD`): it is not handed on, and it is not
   acknowledged, so that its sender learns that it has failed.
 """
 
@@ -32,7 +32,7 @@ class AtMost(enum.Enum):
     FORGET = "forget"
 
 
-class Verdict(enum.Enum):
+class NumberVerdict(enum.Enum):
     """What a number is."""
 
     NEW = "new"  #: not seen
@@ -41,7 +41,7 @@ class Verdict(enum.Enum):
     FULL = "full"  #: new, but it would open one gap too many
 
 
-class Seen:
+class SeenNumbers:
     """The numbers that were seen of one sender.
 
     Attributes:
@@ -64,22 +64,22 @@ class Seen:
         """First and last number of each run that was not seen, ascending."""
         return list(zip(self._firsts, self._lasts, strict=True))
 
-    def look(self, number: int) -> Verdict:
+    def look(self, number: int) -> NumberVerdict:
         """Tell what `number` is; O(log gaps), nothing changes."""
         if number > self.highest:
             opens = number > self.highest + 1 and number > self.floor
             full = opens and len(self._firsts) >= self._max_gaps and self._at_most is AtMost.REFUSE
-            return Verdict.FULL if full else Verdict.NEW
+            return NumberVerdict.FULL if full else NumberVerdict.NEW
         index = bisect_right(self._firsts, number) - 1
         if index >= 0 and number <= self._lasts[index]:
             splits = self._firsts[index] < number < self._lasts[index]
             full = splits and len(self._firsts) >= self._max_gaps and self._at_most is AtMost.REFUSE
-            return Verdict.FULL if full else Verdict.NEW
-        return Verdict.OLD if number < self.floor and not self._old_is_seen else Verdict.SEEN
+            return NumberVerdict.FULL if full else NumberVerdict.NEW
+        return NumberVerdict.OLD if number < self.floor and not self._old_is_seen else NumberVerdict.SEEN
 
     def first_time(self, number: int) -> bool:
         """Note that `number` was seen, and return whether that is the first time; O(gaps)."""
-        if self.look(number) is not Verdict.NEW:
+        if self.look(number) is not NumberVerdict.NEW:
             return False
         if number == self.highest + 1:
             self.highest = number

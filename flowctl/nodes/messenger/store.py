@@ -23,9 +23,9 @@ from flowctl.nodes.messenger.storefile import (
     Add,
     Change,
     Forget,
-    Mark,
+    MarkSeen,
     Remove,
-    Run,
+    RunEffect,
     Stored,
     StoreFile,
     Told,
@@ -42,7 +42,7 @@ _COMMIT_BYTES: Final = 4 << 20
 """Most octets of one transaction, of which a copy stays in the log until the next checkpoint."""
 
 
-class Store:
+class MessageStore:
     """An outbox and a seen-set in one file; all methods on the owner's thread only, unless they say otherwise.
 
     Attributes:
@@ -119,11 +119,11 @@ class Store:
 
     def mark(self, peer: bytes, incarnation: int, sequence: int, done: Done, effect: Effect | None = None) -> None:
         """Note that a message was received; with an effect, run that in the same transaction."""
-        self._change(Mark(peer, _checked(incarnation), _checked(sequence), sequence, done, effect))
+        self._change(MarkSeen(peer, _checked(incarnation), _checked(sequence), sequence, done, effect))
 
     def mark_run(self, peer: bytes, incarnation: int, first: int, last: int, done: Done) -> None:
         """Note that messages `first` to `last` are done with, received or given up; else as `mark`."""
-        self._change(Mark(peer, _checked(incarnation), _checked(first), _checked(last), done))
+        self._change(MarkSeen(peer, _checked(incarnation), _checked(first), _checked(last), done))
 
     def forget(self, peer: bytes, incarnation: int | None) -> None:
         """Forget what was seen of a peer's incarnations other than this one: it has begun anew. None: of all."""
@@ -131,7 +131,7 @@ class Store:
 
     def run(self, effect: Effect, done: Done) -> None:
         """Run an effect in a transaction, in order with the other changes: to make tables, or to read them."""
-        self._change(Run(effect, done))
+        self._change(RunEffect(effect, done))
 
     def size_bytes(self) -> int:
         """Return how much of the disk the file and its log take; any thread."""
@@ -232,10 +232,10 @@ def open_store(
 ) -> OpenStore:
     """Return what a messenger opens its store with: ``Messenger(..., store=open_store("outbox.db"))``.
 
-    Arguments as for `Store`, which raises when the messenger starts.
+    Arguments as for `MessageStore`, which raises when the messenger starts.
     """
 
-    def opens(post: Post) -> Store:
-        return Store(path, post, max_bytes=max_bytes, prepare=prepare)
+    def opens(post: Post) -> MessageStore:
+        return MessageStore(path, post, max_bytes=max_bytes, prepare=prepare)
 
     return opens

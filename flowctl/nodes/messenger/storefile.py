@@ -104,7 +104,7 @@ class Remove:
 
 
 @dataclass(slots=True)
-class Mark:
+class MarkSeen:
     """Note that the messages `first` to `last` of a peer's incarnation are done with.
 
     With an effect, `first` and `last` are one message: it is run, unless that message is marked already.
@@ -127,14 +127,14 @@ class Forget:
 
 
 @dataclass(slots=True)
-class Run:
+class RunEffect:
     """Run an effect of its own, in order with those of messages."""
 
     effect: Effect
     done: Done
 
 
-Change = Add | Remove | Mark | Forget | Run
+Change = Add | Remove | MarkSeen | Forget | RunEffect
 Told = tuple[Done, Exception | None]
 _Marked = dict[tuple[bytes, int], set[int]]
 
@@ -238,7 +238,7 @@ class StoreFile:
                     continue
                 if isinstance(change, Add):
                     added.append(change)
-                elif isinstance(change, Mark):
+                elif isinstance(change, MarkSeen):
                     if change.first == change.last:
                         marked[change.peer, change.incarnation].add(change.first)
                     else:
@@ -267,9 +267,9 @@ class StoreFile:
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
-    def _run(self, change: Add | Mark | Run, marked: _Marked) -> Exception | None:
+    def _run(self, change: Add | MarkSeen | RunEffect, marked: _Marked) -> Exception | None:
         """Run the effect of a change, if it has one and was not made before."""
-        if change.effect is None or (isinstance(change, Mark) and self._has(change, marked)):
+        if change.effect is None or (isinstance(change, MarkSeen) and self._has(change, marked)):
             return None
         execute = self._connection.execute
         execute("SAVEPOINT effect")
@@ -293,11 +293,11 @@ class StoreFile:
 
     def _prepare(self, prepare: Effect | None) -> None:
         if prepare is not None:
-            for _, error in self._write_once([Run(prepare, lambda _: None)]):
+            for _, error in self._write_once([RunEffect(prepare, lambda _: None)]):
                 if error is not None:
                     raise error
 
-    def _has(self, mark: Mark, marked: _Marked) -> bool:
+    def _has(self, mark: MarkSeen, marked: _Marked) -> bool:
         """Return whether a message is marked, on the disk or by what was already done of this transaction."""
         if mark.first in marked[mark.peer, mark.incarnation]:
             return True

@@ -12,7 +12,7 @@ from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
 
 if TYPE_CHECKING:
-    from flowctl.nodes.rpc.jobs.slots import Lane
+    from flowctl.nodes.rpc.jobs.slots import CategoryLane
 
 Handler: TypeAlias = "Callable[..., Any]"
 """Called with a `Message`, and with the value where its command takes a type."""
@@ -36,7 +36,7 @@ class Category:
 
     __slots__ = ("access", "lane", "name", "running_bytes", "running_count")
 
-    def __init__(self, name: str, access: Access, lane: Lane) -> None:
+    def __init__(self, name: str, access: Access, lane: CategoryLane) -> None:
         self.name: Final = name
         self.access: Final = access
         self.lane: Final = lane
@@ -44,7 +44,7 @@ class Category:
         self.running_bytes = 0
 
 
-class Command:
+class RpcCommand:
     """A command, or a request command.
 
     Attributes:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from flowctl.nodes.rpc.commands import Command, HandlerKind
+from flowctl.nodes.rpc.commands import HandlerKind, RpcCommand
 
 CATEGORY: Final = "rpc"
 COMMAND: Final = "describe"
@@ -16,7 +16,7 @@ MOST_BYTES: Final = 900_000
 _MOST_SUMMARY: Final = 120
 
 
-def described(commands: Mapping[bytes, Command], aliases: Mapping[bytes, bytes]) -> str:
+def described(commands: Mapping[bytes, RpcCommand], aliases: Mapping[bytes, bytes]) -> str:
     """Return commands, those that the caller may call, with aliases, as JSON.
 
     ``{"commands": [{"name": ..., "kind": "command" | "request" | "stream", "access": "none" | ..., "summary": ...}]}``
@@ -34,7 +34,7 @@ def described(commands: Mapping[bytes, Command], aliases: Mapping[bytes, bytes])
     return f'{{"commands": [{", ".join(entries)}]}}'
 
 
-def _entry(name: bytes, command: Command, alias_of: bytes | None) -> dict[str, Any]:
+def _entry(name: bytes, command: RpcCommand, alias_of: bytes | None) -> dict[str, Any]:
     stream = command.kind is HandlerKind.STREAM
     entry: dict[str, Any] = {
         "name": name.decode(),

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 from flowctl.errors import LocalProtocolError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.arguments import as_json
-from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, Peer
+from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID, RpcPeer
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-SERVED: Final[ContextVar[Message | None]] = ContextVar("flowctl-rpc-served", default=None)
+SERVED: Final[ContextVar[RpcMessage | None]] = ContextVar("flowctl-rpc-served", default=None)
 """What the handler was given that runs here, and whose deadline its own requests have."""
 FRAME_BYTES: Final = 64
 """What a part takes beside its octets: it may have none, and there may be a thousand."""
@@ -81,13 +81,13 @@ def parts_of(value: object, most_bytes: int = MAX_PART_BYTES) -> list[bytes]:
 class Answering(Protocol):
     """What a message needs of its node to be answered; any thread."""
 
-    def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
+    def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered."""
 
     def now(self) -> float:
         """Return seconds on its clock."""
 
-    def name_of(self, peer: Peer) -> ConnectionID:
+    def name_of(self, peer: RpcPeer) -> ConnectionID:
         """Return what names a peer, as the service node that it may be at this moment."""
 
     def send(self, conn: ConnectionID, command: str, *parts: Part) -> None:
@@ -109,7 +109,7 @@ class Answering(Protocol):
         """Send a request."""
 
 
-class Message:
+class RpcMessage:
     """A command or request as its handler sees it; any thread.
 
     Attributes:
@@ -122,7 +122,7 @@ class Message:
     def __init__(
         self,
         node: Answering,
-        peer: Peer,
+        peer: RpcPeer,
         command: bytes,
         tag: bytes | None,
         data: list[bytes],
@@ -205,8 +205,8 @@ class DeferredSend:
 
     __slots__ = ("_is_request", "_message")
 
-    def __init__(self, message: Message) -> None:
-        self._message: list[Message] = [message]
+    def __init__(self, message: RpcMessage) -> None:
+        self._message: list[RpcMessage] = [message]
         self._is_request: Final = message.tag is not None
 
     def __call__(self, *parts: Part) -> None:

@@ -31,27 +31,27 @@ from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
 from flowctl.nodes.rpc import describe
-from flowctl.nodes.rpc.access.access import Access, AuthLevel, Identity
-from flowctl.nodes.rpc.access.admission import Admission, Allow
+from flowctl.nodes.rpc.access.access import Access, AuthLevel, PeerIdentity
+from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
 from flowctl.nodes.rpc.access.logins import LoginDesk, Logins, PasswordHash
 from flowctl.nodes.rpc.access.rules import key_route, refusal_code
 from flowctl.nodes.rpc.access.servicenodes import ServiceNodes, checked_keys
 from flowctl.nodes.rpc.arguments import Arguments, Takes
-from flowctl.nodes.rpc.commands import Category, Command, Handler, HandlerKind, access_of
+from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of
 from flowctl.nodes.rpc.incoming import Incoming
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.nodes.rpc.jobs.timers import TimerID
-from flowctl.nodes.rpc.message import MOST_PARTS, SERVED, Message, Part, octets, parts_of
+from flowctl.nodes.rpc.message import MOST_PARTS, SERVED, Part, RpcMessage, octets, parts_of
 from flowctl.nodes.rpc.peers.dialled import Dialled
-from flowctl.nodes.rpc.peers.listener import Listener
-from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, SERVICE_NODE, Call, Calls, ConnectionID, Peer
-from flowctl.nodes.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, Connections, Reach
+from flowctl.nodes.rpc.peers.listener import RpcListener
+from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, SERVICE_NODE, ConnectionID, PendingCall, PendingCalls, RpcPeer
+from flowctl.nodes.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, OutgoingConnections, Reach
 from flowctl.nodes.rpc.serving import Serving
 from flowctl.nodes.rpc.statistics import RpcStatistics
 from flowctl.nodes.rpc.wire import frames as wire
-from flowctl.nodes.rpc.wire.addresses import Address, Transport
+from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
 from flowctl.nodes.rpc.wire.tag import MOST_CREDIT, NUMBERS, make_tag, read_tag
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.context import new_context, shared_context
@@ -77,7 +77,7 @@ STREAM_CREDIT: Final = 32
 """Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
 MOST_CALLS: Final = 100_000
 """Requests that wait for one peer; each is some 700 octets."""
-_SELF: Final = Address(Transport.INPROC, socket="flowctl-this-node")
+_SELF: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
 """Where a node listens for itself, in its own context of ZeroMQ: nobody else can connect to there."""
 NO_CONNECTION: Final = wire.DISCONNECTED
 NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
@@ -129,7 +129,7 @@ class RpcNode:
         self.keys: Final = node_keys(keys, pubkey, privkey, known="a service node" if service_node else "")
         self._service_node: Final = service_node
         self._sn_lookup: Final = sn_lookup
-        self._connections: Final = Connections(self._sn_incoming, self._sn_address, self._sn_dial)  # node's thread
+        self._connections: Final = OutgoingConnections(self._sn_incoming, self._sn_address, self._sn_dial)
         self._sn_checking = False  # whether a timer for idle ones is set; node's thread
         self._name: Final = name
         self._on_error: Final = on_error
@@ -149,19 +149,19 @@ class RpcNode:
         self._numbers: Final = count(SystemRandom().randrange(NUMBERS))
         self._ids: Final = count(1)
         self._categories: dict[str, Category] = {}
-        self._commands: dict[bytes, Command] = {}
+        self._commands: dict[bytes, RpcCommand] = {}
         self._aliases: dict[bytes, bytes] = {}
         self._own_category = False  # `rpc` was added by us
         self._middleware: list[Callable[[Handler], Handler]] = []
         self._bound: list[tuple[int, _Raw, str]] = []  # before the start
         self._zap: Final = bind_zap(self._context)
         self._service_nodes: Final = ServiceNodes()
-        self._admission: Final = Admission(self._service_nodes, clock)
+        self._admission: Final = RpcAdmission(self._service_nodes, clock)
         # Only for the node's thread:
         self._zap_handler: ZapHandler | None = None
         self._logins: Final = Logins()
         self._login_desk: LoginDesk | None = None
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, RpcListener] = {}
         self._dialled: dict[int, Dialled] = {}
         self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
         self._listens_to_itself = False
@@ -207,7 +207,7 @@ class RpcNode:
         self._categories[name] = Category(name, needed, lane)
 
     def add_command(self, category: str, name: str, handler: Handler, *, takes: Takes | None = None) -> None:
-        """Add a command: called with a `Message`; nothing is sent back but what it sends itself.
+        """Add a command: called with a `RpcMessage`; nothing is sent back but what it sends itself.
 
         Args:
             category: where it belongs.
@@ -266,7 +266,7 @@ class RpcNode:
         if takes is not None:
             arguments = Arguments(full.decode(), takes)
             handler, shown = arguments.checked(handler), arguments.shown
-        command = Command(owner, handler, is_request=is_request, takes=shown)
+        command = RpcCommand(owner, handler, is_request=is_request, takes=shown)
         if command.kind is HandlerKind.STREAM and not is_request:
             raise LocalProtocolError(f"{full.decode()!r} is a command: there is nobody to take what its handler yields")
         self._commands[full] = command
@@ -294,7 +294,7 @@ class RpcNode:
                 self._own_category = True
             self.add_request_command("rpc", "login", self._login)
 
-    async def _login(self, message: Message) -> bytes | None:
+    async def _login(self, message: RpcMessage) -> bytes | None:
         """Answer ``rpc.login`` [user, password] with the level that it gives."""
         peer, desk = message.peer, self._login_desk
         if len(message.data) != 2 or desk is None:
@@ -317,7 +317,7 @@ class RpcNode:
         peer.identity = replace(identity, auth=max(identity.auth, level))
         return peer.identity.auth.name.lower().encode()
 
-    def _refuse_login(self, message: Message, why: bytes) -> None:
+    def _refuse_login(self, message: RpcMessage, why: bytes) -> None:
         if message.tag is not None:
             self._send_to(message.peer, wire.failure(wire.FORBIDDEN, message.tag, why))
 
@@ -325,7 +325,7 @@ class RpcNode:
         """Have every handler wrapped at the start; before start. The first that is added is the outermost.
 
         Args:
-            wrap: given a handler, returns one that is called in its place, with the same `Message`, and returns what
+            wrap: given a handler, returns one that is called in its place, with the same `RpcMessage`, and returns what
                 that is to return. A coroutine function for a coroutine function, and so on: what it returns decides
                 where it runs. It sees what may run, and not what is refused.
 
@@ -465,7 +465,9 @@ class RpcNode:
         for wrap in reversed(self._middleware):
             for name, command in wrapped.items():
                 handler = wrap(command.handler)
-                wrapped[name] = Command(command.category, handler, is_request=command.is_request, takes=command.takes)
+                wrapped[name] = RpcCommand(
+                    command.category, handler, is_request=command.is_request, takes=command.takes
+                )
         self._commands.update(wrapped)
         self._started = True  # not where a middleware has raised
         # Looked up before any is entered: an alias of an alias means nothing, in whatever order they were added.
@@ -485,14 +487,14 @@ class RpcNode:
         elif not self._own_category:
             return
 
-        async def what_you_may_call(message: Message) -> str:
+        async def what_you_may_call(message: RpcMessage) -> str:
             """Return the commands that you may call, as JSON."""
             mine = {name: item for name, item in self._commands.items() if not self._refused(item, message.peer, b"")}
             return describe.described(mine, self._aliases)
 
         category = self._categories[describe.CATEGORY]
         name = f"{describe.CATEGORY}.{describe.COMMAND}".encode()
-        self._commands[name] = Command(category, what_you_may_call, is_request=True)
+        self._commands[name] = RpcCommand(category, what_you_may_call, is_request=True)
 
     def _begin(self) -> None:
         self._jobs.start(self._group)
@@ -659,13 +661,13 @@ class RpcNode:
         if gone and self._started:
             self._do(self._sn_close, lambda: self._connections.take(gone))
 
-    def _sn_close(self, take: Callable[[], list[Peer]]) -> None:
+    def _sn_close(self, take: Callable[[], list[RpcPeer]]) -> None:
         for peer in take():
             dialled = self._dialled.get(peer.conn.id)
             if dialled is not None:
                 self._hang_up(dialled, "not needed any more", code=wire.DISCONNECTED, linger_s=LINGER_S)
 
-    def _sn_incoming(self, pubkey: bytes) -> Peer | None:
+    def _sn_incoming(self, pubkey: bytes) -> RpcPeer | None:
         found = (listener.by_pubkey.get(pubkey) for listener in self._listeners.values())
         return next((peer for peer in found if peer is not None), None)
 
@@ -680,7 +682,7 @@ class RpcNode:
             return ""
         return address
 
-    def _sn_dial(self, pubkey: bytes, address: str) -> Peer | None:
+    def _sn_dial(self, pubkey: bytes, address: str) -> RpcPeer | None:
         try:
             to = Address.parse(address).with_pubkey(pubkey)
         except ConfigError as error:
@@ -837,7 +839,7 @@ class RpcNode:
             raw.close(0)
             return
         inproc = partial(self._admission.decide_inproc, number) if _is_inproc(address) else None
-        self._listeners[number] = Listener(
+        self._listeners[number] = RpcListener(
             self._group,
             raw,
             number,
@@ -882,7 +884,7 @@ class RpcNode:
             raw,
             conn,
             address,
-            Identity(address.pubkey, auth),
+            PeerIdentity(address.pubkey, auth),
             ready=ready,
             failed=failed,
             received=self._received,
@@ -909,7 +911,7 @@ class RpcNode:
         if failed is not None:
             self._call(failed, peer.conn, why)
 
-    def _lost(self, peer: Peer) -> None:
+    def _lost(self, peer: RpcPeer) -> None:
         """Act on the end of a connection; one that we opened comes again."""
         if peer.conn.route:
             self._forget(peer, wire.DISCONNECTED)
@@ -929,7 +931,7 @@ class RpcNode:
             to = f"to service node {conn.pubkey.hex()}" if conn.id == SERVICE_NODE else conn.id
             _log.warning("disconnect: there is no connection %s", to)
 
-    def _forget(self, peer: Peer, code: bytes) -> None:
+    def _forget(self, peer: RpcPeer, code: bytes) -> None:
         """Drop a peer: its requests here are cancelled, ours to it fail."""
         peer.closed = True
         self._connections.forget(peer.conn.pubkey, peer)
@@ -938,7 +940,7 @@ class RpcNode:
             listener.forget(peer)
         self._give_up(peer, code)
 
-    def _give_up(self, peer: Peer, code: bytes) -> None:
+    def _give_up(self, peer: RpcPeer, code: bytes) -> None:
         """Cancel what runs for a peer; requests to it fail."""
         if peer.identity.pubkey not in self._service_nodes:  # whose reply finds another connection
             for running in list(peer.running.values()):
@@ -953,12 +955,12 @@ class RpcNode:
         """Return seconds on the node's clock; any thread."""
         return self._clock()
 
-    def name_of(self, peer: Peer) -> ConnectionID:
-        """Return what names a peer, as the service node that it may be at this moment; for `Message`."""
+    def name_of(self, peer: RpcPeer) -> ConnectionID:
+        """Return what names a peer, as the service node that it may be at this moment; for `RpcMessage`."""
         conn = peer.conn
         return replace(conn, service_node=True) if conn.pubkey in self._service_nodes else conn
 
-    def _find(self, conn: ConnectionID) -> Peer | None:
+    def _find(self, conn: ConnectionID) -> RpcPeer | None:
         if conn.id == SERVICE_NODE:
             return self._connections.find(conn.pubkey, conn.reach, self._clock())
         peer = self._there(conn)
@@ -967,7 +969,7 @@ class RpcNode:
             peer = self._connections.find(conn.pubkey, ANY_WAY, self._clock())
         return peer
 
-    def _there(self, conn: ConnectionID) -> Peer | None:
+    def _there(self, conn: ConnectionID) -> RpcPeer | None:
         """Return who is meant, if there is such a connection; none is opened, and none stands for another."""
         if conn.id == SERVICE_NODE:
             peer = None if conn.reach.incoming else self._connections.get(conn.pubkey)
@@ -1138,7 +1140,7 @@ class RpcNode:
         timeout_s: float,
         credit: int = 0,
         item: Callable[[list[bytes]], bool] | None = None,
-    ) -> Call:
+    ) -> PendingCall:
         """Send a request, on whatever thread; of a handler, with at most the time that its own caller still waits."""
         _check_timeout(timeout_s)
         served = SERVED.get()
@@ -1147,16 +1149,16 @@ class RpcNode:
         tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
         name, *checked = _checked(conn, command, parts)
         frames = [name, tag, *checked]
-        call = Call(tag, name, settle, item)
+        call = PendingCall(tag, name, settle, item)
         self._do_or_fail(self._request, conn, frames, call, timeout_s)
         return call
 
-    def send_reply(self, message: Message, parts: tuple[Part, ...]) -> None:
-        """Answer a request, if it was not answered; for `Message`."""
+    def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None:
+        """Answer a request, if it was not answered; for `RpcMessage`."""
         frames = [wire.REPLY, message.tag or b"", *parts_of(parts, message.peer.conn.most_part_bytes)]
         self._do(self._reply, message, frames)
 
-    def _reply(self, message: Message, frames: list[bytes]) -> None:
+    def _reply(self, message: RpcMessage, frames: list[bytes]) -> None:
         if message.answer_once():
             self._send_to(message.peer, frames)
 
@@ -1174,11 +1176,11 @@ class RpcNode:
         elif problem is NO_CONNECTION and queue_failure is not None:
             self._call_back(queue_failure, "there is no such connection")
 
-    def _send_to(self, peer: Peer, frames: Sequence[bytes]) -> bool:
+    def _send_to(self, peer: RpcPeer, frames: Sequence[bytes]) -> bool:
         """Send what nobody waits for; return whether it could be."""
         return self._try_to_send(peer, frames) is None
 
-    def _try_to_send(self, peer: Peer, frames: Sequence[bytes]) -> bytes | None:
+    def _try_to_send(self, peer: RpcPeer, frames: Sequence[bytes]) -> bytes | None:
         """Send a message; return the code for why it could not be, None if it could."""
         if peer.closed:
             # What was meant for a connection goes to no other one, but of a service node, which is known by its key.
@@ -1195,7 +1197,7 @@ class RpcNode:
             return NO_CONNECTION
         return None
 
-    def _request(self, conn: ConnectionID, frames: list[bytes], call: Call, timeout_s: float) -> None:
+    def _request(self, conn: ConnectionID, frames: list[bytes], call: PendingCall, timeout_s: float) -> None:
         if self._stopping:
             self._call(call.settle, False, [wire.SHUTTING_DOWN])
             return
@@ -1206,7 +1208,7 @@ class RpcNode:
             return
         calls = peer.calls
         if calls is None:
-            calls = peer.calls = Calls()
+            calls = peer.calls = PendingCalls()
         if len(calls) >= MOST_CALLS:
             self._call(call.settle, False, [wire.QUEUE_FULL])
             return
@@ -1222,20 +1224,20 @@ class RpcNode:
             peer.due = deadline
             self._group.deadlines.set(peer, deadline)
 
-    def _withdraw(self, call: Call) -> None:
+    def _withdraw(self, call: PendingCall) -> None:
         """Give up a request: have its handler cancelled."""
         peer = call.peer
         if peer is not None and peer.calls is not None and peer.calls.take(call.tag) is not None:
             self._send_to(peer, [wire.CANCEL, call.tag])
 
-    def _give_credit(self, call: Call, count: int, incoming: Incoming) -> None:
+    def _give_credit(self, call: PendingCall, count: int, incoming: Incoming) -> None:
         """Let more items of a stream come."""
         peer = call.peer
         if peer is not None and peer.calls is not None and call.tag in peer.calls:
             incoming.allow(count)
             self._send_to(peer, [wire.CREDIT, call.tag, b"%d" % count])
 
-    def _calls_due(self, peer: Peer) -> None:
+    def _calls_due(self, peer: RpcPeer) -> None:
         calls = peer.calls
         peer.due = inf
         if calls is None:
@@ -1255,7 +1257,7 @@ class RpcNode:
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
-    def _received(self, peer: Peer, frames: list[bytes], at: int) -> None:
+    def _received(self, peer: RpcPeer, frames: list[bytes], at: int) -> None:
         """Act on a message whose first frame is at `at`."""
         name = frames[at]
         command = self._commands.get(name)
@@ -1279,9 +1281,9 @@ class RpcNode:
                 left_s, credit = read
                 deadline = self._clock() + left_s
         command.count += 1
-        self._serving.run(command, Message(self, peer, name, tag, frames[rest:], deadline), credit)
+        self._serving.run(command, RpcMessage(self, peer, name, tag, frames[rest:], deadline), credit)
 
-    def _refused(self, command: Command, peer: Peer, tag: bytes | None) -> bytes | None:
+    def _refused(self, command: RpcCommand, peer: RpcPeer, tag: bytes | None) -> bytes | None:
         """Return the code with which the command of that peer is refused; None: it may run."""
         identity = peer.identity
         return refusal_code(
@@ -1293,11 +1295,11 @@ class RpcNode:
             tag=tag,
         )
 
-    def _refuse(self, peer: Peer, code: bytes, name: bytes, tag: bytes | None) -> None:
+    def _refuse(self, peer: RpcPeer, code: bytes, name: bytes, tag: bytes | None) -> None:
         self._refused_counts[code.decode()] += 1
         self._send_to(peer, wire.refusal(code, name, tag))
 
-    def _received_other(self, peer: Peer, frames: list[bytes]) -> None:
+    def _received_other(self, peer: RpcPeer, frames: list[bytes]) -> None:
         """Act on what is no command of ours."""
         name = frames[0]
         if name == wire.REPLY:
@@ -1325,13 +1327,13 @@ class RpcNode:
         else:
             self._refuse(peer, wire.UNKNOWN_COMMAND, name, None)
 
-    def _received_hello(self, peer: Peer) -> None:
+    def _received_hello(self, peer: RpcPeer) -> None:
         dialled = self._dialled.get(peer.conn.id)
         ready = None if dialled is None else dialled.answered()
         if ready is not None:
             self._call(ready, peer.conn)
 
-    def _received_reply(self, peer: Peer, frames: list[bytes]) -> None:
+    def _received_reply(self, peer: RpcPeer, frames: list[bytes]) -> None:
         if len(frames) < 2:
             self._malformed_count += 1
             return
@@ -1349,14 +1351,14 @@ class RpcNode:
             self._late_told_at = now
             _log.warning("dropped an answer that no request waits for; %d so far", self._late_count)
 
-    def _received_failure(self, peer: Peer, code: bytes, tag: bytes, more: list[bytes]) -> None:
+    def _received_failure(self, peer: RpcPeer, code: bytes, tag: bytes, more: list[bytes]) -> None:
         call = None if peer.calls is None else peer.calls.take(tag)
         if call is None:
             self._note_late()
         else:
             self._call(call.settle, False, [code, *more])
 
-    def _received_stream(self, peer: Peer, frames: list[bytes]) -> None:
+    def _received_stream(self, peer: RpcPeer, frames: list[bytes]) -> None:
         """Act on an item, on credit for more, or on a caller that takes no more."""
         if len(frames) < 2:
             self._malformed_count += 1
@@ -1377,7 +1379,7 @@ class RpcNode:
                 self._received_failure(peer, NOT_ALLOWED, frames[1], [])
                 self._send_to(peer, [wire.CANCEL, frames[1]])
 
-    def _received_unknown(self, peer: Peer, frames: list[bytes]) -> None:
+    def _received_unknown(self, peer: RpcPeer, frames: list[bytes]) -> None:
         """Fail the oldest request with the command that the peer does not know: it does not say which."""
         calls = peer.calls
         if calls is None or len(frames) < 2:

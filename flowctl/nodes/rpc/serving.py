@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final
 from flowctl.core.loop.faults import as_exception
 from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.nodes.rpc.commands import Command, HandlerKind
+from flowctl.nodes.rpc.commands import HandlerKind, RpcCommand
 from flowctl.nodes.rpc.jobs.begin import begin
-from flowctl.nodes.rpc.jobs.slots import Job, NotStarted, NotStartedError, Verdict
-from flowctl.nodes.rpc.message import SERVED, Message, parts_of
+from flowctl.nodes.rpc.jobs.slots import NotStarted, NotStartedError, SlotVerdict, WorkerJob
+from flowctl.nodes.rpc.message import SERVED, RpcMessage, parts_of
 from flowctl.nodes.rpc.wire import frames as wire
 
 if TYPE_CHECKING:
     from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher
-    from flowctl.nodes.rpc.peers.peer import Peer
+    from flowctl.nodes.rpc.peers.peer import RpcPeer
     from flowctl.pollgroup import PollGroup
 
 MOST_RUNNING: Final = 10_000
@@ -63,7 +63,7 @@ class Running:
 
     __slots__ = ("credit", "message", "more", "task")
 
-    def __init__(self, message: Message, credit: int = 0) -> None:
+    def __init__(self, message: RpcMessage, credit: int = 0) -> None:
         self.message: Final = message
         self.task: asyncio.Task[None] | None = None  #: of a coroutine that waits
         self.credit = credit  #: items of a stream that may go out
@@ -104,7 +104,7 @@ class Serving:
         "wrong_count",
     )
 
-    def __init__(self, group: PollGroup, jobs: Dispatcher, send: Callable[[Peer, Sequence[bytes]], bool]) -> None:
+    def __init__(self, group: PollGroup, jobs: Dispatcher, send: Callable[[RpcPeer, Sequence[bytes]], bool]) -> None:
         self._group: Final = group
         self._jobs: Final = jobs
         self._send: Final = send
@@ -117,7 +117,7 @@ class Serving:
         self.full_count = 0
         self.cancelled_count = 0
 
-    def run(self, command: Command, message: Message, credit: int = 0) -> None:
+    def run(self, command: RpcCommand, message: RpcMessage, credit: int = 0) -> None:
         """Run a handler."""
         if self._stopping:
             self.fail(message, wire.SHUTTING_DOWN)
@@ -143,19 +143,19 @@ class Serving:
             if task is not None:
                 self._keep(command, running, task)
 
-    def credit(self, peer: Peer, tag: bytes, count: int) -> None:
+    def credit(self, peer: RpcPeer, tag: bytes, count: int) -> None:
         """Let `count` more items of a stream go out."""
         running = peer.running.get(tag)
         if running is not None:
             running.add_credit(count)
 
-    def cancel(self, peer: Peer, tag: bytes) -> None:
+    def cancel(self, peer: RpcPeer, tag: bytes) -> None:
         """End what runs for a request that its caller has given up."""
         running = peer.running.get(tag)
         if running is not None:
             running.cancel()
 
-    def fail(self, message: Message, code: bytes, text: bytes = b"") -> None:
+    def fail(self, message: RpcMessage, code: bytes, text: bytes = b"") -> None:
         """Tell the sender of a request why it gets no reply, unless it was answered."""
         if message.tag is not None and message.answer_once():
             self._send(message.peer, wire.failure(code, message.tag, text))
@@ -176,14 +176,14 @@ class Serving:
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
-    def _full(self, message: Message) -> None:
+    def _full(self, message: RpcMessage) -> None:
         self.full_count += 1
         self.fail(message, wire.QUEUE_FULL)
 
-    def _submit(self, command: Command, message: Message) -> None:
+    def _submit(self, command: RpcCommand, message: RpcMessage) -> None:
         """Have a handler run on a worker thread, now or when it is its turn."""
         running = Running(message)
-        job = Job(
+        job = WorkerJob(
             command.category.lane,
             partial(_handle, command, message),
             partial(self._handled, running),
@@ -192,7 +192,7 @@ class Serving:
             name=message.command.decode(errors="replace"),
             sender=message.peer,
         )
-        if self._jobs.submit(job) is Verdict.DROP:
+        if self._jobs.submit(job) is SlotVerdict.DROP:
             self._full(message)
         else:
             self._enter(running)
@@ -208,7 +208,7 @@ class Serving:
         else:
             self._failed(message, as_exception(error))
 
-    async def _serve(self, command: Command, message: Message) -> None:
+    async def _serve(self, command: RpcCommand, message: RpcMessage) -> None:
         """Run a coroutine handler; what it returns is the reply."""
         SERVED.set(message)  # in the context of this coroutine alone, see `begin`
         try:
@@ -218,7 +218,7 @@ class Serving:
         except BaseException as error:  # noqa: BLE001  (a handler's fault costs its request, and nothing else)
             self._failed(message, error)
 
-    async def _stream(self, command: Command, running: Running) -> None:
+    async def _stream(self, command: RpcCommand, running: Running) -> None:
         """Send the items of a stream as its caller takes them; a reply without parts is its end."""
         message = running.message
         SERVED.set(message)
@@ -245,7 +245,7 @@ class Serving:
                 close: Callable[[], Coroutine[Any, Any, None]] = items.aclose  # type: ignore[attr-defined]  # a generator
                 await close()
 
-    async def _deliver(self, message: Message, frames: list[bytes]) -> None:
+    async def _deliver(self, message: RpcMessage, frames: list[bytes]) -> None:
         """Send what must not be missing; where too much waits for the peer already, wait until it has read.
 
         One of its streams tries, the others wait for that one: thousands of them cost no more than one.
@@ -254,19 +254,19 @@ class Serving:
             while not self._send(message.peer, frames):  # noqa: ASYNC110  (ZeroMQ does not tell of room)
                 await asyncio.sleep(RETRY_S)  # cancelled when the peer has gone
 
-    async def _peer_reads(self, message: Message) -> None:
+    async def _peer_reads(self, message: RpcMessage) -> None:
         """Wait while another stream waits for the peer to read: an item that nobody takes is not even made."""
         turn = message.peer.turn
         if turn.locked():
             async with turn:
                 pass
 
-    def _answer(self, message: Message, parts: list[bytes] | None) -> None:
+    def _answer(self, message: RpcMessage, parts: list[bytes] | None) -> None:
         """Send the reply of a handler, unless it has answered itself."""
         if parts is not None and message.tag is not None and message.answer_once():
             self._send(message.peer, [wire.REPLY, message.tag, *parts])
 
-    def _failed(self, message: Message, error: BaseException) -> None:
+    def _failed(self, message: RpcMessage, error: BaseException) -> None:
         """Tell of what a handler raised: the caller that it failed, the application what it was."""
         if message.cancelled:
             self.cancelled_count += 1
@@ -285,7 +285,7 @@ class Serving:
         self._group.report(f"handler of {message.command.decode(errors='replace')}", error)
         self.fail(message, wire.HANDLER_FAILED)
 
-    def _keep(self, command: Command, running: Running, task: asyncio.Task[None]) -> None:
+    def _keep(self, command: RpcCommand, running: Running, task: asyncio.Task[None]) -> None:
         """Keep a coroutine that waits where it can be cancelled."""
         category, size_bytes = command.category, running.message.size_bytes
         category.running_count += 1
@@ -330,7 +330,7 @@ class Serving:
                 del message.peer.running[key]
 
 
-def _handle(command: Command, message: Message) -> list[bytes] | None:
+def _handle(command: RpcCommand, message: RpcMessage) -> list[bytes] | None:
     """Run a plain handler, on a worker thread, and return the parts of the reply; None: there is none."""
     if message.cancelled:
         return None  # while it waited for the thread

@@ -16,15 +16,15 @@ from typing import Any, Final, Protocol
 
 from flowctl.core.text.printable import short
 from flowctl.errors import BrokenError, ClosedError
-from flowctl.nodes.scheduler.core import Request
+from flowctl.nodes.scheduler.core import SentMessage
 from flowctl.nodes.scheduler.offer import (
     Channel,
     FailureCode,
     Offer,
     PeerId,
-    Receiver,
+    ResponseReceiver,
     ResponseType,
-    Sender,
+    WaitingSender,
     check_response_type,
     check_timeout,
 )
@@ -36,10 +36,10 @@ HOLD_S: Final = 60.0
 class Desk(Protocol):
     """What the scheduler does for coroutines."""
 
-    def schedule(self, sender: Sender, priority: int = 0) -> bool:
+    def schedule(self, sender: WaitingSender, priority: int = 0) -> bool:
         """Let `sender` wait."""
 
-    def withdraw(self, what: Sender | int) -> bool:
+    def withdraw(self, what: WaitingSender | int) -> bool:
         """Take back a sender or a request."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> int:
@@ -51,15 +51,20 @@ class Desk(Protocol):
     def now(self) -> float:
         """Return the time in seconds."""
 
-    def hold(self, offer: Offer, channel: Channel, timeout: float) -> Request | None:
+    def hold(self, offer: Offer, channel: Channel, timeout: float) -> SentMessage | None:
         """Close `channel` without a message."""
 
     def use(
-        self, held: Request, message: Any, receiver: Receiver | None, timeout: float, response_type: ResponseType
+        self,
+        held: SentMessage,
+        message: Any,
+        receiver: ResponseReceiver | None,
+        timeout: float,
+        response_type: ResponseType,
     ) -> int | None:
         """Send on a channel that is held."""
 
-    def free(self, held: Request) -> None:
+    def free(self, held: SentMessage) -> None:
         """Open a channel that is held."""
 
 
@@ -211,9 +216,9 @@ class HeldChannel:
 
     __slots__ = ("_desk", "_held", "peer_id")
 
-    def __init__(self, desk: Desk, held: Request) -> None:
+    def __init__(self, desk: Desk, held: SentMessage) -> None:
         self._desk: Final = desk
-        self._held: Request | None = held
+        self._held: SentMessage | None = held
         #: Which peer it leads to.
         self.peer_id: Final[PeerId] = held.peer.peer_id
 
@@ -240,7 +245,9 @@ class HeldChannel:
         """Send a notification, which keeps the channel closed for `timeout` seconds."""
         self._send(message, None, timeout, None)
 
-    def _send(self, message: Any, receiver: Receiver | None, timeout: float, response_type: ResponseType) -> int:
+    def _send(
+        self, message: Any, receiver: ResponseReceiver | None, timeout: float, response_type: ResponseType
+    ) -> int:
         check_timeout(timeout)
         held, self._held = self._held, None
         key = None if held is None else self._desk.use(held, message, receiver, timeout, response_type)
@@ -290,7 +297,7 @@ class ChannelWait:
         if not self._desk.schedule(self, priority):
             return None
         try:
-            held: Request | None = await asyncio.shield(outcome.future)
+            held: SentMessage | None = await asyncio.shield(outcome.future)
         except asyncio.CancelledError:
             self._over = True
             self._desk.withdraw(self)
@@ -298,7 +305,7 @@ class ChannelWait:
             raise
         return None if held is None else HeldChannel(self._desk, held)
 
-    def _give_back(self, future: asyncio.Future[Request | None]) -> None:
+    def _give_back(self, future: asyncio.Future[SentMessage | None]) -> None:
         held = future.result()
         if held is not None:
             self._desk.free(held)

@@ -30,17 +30,17 @@ from flowctl.nodes.scheduler.offer import (
     FIRST_ID,
     LAST_ID,
     Channel,
-    Entry,
+    ConnectedPeer,
     FailureCode,
     Hands,
     Offer,
-    Peer,
     PeerId,
-    Receiver,
+    QueuedSender,
+    ResponseReceiver,
     ResponseType,
-    Sender,
+    WaitingSender,
 )
-from flowctl.nodes.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, PeerState, SchedulerPolicy
+from flowctl.nodes.scheduler.policy import MAX_PRIORITY, ById, FirstComeFirstServed, PeerChannels, SchedulerPolicy
 
 _MOST_STALE: Final = 64
 """Peers that have gone may be in the pool as often as there are peers, and this often more, before it is cleared."""
@@ -51,7 +51,7 @@ PEERS_PER_WALK: Final = 64
 """How many peers that became free meanwhile the next walk is about: a sender that wants none of them looks at all."""
 
 
-class Refusal(enum.Enum):
+class ResponseFault(enum.Enum):
     """Why a response ends no request."""
 
     WITHOUT_ID = "has no request id"
@@ -60,13 +60,18 @@ class Refusal(enum.Enum):
     WRONG_TYPE = "is of another type than was asked for"
 
 
-class Request:
+class SentMessage:
     """A message that keeps a channel closed: a request, or, without receiver, a notification or a withdrawn request."""
 
     __slots__ = ("code", "ended_at", "key", "outcome", "peer", "receiver", "response", "response_type", "sent_at")
 
     def __init__(
-        self, key: int, peer: PeerState, receiver: Receiver | None, response_type: ResponseType, sent_at: float
+        self,
+        key: int,
+        peer: PeerChannels,
+        receiver: ResponseReceiver | None,
+        response_type: ResponseType,
+        sent_at: float,
     ) -> None:
         self.key: Final = key  # the request id; of notifications a negative number, which no peer can answer
         self.peer: Final = peer
@@ -94,14 +99,14 @@ class PolicyFault:
 
 
 Call: TypeAlias = Callable[[], None]
-Job: TypeAlias = Request | PeerState | list[Request] | list[Entry] | Call
+Job: TypeAlias = SentMessage | PeerChannels | list[SentMessage] | list[QueuedSender] | Call
 """What has happened: a request has ended, a peer has open channels, those of a list are to be told of their end, or it
 is time for a call."""
-Step: TypeAlias = Offer | Request | Entry | Call
+Step: TypeAlias = Offer | SentMessage | QueuedSender | Call
 """A callback that is to be made: an offer, the end of a request, the discarding of a sender, or a call at its time."""
 
 
-class Line:
+class SenderLine:
     """Senders in order of their places; those that are withdrawn leave at once, and their places are passed over.
 
     Most come in order, and stand in a deque, where nothing has to move; the others stand in a heap beside it.
@@ -110,13 +115,13 @@ class Line:
     __slots__ = ("_fifo", "_heap", "alone", "live_count")
 
     def __init__(self) -> None:
-        self._fifo: deque[Entry] = deque()
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._fifo: deque[QueuedSender] = deque()
+        self._heap: list[tuple[float, int, QueuedSender]] = []
         #: The lines of a sender that stands only here.
-        self.alone: Final[tuple[Line, ...]] = (self,)
+        self.alone: Final[tuple[SenderLine, ...]] = (self,)
         self.live_count = 0
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: QueuedSender) -> None:
         """Put `entry`, whose `lines` have this one, in its place; O(1) at either end, else O(log n)."""
         self.live_count += 1
         fifo = self._fifo
@@ -127,7 +132,7 @@ class Line:
         else:
             heappush(self._heap, (entry.place, entry.number, entry))
 
-    def first(self) -> Entry | None:
+    def first(self) -> QueuedSender | None:
         """Return the first, which stays; None: there is none. O(log n), for the places of those that have left."""
         fifo, heap = self._fifo, self._heap
         while fifo and self not in fifo[0].lines:
@@ -138,14 +143,14 @@ class Line:
             return fifo[0] if fifo else None
         return fifo[0] if fifo and _is_before(fifo[0], heap[0][2]) else heap[0][2]
 
-    def remove(self, first: Entry) -> None:
+    def remove(self, first: QueuedSender) -> None:
         """Take out what `first` has returned; O(log n)."""
         if self._fifo and self._fifo[0] is first:
             self._fifo.popleft()
         else:
             heappop(self._heap)
 
-    def pop(self) -> Entry | None:
+    def pop(self) -> QueuedSender | None:
         """Take out the first of those that stand only here; None: there is none. O(log n)."""
         if self._heap:
             entry = self.first()
@@ -175,11 +180,11 @@ class Line:
             self._fifo = deque(sorted(standing, key=_place_of))
 
 
-def _place_of(entry: Entry) -> tuple[float, int]:
+def _place_of(entry: QueuedSender) -> tuple[float, int]:
     return entry.place, entry.number
 
 
-def _is_before(entry: Entry, other: Entry) -> bool:
+def _is_before(entry: QueuedSender, other: QueuedSender) -> bool:
     return entry.place < other.place or (entry.place == other.place and entry.number < other.number)
 
 
@@ -188,10 +193,10 @@ class Walk:
 
     __slots__ = ("asked", "fresh", "lines")
 
-    def __init__(self, lines: tuple[Line, ...], fresh: tuple[PeerState, ...] | None) -> None:
+    def __init__(self, lines: tuple[SenderLine, ...], fresh: tuple[PeerChannels, ...] | None) -> None:
         self.lines = lines
         self.fresh: Final = fresh  # peers with channels that nobody has seen, by id; None: all that is open is new
-        self.asked: Final[list[Entry]] = []  # they have declined, and stand in no line
+        self.asked: Final[list[QueuedSender]] = []  # they have declined, and stand in no line
 
 
 @dataclass(slots=True)
@@ -199,7 +204,7 @@ class Counters:
     """What has happened since the start."""
 
     scheduled: int = 0  #: senders taken up
-    offers: int = 0  #: calls of `Sender.on_offer`
+    offers: int = 0  #: calls of `WaitingSender.on_offer`
     declined: int = 0  #: offers of which nothing was used
     discarded: int = 0  #: senders told that the scheduler has stopped
     withdrawn_senders: int = 0
@@ -255,33 +260,33 @@ class Core:
         self.calls: Final[Pending[int, Call]] = Pending()  # to be made at their time
         self._peer_number = 0
         self._stale_count = 0  # peers that have gone and may still be in the pool
-        self._ejected: Final[Pending[int, PeerState]] = Pending()
-        self.peers: Final[dict[PeerId, PeerState]] = {}
+        self._ejected: Final[Pending[int, PeerChannels]] = Pending()
+        self.peers: Final[dict[PeerId, PeerChannels]] = {}
         self.open_count = 0  # of all peers
         self.closed_count = 0
-        self.table: Final[Pending[int, Request]] = Pending()
-        self.waiting: Final[dict[int, Entry]] = {}  # by id(sender): senders need no hash, and the entry keeps the id
-        self.queue: Final = Line()
-        self._arrivals = Line()
-        self._spare = Line()  # the arrivals of the next walk, once this one has them
+        self.table: Final[Pending[int, SentMessage]] = Pending()
+        self.waiting: Final[dict[int, QueuedSender]] = {}  # by id(sender): it needs no hash, and cannot be another's
+        self.queue: Final = SenderLine()
+        self._arrivals = SenderLine()
+        self._spare = SenderLine()  # the arrivals of the next walk, once this one has them
         self.jobs: Final[deque[Job]] = deque()  # what has happened and was not acted on
-        self._untold: Final[deque[Request | Entry | Call]] = deque()  # of the job that is being done
-        self._freed: PeerState | None = None  # by that job: the queue is to be asked about it
+        self._untold: Final[deque[SentMessage | QueuedSender | Call]] = deque()  # of the job that is being done
+        self._freed: PeerChannels | None = None  # by that job: the queue is to be asked about it
         self._walk: Walk | None = None  # the one in progress
         self._budget = 0  # how many senders it may still ask
         #: Whether somebody calls `expire` when it is time, so that long walks can be made in parts.
         self.bounded = False
         self.suspended: Walk | None = None  # one that has asked enough for now; its peers are reserved
         self._resuming = False  # it is to go on
-        self._later: Final[dict[int, PeerState]] = {}  # by number: what has become free since, for the walk after it
-        self._wanting: Final[dict[PeerId, Line]] = {}  # senders that want certain peers only
+        self._later: Final[dict[int, PeerChannels]] = {}  # by number: what has become free since, for the walk after it
+        self._wanting: Final[dict[PeerId, SenderLine]] = {}  # senders that want certain peers only
         self._offer: Offer | None = None  # the one whose callback runs
         self.stopped = False
         self.counters: Final = Counters()
 
     # --- peers ---------------------------------------------------------------------------------------------------
 
-    def connect(self, peer: Peer, peer_id: PeerId, channels: int, now: float) -> bool:
+    def connect(self, peer: ConnectedPeer, peer_id: PeerId, channels: int, now: float) -> bool:
         """Add a peer. False: its id is connected already, and that peer's object lives."""
         known = self.peers.get(peer_id)
         if known is not None and known.reference() is not None:
@@ -296,7 +301,7 @@ class Core:
             ) from error
         if known is not None:
             self.disconnect(peer_id, now)
-        state = PeerState(peer_id, reference, self._peer_number, channels)
+        state = PeerChannels(peer_id, reference, self._peer_number, channels)
         self._peer_number += 1
         self.peers[peer_id] = state
         self.jobs.append(state)
@@ -324,7 +329,7 @@ class Core:
         """Have reported what a policy has raised; what it was asked goes on without its answer."""
         self.jobs.append(PolicyFault(error))
 
-    def _pool(self, peer: PeerState) -> None:
+    def _pool(self, peer: PeerChannels) -> None:
         """Give `peer` to the choice."""
         peer.pooled = True
         try:
@@ -333,7 +338,7 @@ class Core:
             peer.pooled = False
             self._fault(error)
 
-    def _take(self) -> PeerState | None:
+    def _take(self) -> PeerChannels | None:
         """Take the next from the choice."""
         try:
             return self._choice.take()
@@ -341,7 +346,7 @@ class Core:
             self._fault(error)
             return None
 
-    def _open(self, peer: PeerState) -> bool:
+    def _open(self, peer: PeerChannels) -> bool:
         """Count the channels of `peer` that are not closed as open. Returns whether there are any."""
         if peer.gone or peer.ejected:
             return False
@@ -352,11 +357,11 @@ class Core:
             self._pool(peer)
         return count > 0
 
-    def _shut(self, peer: PeerState) -> None:
+    def _shut(self, peer: PeerChannels) -> None:
         self.open_count -= peer.open_count
         peer.open_count = 0
 
-    def retire(self, peer: PeerState) -> None:
+    def retire(self, peer: PeerChannels) -> None:
         """Offer `peer`, whose object is no more, never again; its requests wait for their end."""
         self._shut(peer)
         if not peer.gone and peer.pooled:
@@ -396,7 +401,7 @@ class Core:
         self.counters.disconnects += self._fail(claimed, FailureCode.DISCONNECT)
         return True
 
-    def _fail(self, claimed: list[Request], code: FailureCode) -> int:
+    def _fail(self, claimed: list[SentMessage], code: FailureCode) -> int:
         failed = [request for request in claimed if request.receiver is not None]
         for request in failed:
             request.code = code
@@ -406,7 +411,7 @@ class Core:
 
     # --- senders -------------------------------------------------------------------------------------------------
 
-    def enter(self, sender: Sender, priority: int, peers: Collection[PeerId] | None) -> bool:
+    def enter(self, sender: WaitingSender, priority: int, peers: Collection[PeerId] | None) -> bool:
         """Let `sender` wait, if it does not yet. False: stopped."""
         if self.stopped:
             return False
@@ -420,7 +425,7 @@ class Core:
             raise ConfigError(f"{kind} is no sender", hint="give an object with the methods on_offer and on_discard")
         number = self.counters.scheduled
         place = self._fairness.place(sender, priority, number)
-        arrival = Entry(sender, number, place, None if peers is None else frozenset(peers))
+        arrival = QueuedSender(sender, number, place, None if peers is None else frozenset(peers))
         self.counters.scheduled += 1
         if entry is not None:
             entry.successor = arrival  # it enters if what it is being offered ends its present stay
@@ -428,7 +433,7 @@ class Core:
             self._arrive(arrival)
         return True
 
-    def withdraw_sender(self, sender: Sender) -> bool:
+    def withdraw_sender(self, sender: WaitingSender) -> bool:
         """Take `sender` out; it is not called any more. False: it does not wait."""
         entry = self.waiting.get(id(sender))
         if entry is None:
@@ -442,13 +447,13 @@ class Core:
         self.counters.withdrawn_senders += 1
         return True
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: QueuedSender) -> None:
         entry.done = True
         del self.waiting[id(entry.sender)]
         if entry.lines:
             self._unstand(entry)
 
-    def _arrive(self, entry: Entry) -> None:
+    def _arrive(self, entry: QueuedSender) -> None:
         self.waiting[id(entry.sender)] = entry
         entry.lines = self._arrivals.alone
         self._arrivals.push(entry)
@@ -484,7 +489,7 @@ class Core:
             else:
                 return None
 
-    def _begin_walk(self, freed: PeerState) -> None:
+    def _begin_walk(self, freed: PeerChannels) -> None:
         """Have the queue asked about a peer that has become free, or asked further, and about it in the next walk."""
         self._freed = None
         self._budget = ASKED_PER_JOB
@@ -495,12 +500,12 @@ class Core:
         else:
             self._ask_about((freed,))
 
-    def _ask_about(self, fresh: tuple[PeerState, ...]) -> None:
+    def _ask_about(self, fresh: tuple[PeerChannels, ...]) -> None:
         lines = self._lines_about(fresh) if self._wanting else self.queue.alone
         if fresh and (len(lines) > 1 or self.queue.live_count):
             self._walk = Walk(lines, fresh)
 
-    def _lines_about(self, fresh: tuple[PeerState, ...]) -> tuple[Line, ...]:
+    def _lines_about(self, fresh: tuple[PeerChannels, ...]) -> tuple[SenderLine, ...]:
         wanting = self._wanting
         if not wanting:
             return self.queue.alone
@@ -514,13 +519,13 @@ class Core:
         walk.lines = self._lines_about(walk.fresh or ())  # others may have come meanwhile
 
     def _begin(self, job: Job) -> None:
-        if isinstance(job, Request):
+        if isinstance(job, SentMessage):
             freed = self._release(job, job.outcome, job.ended_at)
             if self.queue.live_count or self._wanting or self.suspended is not None:
                 self._freed = freed
             if job.receiver is not None:
                 self._untold.append(job)
-        elif isinstance(job, PeerState):
+        elif isinstance(job, PeerChannels):
             self._freed = job if self._open(job) else None
         elif isinstance(job, list):
             self._untold.extend(job)
@@ -565,12 +570,12 @@ class Core:
             return offer
         return None
 
-    def _is_open(self, peer: PeerState) -> bool:
+    def _is_open(self, peer: PeerChannels) -> bool:
         if peer.open_count > 0 and peer.reference() is None:
             self.retire(peer)
         return peer.open_count > 0
 
-    def _next_of(self, walk: Walk) -> tuple[Entry | None, int]:
+    def _next_of(self, walk: Walk) -> tuple[QueuedSender | None, int]:
         """Take out who stands first in the lines of `walk`; returns also how many stand behind."""
         lines = walk.lines
         where = lines[0]
@@ -585,7 +590,7 @@ class Core:
             self._unstand(found)
         return found, behind_count
 
-    def _wanted_by(self, entry: Entry, fresh: tuple[PeerState, ...] | None) -> tuple[PeerState, ...]:
+    def _wanted_by(self, entry: QueuedSender, fresh: tuple[PeerChannels, ...] | None) -> tuple[PeerChannels, ...]:
         """Return those of `fresh`, or of all peers, that `entry` wants and that can be offered, by id."""
         wanted = entry.peers or ()
         if fresh is not None:
@@ -595,7 +600,7 @@ class Core:
         found.sort(key=lambda peer: peer.peer_id)
         return tuple(found)
 
-    def _stand(self, entry: Entry) -> None:
+    def _stand(self, entry: QueuedSender) -> None:
         """Let `entry` stand in the queue, or in the lines of the peers that it wants."""
         if entry.peers is None:
             entry.lines = self.queue.alone
@@ -605,13 +610,13 @@ class Core:
         for peer_id in entry.peers:
             line = self._wanting.get(peer_id)
             if line is None:
-                line = self._wanting[peer_id] = Line()
+                line = self._wanting[peer_id] = SenderLine()
             lines.append(line)
         entry.lines = tuple(lines)
         for line in lines:
             line.push(entry)
 
-    def _unstand(self, entry: Entry) -> None:
+    def _unstand(self, entry: QueuedSender) -> None:
         lines, entry.lines = entry.lines, ()
         for line in lines:
             line.left()
@@ -676,7 +681,7 @@ class Core:
         if self._later:
             self._ask_about_later()
 
-    def _let_stand(self, arrivals: Line) -> None:
+    def _let_stand(self, arrivals: SenderLine) -> None:
         while (entry := arrivals.pop()) is not None:
             self._stand(entry)
 
@@ -693,7 +698,7 @@ class Core:
         for peer in self._later.values():
             peer.reserved = True
 
-    def pull(self, offer: Offer) -> PeerState | None:
+    def pull(self, offer: Offer) -> PeerChannels | None:
         """Return the next open peer for `offer`; None: there is no further one, or the offer is over."""
         while offer.active:
             peer = self._take()
@@ -707,7 +712,7 @@ class Core:
             peer.pooled = False
         return None
 
-    def choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+    def choose(self, offer: Offer, peer_id: PeerId) -> PeerChannels | None:
         peer = self.peers.get(peer_id)
         if peer is None or peer.open_count <= 0 or offer.size <= 0 or not offer.active:
             return None
@@ -721,11 +726,11 @@ class Core:
         self,
         offer: Offer,
         channel: Channel,
-        receiver: Receiver | None,
+        receiver: ResponseReceiver | None,
         response_type: ResponseType,
         now: float,
         deadline: float,
-    ) -> Request | None:
+    ) -> SentMessage | None:
         """Close `channel` for a message that is about to be sent. None: it may not be."""
         peer = channel.state
         if (
@@ -747,12 +752,12 @@ class Core:
 
     def _put(
         self,
-        peer: PeerState,
-        receiver: Receiver | None,
+        peer: PeerChannels,
+        receiver: ResponseReceiver | None,
         response_type: ResponseType,
         now: float,
         deadline: float,
-    ) -> Request:
+    ) -> SentMessage:
         """Enter a message that keeps a channel of `peer` closed, which is not counted as open any more."""
         if receiver is None:
             self._notice_key -= 1
@@ -765,15 +770,20 @@ class Core:
                     break
             self._last_id = key
             self.counters.requests += 1
-        request = Request(key, peer, receiver, response_type, now)
+        request = SentMessage(key, peer, receiver, response_type, now)
         self.table.add(key, request, deadline)
         peer.pending[key] = None
         self.closed_count += 1
         return request
 
     def use(
-        self, held: Request, receiver: Receiver | None, response_type: ResponseType, now: float, deadline: float
-    ) -> Request | None:
+        self,
+        held: SentMessage,
+        receiver: ResponseReceiver | None,
+        response_type: ResponseType,
+        now: float,
+        deadline: float,
+    ) -> SentMessage | None:
         """Keep the channel that `held` keeps closed closed for a message. None: it is not kept any more."""
         if self._claim(held.key) is None:
             self.counters.refused += 1
@@ -782,7 +792,7 @@ class Core:
         self.closed_count -= 1
         return self._put(held.peer, receiver, response_type, now, deadline)
 
-    def free(self, held: Request, outcome: Outcome, now: float) -> None:
+    def free(self, held: SentMessage, outcome: Outcome, now: float) -> None:
         """Open the channel that `held` keeps closed, if it does; nobody is told."""
         if self._claim(held.key) is not None:
             if outcome is Outcome.REJECTED:
@@ -793,7 +803,7 @@ class Core:
             held.ended_at = now
             self.jobs.append(held)
 
-    def undo(self, offer: Offer, channel: Channel, request: Request, now: float) -> bool:
+    def undo(self, offer: Offer, channel: Channel, request: SentMessage, now: float) -> bool:
         """Open the channel again: the peer did not take the message. False: it has ended meanwhile."""
         if self._claim(request.key) is None:
             return False
@@ -806,23 +816,23 @@ class Core:
         return True
 
     def answered(
-        self, peer: Peer, request_id: object, response: Any, outcome: Outcome, now: float
-    ) -> Request | Refusal:
+        self, peer: ConnectedPeer, request_id: object, response: Any, outcome: Outcome, now: float
+    ) -> SentMessage | ResponseFault:
         """Claim the request that `response` of `peer` ends, and enter its end, as `outcome` for the policies."""
         counters = self.counters
         if type(request_id) is not int:
             counters.without_id += 1
-            return Refusal.WITHOUT_ID
+            return ResponseFault.WITHOUT_ID
         request = self.table.get(request_id) if request_id >= FIRST_ID else None
         if request is None:
             counters.unknown += 1
-            return Refusal.UNKNOWN
+            return ResponseFault.UNKNOWN
         if request.peer.reference() is not peer:
             counters.foreign += 1
-            return Refusal.FOREIGN
+            return ResponseFault.FOREIGN
         if request.response_type is not None and not isinstance(response, request.response_type):
             counters.wrong_type += 1
-            return Refusal.WRONG_TYPE
+            return ResponseFault.WRONG_TYPE
         self.table.take(request_id)
         if request.receiver is None:
             counters.late += 1
@@ -873,7 +883,7 @@ class Core:
             for peer_id, peer in self.peers.items()
         )
 
-    def _release(self, request: Request, outcome: Outcome, now: float) -> PeerState | None:
+    def _release(self, request: SentMessage, outcome: Outcome, now: float) -> PeerChannels | None:
         """Open the channel that `request`, which was claimed, kept closed. Returns its peer if it can be offered."""
         peer = request.peer
         if request.key not in peer.pending:
@@ -889,7 +899,7 @@ class Core:
         """Whether a policy asks for how long requests took."""
         return self._learns
 
-    def _learn(self, request: Request, outcome: Outcome, now: float) -> None:
+    def _learn(self, request: SentMessage, outcome: Outcome, now: float) -> None:
         peer = request.peer
         latency_s = now - request.sent_at
         if outcome is Outcome.RESPONSE:
@@ -912,7 +922,7 @@ class Core:
                 peer.ejected = True
                 self._ejected.add(peer.number, peer, now + seconds)
 
-    def _claim(self, key: int) -> Request | None:
+    def _claim(self, key: int) -> SentMessage | None:
         return self.table.take(key) if key in self.table else None
 
     def withdraw_request(self, request_id: int) -> bool:

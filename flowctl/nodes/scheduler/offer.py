@@ -1,14 +1,11 @@
 """The words of the scheduler: peers and their channels, senders that wait for one, and the offers made to them.
 
 A *peer* has one or more *channels*, each the capacity to send it one message: *open* (ready for one) or *closed* (the
-peer is given time to read and answer the last one). A `Sender` is a *demand*: it waits for an open channel. An `Offer`
-is *capacity* put before a demand: open channels, of which it may use as many as the offer's size says, for as long as
-the callback runs. A `Receiver` is a *reply handler*: it waits for the answer to one request, or to several. A message
-that expects an answer is a *request*, one that does not a *notification*; both close their channel, and both say for
-how long at most.
-
-This `Sender` and this `Receiver` are other things than `flowctl.Sender` and `flowctl.Receiver`, which belong to one
-connection each.
+peer is given time to read and answer the last one). A `WaitingSender` is a *demand*: it waits for an open channel. An
+`Offer` is *capacity* put before a demand: open channels, of which it may use as many as the offer's size says, for as
+long as the callback runs. A `ResponseReceiver` is a *reply handler*: it waits for the answer to one request, or to
+several. A message that expects an answer is a *request*, one that does not a *notification*; both close their channel,
+and both say for how long at most.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeAlias
 
 from flowctl.errors import ConfigError
-from flowctl.nodes.scheduler.policy import PeerState
+from flowctl.nodes.scheduler.policy import PeerChannels
 
 PeerId: TypeAlias = Any
 """What a peer is known by: hashable, and ordered among those of one scheduler."""
@@ -58,7 +55,7 @@ class FailureCode(enum.Enum):
     SHUTDOWN = "shutdown"  #: the scheduler was stopped
 
 
-class Peer(Protocol):
+class ConnectedPeer(Protocol):
     """The other end of a connection; held weakly by the scheduler.
 
     It has an attribute ``peer_id`` (see `PeerId`).
@@ -75,7 +72,7 @@ class Peer(Protocol):
         """
 
 
-class Sender(Protocol):
+class WaitingSender(Protocol):
     """A demand for one or more channels, kept until it has had one, is withdrawn, or the scheduler stops."""
 
     def on_offer(self, offer: Offer) -> None:
@@ -89,7 +86,7 @@ class Sender(Protocol):
         """The scheduler has stopped: no offer comes any more. Called once, instead of further offers."""
 
 
-class Receiver(Protocol):
+class ResponseReceiver(Protocol):
     """Handles how requests end; each request calls one of the two methods, once."""
 
     def on_success(self, request_id: int, response: Any) -> None:
@@ -99,12 +96,12 @@ class Receiver(Protocol):
         """Learn that no response to `request_id` comes, and why."""
 
 
-class Entry:
+class QueuedSender:
     """A sender in the queue; it belongs to the core."""
 
     __slots__ = ("done", "lines", "number", "offer", "peers", "place", "sender", "successor")
 
-    def __init__(self, sender: Sender, number: int, place: float, peers: frozenset[PeerId] | None) -> None:
+    def __init__(self, sender: WaitingSender, number: int, place: float, peers: frozenset[PeerId] | None) -> None:
         self.sender: Final = sender
         self.peers: Final = peers  # the only ones that it wants; None: any
         self.number: Final = number  # how many were scheduled before it
@@ -112,7 +109,7 @@ class Entry:
         self.done = False
         self.lines: tuple[Any, ...] = ()  # those that it stands in
         self.offer: Offer | None = None  # the one that it has before it
-        self.successor: Entry | None = None  # it was scheduled again while it had an offer before it
+        self.successor: QueuedSender | None = None  # it was scheduled again while it had an offer before it
 
 
 class Hands(Protocol):
@@ -123,16 +120,16 @@ class Hands(Protocol):
         offer: Offer,
         channel: Channel,
         message: Any,
-        receiver: Receiver | None,
+        receiver: ResponseReceiver | None,
         timeout: float,
         response_type: ResponseType,
     ) -> int | None:
         """Send a message, a notification if there is no receiver; returns its key, None if it was not sent."""
 
-    def pull(self, offer: Offer) -> PeerState | None:
+    def pull(self, offer: Offer) -> PeerChannels | None:
         """Return the next open peer, None if there is none."""
 
-    def choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+    def choose(self, offer: Offer, peer_id: PeerId) -> PeerChannels | None:
         """Return the peer `peer_id` if the offer can send to it."""
 
     def leave(self, offer: Offer) -> bool:
@@ -144,7 +141,7 @@ class Channel:
 
     __slots__ = ("offer", "state", "used")
 
-    def __init__(self, offer: Offer, state: PeerState) -> None:
+    def __init__(self, offer: Offer, state: PeerChannels) -> None:
         #: The offer that it is part of.
         self.offer: Final = offer
         #: The peer, as the scheduler and its policies see it.
@@ -158,7 +155,7 @@ class Channel:
         return self.state.peer_id
 
     def send(
-        self, message: Any, receiver: Receiver, timeout: float, *, response_type: ResponseType = None
+        self, message: Any, receiver: ResponseReceiver, timeout: float, *, response_type: ResponseType = None
     ) -> int | None:
         """Send a request on it: `Offer.send`."""
         return self.offer.send(self, message, receiver, timeout, response_type=response_type)
@@ -169,7 +166,7 @@ class Channel:
 
 
 class Offer:
-    """Open channels, put before one sender for as long as its `Sender.on_offer` runs.
+    """Open channels, put before one sender for as long as its `WaitingSender.on_offer` runs.
 
     Iterating gives the channels that the sender has not seen: of the peer that has just become free for one that was
     waiting, all open ones for one that has just come. They come in the order of the policy, by default that of the
@@ -179,7 +176,7 @@ class Offer:
 
     __slots__ = ("_hands", "active", "entry", "fresh", "pulled", "sent_count", "size")
 
-    def __init__(self, hands: Hands, entry: Entry, fresh: tuple[PeerState, ...] | None, size: int) -> None:
+    def __init__(self, hands: Hands, entry: QueuedSender, fresh: tuple[PeerChannels, ...] | None, size: int) -> None:
         self._hands: Final = hands
         #: The place in the queue of the sender that it is made to.
         self.entry: Final = entry
@@ -192,7 +189,7 @@ class Offer:
         #: Whether it can be used: the callback runs.
         self.active = True
         #: Peers taken from those that are open, to be put back; the scheduler's.
-        self.pulled: Final[list[PeerState]] = []
+        self.pulled: Final[list[PeerChannels]] = []
 
     def __iter__(self) -> Iterator[Channel]:
         """Yield the fresh channels, until the size is used up."""
@@ -220,7 +217,7 @@ class Offer:
                 if self.size <= 0 or peer.open_count <= 0:
                     break
 
-    def _channels_of(self, peers: tuple[PeerState, ...]) -> Iterator[Channel]:
+    def _channels_of(self, peers: tuple[PeerChannels, ...]) -> Iterator[Channel]:
         for peer in peers:
             if peer.reference() is None:
                 continue
@@ -240,7 +237,7 @@ class Offer:
         self,
         channel: Channel,
         message: Any,
-        receiver: Receiver,
+        receiver: ResponseReceiver,
         timeout: float,
         *,
         response_type: ResponseType = None,

@@ -1,7 +1,7 @@
 """What a scheduler asks its policies: four narrow questions, each with an object of its own that answers (pure).
 
 - `Fairness`: where in the queue does a new sender stand, and how many channels may it take of an offer?
-- `Choice`: in which order are the open peers offered?
+- `PeerChoice`: in which order are the open peers offered?
 - `ChannelLimits`: how many channels has a peer, now that this request of it has ended so?
 - `Ejection`: is a peer left out for a while, now that this request of it has ended so?
 
@@ -27,7 +27,7 @@ MAX_PRIORITY: Final = 1_000
 """Either way. Enough to pass 64,000 that wait; without a bound, the guarantee would have none."""
 
 
-class PeerState:
+class PeerChannels:
     """One connected peer, as the scheduler and its policies see it; only the scheduler changes it.
 
     Attributes:
@@ -37,7 +37,7 @@ class PeerState:
         pending: keys of what it has been sent and has not finished, oldest first: each is one closed channel.
         probation: whether it was until lately: it has one channel until it has answered.
         gone: whether it was disconnected, or its object is no more.
-        choice_state: for the `Choice`, which may keep here what it knows of the peer.
+        choice_state: for the `PeerChoice`, which may keep here what it knows of the peer.
     """
 
     __slots__ = (
@@ -92,46 +92,46 @@ class Fairness(Protocol):
         """Learn that `sender`, which had `place`, has sent so many messages, 1 or more."""
 
 
-class Choice(Protocol):
+class PeerChoice(Protocol):
     """Holds the peers that have open channels, and gives them out, best first.
 
     A peer is added once and then taken once; those that lost their channels meanwhile are given out all the same, and
     passed over by the scheduler.
     """
 
-    def add(self, peer: PeerState) -> None:
+    def add(self, peer: PeerChannels) -> None:
         """Take up `peer`, which is not here."""
 
-    def take(self) -> PeerState | None:
+    def take(self) -> PeerChannels | None:
         """Remove and return the peer that is to be offered next; None if none is left."""
 
-    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> None:
+    def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> None:
         """Learn how a request to `peer` ended."""
 
 
 class ChannelLimits(Protocol):
     """Decides how many channels a peer has."""
 
-    def connected(self, peer: PeerState, now: float) -> int:
+    def connected(self, peer: PeerChannels, now: float) -> int:
         """Return with how many channels `peer` begins, 1 or more; it was connected with ``peer.channel_count``."""
 
-    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> int:
-        """Return how many channels `peer` has from now on, 1 or more; arguments as of `Choice.ended`."""
+    def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> int:
+        """Return how many channels `peer` has from now on, 1 or more; arguments as of `PeerChoice.ended`."""
 
 
 class Ejection(Protocol):
     """Decides which peers are left out of offers for a while."""
 
-    def connected(self, peer: PeerState, now: float) -> None:
+    def connected(self, peer: PeerChannels, now: float) -> None:
         """Learn that `peer` was connected."""
 
-    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> float:
-        """Return for how many seconds `peer` is left out; 0: not. Arguments as of `Choice.ended`."""
+    def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> float:
+        """Return for how many seconds `peer` is left out; 0: not. Arguments as of `PeerChoice.ended`."""
 
-    def left(self, peer: PeerState) -> None:
+    def left(self, peer: PeerChannels) -> None:
         """Learn that `peer` was disconnected."""
 
-    def returned(self, peer: PeerState, now: float) -> None:
+    def returned(self, peer: PeerChannels, now: float) -> None:
         """Learn that the time of `peer` is over: it is offered again."""
 
 
@@ -167,10 +167,10 @@ class ById:
     __slots__ = ("_heap", "_taken")
 
     def __init__(self) -> None:
-        self._heap: Final[list[tuple[Any, int, PeerState]]] = []
+        self._heap: Final[list[tuple[Any, int, PeerChannels]]] = []
         self._taken = False  # the one at the top
 
-    def add(self, peer: PeerState) -> None:
+    def add(self, peer: PeerChannels) -> None:
         """Take up `peer`; O(log n)."""
         heap = self._heap
         try:
@@ -185,7 +185,7 @@ class ById:
             heapify(heap)
             raise
 
-    def take(self) -> PeerState | None:
+    def take(self) -> PeerChannels | None:
         """Remove and return the one with the lowest id; O(log n)."""
         heap = self._heap
         if self._taken:
@@ -193,7 +193,7 @@ class ById:
         self._taken = bool(heap)
         return heap[0][2] if heap else None
 
-    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> None:
+    def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> None:
         """Learn nothing: ids stay as they are."""
 
 
@@ -202,7 +202,7 @@ class SchedulerPolicy:
     """The policies of one scheduler; objects that keep state belong to one scheduler each."""
 
     fairness: Fairness = field(default_factory=FirstComeFirstServed)
-    choice: Choice = field(default_factory=ById)
+    choice: PeerChoice = field(default_factory=ById)
     limits: ChannelLimits | None = None  #: None: as many channels as the peer was connected with
     ejection: Ejection | None = None  #: None: nobody is left out
     #: Whether a response is of use; one that is not counts for the others as a request that was REJECTED. Called with

@@ -34,22 +34,22 @@ from flowctl.core.outcomes.outcome import Outcome
 from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError
 from flowctl.nodes.scheduler.awaited import AwaitedRequest, ChannelWait, HeldChannel
-from flowctl.nodes.scheduler.core import Call, Core, Job, PolicyFault, Refusal, Request, Step
+from flowctl.nodes.scheduler.core import Call, Core, Job, PolicyFault, ResponseFault, SentMessage, Step
 from flowctl.nodes.scheduler.driver import Driver
 from flowctl.nodes.scheduler.offer import (
     MAX_TIMEOUT_S,
     Channel,
-    Entry,
+    ConnectedPeer,
     Offer,
-    Peer,
     PeerId,
-    Receiver,
+    QueuedSender,
+    ResponseReceiver,
     ResponseType,
-    Sender,
+    WaitingSender,
     check_response_type,
     check_timeout,
 )
-from flowctl.nodes.scheduler.policy import PeerState, SchedulerPolicy
+from flowctl.nodes.scheduler.policy import PeerChannels, SchedulerPolicy
 from flowctl.pollgroup import PollGroup
 
 _log: Final = logging.getLogger("flowctl.scheduler")
@@ -63,9 +63,9 @@ WARNING_PERIOD_S: Final = 10.0
 class _Hands:
     """`Hands`, made of the methods of one scheduler."""
 
-    post: Callable[[Offer, Channel, Any, Receiver | None, float, ResponseType], int | None]
-    pull: Callable[[Offer], PeerState | None]
-    choose: Callable[[Offer, PeerId], PeerState | None]
+    post: Callable[[Offer, Channel, Any, ResponseReceiver | None, float, ResponseType], int | None]
+    pull: Callable[[Offer], PeerChannels | None]
+    choose: Callable[[Offer, PeerId], PeerChannels | None]
     leave: Callable[[Offer], bool]
 
 
@@ -105,13 +105,13 @@ class _Desk:
     """`Desk`, made of the methods of one scheduler."""
 
     schedule: Callable[..., bool]
-    withdraw: Callable[[Sender | int], bool]
+    withdraw: Callable[[WaitingSender | int], bool]
     call_later: Callable[[float, Callable[[], None]], int]
     cancel_call: Callable[[int], bool]
     now: Callable[[], float]
-    hold: Callable[[Offer, Channel, float], Request | None]
-    use: Callable[[Request, Any, Receiver | None, float, ResponseType], int | None]
-    free: Callable[[Request], None]
+    hold: Callable[[Offer, Channel, float], SentMessage | None]
+    use: Callable[[SentMessage, Any, ResponseReceiver | None, float, ResponseType], int | None]
+    free: Callable[[SentMessage], None]
 
 
 class MessageScheduler:
@@ -188,7 +188,7 @@ class MessageScheduler:
 
     # --- peers ---------------------------------------------------------------------------------------------------
 
-    def connect(self, peer: Peer, channels: int = 1) -> bool:
+    def connect(self, peer: ConnectedPeer, channels: int = 1) -> bool:
         """Add `peer`, and offer its channels.
 
         Args:
@@ -236,7 +236,7 @@ class MessageScheduler:
 
     # --- senders and responses -----------------------------------------------------------------------------------
 
-    def schedule(self, sender: Sender, priority: int = 0, *, peers: Collection[PeerId] | None = None) -> bool:
+    def schedule(self, sender: WaitingSender, priority: int = 0, *, peers: Collection[PeerId] | None = None) -> bool:
         """Let `sender` wait for an offer, which may come from within this call.
 
         A sender waits once: scheduled again while it waits, it keeps its place.
@@ -266,7 +266,7 @@ class MessageScheduler:
         self._run(step)
         return True
 
-    def receive(self, peer: Peer, response: Any, request_id: int | None = None) -> bool:
+    def receive(self, peer: ConnectedPeer, response: Any, request_id: int | None = None) -> bool:
         """Take a response that `peer` has sent.
 
         Args:
@@ -286,12 +286,12 @@ class MessageScheduler:
         with self._lock:
             found = self._core.answered(peer, request_id, response, outcome, now)
             step = self._take_turn_locked()
-        if isinstance(found, Refusal):
+        if isinstance(found, ResponseFault):
             self._warn(f"response of peer %s {found.value} (id %s)", peer.peer_id, request_id)
         self._run(step)
-        return not isinstance(found, Refusal) and found.receiver is not None
+        return not isinstance(found, ResponseFault) and found.receiver is not None
 
-    def withdraw(self, what: Sender | int) -> bool:
+    def withdraw(self, what: WaitingSender | int) -> bool:
         """Take back a sender, or a request by its id: it is not called any more.
 
         The channel of a request stays closed until its response or its timeout, because its peer is still busy.
@@ -339,7 +339,7 @@ class MessageScheduler:
         self._catch_up()
         return found
 
-    def peers(self) -> list[PeerState]:
+    def peers(self) -> list[PeerChannels]:
         """Return the connected peers, as policies see them: for looking at; O(n)."""
         with self._lock:
             found = list(self._core.peers.values())
@@ -594,11 +594,11 @@ class MessageScheduler:
                 self._turning = False
             raise
 
-    def _tell(self, ended: Request | Entry | Call) -> None:
+    def _tell(self, ended: SentMessage | QueuedSender | Call) -> None:
         try:
-            if isinstance(ended, Entry):
+            if isinstance(ended, QueuedSender):
                 ended.sender.on_discard()
-            elif not isinstance(ended, Request):
+            elif not isinstance(ended, SentMessage):
                 ended()
             elif ended.receiver is None:
                 return  # withdrawn since
@@ -607,7 +607,9 @@ class MessageScheduler:
             else:
                 ended.receiver.on_failure(ended.key, ended.code)
         except BaseException as error:  # noqa: BLE001  (it is others' turn that it would end)
-            named = f"receiver of request {ended.key}" if isinstance(ended, Request) else "on_discard, or a timed call"
+            named = (
+                f"receiver of request {ended.key}" if isinstance(ended, SentMessage) else "on_discard, or a timed call"
+            )
             self._report("policy" if isinstance(ended, PolicyFault) else named, error)
 
     def _is_useful(self, response: Any) -> bool:
@@ -619,13 +621,13 @@ class MessageScheduler:
 
     # --- what an offer asks for ----------------------------------------------------------------------------------
 
-    def _pull(self, offer: Offer) -> PeerState | None:
+    def _pull(self, offer: Offer) -> PeerChannels | None:
         if self._lock.owned():
             return None
         with self._lock:
             return self._core.pull(offer)
 
-    def _choose(self, offer: Offer, peer_id: PeerId) -> PeerState | None:
+    def _choose(self, offer: Offer, peer_id: PeerId) -> PeerChannels | None:
         if self._lock.owned():
             return None
         with self._lock:
@@ -642,7 +644,7 @@ class MessageScheduler:
         offer: Offer,
         channel: Channel,
         message: Any,
-        receiver: Receiver | None,
+        receiver: ResponseReceiver | None,
         timeout: float,
         response_type: ResponseType,
     ) -> int | None:
@@ -671,7 +673,7 @@ class MessageScheduler:
             self._rearm()
         return request.key
 
-    def _send(self, peer: Peer, request: Request, message: Any) -> bool:
+    def _send(self, peer: ConnectedPeer, request: SentMessage, message: Any) -> bool:
         try:
             sent = peer.send(None if request.key < 0 else request.key, message) is not False
         except BaseException as error:  # noqa: BLE001  (the peer's fault is not the sender's)
@@ -684,7 +686,7 @@ class MessageScheduler:
 
     # --- channels that are kept beyond an offer ------------------------------------------------------------------
 
-    def _hold(self, offer: Offer, channel: Channel, timeout: float) -> Request | None:
+    def _hold(self, offer: Offer, channel: Channel, timeout: float) -> SentMessage | None:
         """Close `channel` without a message, for `timeout` seconds at most."""
         if self._lock.owned():
             return None
@@ -695,7 +697,12 @@ class MessageScheduler:
         return held
 
     def _use(
-        self, held: Request, message: Any, receiver: Receiver | None, timeout: float, response_type: ResponseType
+        self,
+        held: SentMessage,
+        message: Any,
+        receiver: ResponseReceiver | None,
+        timeout: float,
+        response_type: ResponseType,
     ) -> int | None:
         """Send a message on a channel that is held; returns its key, None if it was not sent."""
         check_timeout(timeout)
@@ -716,7 +723,7 @@ class MessageScheduler:
         self._rearm()
         return request.key
 
-    def _free(self, held: Request, outcome: Outcome = Outcome.WITHDRAWN) -> None:
+    def _free(self, held: SentMessage, outcome: Outcome = Outcome.WITHDRAWN) -> None:
         """Open the channel that `held` keeps closed, if it does."""
         if self._lock.owned():
             self._put_off(self._free, held, outcome)

@@ -41,7 +41,7 @@ _DOMAIN: Final = re.compile(rb"i(0|[1-9][0-9]{0,8})e")
 _MAPPED: Final = re.compile(r"::ffff:([0-9.]{7,15})", re.IGNORECASE)
 
 
-class Refusal(enum.Enum):
+class ZapRefusal(enum.Enum):
     """Why a connection is not let in."""
 
     #: It is told nothing; the connection ends when the time for its handshake is up, and then its peer dials again.
@@ -64,7 +64,7 @@ class ZapRequest:
 
 
 #: Decides on a connection: the metadata of one that is let in (names that begin with ``X-``), or why it is not.
-Admit = Callable[[ZapRequest], Mapping[str, str] | Refusal]
+Admit = Callable[[ZapRequest], Mapping[str, str] | ZapRefusal]
 
 
 def zap_domain(listener: int) -> bytes:
@@ -78,8 +78,8 @@ def answer(frames: Sequence[bytes], admit: Admit) -> list[bytes]:
     if isinstance(request, str):
         return _reply(request_id, b"500", request)
     verdict = admit(request)
-    if isinstance(verdict, Refusal):
-        return _reply(request_id, verdict.value, "Access denied" if verdict is Refusal.DENIED else "Try later")
+    if isinstance(verdict, ZapRefusal):
+        return _reply(request_id, verdict.value, "Access denied" if verdict is ZapRefusal.DENIED else "Try later")
     metadata = b"".join(_property(name, value) for name, value in verdict.items())
     return _reply(request_id, b"200", "", request.pubkey.hex(), metadata)
 
@@ -133,7 +133,7 @@ class ZapHandler:
             reply = answer(frames[2:], self._admit)
         except BaseException as error:  # noqa: BLE001  (a hook's fault must not let a connection in, nor leave it waiting)
             self._group.report("deciding on a new connection", error)
-            reply = _reply(frames[3], Refusal.DENIED.value, "Access denied")
+            reply = _reply(frames[3], ZapRefusal.DENIED.value, "Access denied")
         self.refused_count += reply[2] != b"200"
         self._socket.send([*frames[:2], *reply])
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.errors import ConfigError
-from flowctl.nodes.rpc.wire.addresses import MOST_CHARS, MOST_PATH_BYTES, Address, Transport
+from flowctl.nodes.rpc.wire.addresses import MOST_CHARS, MOST_PATH_BYTES, Address, AddressTransport
 from flowctl.wire.zeromq.keytext import KeyEncoding
 
 KEY = bytes.fromhex("f16ba5591039f089b42a834175093094074d0d937a79e53e5ce730f946e14b88")
@@ -32,7 +32,12 @@ SLASHED = bytes([255]) * 32  # in base64 it is nothing but slashes, nearly
 def test_address_when_tcp_has_host_and_port(text, host, port, zmq):
     """What stands in the text is in the fields, and ZeroMQ gets its part of it."""
     address = Address.parse(text)
-    assert (Transport.TCP, host, port, zmq) == (address.transport, address.host, address.port, address.zmq_address)
+    assert (AddressTransport.TCP, host, port, zmq) == (
+        address.transport,
+        address.host,
+        address.port,
+        address.zmq_address,
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,24 +56,24 @@ def test_address_when_tcp_has_host_and_port(text, host, port, zmq):
 def test_address_when_ipc_has_a_path(text, socket):
     """The key is what stands at the end; the path may have slashes."""
     address = Address.parse(text)
-    assert (Transport.IPC, socket, f"ipc://{socket}") == (address.transport, address.socket, address.zmq_address)
+    assert (AddressTransport.IPC, socket, f"ipc://{socket}") == (address.transport, address.socket, address.zmq_address)
     assert address.pubkey == (KEY if "curve" in text else b"")
 
 
 def test_address_when_the_key_has_slashes_in_base64_is_cut_at_the_right_one():
     """Base64 has the slash among its letters: the key begins 43 letters from the end."""
-    address = Address(Transport.IPC, socket="a/b", pubkey=SLASHED)
+    address = Address(AddressTransport.IPC, socket="a/b", pubkey=SLASHED)
     text = address.full_address(KeyEncoding.BASE64)
     assert text.count("/") > 40
     assert (address, address) == (Address.parse(text), Address.parse(text + "="))
-    tcp = Address(Transport.TCP, host="a", port=1, pubkey=SLASHED)
+    tcp = Address(AddressTransport.TCP, host="a", port=1, pubkey=SLASHED)
     assert tcp == Address.parse(tcp.full_address(KeyEncoding.BASE64))
 
 
 def test_addresses_when_they_say_the_same_are_equal():
     """The encoding of the key, and the form for QR codes, make no difference; key, host and transport do."""
     texts = [f"tcp+curve://a:1/{HEX}", f"curve://a:1/{B32Z}", f"curve://a:1/{B64}", f"CURVE://A:1/{B32Z.upper()}"]
-    assert {Address.parse(text) for text in texts} == {Address(Transport.TCP, host="a", port=1, pubkey=KEY)}
+    assert {Address.parse(text) for text in texts} == {Address(AddressTransport.TCP, host="a", port=1, pubkey=KEY)}
     assert Address.parse(f"CURVE://A:1/{HEX.upper()}") == Address.parse(texts[0])
     assert Address.parse("tcp://a:1") != Address.parse(texts[0])
     assert Address.parse("tcp://A:1") != Address.parse("TCP://A:1")
@@ -154,10 +159,10 @@ def test_text_when_no_address_is_refused_with_a_short_line(text):
 def test_address_when_made_of_parts_that_do_not_fit_is_refused():
     """A key has 32 octets, and what never leaves the process has none."""
     for parts in (
-        {"transport": Transport.TCP, "host": "a", "port": 1, "pubkey": b"short"},
-        {"transport": Transport.TCP, "host": "a"},
-        {"transport": Transport.TCP, "port": 1},
-        {"transport": Transport.INPROC, "socket": "a", "pubkey": KEY},
+        {"transport": AddressTransport.TCP, "host": "a", "port": 1, "pubkey": b"short"},
+        {"transport": AddressTransport.TCP, "host": "a"},
+        {"transport": AddressTransport.TCP, "port": 1},
+        {"transport": AddressTransport.INPROC, "socket": "a", "pubkey": KEY},
     ):
         with pytest.raises(ConfigError):
             Address(**parts)

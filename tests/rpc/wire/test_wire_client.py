@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from flowctl.errors import LocalProtocolError, RpcError
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RequestFuture, RpcNode
 from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, ConnectionID
 from flowctl.nodes.rpc.wire.tag import make_tag, read_tag
@@ -63,26 +63,26 @@ def remote(request, tmp_path) -> Iterator[RawListener]:
         address = f"ipc+curve://{tmp_path}/rpc/{keys.public.hex()}"
     node = RpcNode(on_error=lambda *_: None)
 
-    async def echo(message: Message) -> list[bytes]:
+    async def echo(message: RpcMessage) -> list[bytes]:
         return message.data
 
     answered, tasks = asyncio.Event(), []
 
-    async def go_on(message: Message) -> None:
+    async def go_on(message: RpcMessage) -> None:
         await answered.wait()
         node.request(message.conn, "x.later", on_reply=lambda ok, data: None)
 
-    async def nested(message: Message) -> list[bytes]:
+    async def nested(message: RpcMessage) -> list[bytes]:
         tasks.append(asyncio.create_task(go_on(message)))
         reply = await node.call(message.conn, "x.y")
         asyncio.get_running_loop().call_later(0.01, answered.set)
         return reply
 
-    def blocks(message: Message) -> None:
+    def blocks(message: RpcMessage) -> None:
         message.reply(*node.request_future(message.conn, "x.y").get(WAIT_S))
         node.request(message.conn, "x.later", on_reply=lambda ok, data: None)
 
-    def chains(message: Message) -> None:
+    def chains(message: RpcMessage) -> None:
         def first(ok: bool, data: list[bytes]) -> None:
             node.request(message.conn, "x.z", on_reply=lambda ok, data: None)
 

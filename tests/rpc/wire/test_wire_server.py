@@ -12,7 +12,7 @@ import zmq
 from zmq_kit import NEVER_MS
 
 from flowctl.nodes.rpc.access.access import Access, AuthLevel
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.wire.tag import make_tag
 
@@ -55,32 +55,32 @@ def server(tmp_path) -> Iterator[tuple[RpcNode, str, list[Any], list[BaseExcepti
     node = RpcNode(on_error=lambda _, error: raised.append(error))
     seen: list[Any] = []
 
-    async def echo(message: Message) -> list[bytes]:
+    async def echo(message: RpcMessage) -> list[bytes]:
         return message.data
 
-    def echo_in_thread(message: Message) -> list[bytes]:
+    def echo_in_thread(message: RpcMessage) -> list[bytes]:
         return message.data
 
-    async def fail(message: Message) -> None:
+    async def fail(message: RpcMessage) -> None:
         raise ValueError("secret")
 
-    async def none(message: Message) -> None:
+    async def none(message: RpcMessage) -> None:
         return None
 
-    async def twice(message: Message) -> str:
+    async def twice(message: RpcMessage) -> str:
         message.reply("one")
         message.reply("two")
         return "three"
 
-    async def pong(message: Message) -> None:
+    async def pong(message: RpcMessage) -> None:
         seen.append((message.command, message.data))
         message.back("their.pong", *message.data)
 
-    async def stream(message: Message) -> AsyncIterator[list[bytes]]:
+    async def stream(message: RpcMessage) -> AsyncIterator[list[bytes]]:
         for number in range(LARGE_COUNT if message.data == [b"large"] else 5):
             yield b"%03d" % number + b"x" * (1 << 19) if message.data == [b"large"] else message.data
 
-    async def ask_back(message: Message) -> list[bytes]:
+    async def ask_back(message: RpcMessage) -> list[bytes]:
         return await node.call(message.conn, "their.question", "6 x 7")
 
     node.add_category("a")

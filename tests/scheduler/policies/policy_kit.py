@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import ref
 
-from flowctl.nodes.scheduler.policy import PeerState
+from flowctl.nodes.scheduler.policy import PeerChannels
 
 
 class Anything:
@@ -14,8 +14,8 @@ class Anything:
 ANYTHING = Anything()
 
 
-def peer_of(peer_id: int, channels: int = 1, in_flight: int = 0) -> PeerState:
+def peer_of(peer_id: int, channels: int = 1, in_flight: int = 0) -> PeerChannels:
     """Return a connected peer with so many messages in flight."""
-    peer = PeerState(peer_id, ref(ANYTHING), peer_id, channels)
+    peer = PeerChannels(peer_id, ref(ANYTHING), peer_id, channels)
     peer.pending.update(dict.fromkeys(range(in_flight)))
     return peer

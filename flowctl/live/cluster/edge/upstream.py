@@ -19,7 +19,7 @@ from flowctl.live.cluster.edge.gate import PeerMeter, SchedulerGate
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.errors import NoReplyError
 from flowctl.nodes.diffusion.objects import PeerId
-from flowctl.nodes.diffusion.streams.stream import Stream
+from flowctl.nodes.diffusion.streams.stream import PeerStream
 from flowctl.nodes.diffusion.wire.codec import MAX_ID_BYTES
 from flowctl.wire.rtmp.url import DEFAULT_PORTS, RtmpUrl, parse_query, url_of
 
@@ -160,7 +160,7 @@ class Upstream:
     def __init__(
         self,
         address: OriginAddress,
-        connect: Callable[[OriginAddress], Awaitable[Stream]],
+        connect: Callable[[OriginAddress], Awaitable[PeerStream]],
         diffusion: ObjectDiffusion,
         gate: SchedulerGate,
         clock: Callable[[], float],

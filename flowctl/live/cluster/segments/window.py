@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError, RemoteProtocolError
 from flowctl.live.cluster.segments.segment import Segment, SegmentId, id_of, object_of
-from flowctl.nodes.diffusion.pool.pool import Entry
+from flowctl.nodes.diffusion.pool.pool import PoolEntry
 
 REMEMBERED: Final = 20_000
 """Ids of segments that are or were here: more than all peers may announce before they are acknowledged."""
@@ -170,7 +170,7 @@ class SegmentPool:
                     break
         return found
 
-    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+    async def read_objects(self, entries: Sequence[PoolEntry]) -> list[bytes]:
         return [entry.read() for entry in entries]
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:

@@ -24,7 +24,7 @@ from flowctl.live.cluster.workers.order import WORKER, WORKERS, Order
 from flowctl.live.judging.penalties import Verdict
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.access.access import AuthLevel
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 
 _log: Final = structlog.get_logger("flowctl.worker")
@@ -109,11 +109,11 @@ class Link:
         """Have the supervisor decide, which knows who behaves at the other workers."""
         self.node.send(self.conn, f"{WORKERS}.verdicts", json.dumps([verdict_line(item) for item in verdicts]))
 
-    def _behaving(self, message: Message) -> bytes:
+    def _behaving(self, message: RpcMessage) -> bytes:
         """Say who behaves of addresses that are about to be punished, and end the guilty."""
         return behaving(self._server, message.data[0])
 
-    def _words(self, message: Message) -> str:
+    def _words(self, message: RpcMessage) -> str:
         """Take what was said of bans, after what was said before this worker came."""
         self._told.wait(_TOLD_S)
         return str(take_words(self._server, message.data[0]))
@@ -136,7 +136,7 @@ class Link:
             _log.warning("the supervisor has gone, this worker ends", why=b" ".join(data).decode(errors="replace"))
         self._lost()
 
-    async def _alive(self, message: Message) -> str:
+    async def _alive(self, message: RpcMessage) -> str:
         """Answer once every thread of the server has come to it."""
         del message
         loop = asyncio.get_running_loop()
@@ -146,12 +146,12 @@ class Link:
             await passed
         return "yes"
 
-    def _operate(self, message: Message) -> bytes:
+    def _operate(self, message: RpcMessage) -> bytes:
         """Carry out an operation, after what was set before this worker came."""
         self._told.wait(_TOLD_S)
         return carry_out(self._server, message.data[0])
 
-    def _figures(self, message: Message) -> str:
+    def _figures(self, message: RpcMessage) -> str:
         """Return a line of figures."""
         del message
         figures = figures_of(self._server)

@@ -25,7 +25,7 @@ from flowctl.live.cluster.workers.order import WORKER, WORKERS
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.jobs.batch import NODE_THREAD
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 from flowctl.wire.rtmp.url import url_of
@@ -104,7 +104,7 @@ def join_streams(server: LiveServer, link: Link, serial: int, folder: Path) -> W
 
     streams = WorkerStreams(server, serial, folder, send)
 
-    async def told(message: Message) -> None:
+    async def told(message: RpcMessage) -> None:
         streams.told(json.loads(message.data[0]))
 
     link.node.add_command(WORKER, "names", told)
@@ -136,7 +136,7 @@ class SupervisorNames:
         """A process has ended. Any thread."""
         self._gone.put(serial)
 
-    async def _asked(self, message: Message) -> None:
+    async def _asked(self, message: RpcMessage) -> None:
         serial = self._serials.get(message.conn)
         if serial is not None:
             self.desk.asked(serial, json.loads(message.data[0]))

@@ -53,7 +53,7 @@ from flowctl.live.cluster.workers.streams import SupervisorNames
 from flowctl.live.config import LiveConfig
 from flowctl.live.server import book_of
 from flowctl.nodes.rpc.access.access import AuthLevel
-from flowctl.nodes.rpc.message import Message
+from flowctl.nodes.rpc.message import RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 
@@ -498,7 +498,7 @@ class Supervisor:
 
     # -- the link; the node's thread
 
-    async def _hello(self, message: Message) -> str:
+    async def _hello(self, message: RpcMessage) -> str:
         """Note the link of a worker, and give it what is in force by command."""
         serial = json.loads(message.data[0])["serial"]
         with self._lock:  # with its link it is told of changes: those before are in what it is given
@@ -517,13 +517,13 @@ class Supervisor:
         with self._start_lock:
             return self._ending
 
-    async def _words(self, message: Message) -> str:
+    async def _words(self, message: RpcMessage) -> str:
         """Give a worker the next page of what was said of bans."""
         with self._lock:
             words, following = self.operating.words_page(json.loads(message.data[0]))
         return json.dumps({"words": words, "next": following})
 
-    async def _take_verdicts(self, message: Message) -> None:
+    async def _take_verdicts(self, message: RpcMessage) -> None:
         """Have it decided what becomes of addresses that have done too much at a worker."""
         verdicts = [verdict_of(item) for item in json.loads(message.data[0])]
         self._jobs.put(lambda: self.operating.punish(verdicts))
@@ -536,12 +536,12 @@ class Supervisor:
             except FlowctlError as error:
                 self._report("a ban", error)
 
-    async def _changed(self, message: Message) -> None:
+    async def _changed(self, message: RpcMessage) -> None:
         """Enter a change that a worker took from a file."""
         said = json.loads(message.data[0])
         self.operating.note_file(said["what"], said["detail"], said["digest"])
 
-    async def _ready(self, message: Message) -> str:
+    async def _ready(self, message: RpcMessage) -> str:
         """Note that a worker serves."""
         said = json.loads(message.data[0])
         with self._lock:
@@ -558,7 +558,7 @@ class Supervisor:
         _log.error("a fault of the supervisor", where=where, exc_info=error)
 
 
-async def _stay(message: Message) -> None:
+async def _stay(message: RpcMessage) -> None:
     """Never answer: the end of this request is the end of the link, which both ends learn at once."""
     del message
     await asyncio.sleep(FOR_EVER_S)

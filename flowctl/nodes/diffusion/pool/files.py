@@ -31,7 +31,7 @@ from typing import Final, Self
 from flowctl.errors import StoreError
 from flowctl.nodes.diffusion.objects import short_id
 from flowctl.nodes.diffusion.pool.memory import accept_all
-from flowctl.nodes.diffusion.pool.pool import Entry, check_own, sha256_of
+from flowctl.nodes.diffusion.pool.pool import PoolEntry, check_own, sha256_of
 from flowctl.nodes.diffusion.pool.shelf import Shelf
 
 DEFAULT_MAX_BYTES: Final = 4 << 30
@@ -205,11 +205,11 @@ class FilePool:
             shelf.put(StoredFile(shelf.next_ticket, object_id, len(data), path, self._identify))
         shelf.tell()
 
-    def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:
+    def objects_after(self, ticket: int, limit: int) -> Sequence[PoolEntry]:
         """Return the first `limit` objects whose ticket is greater."""
         return self._shelf.after(ticket, limit)
 
-    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+    async def read_objects(self, entries: Sequence[PoolEntry]) -> list[bytes]:
         return await asyncio.to_thread(lambda: [entry.read() for entry in entries])
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:

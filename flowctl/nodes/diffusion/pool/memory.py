@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.nodes.diffusion.pool.pool import Entry, check_own, sha256_of
+from flowctl.nodes.diffusion.pool.pool import PoolEntry, check_own, sha256_of
 from flowctl.nodes.diffusion.pool.shelf import Shelf
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
@@ -99,11 +99,11 @@ class MemoryPool:
             await asyncio.sleep(0)
         return rejected
 
-    def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:
+    def objects_after(self, ticket: int, limit: int) -> Sequence[PoolEntry]:
         """Return the first `limit` objects whose ticket is greater."""
         return self._shelf.after(ticket, limit)
 
-    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+    async def read_objects(self, entries: Sequence[PoolEntry]) -> list[bytes]:
         return [entry.read() for entry in entries]
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:

@@ -17,7 +17,7 @@ ZERO_TICKET = 0
 """Before the first object."""
 
 
-class Entry(Protocol):
+class PoolEntry(Protocol):
     """One object of a pool. While its entry is held it can be read, also after the pool has evicted it."""
 
     @property
@@ -56,10 +56,10 @@ class ObjectPool(Protocol):
     async def add_objects(self, objects: Mapping[bytes, bytes]) -> Mapping[bytes, str]:
         """Add objects, by id; those that are here already are passed by. Two calls never overlap."""
 
-    def objects_after(self, ticket: int, limit: int) -> Sequence[Entry]:
+    def objects_after(self, ticket: int, limit: int) -> Sequence[PoolEntry]:
         """Return the first `limit` objects whose ticket is greater, in order; empty: there is none."""
 
-    async def read_objects(self, entries: Sequence[Entry]) -> list[bytes]:
+    async def read_objects(self, entries: Sequence[PoolEntry]) -> list[bytes]:
         """Return the objects of entries, in their order."""
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 from flowctl.errors import ConfigError
-from flowctl.nodes.diffusion.pool.pool import ZERO_TICKET, Entry
+from flowctl.nodes.diffusion.pool.pool import ZERO_TICKET, PoolEntry
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=PoolEntry)
 
 
 class Shelf(Generic[E]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Stream(Protocol):
+class PeerStream(Protocol):
     """Octets in order, both ways, to one peer. All methods belong to one thread, that of the loop."""
 
     async def read(self) -> bytes:

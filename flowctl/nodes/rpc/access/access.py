@@ -43,7 +43,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PeerIdentity:
     """What is known of the other end of a connection, from its connection and not from what it says in messages.
 
     Args:
@@ -56,5 +56,5 @@ class Identity:
     address: str = ""
 
 
-NOBODY: Final = Identity()
+NOBODY: Final = PeerIdentity()
 """A connection of which nothing is known."""

@@ -17,7 +17,7 @@ from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, LocalProtocolError
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.access.servicenodes import ServiceNodes
-from flowctl.wire.zeromq.zap import Refusal, ZapRequest
+from flowctl.wire.zeromq.zap import ZapRefusal, ZapRequest
 
 AUTH_PROPERTY: Final = "X-AuthLevel"
 """Metadata: the access level, by the name that OxenMQ gives it."""
@@ -92,7 +92,7 @@ class AddressRates:
         return bucket.take(self._rate_per_s, self._burst, now)
 
 
-class Admission:
+class RpcAdmission:
     """Decides on new connections; for the node's thread."""
 
     __slots__ = ("_clock", "_doors", "_numbers", "_rates", "_service_nodes", "too_many_count")
@@ -119,17 +119,17 @@ class Admission:
         """Let in no more connections of a listener."""
         self._doors.pop(listener, None)
 
-    def decide(self, request: ZapRequest) -> Mapping[str, str] | Refusal:
+    def decide(self, request: ZapRequest) -> Mapping[str, str] | ZapRefusal:
         """Decide on a connection; for `flowctl.wire.zeromq.zap.ZapHandler`."""
         door = self._doors.get(request.listener)
         if door is None or door.curve != bool(request.pubkey):
-            return Refusal.DENIED
+            return ZapRefusal.DENIED
         if not self._rates.take(request.address, self._clock()):
             self.too_many_count += 1
-            return Refusal.TRY_LATER
+            return ZapRefusal.TRY_LATER
         level = _checked(door.allow(request.address, request.pubkey, request.pubkey in self._service_nodes))
         if level is None:
-            return Refusal.DENIED
+            return ZapRefusal.DENIED
         return {AUTH_PROPERTY: level.name.lower(), CONNECTION_PROPERTY: str(next(self._numbers))}
 
     def decide_inproc(self, listener: int) -> AuthLevel | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 from flowctl.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
-    from flowctl.nodes.rpc.jobs.slots import Lane
+    from flowctl.nodes.rpc.jobs.slots import CategoryLane
 
 R = TypeVar("R")
 
@@ -34,7 +34,7 @@ class TaggedThread:
     """A thread that runs one job at a time, in order; made by ``add_tagged_thread`` of a node."""
 
     name: str
-    lane: Lane
+    lane: CategoryLane
 
 
 class JobResult(Generic[R]):

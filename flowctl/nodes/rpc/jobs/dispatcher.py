@@ -24,14 +24,14 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import BusyError, ClosedError, ConfigError, InternalError, LocalProtocolError
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.slots import (
-    Job,
-    Lane,
+    CategoryLane,
     LaneKind,
     LaneStatistics,
     NotStarted,
     NotStartedError,
     Slots,
-    Verdict,
+    SlotVerdict,
+    WorkerJob,
 )
 from flowctl.nodes.rpc.jobs.timers import Timer, TimerID
 from flowctl.nodes.rpc.jobs.workers import Workers
@@ -100,7 +100,7 @@ class Dispatcher:
         self._tagged: Final[dict[str, tuple[TaggedThread, Callable[[], object] | None]]] = {}
         self._timers: Final[dict[TimerID, Timer]] = {}  # any thread: each operation is one of a dict
         self._ids: Final = count(1)  # any thread: `next` is atomic
-        self._arriving: Final[deque[Iterator[Job]]] = deque()  # submitted by any thread, not yet looked at
+        self._arriving: Final[deque[Iterator[WorkerJob]]] = deque()  # submitted by any thread, not yet looked at
         self._feeding = False  # the node's thread will look at `_arriving`
         self._lock: Final = OwnedLock()  # a leaf: nothing else is locked or called under it
         self._own_count = 0  # jobs of the program's own that have not ended  # guarded by _lock
@@ -166,20 +166,20 @@ class Dispatcher:
 
     # --- jobs of the node ----------------------------------------------------------------------------------------
 
-    def submit(self, job: Job) -> Verdict:
+    def submit(self, job: WorkerJob) -> SlotVerdict:
         """Run `job` if it has a slot, else queue or refuse it; where it is refused, `job.done` is not called."""
         group, workers = self._group, self._workers
         if group is None or workers is None:
             raise LocalProtocolError("the dispatcher was not started")
         now = group.now()
         verdict = self.slots.arrived(job, now)
-        if verdict is Verdict.START:
+        if verdict is SlotVerdict.START:
             self._run(workers, job)
             return verdict
-        if verdict is Verdict.WAIT and job.deadline != inf and not self._expiring:
+        if verdict is SlotVerdict.WAIT and job.deadline != inf and not self._expiring:
             self._expiring = True
             group.deadlines.set(self, now + EXPIRY_S)
-        if verdict is Verdict.DROP and not job.own and self._closed is None:
+        if verdict is SlotVerdict.DROP and not job.own and self._closed is None:
             self._report_full(job.lane, now)
         self._tell_not_started()
         return verdict
@@ -189,8 +189,8 @@ class Dispatcher:
 
         It is called even if nothing starts any more, then on this thread: outcomes are not lost by a stop.
         """
-        job = Job(self.slots.reply, call, partial(self._replied, call, name), name=name)
-        if self.submit(job) is Verdict.DROP:
+        job = WorkerJob(self.slots.reply, call, partial(self._replied, call, name), name=name)
+        if self.submit(job) is SlotVerdict.DROP:
             self._call(name, call)
 
     def deadline_due(self, now: float) -> None:
@@ -201,13 +201,13 @@ class Dispatcher:
             self._group.deadlines.set(self, now + EXPIRY_S)
         self._tell_not_started()
 
-    def inject(self, lane: Lane, call: Callable[[], object], name: str = "task") -> None:
+    def inject(self, lane: CategoryLane, call: Callable[[], object], name: str = "task") -> None:
         """Queue a task as if it were a command of the category of `lane`; any thread.
 
         It is dropped, which is reported, where a command would be. What it raises is reported.
         """
         self._admit(1)
-        self._arrive(iter((Job(lane, call, name=name, own=True),)))
+        self._arrive(iter((WorkerJob(lane, call, name=name, own=True),)))
 
     # --- jobs of the program, any thread -------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Dispatcher:
                 )
             self._own_count += count
 
-    def _arrive(self, jobs: Iterator[Job]) -> None:
+    def _arrive(self, jobs: Iterator[WorkerJob]) -> None:
         """Have the node's thread take `jobs` in portions, behind what came before; any thread."""
         self._arriving.append(jobs)
         if self._group is not None and not self._feeding:
@@ -317,22 +317,24 @@ class Dispatcher:
             self._feeding = True
             self._post(self._feed)
 
-    def _fronts(self) -> Iterator[Iterator[Job]]:
+    def _fronts(self) -> Iterator[Iterator[WorkerJob]]:
         """Yield what arrives, the oldest until it is used up."""
         while self._arriving:
             yield self._arriving[0]
             self._arriving.popleft()
 
-    def _submit_own(self, job: Job) -> None:
+    def _submit_own(self, job: WorkerJob) -> None:
         """Run or queue a job that nobody else is told of when it is refused."""
-        if self.submit(job) is Verdict.DROP:
+        if self.submit(job) is SlotVerdict.DROP:
             full = BusyError(f"the queue of {job.lane.name!r} is full")
             self._tell(job, None, full if self._closed is None else NotStartedError(job.name, NotStarted.STOPPED))
 
-    def _jobs_of(self, batch: Batch[Any], jobs: list[tuple[Callable[[], Any], TaggedThread | None]]) -> Iterator[Job]:
+    def _jobs_of(
+        self, batch: Batch[Any], jobs: list[tuple[Callable[[], Any], TaggedThread | None]]
+    ) -> Iterator[WorkerJob]:
         for index, (call, thread) in enumerate(jobs):
             lane = self.slots.batch if thread is None else thread.lane
-            yield Job(lane, call, partial(self._batch_job_ended, batch, index), own=True)
+            yield WorkerJob(lane, call, partial(self._batch_job_ended, batch, index), own=True)
 
     def _batch_job_ended(self, batch: Batch[Any], index: int, value: object, error: BaseException | None) -> None:
         if error is not None and not batch.has_completion:
@@ -347,7 +349,7 @@ class Dispatcher:
             self._call("completion of a batch", call)
         else:
             lane = self.slots.batch if thread is None else thread.lane
-            self._submit_own(Job(lane, call, name="completion of a batch"))
+            self._submit_own(WorkerJob(lane, call, name="completion of a batch"))
 
     def _begin(self, timer: Timer) -> None:
         if self._group is not None and self._closed is None:
@@ -361,7 +363,10 @@ class Dispatcher:
         lane = self.slots.batch if thread is None else thread.lane
         if len(lane.waiting) >= MOST_JOBS:
             return False
-        return self.submit(Job(lane, timer.run, partial(self._timer_ended, timer), name="timer")) is not Verdict.DROP
+        return (
+            self.submit(WorkerJob(lane, timer.run, partial(self._timer_ended, timer), name="timer"))
+            is not SlotVerdict.DROP
+        )
 
     def _replied(self, call: Callable[[], object], name: str, _: object, error: BaseException | None) -> None:
         if isinstance(error, NotStartedError):
@@ -369,7 +374,7 @@ class Dispatcher:
         elif error is not None:
             self._report(name, error)
 
-    def _report_full(self, lane: Lane, now: float) -> None:
+    def _report_full(self, lane: CategoryLane, now: float) -> None:
         if self._full_at.get(lane.name, -inf) + FULL_REPORT_S <= now:
             self._full_at[lane.name] = now
             full = BusyError(
@@ -383,13 +388,13 @@ class Dispatcher:
         if error is not None and not isinstance(error, NotStartedError):
             self._report("a timer", error)
 
-    def _run(self, workers: Workers, job: Job) -> None:
+    def _run(self, workers: Workers, job: WorkerJob) -> None:
         if job.lane.kind is LaneKind.TAGGED:
             workers.run_tagged(job)
         else:
             workers.run(job, self.slots.active)
 
-    def _ended(self, job: Job, value: object, error: BaseException | None) -> None:
+    def _ended(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
         """Take a job that has ended: first the next ones start, then its outcome is told."""
         if self._group is None or self._workers is None:
             raise InternalError("a job ended before the start")
@@ -411,7 +416,7 @@ class Dispatcher:
         for job in self.slots.take_displaced():
             self._tell(job, None, NotStartedError(job.name, NotStarted.DISPLACED))
 
-    def _tell(self, job: Job, value: object, error: BaseException | None) -> None:
+    def _tell(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
         if job.own:
             self._admit(-1)
         if job.done is not None:

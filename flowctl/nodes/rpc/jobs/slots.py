@@ -35,7 +35,7 @@ from math import inf
 from typing import Any, Final
 
 from flowctl.errors import ClosedError, ConfigError, InternalError
-from flowctl.nodes.rpc.jobs.turns import Turns
+from flowctl.nodes.rpc.jobs.turns import SenderTurns
 
 DEFAULT_MAX_QUEUE: Final = 200
 """Commands of one category that wait, as in OxenMQ."""
@@ -47,7 +47,7 @@ MOST_WAITING_BYTES: Final = 256 * 1024 * 1024
 """Octets of all messages that wait in bounded lanes: 200 in each of many categories, of 1 MiB each, are too much."""
 
 
-class Verdict(enum.Enum):
+class SlotVerdict(enum.Enum):
     """What becomes of a job that has arrived."""
 
     START = "start"  #: run it now
@@ -79,7 +79,7 @@ class LaneKind(enum.Enum):
     TAGGED = "tagged"  #: those of one tagged thread: its one slot is no worker's
 
 
-class Job:
+class WorkerJob:
     """One thing to do on a worker thread, or on a tagged one.
 
     Attributes:
@@ -99,7 +99,7 @@ class Job:
 
     def __init__(
         self,
-        lane: Lane,
+        lane: CategoryLane,
         call: Callable[[], object],
         done: Callable[[object, BaseException | None], object] | None = None,
         *,
@@ -120,7 +120,7 @@ class Job:
         self.number = 0
 
 
-class Lane:
+class CategoryLane:
     """Jobs that share a reservation and a queue. Made by `Slots`, which alone changes it.
 
     Attributes:
@@ -148,7 +148,7 @@ class Lane:
         self.reserved = reserved
         self.max_queue: Final = max_queue
         self.running = 0
-        self.waiting: Final[Turns[Job]] = Turns()
+        self.waiting: Final[SenderTurns[WorkerJob]] = SenderTurns()
         self.earliest = inf  # no deadline in `waiting` is before this one
         self.started_count = 0
         self.dropped_count = 0
@@ -198,15 +198,15 @@ class Slots:
     )
 
     def __init__(self, general: int = 1, batch: int = -1, reply: int = -1) -> None:
-        self.batch: Final = Lane("batch", LaneKind.OWN, 0, -1)
-        self.reply: Final = Lane("reply", LaneKind.OWN, 0, -1)
-        self._lanes: Final[dict[str, Lane]] = {}  # categories
-        self._commands: Final[Turns[Job]] = Turns()  # of all categories
+        self.batch: Final = CategoryLane("batch", LaneKind.OWN, 0, -1)
+        self.reply: Final = CategoryLane("reply", LaneKind.OWN, 0, -1)
+        self._lanes: Final[dict[str, CategoryLane]] = {}  # categories
+        self._commands: Final[SenderTurns[WorkerJob]] = SenderTurns()  # of all categories
         self._number = 0  # of the newest arrival
         self._waiting_bytes = 0  # of bounded lanes
         self._waiting_bytes_of: Final[Counter[Hashable]] = Counter()  # by sender
-        self._late: list[Job] = []
-        self._displaced: list[Job] = []
+        self._late: list[WorkerJob] = []
+        self._displaced: list[WorkerJob] = []
         self._closed = False
         self.active = 0
         self.most_active = 0
@@ -223,17 +223,17 @@ class Slots:
         self.batch.reserved = batch if batch >= 0 else -(-general // 2)
         self.reply.reserved = reply if reply >= 0 else -(-general // 8)
 
-    def add_category(self, name: str, reserved: int = 0, max_queue: int = DEFAULT_MAX_QUEUE) -> Lane:
+    def add_category(self, name: str, reserved: int = 0, max_queue: int = DEFAULT_MAX_QUEUE) -> CategoryLane:
         """Return the lane of a new category; at any time."""
         _in_range("reserved_threads", reserved, 0)
         _in_range("max_queue", max_queue, -1, inf)
-        lane = self._lanes[name] = Lane(name, LaneKind.COMMANDS, reserved, max_queue)
+        lane = self._lanes[name] = CategoryLane(name, LaneKind.COMMANDS, reserved, max_queue)
         return lane
 
     @staticmethod
-    def tagged_thread(name: str) -> Lane:
+    def tagged_thread(name: str) -> CategoryLane:
         """Return the lane of a thread of its own, which runs one job at a time, in order."""
-        return Lane(name, LaneKind.TAGGED, 1, -1)
+        return CategoryLane(name, LaneKind.TAGGED, 1, -1)
 
     @property
     def general(self) -> int:
@@ -247,27 +247,27 @@ class Slots:
 
     # --- events --------------------------------------------------------------------------------------------------
 
-    def arrived(self, job: Job, now: float) -> Verdict:
+    def arrived(self, job: WorkerJob, now: float) -> SlotVerdict:
         """Take a new job; O(1)."""
         lane = job.lane
         if not self._closed:
             if lane.running < lane.reserved or (self.active < self._general and lane.kind is not LaneKind.TAGGED):
                 self._start(lane)
-                return Verdict.START
+                return SlotVerdict.START
             if self._has_room(job, now):
                 self._keep(job)
-                return Verdict.WAIT
+                return SlotVerdict.WAIT
         lane.dropped_count += 1
-        return Verdict.DROP
+        return SlotVerdict.DROP
 
-    def ended(self, lane: Lane, now: float) -> list[Job]:
+    def ended(self, lane: CategoryLane, now: float) -> list[WorkerJob]:
         """Take back the slot of a job of `lane` that has ended, however it did; O(1) per job that starts."""
         if not lane.running:
             raise InternalError(f"more jobs of {lane.name!r} ended than ran")
         lane.running -= 1
         if lane.kind is not LaneKind.TAGGED:
             self.active -= 1
-        jobs: list[Job] = []
+        jobs: list[WorkerJob] = []
         while (job := self._head(lane)) is not None:
             self._forget(job)
             if job.deadline <= now:
@@ -278,7 +278,7 @@ class Slots:
                 jobs.append(job)
         return jobs
 
-    def withdraw(self, job: Job) -> bool:
+    def withdraw(self, job: WorkerJob) -> bool:
         """Take back a job that waits; True if it did. O(1)."""
         if job not in job.lane.waiting:
             return False
@@ -291,17 +291,17 @@ class Slots:
             if lane.earliest <= now:
                 self._sweep(lane, now)
 
-    def take_late(self) -> list[Job]:
+    def take_late(self) -> list[WorkerJob]:
         """Return the jobs that will not run because their deadline has passed, each once."""
         late, self._late = self._late, []
         return late
 
-    def take_displaced(self) -> list[Job]:
+    def take_displaced(self) -> list[WorkerJob]:
         """Return the jobs that will not run because others took their places, each once."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
-    def close(self) -> list[Job]:
+    def close(self) -> list[WorkerJob]:
         """Start no job any more: return and remove all commands, replies and batch jobs that wait. Idempotent.
 
         What waits for tagged threads is returned by `close_lane`.
@@ -312,7 +312,7 @@ class Slots:
             self._forget(job)
         return jobs
 
-    def close_lane(self, lane: Lane) -> list[Job]:
+    def close_lane(self, lane: CategoryLane) -> list[WorkerJob]:
         """Remove and return what waits in one lane."""
         jobs = list(lane.waiting)
         for job in jobs:
@@ -326,14 +326,14 @@ class Slots:
         """Jobs that wait, those of tagged threads left out."""
         return len(self._commands) + len(self.batch.waiting) + len(self.reply.waiting)
 
-    def lanes(self) -> Iterator[Lane]:
+    def lanes(self) -> Iterator[CategoryLane]:
         """Yield the lanes: batch, reply, and the categories in the order in which they were added."""
         yield self.batch
         yield self.reply
         yield from self._lanes.values()
 
     @staticmethod
-    def statistics(lane: Lane) -> LaneStatistics:
+    def statistics(lane: CategoryLane) -> LaneStatistics:
         """Return a frozen snapshot of one lane."""
         return LaneStatistics(
             name=lane.name,
@@ -348,7 +348,7 @@ class Slots:
 
     # --- inner steps ---------------------------------------------------------------------------------------------
 
-    def _head(self, freed: Lane) -> Job | None:
+    def _head(self, freed: CategoryLane) -> WorkerJob | None:
         """Return the next to start after a job of `freed` has ended; it waits still."""
         if self.active < self._general and freed.kind is not LaneKind.TAGGED:
             for queue in (self.batch.waiting, self.reply.waiting, self._commands):
@@ -358,14 +358,14 @@ class Slots:
             return freed.waiting.head()
         return None
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: CategoryLane) -> None:
         lane.running += 1
         lane.started_count += 1
         if lane.kind is not LaneKind.TAGGED:
             self.active += 1
             self.most_active = max(self.most_active, self.active)
 
-    def _has_room(self, job: Job, now: float) -> bool:
+    def _has_room(self, job: WorkerJob, now: float) -> bool:
         lane = job.lane
         if lane.max_queue < 0:
             return True
@@ -377,7 +377,7 @@ class Slots:
             return False
         return len(lane.waiting) < lane.max_queue or self._displace(job)
 
-    def _displace(self, job: Job) -> bool:
+    def _displace(self, job: WorkerJob) -> bool:
         """Take the newest of the sender that has most out of a full queue; False: `job` has no right to its place."""
         lane = job.lane
         if lane.waiting.above_share(job.sender):
@@ -388,7 +388,7 @@ class Slots:
         self._displaced.append(displaced)
         return True
 
-    def _keep(self, job: Job) -> None:
+    def _keep(self, job: WorkerJob) -> None:
         lane = job.lane
         self._number += 1
         job.number = self._number
@@ -400,7 +400,7 @@ class Slots:
             self._waiting_bytes += job.size_bytes
             self._waiting_bytes_of[job.sender] += job.size_bytes
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: WorkerJob) -> None:
         """Take `job` out of the queues, from wherever it stands."""
         lane = job.lane
         lane.waiting.remove(job)
@@ -412,7 +412,7 @@ class Slots:
             if not self._waiting_bytes_of[job.sender]:
                 del self._waiting_bytes_of[job.sender]
 
-    def _sweep(self, lane: Lane, now: float) -> None:
+    def _sweep(self, lane: CategoryLane, now: float) -> None:
         """Remove what is late from a lane; O(n), and not again before the next deadline in it."""
         for job in [job for job in lane.waiting if job.deadline <= now]:
             self._forget(job)

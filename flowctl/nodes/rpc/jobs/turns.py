@@ -31,7 +31,7 @@ class Sent(Protocol):
 S = TypeVar("S", bound=Sent)
 
 
-class Turns(Generic[S]):
+class SenderTurns(Generic[S]):
     """What waits, in the order in which its turns come."""
 
     __slots__ = ("_count", "_line", "_of_sender")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from flowctl.errors import ClosedError
 
 if TYPE_CHECKING:
-    from flowctl.nodes.rpc.jobs.slots import Job
+    from flowctl.nodes.rpc.jobs.slots import WorkerJob
     from flowctl.pollgroup import PollGroup
 
 OUTCOMES_PER_TURN: Final = 256
@@ -42,35 +42,35 @@ class Workers:
         self,
         name: str,
         group: PollGroup,
-        ended: Callable[[Job, object, BaseException | None], object],
+        ended: Callable[[WorkerJob, object, BaseException | None], object],
         turn_ended: Callable[[], object],
     ) -> None:
         self._name: Final = name
         self._group: Final = group
         self._ended: Final = ended
         self._turn_ended: Final = turn_ended
-        self._inbox: Final[SimpleQueue[Job | None]] = SimpleQueue()
+        self._inbox: Final[SimpleQueue[WorkerJob | None]] = SimpleQueue()
         self._threads: Final[list[_Worker]] = []
-        self._tagged: Final[dict[str, tuple[_Worker, SimpleQueue[Job | None]]]] = {}
-        self._mailbox: Final[deque[tuple[Job, object, BaseException | None]]] = deque()
+        self._tagged: Final[dict[str, tuple[_Worker, SimpleQueue[WorkerJob | None]]]] = {}
+        self._mailbox: Final[deque[tuple[WorkerJob, object, BaseException | None]]] = deque()
         self._posted = False  # the node's thread will look into the mailbox
 
     def __len__(self) -> int:
         return len(self._threads) + len(self._tagged)
 
-    def run(self, job: Job, active: int) -> None:
+    def run(self, job: WorkerJob, active: int) -> None:
         self._inbox.put(job)
         if len(self._threads) < active:
             self._start_one()
 
     def add_tagged(self, name: str, start: Callable[[], object] | None) -> None:
         """Start a tagged thread, on which `start` is called before anything else."""
-        inbox: SimpleQueue[Job | None] = SimpleQueue()
+        inbox: SimpleQueue[WorkerJob | None] = SimpleQueue()
         worker = _Worker(f"{self._name} {name}", inbox, self._post, start, self._group.report)
         worker.start()
         self._tagged[name] = (worker, inbox)
 
-    def run_tagged(self, job: Job) -> None:
+    def run_tagged(self, job: WorkerJob) -> None:
         """Run `job` on the tagged thread of its lane."""
         self._tagged[job.lane.name][1].put(job)
 
@@ -115,7 +115,7 @@ class Workers:
                     self._post(job, None, error)
             # Else one of the others runs it when it has time.
 
-    def _post(self, job: Job, value: object, error: BaseException | None) -> None:
+    def _post(self, job: WorkerJob, value: object, error: BaseException | None) -> None:
         """Put an outcome into the mailbox; any thread."""
         self._mailbox.append((job, value, error))
         # A thread that finds it set has put its outcome there before it is unset, so before the mailbox is emptied.
@@ -142,8 +142,8 @@ class _Worker(threading.Thread):
     def __init__(
         self,
         name: str,
-        inbox: SimpleQueue[Job | None],
-        post: Callable[[Job, object, BaseException | None], None],
+        inbox: SimpleQueue[WorkerJob | None],
+        post: Callable[[WorkerJob, object, BaseException | None], None],
         first: Callable[[], object] | None = None,
         report: Callable[[str, BaseException], None] | None = None,
     ) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from flowctl.nodes.rpc.access.access import Identity
+from flowctl.nodes.rpc.access.access import PeerIdentity
 from flowctl.nodes.rpc.peers.monitor import Monitor
-from flowctl.nodes.rpc.peers.peer import ConnectionID, Peer
+from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
 from flowctl.nodes.rpc.wire.addresses import Address
 from flowctl.nodes.rpc.wire.frames import HI
 from flowctl.wire.zeromq.socket import ZmqSocket
@@ -56,13 +56,13 @@ class Dialled:
         raw: zmq.Socket[bytes],
         conn: ConnectionID,
         address: Address,
-        identity: Identity,
+        identity: PeerIdentity,
         *,
         ready: Callable[[ConnectionID], object],
         failed: Callable[[ConnectionID, str], object],
-        received: Callable[[Peer, list[bytes], int], object],
-        lost: Callable[[Peer], object],
-        due: Callable[[Peer], None],
+        received: Callable[[RpcPeer, list[bytes], int], object],
+        lost: Callable[[RpcPeer], object],
+        due: Callable[[RpcPeer], None],
     ) -> None:
         self._group: Final = group
         self.address: Final = address
@@ -77,7 +77,7 @@ class Dialled:
         self._comes_again = True  # whether ZeroMQ has tried to connect since the connection ended
         self._redial_s = REDIAL_S[0]
         socket = ZmqSocket(group, raw, self._message)
-        self.peer: Final = Peer(conn, socket, identity, due)
+        self.peer: Final = RpcPeer(conn, socket, identity, due)
         self._monitor: Final = Monitor(group, raw, self._happened, _EVENTS)
         socket.start()
         self._said_hi = self._say_hi()

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import zmq
 
 from flowctl.errors import InternalError
-from flowctl.nodes.rpc.access.access import AuthLevel, Identity
+from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity
 from flowctl.nodes.rpc.access.admission import AUTH_PROPERTY, CONNECTION_PROPERTY
 from flowctl.nodes.rpc.access.rules import is_claimed
 from flowctl.nodes.rpc.peers.monitor import Monitor
-from flowctl.nodes.rpc.peers.peer import ConnectionID, Peer
+from flowctl.nodes.rpc.peers.peer import ConnectionID, RpcPeer
 from flowctl.nodes.rpc.wire.frames import BYE
 from flowctl.wire.zeromq.socket import ZmqSocket
 from flowctl.wire.zeromq.zap import plain_address
@@ -38,17 +38,17 @@ _SOURCE: Final = int(zmq.SRCFD)
 _LEVELS: Final = {level.name.lower(): level for level in AuthLevel}
 
 
-def identity_of(frame: zmq.Frame) -> Identity:
+def identity_of(frame: zmq.Frame) -> PeerIdentity:
     """Return what is known of the connection that a message came by, from what its admission has noted."""
     key = _noted(frame, "User-Id")
-    return Identity(
+    return PeerIdentity(
         pubkey=bytes.fromhex(key) if key else b"",
         auth=_LEVELS.get(_noted(frame, AUTH_PROPERTY), AuthLevel.NONE),
         address=plain_address(_noted(frame, "Peer-Address")),
     )
 
 
-class Listener:
+class RpcListener:
     """A bound ROUTER; all methods on the node's thread.
 
     Attributes:
@@ -82,9 +82,9 @@ class Listener:
         number: int,
         *,
         admit_inproc: Callable[[], AuthLevel | None] | None,
-        received: Callable[[Peer, list[bytes], int], object],
-        gone: Callable[[Peer], object],
-        due: Callable[[Peer], None],
+        received: Callable[[RpcPeer, list[bytes], int], object],
+        gone: Callable[[RpcPeer], object],
+        due: Callable[[RpcPeer], None],
     ) -> None:
         self.number: Final = number
         self._admit_inproc: Final = admit_inproc
@@ -92,13 +92,13 @@ class Listener:
         self._received: Final = received
         self._gone: Final = gone
         self._due: Final = due
-        self._peers: dict[str | bytes, Peer] = {}  # by number of the connection; without admission by route
-        self.routes: dict[bytes, Peer] = {}
-        self._by_descriptor: dict[int, Peer] = {}
+        self._peers: dict[str | bytes, RpcPeer] = {}  # by number of the connection; without admission by route
+        self.routes: dict[bytes, RpcPeer] = {}
+        self._by_descriptor: dict[int, RpcPeer] = {}
         self._ended: set[int] = set()  # descriptors of connections whose end was told, but not their first message
         #: The newest connection of each key that lives.
-        self.by_pubkey: dict[bytes, Peer] = {}
-        self._of_key: dict[bytes, dict[Peer, None]] = {}  # all of each key, oldest first
+        self.by_pubkey: dict[bytes, RpcPeer] = {}
+        self._of_key: dict[bytes, dict[RpcPeer, None]] = {}  # all of each key, oldest first
         self.refused_count = 0
         self.socket: Final = ZmqSocket(group, raw, self._message)
         self._monitor: Final = Monitor(group, raw, self._happened, zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
@@ -107,7 +107,7 @@ class Listener:
     def __len__(self) -> int:
         return len(self.routes)
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: RpcPeer) -> None:
         """Drop a peer; what it sends from now on comes from a new one."""
         if self.routes.get(peer.conn.route) is peer:
             del self.routes[peer.conn.route]
@@ -117,7 +117,7 @@ class Listener:
         if self._by_descriptor.get(peer.descriptor) is peer:
             del self._by_descriptor[peer.descriptor]
 
-    def _forget_key(self, peer: Peer) -> None:
+    def _forget_key(self, peer: RpcPeer) -> None:
         """Have its key mean the newest of its other connections, if there is one."""
         of_key = self._of_key.get(peer.identity.pubkey)
         if of_key is None or of_key.pop(peer, of_key) is of_key:
@@ -146,7 +146,7 @@ class Listener:
                 return
         self._received(peer, frames, 1)
 
-    def _accept(self, key: str | bytes, route: bytes, frame: zmq.Frame) -> Peer | None:
+    def _accept(self, key: str | bytes, route: bytes, frame: zmq.Frame) -> RpcPeer | None:
         """Return the peer of a connection that was not heard of before; None: nothing of it is heard."""
         self._monitor.read_all()  # what had this descriptor before is gone now
         before = self.routes.get(route)
@@ -161,7 +161,7 @@ class Listener:
             with suppress(zmq.ZMQError):
                 self.socket.send([route, BYE])
             return None
-        peer = Peer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, self._due)
+        peer = RpcPeer(ConnectionID(self.number, route, identity.pubkey), self.socket, identity, self._due)
         peer.key = key
         with suppress(zmq.ZMQError):
             descriptor = frame.get(_SOURCE)
@@ -178,7 +178,7 @@ class Listener:
             self._of_key.setdefault(identity.pubkey, {})[peer] = None
         return peer
 
-    def _claim(self, descriptor: int, peer: Peer) -> bool:
+    def _claim(self, descriptor: int, peer: RpcPeer) -> bool:
         """Return whether a connection that is heard for the first time still has its descriptor.
 
         Its end may have been told before its first message was read; and another may have the descriptor since.
@@ -192,11 +192,11 @@ class Listener:
             self._gone(other)
         return True
 
-    def _identify(self, frame: zmq.Frame) -> Identity | None:
+    def _identify(self, frame: zmq.Frame) -> PeerIdentity | None:
         if self._admit_inproc is None:
             return identity_of(frame)
         level = self._admit_inproc()
-        return None if level is None else Identity(auth=level)
+        return None if level is None else PeerIdentity(auth=level)
 
     def _happened(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:  # a handshake that succeeded would not tell which descriptor

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import zmq
 
 from flowctl.core.outcomes.pending import Pending
-from flowctl.nodes.rpc.access.access import Identity
+from flowctl.nodes.rpc.access.access import PeerIdentity
 from flowctl.nodes.rpc.peers.reach import ANY_WAY, Reach
 from flowctl.wire.zeromq.socket import ZmqSocket
 
@@ -66,7 +66,7 @@ class ConnectionID:
         return hash(self.pubkey) if self.service_node else hash((self.id, self.route))
 
 
-class Call:
+class PendingCall:
     """A request of ours that waits for its outcome."""
 
     __slots__ = ("command", "item", "peer", "settle", "tag")
@@ -83,10 +83,10 @@ class Call:
         self.settle: Final = settle
         self.item: Final = item
         #: Who was asked: what follows goes there. None: not sent yet.
-        self.peer: Peer | None = None
+        self.peer: RpcPeer | None = None
 
 
-class Calls:
+class PendingCalls:
     """Requests of ours that wait for one peer: by tag and, oldest first, by command; for one thread.
 
     A node of OxenMQ that does not know a command says so without the tag, so such an answer is for the oldest request
@@ -96,7 +96,7 @@ class Calls:
     __slots__ = ("_of_command", "_pending")
 
     def __init__(self) -> None:
-        self._pending: Final[Pending[bytes, Call]] = Pending()
+        self._pending: Final[Pending[bytes, PendingCall]] = Pending()
         self._of_command: Final[dict[bytes, dict[bytes, None]]] = {}  # tags, oldest first; none empty
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Calls:
     def __contains__(self, tag: bytes) -> bool:
         return tag in self._pending
 
-    def add(self, tag: bytes, call: Call, deadline: float) -> None:
+    def add(self, tag: bytes, call: PendingCall, deadline: float) -> None:
         """Enter a request; `deadline` is on the clock of `take_due`, infinite: none."""
         self._pending.add(tag, call, deadline)
         tags = self._of_command.get(call.command)
@@ -114,30 +114,30 @@ class Calls:
         else:
             tags[tag] = None
 
-    def get(self, tag: bytes) -> Call | None:
+    def get(self, tag: bytes) -> PendingCall | None:
         """Return a request, which stays; None: it is not here."""
         return self._pending.get(tag)
 
-    def take(self, tag: bytes) -> Call | None:
+    def take(self, tag: bytes) -> PendingCall | None:
         """Remove and return a request; None: it is not here (any more)."""
         call = self._pending.take(tag)
         if call is not None:
             self._left(tag, call)
         return call
 
-    def take_oldest(self, command: bytes) -> Call | None:
+    def take_oldest(self, command: bytes) -> PendingCall | None:
         """Remove and return the oldest request with that command; None: there is none."""
         tags = self._of_command.get(command)
         return None if tags is None else self.take(next(iter(tags)))
 
-    def take_due(self, now: float) -> list[Call]:
+    def take_due(self, now: float) -> list[PendingCall]:
         """Remove and return those whose deadline has passed, earliest first."""
         due = self._pending.take_due(now)
         for tag, call in due:
             self._left(tag, call)
         return [call for _, call in due]
 
-    def take_all(self) -> list[Call]:
+    def take_all(self) -> list[PendingCall]:
         """Remove and return all, oldest first."""
         self._of_command.clear()
         return [call for _, call in self._pending.take_all()]
@@ -146,7 +146,7 @@ class Calls:
         """Return when `take_due` next has something; None: never."""
         return self._pending.next_deadline()
 
-    def _left(self, tag: bytes, call: Call) -> None:
+    def _left(self, tag: bytes, call: PendingCall) -> None:
         tags = self._of_command[call.command]
         del tags[tag]
         if not tags:
@@ -163,7 +163,7 @@ class Cancellable(Protocol):
         """Let more items of a stream go out."""
 
 
-class Peer:
+class RpcPeer:
     """The other end of one connection; all methods on the node's thread only."""
 
     __slots__ = (
@@ -183,7 +183,9 @@ class Peer:
         "waiting_count",
     )
 
-    def __init__(self, conn: ConnectionID, socket: ZmqSocket, identity: Identity, due: Callable[[Peer], None]) -> None:
+    def __init__(
+        self, conn: ConnectionID, socket: ZmqSocket, identity: PeerIdentity, due: Callable[[RpcPeer], None]
+    ) -> None:
         self.conn: Final = conn
         self.socket: Final = socket
         self.identity = identity
@@ -196,7 +198,7 @@ class Peer:
         self.descriptor = -1
         self._unread_bytes = 0  # sent since the system last took more
         #: Our requests to it, by their tags; None: there has been none.
-        self.calls: Calls | None = None
+        self.calls: PendingCalls | None = None
         #: When the group calls `deadline_due`; infinite: not at all.
         self.due = inf
         #: What runs for it here and may be cancelled, by the tags of its requests.

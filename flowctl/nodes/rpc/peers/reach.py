@@ -64,7 +64,7 @@ class _Kept(Generic[P]):
         self.active_at = now
 
 
-class Connections(Generic[P]):
+class OutgoingConnections(Generic[P]):
     """Connections that we opened to service nodes, one to each (pure); for one thread."""
 
     __slots__ = ("_dial", "_incoming", "_kept", "_lookup")

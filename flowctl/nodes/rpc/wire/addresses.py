@@ -40,7 +40,7 @@ _HINT: Final = "write it like tcp://host:port, ipc://path, curve://host:port/KEY
 _CURVE_ENCODINGS: Final = (KeyEncoding.HEX, KeyEncoding.BASE32Z, KeyEncoding.BASE64)
 
 
-class Transport(enum.Enum):
+class AddressTransport(enum.Enum):
     """What carries the messages."""
 
     TCP = "tcp"
@@ -58,7 +58,7 @@ class Address:
         pubkey: public key of the peer, 32 octets. Empty: the connection is not encrypted.
     """
 
-    transport: Transport
+    transport: AddressTransport
     host: str = ""
     port: int = 0
     socket: str = ""
@@ -67,11 +67,11 @@ class Address:
     def __post_init__(self) -> None:
         if self.pubkey and len(self.pubkey) != KEY_BYTES:
             raise ConfigError(f"pubkey has {len(self.pubkey)} bytes, it must have {KEY_BYTES}, or none")
-        if self.transport is Transport.TCP:
+        if self.transport is AddressTransport.TCP:
             _check_host(self.host)
             if not 1 <= self.port <= LAST_PORT:
                 raise ConfigError(f"port is {self.port}, it must be 1 to {LAST_PORT}")
-        elif self.transport is Transport.IPC:
+        elif self.transport is AddressTransport.IPC:
             _check_name("the path of an ipc address", self.socket, MOST_PATH_BYTES)
         else:
             _check_name("the name of an inproc address", self.socket, MOST_NAME_BYTES)
@@ -93,11 +93,11 @@ class Address:
                     _check_qr(rest)
                     return cls._parse_tcp(rest, curve=scheme == "CURVE", qr=True)
                 case "ipc":
-                    return cls(Transport.IPC, socket=rest)
+                    return cls(AddressTransport.IPC, socket=rest)
                 case "ipc+curve":
                     return cls._parse_ipc_curve(rest)
                 case "inproc":
-                    return cls(Transport.INPROC, socket=rest)
+                    return cls(AddressTransport.INPROC, socket=rest)
         except ConfigError as error:
             raise ConfigError(f"address {short(text)}: {error}", hint=_HINT) from None
         raise ConfigError(f"address {short(text)}: {short(scheme)} is no transport", hint=_HINT)
@@ -124,7 +124,7 @@ class Address:
             raise ConfigError("there is no /KEY behind the port" if curve else "there is more behind the port")
         encodings = _CURVE_ENCODINGS[:2] if qr else _CURVE_ENCODINGS
         pubkey = _key_of(text, encodings) if curve else b""
-        return cls(Transport.TCP, host.lower() if qr else host, int(port), pubkey=pubkey)
+        return cls(AddressTransport.TCP, host.lower() if qr else host, int(port), pubkey=pubkey)
 
     @classmethod
     def _parse_ipc_curve(cls, rest: str) -> Self:
@@ -133,7 +133,7 @@ class Address:
             letters = LETTERS[encoding] + (encoding is KeyEncoding.BASE64 and rest.endswith("="))
             key = decode_key(rest[-letters:], encoding)
             if key is not None and rest[-letters - 1 : -letters] == "/":
-                return cls(Transport.IPC, socket=rest[: -letters - 1], pubkey=key)
+                return cls(AddressTransport.IPC, socket=rest[: -letters - 1], pubkey=key)
         raise ConfigError(f"there is no /KEY behind the path, in {_allowed(_CURVE_ENCODINGS)}")
 
     @property
@@ -144,7 +144,7 @@ class Address:
     @property
     def zmq_address(self) -> str:
         """The address as ZeroMQ takes it, which knows no keys."""
-        if self.transport is Transport.TCP:
+        if self.transport is AddressTransport.TCP:
             return f"tcp://{self.host}:{self.port}"
         return f"{self.transport.value}://{self.socket}"
 
@@ -158,7 +158,7 @@ class Address:
         if not self.pubkey:
             return self.zmq_address
         key = encode_key(self.pubkey, encoding)
-        if self.transport is Transport.TCP:
+        if self.transport is AddressTransport.TCP:
             return f"curve://{self.host}:{self.port}/{key}"
         return f"ipc+curve://{self.socket}/{key}"
 
@@ -169,7 +169,7 @@ class Address:
     @property
     def qr_address(self) -> str:
         """The address in the letters of a QR code; of a host it keeps no case."""
-        if self.transport is not Transport.TCP:
+        if self.transport is not AddressTransport.TCP:
             raise ConfigError(f"an address of {self.transport.value} has no form for QR codes, only one of tcp has")
         host = self.host.upper()
         if host[0] == "[":

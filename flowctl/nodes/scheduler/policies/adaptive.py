@@ -22,7 +22,7 @@ from typing import Final
 from flowctl.core.outcomes.outcome import Outcome
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
-from flowctl.nodes.scheduler.policy import PeerState
+from flowctl.nodes.scheduler.policy import PeerChannels
 
 LEAST_ROUND: Final = 16
 """Answers in a round: with latencies as uneven as they come (exponential), its mean is right to within a quarter."""
@@ -148,12 +148,12 @@ class AdaptiveChannels:
     def __init__(self, settings: AdaptiveSettings | None = None) -> None:
         self._settings = settings or AdaptiveSettings()
 
-    def connected(self, peer: PeerState, now: float) -> int:
+    def connected(self, peer: PeerChannels, now: float) -> int:
         """Return the channels that `peer` was connected with, moved to within the bounds."""
         count = peer.limits_state = ChannelCount(self._settings, peer.channel_count)
         return count.count
 
-    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> int:
+    def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> int:
         """Return how many channels `peer` should have, now that a request to it has ended so."""
         count: ChannelCount = peer.limits_state
         in_flight = peer.closed_count + 1  # the one that ended is no longer counted

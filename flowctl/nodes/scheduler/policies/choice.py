@@ -12,7 +12,7 @@ from typing import Final
 
 from flowctl.core.outcomes.outcome import Outcome
 from flowctl.nodes.scheduler.policies.latency import PeakEwma
-from flowctl.nodes.scheduler.policy import PeerState
+from flowctl.nodes.scheduler.policy import PeerChannels
 
 FAILURE_S: Final = 1.0
 """A request that failed counts as a latency of this at least: the peer that fails fastest must not be liked most."""
@@ -26,13 +26,13 @@ class TwoChoices:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._now = 0.0  # of the last outcome: what all have faded by since does not change who is better
-        self._peers: list[PeerState] = []
+        self._peers: list[PeerChannels] = []
 
-    def add(self, peer: PeerState) -> None:
+    def add(self, peer: PeerChannels) -> None:
         """Take up `peer`, which is not here; O(1)."""
         self._peers.append(peer)
 
-    def take(self) -> PeerState | None:
+    def take(self) -> PeerChannels | None:
         """Remove and return the better of two, None if none is left; O(1)."""
         peers = self._peers
         count = len(peers)
@@ -50,7 +50,7 @@ class TwoChoices:
         taken, peers[one] = peers[one], last
         return taken
 
-    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> None:
+    def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> None:
         """Learn from how a request ended."""
         self._now = now
         if outcome not in _TELLING:
@@ -60,7 +60,7 @@ class TwoChoices:
             known = peer.choice_state = PeakEwma()
         known.observe(latency_s if outcome is Outcome.RESPONSE else max(latency_s, FAILURE_S), now)
 
-    def _cost(self, peer: PeerState) -> float:
+    def _cost(self, peer: PeerChannels) -> float:
         known: PeakEwma | None = peer.choice_state
         if known is None:  # nothing yet: to be asked once, and then no more until that has ended
             return peer.closed_count * 1e9

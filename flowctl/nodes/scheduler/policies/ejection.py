@@ -20,7 +20,7 @@ from flowctl.core.outcomes.backoff import Backoff
 from flowctl.core.outcomes.outcome import Outcome
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
-from flowctl.nodes.scheduler.policy import PeerState
+from flowctl.nodes.scheduler.policy import PeerChannels
 
 _AWAY: Final = Backoff(first_s=10.0, factor=2.0, most_s=300.0, jitter=0.2)
 """A little less at first than Envoy's 30 s, since a probe here is a single message; the most is Envoy's."""
@@ -62,7 +62,7 @@ class EjectionSettings:
             raise ConfigError(f"most_share is {self.most_share}, it must be 0 to 1")
 
 
-class _Record:
+class _PeerHistory:
     """What is known of one peer."""
 
     __slots__ = (
@@ -98,27 +98,27 @@ class OutlierEjection:
         self.peers_count = 0
         self.ejected_count = 0
 
-    def connected(self, peer: PeerState, now: float) -> None:
+    def connected(self, peer: PeerChannels, now: float) -> None:
         """Count `peer`, of which nothing is known."""
         self.peers_count += 1
-        peer.ejection_state = _Record(now)
+        peer.ejection_state = _PeerHistory(now)
 
-    def left(self, peer: PeerState) -> None:
+    def left(self, peer: PeerChannels) -> None:
         """Count `peer` no longer."""
         self.peers_count -= 1
         self.ejected_count -= peer.ejection_state.away
 
-    def returned(self, peer: PeerState, now: float) -> None:
+    def returned(self, peer: PeerChannels, now: float) -> None:
         """Let `peer` prove itself."""
-        record: _Record = peer.ejection_state
+        record: _PeerHistory = peer.ejection_state
         self.ejected_count -= record.away
         record.away, record.proving = False, True
         record.failures_in_row = 0
         record.since, record.outcomes, record.good_in_window = now, 0, 0
 
-    def ended(self, peer: PeerState, outcome: Outcome, latency_s: float, now: float) -> float:
+    def ended(self, peer: PeerChannels, outcome: Outcome, latency_s: float, now: float) -> float:
         """Return for how many seconds `peer` is to be left out, now that a request to it has ended so; 0: not."""
-        record: _Record = peer.ejection_state
+        record: _PeerHistory = peer.ejection_state
         if record.away or outcome not in _TELLING:
             return 0.0  # away: sent before that, and judged with it
         settings = self._settings
@@ -138,14 +138,14 @@ class OutlierEjection:
         room = self.ejected_count + 1 <= settings.most_share * self.peers_count
         return self._eject(record, now) if room and self._is_outlier(record) else 0.0
 
-    def _is_outlier(self, record: _Record) -> bool:
+    def _is_outlier(self, record: _PeerHistory) -> bool:
         settings = self._settings
         if record.proving or record.failures_in_row >= settings.consecutive:
             return record.failures_in_row > 0
         enough = record.outcomes >= settings.least_outcomes
         return enough and record.good_in_window < settings.least_success * record.outcomes
 
-    def _eject(self, record: _Record, now: float) -> float:
+    def _eject(self, record: _PeerHistory, now: float) -> float:
         record.away = True
         record.times += 1
         record.away_s = self._settings.away.delay_s(record.times, self._rng)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Any
 
-from flowctl.nodes.scheduler.offer import Channel, Offer, PeerId, Receiver, ResponseType
+from flowctl.nodes.scheduler.offer import Channel, Offer, PeerId, ResponseReceiver, ResponseType
 
 
 class BlastResult(enum.Enum):
@@ -24,7 +24,8 @@ class BlastResult(enum.Enum):
 class Blaster:
     """Sends messages to the peers of one offer, round robin from a random order.
 
-    For the time of one `Sender.on_offer`. It looks at all open channels of the offer, not only the fresh ones: O(n).
+    For the time of one `WaitingSender.on_offer`. It looks at all open channels of the offer, not only the
+    fresh ones: O(n).
     """
 
     def __init__(self, offer: Offer, others: Callable[[Collection[PeerId]], bool], rng: Random) -> None:
@@ -41,7 +42,7 @@ class Blaster:
         self,
         blacklist: set[PeerId],
         message: Any,
-        receiver: Receiver,
+        receiver: ResponseReceiver,
         timeout: float,
         *,
         response_type: ResponseType = None,
