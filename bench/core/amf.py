@@ -1,4 +1,4 @@
-"""How fast AMF is encoded and decoded: the messages that every RTMP connection begins with.
+"""How fast AMF0 is encoded and decoded: the messages that every RTMP connection begins with.
 
 Run ``python bench amf``. Every figure stands beside that of `json`, which is written in C, for the same values
 in the same process, because figures of one machine at one moment mean little by themselves: compare the ratio.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from flowctl.wire.rtmp.amf import amf0, amf3
+from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.values import EcmaArray, simplify
 
 CONNECT = (
@@ -97,7 +97,7 @@ QUICK: Final[dict[str, Any]] = {"budget_s": 0.01}
 
 
 def run(budget_s: float = 1.0) -> list[dict[str, Any]]:
-    """Measure encoding and decoding of every message in both formats."""
+    """Measure encoding and decoding of every message."""
     rows: list[dict[str, Any]] = []
     for message, values in MESSAGES.items():
         plain = [simplify(value) for value in values]
@@ -106,32 +106,29 @@ def run(budget_s: float = 1.0) -> list[dict[str, Any]]:
             "decode": seconds_per_call(partial(json.loads, text), budget_s),
             "encode": seconds_per_call(partial(json.dumps, plain), budget_s),
         }
-        for name, codec in (("AMF0", amf0), ("AMF3", amf3)):
-            data = codec.encode(*values)
-            decoded = codec.decode(data)
-            calls: dict[str, Callable[[], object]] = {
-                "decode": partial(codec.decode, data),
-                "encode": partial(codec.encode, *decoded),
-            }
-            for direction, call in calls.items():
-                taken_s = seconds_per_call(call, budget_s)
-                rows.append(
-                    {
-                        "message": message,
-                        "format": name,
-                        "direction": direction,
-                        "size_bytes": len(data),
-                        "us": taken_s * 1e6,
-                        "mb_per_s": len(data) / taken_s / 1e6,
-                        "times_json": taken_s / json_s[direction],
-                    }
-                )
+        data = amf0.encode(*values)
+        calls: dict[str, Callable[[], object]] = {
+            "decode": partial(amf0.decode, data),
+            "encode": partial(amf0.encode, *values),
+        }
+        for direction, call in calls.items():
+            taken_s = seconds_per_call(call, budget_s)
+            rows.append(
+                {
+                    "message": message,
+                    "direction": direction,
+                    "size_bytes": len(data),
+                    "us": taken_s * 1e6,
+                    "mb_per_s": len(data) / taken_s / 1e6,
+                    "times_json": taken_s / json_s[direction],
+                }
+            )
     return rows
 
 
 def main() -> None:
     """Print the rows of `run` as a table, or as JSON with ``--json``."""
-    parser = argparse.ArgumentParser(description="Speed of the AMF codecs beside json.")
+    parser = argparse.ArgumentParser(description="Speed of the AMF0 codec beside json.")
     parser.add_argument(
         "--budget", type=float, default=1.0, metavar="SECONDS", help="time for each figure (%(default)s)"
     )
@@ -141,10 +138,10 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return
-    print(f"{'message':<16}{'format':<8}{'direction':<10}{'bytes':>7}{'us':>9}{'MB/s':>8}{'x json':>8}")
+    print(f"{'message':<16}{'direction':<10}{'bytes':>7}{'us':>9}{'MB/s':>8}{'x json':>8}")
     for row in rows:
         print(
-            f"{row['message']:<16}{row['format']:<8}{row['direction']:<10}{row['size_bytes']:>7}"
+            f"{row['message']:<16}{row['direction']:<10}{row['size_bytes']:>7}"
             f"{row['us']:>9.1f}{row['mb_per_s']:>8.1f}{row['times_json']:>8.1f}"
         )
 
