@@ -13,7 +13,7 @@ import structlog
 from hook_kit import HookServer, http
 
 from flowctl.errors import LimitExceededError
-from flowctl.live.access.request import UNDECIDED, LiveRequest, Why, stream_id
+from flowctl.live.access.request import UNDECIDED, LiveRequest, Why
 from flowctl.live.access.rules import Access, HookFailure
 from flowctl.live.access.turns import Turns
 from flowctl.live.access.webhooks import WebHooks, body_of
@@ -181,7 +181,7 @@ def test_bodies_have_the_names_of_srs():
     )
     common = {"client_id": "7", "ip": "192.0.2.7", "vhost": "media.example", "app": "live"}
     stream = {"stream": "room", "param": f"?key={SECRET}", "stream_url": "/live/room"}
-    stream["stream_id"] = stream_id("live/room")
+    stream["stream_id"] = "vid-6e0cb2a6"
     page = {"pageUrl": "http://page.example/"}
     expected = {
         "on_connect": (connect, {"tcUrl": "rtmp://media.example/live?key=k"} | page),

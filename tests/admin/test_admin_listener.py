@@ -282,39 +282,3 @@ def test_metrics_when_a_viewer_comes_and_goes_are_by_stream_and_never_go_down(ad
     assert sample(last, "flowctl_connections", **viewer, state="READY") in {None, 0}
     assert sample(last, "flowctl_state_seconds_total", **viewer, state="READY") > 0
     assert sample(last, "flowctl_flush_rounds_total") > 0
-
-
-SRS_STREAM = {"id", "name", "vhost", "app", "clients", "live_ms", "recv_bytes", "send_bytes", "frames", "video", "kbps"}
-"""What exporters of SRS read of a stream."""
-SRS_CLIENT = {"id", "vhost", "stream", "ip", "url", "type", "publish", "alive", "kbps", "send_bytes", "recv_bytes"}
-
-
-def test_tools_of_srs_when_they_ask_are_answered_in_its_shapes(admin, clients):
-    """Streams, clients, summaries and versions have the names that exporters read, with a slash behind too."""
-    found = admin()
-    clients.publish(found.server, SyntheticSource())
-    player = clients.play(found.server)
-    wait_for_viewers(found.server, 1)
-    wait_until(lambda: found.http.get("/api/v1/streams/").json()["streams"][0]["video"], "a codec")
-    said = found.http.get("/api/v1/streams/").json()
-    [stream] = said["streams"]
-    assert (said["code"], said["server"]) == (0, "flowctl")
-    assert set(stream) > SRS_STREAM
-    assert (stream["app"], stream["name"], stream["clients"]) == ("live", "stream", 2)
-    assert stream["video"]["codec"].lower() == "h264"
-    assert stream["publish"]["active"]
-    assert set(stream["kbps"]) == {"recv_30s", "send_30s"}
-    rows = found.http.get("/api/v1/clients?start=0&count=10").json()["clients"]
-    assert [(row["publish"], row["type"]) for row in rows] == [(True, "rtmp-publish"), (False, "rtmp-play")]
-    assert set(rows[0]) >= SRS_CLIENT
-    assert rows[1]["stream"] == stream["id"]
-    assert len(found.http.get("/api/v1/clients?start=1&count=10").json()["clients"]) == 1
-    process = found.http.get("/api/v1/summaries").json()["data"]["self"]
-    assert process["mem_percent"] > 0
-    assert {"cpu_percent", "srs_uptime", "version", "pid"} <= set(process)
-    assert set(found.http.get("/api/v1/versions").json()["data"]) == {"major", "minor", "revision", "version"}
-    one = f"/api/v1/clients/{rows[1]['id']}"
-    assert found.http.get(one).json()["client"]["id"] == rows[1]["id"]
-    assert found.http.delete(one).json()["code"] == 0
-    wait_until(lambda: player.end, "the player's end")
-    assert found.http.delete(one).status_code == 404

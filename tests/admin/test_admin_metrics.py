@@ -1,12 +1,10 @@
-"""Metrics and rates by themselves: what they come to when processes end, and what labels peers can make."""
+"""Metrics by themselves: what they come to when processes end, and what labels peers can make."""
 
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from flowctl.live.access.request import stream_id
 from flowctl.live.admin.metrics import Metrics
-from flowctl.live.admin.srs import Rates, version_of
 
 
 def part(pid, sent, worker=1, stream="live/a"):
@@ -46,24 +44,3 @@ def test_labels_when_names_of_peers_are_hostile_stay_one_label():
     assert {family.name for family in text_string_to_metric_families(text)}.isdisjoint({"evil"})
     found = [item.labels.get("stream") for family in text_string_to_metric_families(text) for item in family.samples]
     assert name in found
-
-
-def test_rates_when_asked_for_again_and_again_are_means_of_the_last_half_minute():
-    """The first is a mean since the beginning; a counter that began anew gives no negative rate."""
-    now = [100.0]
-    rates = Rates(lambda: now[0])
-    assert rates.kbps("a", 10_000, 10.0) == 8
-    now[0] += 10
-    assert rates.kbps("a", 30_000, 20.0) == 16
-    now[0] += 25
-    assert rates.kbps("a", 45_000, 45.0) == 8
-    now[0] += 5
-    assert rates.kbps("a", 50_000, 50.0) == 8
-    assert rates.kbps("a", 0, 1.0) == 0
-
-
-def test_names_when_shaped_for_srs_are_stable():
-    """The same stream has the same id, another one another, and a version has three numbers."""
-    assert stream_id("live/a") == stream_id("live/a") != stream_id("live/b")
-    assert version_of("1.2.3.dev4") == {"major": 1, "minor": 2, "revision": 3, "version": "1.2.3.dev4"}
-    assert version_of("unknown")["major"] == 0

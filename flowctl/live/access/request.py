@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -50,11 +49,6 @@ class LiveRequest:
     def query(self) -> Query:
         """The parameters behind the name: where clients put keys and tokens."""
         return self.url.query
-
-
-def stream_id(name: str) -> str:
-    """Return the id that a stream has where SRS would give one: of the same name always the same."""
-    return "vid-" + hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
 
 class Why(enum.Enum):

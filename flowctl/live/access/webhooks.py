@@ -12,6 +12,7 @@ address, a body or an answer.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import secrets
@@ -28,7 +29,7 @@ from flowctl.core.loop.faults import ErrorHook, report
 from flowctl.core.loop.thread import LoopThread
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import InternalError, LimitExceededError
-from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why, stream_id
+from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
 from flowctl.live.access.rules import Access, HookFailure
 from flowctl.live.access.turns import Turns
 
@@ -92,7 +93,8 @@ def body_of(action: str, request: LiveRequest) -> dict[str, Any]:
     }
     if request.kind != "connect":
         body |= {"stream": url.stream, "param": param, "stream_url": f"/{url.path}"}
-        body["stream_id"] = stream_id(url.path)
+        digest = hashlib.blake2b(url.path.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        body["stream_id"] = f"vid-{digest}"  # always the same for the same name
     if action in ("on_connect", "on_play"):
         body["pageUrl"] = request.page_url
     return body

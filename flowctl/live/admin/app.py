@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,8 +21,7 @@ from flowctl.control.operations import OPERATIONS, Operation, Permission
 from flowctl.live.admin.asking import Asking, Refused
 from flowctl.live.admin.guard import EVENTS, Guard, Receive, Scope, Send
 from flowctl.live.admin.metrics import Metrics
-from flowctl.live.admin.models import ANSWERS, Anything, OneConnection, Problem, Srs
-from flowctl.live.admin.srs import Rates, Summaries, head, shaped_client, shaped_stream, version_of
+from flowctl.live.admin.models import ANSWERS, Anything, OneConnection, Problem
 from flowctl.live.admin.streaming import EventStreams
 from flowctl.live.admin.tokens import Tokens
 
@@ -33,7 +30,7 @@ API: Final = "/api/v1"
 _NOT_STATIC: Final = ("/api/", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _JSON: Final = "application/json"
 _Number: TypeAlias = Annotated[int, PathParameter(ge=1, le=10**18 - 1)]
-_APART: Final = frozenset({"events", "streams", "metrics"})
+_APART: Final = frozenset({"events", "metrics"})
 """Operations with a path of their own here."""
 _BOTH: Final = frozenset({"limits"})
 """Operations that show where nothing is to be set."""
@@ -65,12 +62,9 @@ class AdminApp:
         self._version: Final = _version()
         self._metrics: Final = Metrics(self._version)
         self._writes: Final = asyncio.Lock()  # one at a time writes metrics
-        self._rates: Final = Rates()
-        self._summaries: Final = Summaries()
         self.streams: Final = EventStreams(asking)
         # Anybody may ask whether it is ready, so all who do at a time have one answer.
         self._look_ready: asyncio.Task[bytes] | None = None
-        self._began_at: Final = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
         app = FastAPI(
             title="flowctl admin API",
@@ -85,7 +79,6 @@ class AdminApp:
         app.add_exception_handler(Exception, _broken)
         self._add_operations(app)
         self._add_health(app)
-        self._add_srs(app)
         app.mount("/", StaticFiles(directory=ASSETS, html=True, check_dir=False))
         self.api: Final = app
         self._guard: Final = Guard(app, tokens, lambda path: not path.startswith(_NOT_STATIC))
@@ -110,15 +103,15 @@ class AdminApp:
                 self._add(app, "GET", operation, self._look(operation))
             if not operation.looks:
                 self._add(app, "POST", operation, self._change(operation))
-        streams = next(item for item in OPERATIONS if item.name == "streams")
-        self._add(app, "GET", streams, self._streams)
 
         async def one(request: Request, connection: _Number) -> Response:
             """Return one connection with its ledger."""
             try:
                 made = await self._asking.ask("connections", {"connection": connection}, _permission(request))
             except Refused as error:
-                raise _missing(error) from error
+                if error.said["code"] != "NOT_POSSIBLE":
+                    raise
+                raise Refused({**error.said, "code": "NOT_FOUND"}) from error
             return Response(made, media_type=_JSON)
 
         app.add_api_route(f"{API}/connections/{{connection}}", one, response_model=OneConnection, responses=_PROBLEMS)
@@ -159,71 +152,6 @@ class AdminApp:
             return Response(made, media_type=_JSON)
 
         return change
-
-    async def _streams(self, request: Request) -> Response:
-        """Return a page of the streams, each with what SRS tells of one; ``start`` and ``count`` are SRS's words."""
-        given = _in_our_words(_query(request))
-        found = json.loads(await self._asking.ask("streams", given, _permission(request)))
-        now_ms, up_s = int(time.time() * 1000), time.monotonic() - self._began_at
-        rows = [row | shaped_stream(row, self._rates, up_s, now_ms) for row in found["streams"]]
-        return JSONResponse(head(os.getpid()) | found | {"streams": rows})
-
-    def _add_srs(self, app: FastAPI) -> None:
-        """Add the paths that only tools of SRS ask for; paths with a slash behind are the same to it."""
-
-        async def versions() -> JSONResponse:
-            """Return the version, as SRS does."""
-            return JSONResponse(head(os.getpid()) | {"data": version_of(self._version)})
-
-        async def summaries(request: Request) -> JSONResponse:
-            """Return figures of process and machine, as SRS does."""
-            allowed = _permission(request)
-            said = json.loads(await self._asking.ask("stats", {"stream": "", "viewers": "none"}, allowed))
-            parts = json.loads(await self._asking.ask("metrics", {}, allowed))["parts"]
-            threads = [thread for part in parts for thread in part["threads"].values()]
-            totals = sum(item["received_bytes"] for item in threads), sum(item["sent_bytes"] for item in threads)
-            data = self._summaries.summary(said["server"], self._version, totals)
-            return JSONResponse(head(os.getpid()) | {"data": data})
-
-        async def clients(request: Request) -> JSONResponse:
-            """Return a page of the connections, as SRS does; ``start`` and ``count`` say which."""
-            given = {"sort": "number"} | _in_our_words(_query(request))
-            found = json.loads(await self._asking.ask("connections", given, _permission(request)))
-            rows = [shaped_client(row, self._rates) for row in found["connections"]]
-            return JSONResponse(head(os.getpid()) | {"clients": rows})
-
-        async def client(request: Request, number: _Number) -> JSONResponse:
-            """Return one connection, as SRS does."""
-            try:
-                made = await self._asking.ask("connections", {"connection": number}, _permission(request))
-            except Refused as error:
-                raise _missing(error) from error
-            return JSONResponse(
-                head(os.getpid()) | {"client": shaped_client(json.loads(made)["connection"], self._rates)}
-            )
-
-        async def kick(request: Request, number: _Number) -> JSONResponse:
-            """End a connection, as SRS does."""
-            asked = {"connection": number, "reason": "DELETE"}
-            try:
-                await self._asking.ask("kick", asked, _permission(request))
-            except Refused as error:
-                raise _missing(error) from error
-            return JSONResponse(head(os.getpid()))
-
-        for path, method, endpoint in (
-            ("versions", "GET", versions),
-            ("summaries", "GET", summaries),
-            ("clients", "GET", clients),
-            ("clients/{number}", "GET", client),
-            ("clients/{number}", "DELETE", kick),
-        ):
-            app.add_api_route(
-                f"{API}/{path}", endpoint, methods=[method], responses=_PROBLEMS, response_model=Srs, name=path + method
-            )
-            if not path.endswith("}"):
-                app.add_api_route(f"{API}/{path}/", endpoint, methods=[method], include_in_schema=False)
-        app.add_api_route(f"{API}/streams/", self._streams, include_in_schema=False)
 
     async def _events(self, request: Request) -> Response:
         """Send events as they come; ``Last-Event-ID`` goes on where one was."""
@@ -302,11 +230,6 @@ def _query(request: Request) -> dict[str, Any]:
     return given
 
 
-def _in_our_words(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments in our words: SRS calls a page ``start`` and ``count``."""
-    return {{"start": "offset", "count": "limit"}.get(name, name): value for name, value in given.items()}
-
-
 async def _arguments(request: Request) -> Mapping[str, Any]:
     """Return the arguments of a body; nothing at all stands for none."""
     body = await request.body()
@@ -317,11 +240,6 @@ async def _arguments(request: Request) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise Refused({"code": "WRONG_ARGUMENT", "message": "the body is no JSON object"})
     return value
-
-
-def _missing(error: Refused) -> Refused:
-    """Return the refusal of a path that names what is not there."""
-    return Refused({**error.said, "code": "NOT_FOUND"}) if error.said["code"] == "NOT_POSSIBLE" else error
 
 
 def _parameter(argument: Argument) -> dict[str, Any]:

@@ -109,8 +109,6 @@ class OneConnection(Answer):
 
 
 class Stream(BaseModel):
-    """One stream, with what SRS tells of one beside it."""
-
     stream: str
     publisher: str | None
     connection: int | None
@@ -128,21 +126,10 @@ class Stream(BaseModel):
 
 
 class Streams(Answer):
-    """A page of streams; `code` and `server` are there for tools of SRS."""
+    """A page of streams."""
 
-    code: int
-    server: str
     streams: list[Stream]
     found: Found
-
-
-class Srs(BaseModel):
-    """What every answer in the shapes of SRS begins with."""
-
-    code: int
-    server: str
-    service: str
-    pid: str
 
 
 class Kicked(Answer):
