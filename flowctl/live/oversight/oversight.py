@@ -56,15 +56,12 @@ class OversightStatistics:
     Args:
         budget: memory held for slow viewers, and who gave way.
         shares: states of the viewers, and the pictures they get, of each stream, at the last look.
-        longest_look_s: time the longest of them took, all of its slices together.
     """
 
     budget: BudgetStatistics
     held_by_stream: dict[str, int] = field(default_factory=dict)
     shares: dict[str, ViewerShares] = field(default_factory=dict)
     looks: int = 0
-    longest_look_s: float = 0.0
-    longest_slice_s: float = 0.0
 
 
 class _Seen(NamedTuple):
@@ -119,7 +116,6 @@ class Oversight:
         self._looks = 0
         self._steps: Iterator[None] = iter(())  # what is left of the look in progress
         self._look_s = 0.0  # time that its slices took so far
-        self._longest_look_s = self._longest_slice_s = 0.0
 
     def _report(self, where: str, error: Exception) -> None:
         self.report(where, error)
@@ -148,14 +144,11 @@ class Oversight:
                     break
         except BaseException as error:  # noqa: BLE001 - the next look may succeed, and the server lives without it
             self.report("look at slow viewers", as_exception(error))
-        slice_s = self._clock() - began
-        self._longest_slice_s = max(self._longest_slice_s, slice_s)
-        self._look_s += slice_s
+        self._look_s += self._clock() - began
         if not ended:
             self._call_later(0.0, self._go_on)
             return
         self._steps = iter(())
-        self._longest_look_s = max(self._longest_look_s, self._look_s)
         self._call_later(max(LOOK_S, self._look_s / _LOOK_SHARE), self._tick)
 
     def look(self) -> None:
@@ -319,8 +312,6 @@ class Oversight:
             held_by_stream=dict(held_by_stream),
             shares=dict(shares),
             looks=self._looks,
-            longest_look_s=self._longest_look_s,
-            longest_slice_s=self._longest_slice_s,
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -34,20 +33,6 @@ _HASH_MASK: Final = 0xFFFFFFFFFFFFFFFF
 about each hundredth connection, the same ones in each run, and not the first of each hundred."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlightsStatistics:
-    """A snapshot.
-
-    Args:
-        passed_over: connections that were to be recorded and were not, because `most_at_once` were.
-    """
-
-    begun: int = 0
-    open: int = 0
-    passed_over: int = 0
-    cut: int = 0
-
-
 class Flights:
     """The recorded connections of one server. Any thread."""
 
@@ -62,8 +47,7 @@ class Flights:
         self._identity = identity
         self._lock = OwnedLock()
         self._next = 0  # connections asked for; guarded by _lock
-        self._begun = self._passed_over = 0  # guarded by _lock
-        self._cut = 0  # guarded by _lock
+        self._told = False  # that connections were passed over; guarded by _lock
         self._open: weakref.WeakSet[RecordedSender] = weakref.WeakSet()  # guarded by _lock
 
     def record_next(self, count: int) -> None:
@@ -92,18 +76,11 @@ class Flights:
         peer: tuple[str, int] = getattr(host, "peer", ("", 0))
         if not self._take_place(number, peer[0]):
             return Sender(host, transport, **settings)
-        tape = Tape(self._row, self._identity(number, peer, host.now()))
+        tape = Tape(self._sink, self._identity(number, peer, host.now()))
         sender = RecordedSender(host, transport, tape=tape, **settings)
         with self._lock:
             self._open.add(sender)
         return sender
-
-    def _row(self, row: tuple[object, ...]) -> bool:
-        taken = self._sink(row)
-        if not taken:
-            with self._lock:  # a leaf: nothing is called under it
-                self._cut += 1
-        return taken
 
     def _take_place(self, number: int, address: str) -> bool:
         wanted = self.wanted(number, address)
@@ -111,22 +88,11 @@ class Flights:
             asked_for = self._next > 0
             if not (wanted or asked_for):
                 return False
-            full = self._open_locked() >= self.options.most_at_once
-            self._passed_over += full
-            first = full and self._passed_over == 1
+            full = sum(sender.recording for sender in self._open) >= self.options.most_at_once
+            first = full and not self._told
+            self._told |= full
             if not full:
                 self._next -= asked_for
-                self._begun += 1
         if first:
             _log.warning("flights passed over", at_once=self.options.most_at_once, set="flights_at_once")
         return not full
-
-    def _open_locked(self) -> int:
-        self._lock.assert_owned()
-        return sum(sender.recording for sender in self._open)
-
-    def statistics(self) -> FlightsStatistics:
-        with self._lock:
-            return FlightsStatistics(
-                begun=self._begun, open=self._open_locked(), passed_over=self._passed_over, cut=self._cut
-            )

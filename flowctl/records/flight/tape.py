@@ -11,9 +11,8 @@ Sender goes on without a tape. A tape whose sink takes no more is cut off there:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from flowctl.core.outgoing.outbox import would_block
 from flowctl.records.flight.words import MICROSECONDS, FlightRow, dump, error_as_dict
@@ -34,18 +33,17 @@ _QUEUED: Final = FlightKind.QUEUED.value
 _CALL: Final = FlightKind.CALL.value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Whose flight it is: the first columns of its rows, as the privacy settings let them through.
 
-    Args:
-        conn_id: see `flowctl.records.telemetry.schema`.
+    Attributes:
         began_at_us: microseconds since the epoch (UTC) when the flight began.
+        conn_id: see `flowctl.records.telemetry.schema`.
         role: what the connection is used for, once that is known.
     """
 
-    conn_id: int
     began_at_us: int
+    conn_id: int
     peer_ip: str | None = None
     peer_port: int | None = None
     role: str | None = None
@@ -64,19 +62,8 @@ class Tape:
     """
 
     __slots__ = (
-        "_identity",
-        "_kernel",
-        "_most_rows",
-        "_most_us",
-        "_sink",
-        "_strained",
-        "_tail",
-        "began_us",
-        "depth",
-        "foreign",
-        "now_us",
-        "on",
-        "rows",
+        *("_began_at_us", "_kernel", "_most_rows", "_most_us", "_sink", "_strained", "_whose"),
+        *("began_us", "depth", "foreign", "now_us", "on", "rows"),
     )
 
     def __init__(
@@ -92,17 +79,12 @@ class Tape:
         self.foreign = False  # the call in progress is on another thread than the owning one
         self._kernel: int | None = None  # what the kernel holds, as answered in this call
         self._strained: bool | None = None
-        self._identity = identity
-        self._tail = self._identity_tail()
-
-    def _identity_tail(self) -> tuple[object, ...]:
-        item = self._identity
-        return item.conn_id, item.peer_ip, item.peer_port, item.role, item.app, item.stream
+        self._began_at_us, *whose = identity
+        self._whose: tuple[object, ...] = tuple(whose)
 
     def describe(self, *, role: str | None, app: str | None, stream: str | None) -> None:
         """Say in the rows from now on what the connection is used for."""
-        self._identity = replace(self._identity, role=role, app=app, stream=stream)
-        self._tail = self._identity_tail()
+        self._whose = (*self._whose[:-3], role, app, stream)
 
     # -- time
 
@@ -143,7 +125,7 @@ class Tape:
         """Hand one row on, numbered; nothing where the tape is off. A sink without room ends the flight."""
         if not self.on:
             return
-        self.on = self._sink((self._identity.began_at_us + row[0], *self._tail, *row[:-1], self.rows))
+        self.on = self._sink((self._began_at_us + row[0], *self._whose, *row[:-1], self.rows))
         self.rows += 1
 
     def call(self, name: str, detail: dict[str, Any] | None = None, kind: FlightKind = FlightKind.CALL) -> None:

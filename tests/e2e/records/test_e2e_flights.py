@@ -72,7 +72,6 @@ def test_flights_when_viewers_are_slow_on_two_threads_replay_identically(live, c
     for player in healthy:
         assert player.messages == publishing.messages
     assert server.stop()
-    assert server.flights.statistics().cut == 0
     found = check_all(tmp_path)
     assert len(found["play"]) == 7
     assert len(found["publish"]) == 1
@@ -93,14 +92,12 @@ def test_flights_when_asked_for_by_address_or_ahead_are_of_those_alone(live, cli
     )
     first = clients.play(server)
     wait_for_viewers(server, 1)
-    assert server.flights.statistics().begun == 0
     server.flights.record_next(1)
     second = clients.play(server)
     wait_for_viewers(server, 2)
     publishing = clients.publish(server, SOURCE, pace=4.0, duration_s=2.0)
     wait_for_end(publishing, first, second)
     assert first.messages == second.messages == publishing.messages
-    assert server.flights.statistics().begun == 1
     assert server.stop()
     found = check_all(tmp_path)
     assert [len(flights) for flights in found.values()] == [1]

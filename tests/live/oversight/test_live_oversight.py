@@ -174,19 +174,19 @@ def test_look_when_many_lag_is_done_in_slices_and_the_next_one_waits_for_its_end
 
     oversight = Oversight(world.config, clock, lambda delay, back: timers.append((delay, back)), world.hub.streams)
     oversight.start()
-    slices = 0
+    slices = []  # how long each took
     delay, back = timers.pop()
     while oversight.statistics().looks == 0:
+        began = passed[0]
         back()
-        slices += 1
+        slices.append(passed[0] - began)
         assert len(timers) == 1  # either the next slice or the next look, never both
         delay, back = timers.pop()
         assert (delay == 0.0) == (oversight.statistics().looks == 0)
     found = oversight.statistics()
-    assert slices > 20  # for 40 viewers that are seen and counted
-    assert found.longest_slice_s < 0.0301
-    assert found.longest_look_s > 0.1
-    assert delay >= found.longest_look_s / 0.02
+    assert len(slices) > 20  # for 40 viewers that are seen and counted
+    assert max(slices) < 0.0301
+    assert delay >= (sum(slices) - 0.001 * len(slices)) / 0.02 - 1e-9 > 1.0
     assert found.shares["live/room"].viewers == 40
     world.hub.oversight.look()
     assert found.held_by_stream == world.hub.oversight.statistics().held_by_stream

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import Final, NoReturn
 
@@ -57,14 +58,12 @@ _UNDER_WAY_BYTES: Final = LEAST_AHEAD_BYTES
 """What is sent and not yet acknowledged counts as held by the kernel, and not as unsent: some packets."""
 
 
+@dataclass(slots=True)
 class Gauge:
     """Delay by buckets and stalls, of those who were at one place. Times are on the grid, so sums are exact."""
 
-    __slots__ = ("delay", "stall_s")
-
-    def __init__(self) -> None:
-        self.delay: dict[int, float] = {}
-        self.stall_s = 0.0
+    delay: dict[int, float] = field(default_factory=dict)
+    stall_s: float = 0.0
 
     def note(self, age_s: float, seconds: float) -> None:
         """Count that a delay of `age_s` was there for `seconds`."""
@@ -76,9 +75,7 @@ class Gauge:
             self.stall_s += seconds
 
     def copy(self) -> Gauge:
-        other = Gauge()
-        other.delay, other.stall_s = dict(self.delay), self.stall_s
-        return other
+        return Gauge(dict(self.delay), self.stall_s)
 
     def add(self, after: Gauge, before: Gauge) -> None:
         """Add what was noted in `after` since it was as `before`."""
@@ -89,6 +86,7 @@ class Gauge:
         self.stall_s += after.stall_s - before.stall_s
 
 
+@dataclass(slots=True, eq=False)
 class Seat:
     """One choice: the host and the transport of its Sender.
 
@@ -97,46 +95,32 @@ class Seat:
         ahead: how much of it may be unsent, as the Sender has told. 0: as usual.
         wakes_at: what the line has to have carried before the kernel asks for more.
         due: when its tick is due; inf for never.
+        entered: the members' figures when it became one.
+        noted_at: when delay and memory were last noted for it alone.
     """
 
-    __slots__ = (
-        "_carried",
-        "ahead",
-        "choice",
-        "closed_at",
-        "due",
-        "entered",
-        "gauge",
-        "held",
-        "index",
-        "memory_byte_s",
-        "memory_peak",
-        "noted_at",
-        "reason",
-        "returns",
-        "run",
-        "sender",
-        "wakes_at",
-        "watch_offset",
-        "watch_sequence",
-    )
+    run: Run
+    index: int
+    choice: Choice
+    held: float = field(init=False)
+    ahead: int = 0
+    wakes_at: float = inf
+    due: float = inf
+    closed_at: float | None = None
+    reason: CloseReason | None = None
+    gauge: Gauge = field(default_factory=Gauge)
+    entered: Gauge | None = None
+    noted_at: float = field(init=False)
+    memory_peak: int = 0
+    memory_byte_s: float = 0.0
+    watch_offset: int = OFF_MARK
+    watch_sequence: int = OFF_MARK
+    sender: Sender = field(init=False)
+    _carried: float = field(init=False)
 
-    def __init__(self, run: Run, index: int, choice: Choice) -> None:
-        self.run = run
-        self.index = index
-        self.choice = choice
-        self.held, self._carried, self.wakes_at = run.line.held, run.line.carried, inf
-        self.ahead = 0
-        self.due = inf
-        self.closed_at: float | None = None
-        self.reason: CloseReason | None = None
-        self.gauge = Gauge()
-        self.entered: Gauge | None = None  # the members' figures when it became one
-        self.noted_at = run.now  # when delay and memory were last noted for it alone
-        self.memory_peak = 0
-        self.memory_byte_s = 0.0
-        self.returns = 0
-        self.watch_offset = self.watch_sequence = OFF_MARK
+    def __post_init__(self) -> None:
+        self.held, self._carried, self.noted_at = self.run.line.held, self.run.line.carried, self.run.now
+        choice = self.choice
         self.sender = Sender(
             self,
             self,
