@@ -174,6 +174,7 @@ class Words:
         self._of_network: Final[dict[str, set[WordPlace]]] = {}
         self._buckets: Final[list[set[WordPlace]]] = [set() for _ in range(BUCKETS)]
         self._last = (0, -1)
+        self._next_end_s = inf  # no word is over before that; looked at each second
 
     def __len__(self) -> int:
         return len(self._words)
@@ -218,9 +219,12 @@ class Words:
 
     def forget(self, now_s: float) -> int:
         """Take out what need not be kept any more; return how many bans that were."""
+        if now_s < self._next_end_s:
+            return 0
         over = [word for word in self._words.values() if now_s >= word.kept_until_s]
         for word in over:
             self._drop(word.place)
+        self._next_end_s = min((word.kept_until_s for word in self._words.values()), default=inf)
         return sum(word.ban is not None for word in over)
 
     def renamed(self, node: str) -> None:
@@ -248,6 +252,7 @@ class Words:
         if place in self._words:
             self._drop(place)
         self._words[place] = self.touched[place] = word
+        self._next_end_s = min(self._next_end_s, word.kept_until_s)
         self._of_network.setdefault(word.key, set()).add(place)
         self._count(place, word)
 
