@@ -161,10 +161,21 @@ class Reload:
             raise ClosedError("the server is ending, nothing of it is changed any more") from error
 
     def soon(self, job: Callable[[], object]) -> None:
-        """Run `job` on the thread of the files, soon; not at all once the server is ending. Any thread; never waits."""
+        """Run `job` on the thread of the files, soon; not at all once the server is ending. Any thread; never waits.
+
+        What it raises is reported.
+        """
+
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - nobody waits for it
+                if self._on_error is not None:
+                    self._on_error("a job on the thread of the files", error)
+
         with contextlib.suppress(ClosedError):
             self._start()
-            self._wishes.put((job, Future()))
+            self._wishes.put((run, Future()))
 
     def _in_thread(self) -> bool:
         with self._lock:
