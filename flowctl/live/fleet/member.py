@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -63,6 +64,7 @@ class Other:
         same: whether it held the same words when it was heard of last. None: it did not say.
         count: words that it held then.
         dropped: messages of it that could not be read.
+        gained_at: when it last had words in a comparison that were not here.
     """
 
     connection: int = 0
@@ -70,6 +72,7 @@ class Other:
     same: bool | None = None
     count: int | None = None
     dropped: int = 0
+    gained_at: float = -inf
 
 
 class Gossip:
@@ -88,7 +91,9 @@ class Gossip:
         take: Callable[[list[Word]], object],
         lock: AbstractContextManager[object] | None = None,
         rng: Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock: Final = clock
         self._book: Final = book
         self._send: Final = send
         self._take: Final = take
@@ -103,13 +108,18 @@ class Gossip:
             for name in self.others:
                 self._send(name, json.dumps({"words": page}))
 
-    def compare(self, *names: str) -> None:
-        """Tell others, or all of them, what stands for the words here."""
+    def compare_all(self) -> None:
+        """Compare with all others, but for those that are catching us up: one comparison follows the other there."""
+        for name, other in self.others.items():
+            if self._clock() - other.gained_at >= COMPARE_S:
+                self._compare(name, more=False)
+
+    def _compare(self, name: str, *, more: bool) -> None:
+        """Tell another member what stands for the words here; `more`: because there was something to gain."""
         with self._lock:
             sums = "".join(f"{item:016x}" for item in self._book.words.sums)
-            said = json.dumps({"sums": sums, "count": len(self._book.words)})
-        for name in names or self.others:
-            self._send(name, said)
+            said = {"sums": sums, "count": len(self._book.words), "more": more}
+        self._send(name, json.dumps(said))
 
     def received(self, sender: str, octets: bytes) -> None:
         """Take a message of another member; one that cannot be read is counted, and changes nothing."""
@@ -122,13 +132,13 @@ class Gossip:
             sums = [int(said["sums"][at : at + 16], 16) for at in range(0, 16 * BUCKETS, 16)] if "sums" in said else []
             buckets = [range(BUCKETS)[number] for number in said.get("buckets", ())]
             words = _read_words(said.get("words", ()))
-            count, answer = int(said.get("count", 0)), bool(said.get("answer"))
+            count, answer, more = int(said.get("count", 0)), bool(said.get("answer")), bool(said.get("more"))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ConfigError):
             other.dropped += 1
             return
-        other.heard_at = time.monotonic()
+        other.heard_at = self._clock()
         if sums:
-            self._take_sums(sender, other, sums, count)
+            self._take_sums(sender, other, sums, count, more=more)
             return
         with self._lock:
             before = list(self._book.words.sums)
@@ -137,13 +147,14 @@ class Gossip:
             with self._lock:
                 self._send(sender, self._part(buckets, answer=True))
         if (buckets or answer) and before != self._book.words.sums:
-            self.compare(sender)  # there may be more
+            other.gained_at = self._clock()
+            self._compare(sender, more=True)
 
-    def _take_sums(self, sender: str, other: Other, sums: list[int], count: int) -> None:
+    def _take_sums(self, sender: str, other: Other, sums: list[int], count: int, *, more: bool) -> None:
         with self._lock:
             numbers = self._book.words.differing(sums)
             other.same, other.count = not numbers, count
-            if numbers:
+            if numbers and (more or self._clock() - other.gained_at >= COMPARE_S):
                 # In any order: buckets that no answer makes equal (of a clock that is wrong) must not stop others.
                 self._rng.shuffle(numbers)
                 self._send(sender, self._part(numbers, answer=False))
@@ -225,7 +236,7 @@ class Member:
 
     def _compare(self) -> None:
         while True:
-            self._soon(self._gossip.compare)
+            self._soon(self._gossip.compare_all)
             if self._ended.wait(COMPARE_S):
                 return
 

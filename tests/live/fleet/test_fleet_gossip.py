@@ -18,7 +18,7 @@ from flowctl.errors import LocalProtocolError
 from flowctl.live.bans.book import BanBook
 from flowctl.live.bans.words import MEMORY_S, MOST_WORD_BYTES, WordKind
 from flowctl.live.fleet import member as member_module
-from flowctl.live.fleet.member import Gossip
+from flowctl.live.fleet.member import COMPARE_S, Gossip
 
 NOW = 1_700_000_000.0
 NAMES = "abcd"
@@ -73,7 +73,9 @@ class Fleet:
         book = BanBook(self.shelves[name], lambda: self.now + self.skews[name], lambda: self.now)
         book.join(name)
         others = [other for other in self.names if other != name]
-        gossip = Gossip(book, others, lambda to, text: self.send(name, to, text), book.merge, rng=self.rng)
+        gossip = Gossip(
+            book, others, lambda to, text: self.send(name, to, text), book.merge, rng=self.rng, clock=lambda: self.now
+        )
         book.listeners.append(lambda words: self.said.update({(word.place, word.stamp): word for word in words}))
         book.listeners.append(gossip.tell)
         self.books[name], self.gossips[name] = book, gossip
@@ -93,8 +95,9 @@ class Fleet:
         """Let all reach all, and compare until that changes nothing."""
         self.cut.clear()
         for _ in range(3):
+            self.now += COMPARE_S
             for gossip in self.gossips.values():
-                gossip.compare()
+                gossip.compare_all()
             self.deliver()
 
     def ban(self, name, cidr, lasts_s=None, action=BanAction.BAN, source="command"):
@@ -171,7 +174,7 @@ def carry_out(fleet, step):
         case ("deliver", count):
             fleet.deliver(count)
         case ("compare", name):
-            fleet.gossips[name].compare()
+            fleet.gossips[name].compare_all()
         case ("restart", name, keeps):
             others = [fleet.shelves[other].words for other in NAMES if other != name]
             if keeps or not all(
@@ -278,7 +281,7 @@ def test_member_when_it_is_new_gets_all_that_the_others_hold_and_they_what_it_ha
     fleet.cut.add("a")
     fleet.ban("c", ONE)
     fleet.cut.clear()
-    fleet.gossips["c"].compare()
+    fleet.gossips["c"].compare_all()
     fleet.deliver()
     assert len(fleet.books["c"].words) == 3001 == len(fleet.books["a"].words)
     assert {ban.source for ban in fleet.books["c"].in_force().bans} == {"command of ops", "command"}
