@@ -144,7 +144,8 @@ def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     )
     found = server.ban(wanted, origin=origin)
     shown = found.ban.as_dict() | {"ended": found.ended, "in_store": found.in_store}
-    shown["kept"] = KEPT_IN_STORE if found.in_store else "until the server ends"
+    kept = "until the server ends" if server.fleet is None else "as long as one server of the fleet runs"
+    shown["kept"] = KEPT_IN_STORE if found.in_store else kept
     return shown | ({"warning": found.warning} if found.warning else {})
 
 

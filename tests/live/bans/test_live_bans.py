@@ -67,15 +67,3 @@ def test_unban_when_the_ban_is_in_the_store_lasts(paths):
         assert do(server, "bans")["bans"] == []
         with pytest.raises(LocalProtocolError, match="is not banned"):
             do(server, "unban", network="127.0.0.9")
-
-
-def test_ban_when_the_file_has_it_too_outlives_the_files_line(paths):
-    """The store keeps what the command said, not what the file says: each can be taken back by who wrote it."""
-    with open_live_server(**paths) as server:
-        do(server, "ban", network="127.0.0.7", duration="1h")
-        paths["bans_file"].write_text("\n{}\n".format(FILE.replace("127.0.0.7", "127.0.0.6")))
-        do(server, "reload")
-        shown = {item["cidr"]: item["source"] for item in do(server, "bans")["bans"]}
-        assert shown == {"127.0.0.6/32": "file", "127.0.0.7/32": "command"}
-        until = next(item["expires"] for item in do(server, "bans")["bans"] if item["source"] == "command")
-        assert until is not None
