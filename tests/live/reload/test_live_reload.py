@@ -52,81 +52,44 @@ def write(path, text, at=None):
     beside.replace(path)
 
 
-def test_read_when_nothing_changed_hands_on_nothing(watched):
-    """Each version is taken once."""
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "look:- put:one look:- put:two look:-",
+        "put:one put:one:-",  # the same contents anew are no news
+        "put:one gone:- put:one",  # one that is gone is no empty one, and what comes instead is news
+        "put: over:one over::- look: look:-",  # empty at first it undoes nothing; later it counts when it stays so
+        "put:one over::- over:two over::- over::- look: look:-",  # touched since: begins anew
+        "put:one over::- over:one:- over::- look:",  # emptied and written again by a writer in place
+        "known:one:- over::- over:two",  # read before the server was made
+        "known:one:- forget::- over:two",  # a signal to look again, and it is empty
+    ],
+)
+def test_read_when_the_file_changes_takes_each_version_once(watched, steps):
+    """Each step writes a text and looks, ``put`` by rename, ``over`` in place: it is taken, or (with a minus) not."""
     file, taker = watched
-    assert file.read() is False
-    assert file.status.state == "absent"
-    write(file.path, "one")
-    assert [file.read(), file.read()] == [True, False]
-    write(file.path, "two")
-    assert [file.read(), file.read()] == [True, False]
-    assert taker.taken == ["one", "two"]
-    assert (file.status.state, file.status.applied, file.status.invalid) == ("valid", 2, 0)
-
-
-def test_read_when_emptied_is_taken_once_it_stays_so(watched):
-    """A writer in place empties a file before it writes: an empty one counts when the next look finds it unchanged."""
-    file, taker = watched
-    write(file.path, "one", LONG_AGO)
-    file.read()
-    file.path.write_bytes(b"")
-    assert file.read() is False
-    file.path.write_text("two")
-    assert file.read() is True
-    file.path.write_bytes(b" \n")
-    os.utime(file.path, (LONG_AGO, LONG_AGO))
-    assert file.read() is False
-    os.utime(file.path, (LONG_AGO + 5, LONG_AGO + 5))  # touched since: begins anew
-    assert [file.read(), file.read(), file.read()] == [False, True, False]
-    assert taker.taken == ["one", "two", " \n"]
-
-
-@pytest.mark.parametrize("forget", [False, True])
-def test_read_when_emptied_after_somebody_else_has_read_it_is_taken_once_it_stays_so(watched, forget):
-    """Settings are read before the server is made: the first writer in place must not undo all of them for a second."""
-    file, taker = watched
-    write(file.path, "one")
-    file.known("one")
-    if forget:  # a signal to look again
-        file.forget()
-    file.path.write_bytes(b"")
-    assert file.read() is False
-    file.path.write_text("two")
-    assert file.read() is True
-    assert taker.taken == ["two"]
-
-
-def test_read_when_emptied_and_written_again_as_it_was_is_no_news(watched):
-    """Between two looks nothing is lifted or applied again; a later emptying waits for a next look of its own."""
-    file, taker = watched
-    write(file.path, "one")
-    file.read()
-    file.path.write_bytes(b"")
-    file.read()
-    file.path.write_text("one")
-    assert file.read() is False
-    file.path.write_bytes(b"")
-    assert [file.read(), file.read()] == [False, True]
-    assert taker.taken == ["one", ""]
-
-
-def test_read_when_empty_from_the_start_is_taken_at_once(watched):
-    """Where nothing is in force yet an empty file undoes nothing."""
-    file, taker = watched
-    write(file.path, "")
-    assert file.read() is True
-    assert taker.taken == [""]
-
-
-def test_read_when_only_its_time_changed_hands_on_nothing(watched):
-    """A file that is written anew with the same contents is not news."""
-    file, taker = watched
-    write(file.path, "one", LONG_AGO)
-    file.read()
-    write(file.path, "one", LONG_AGO + 5)
-    assert file.read() is False
-    assert taker.taken == ["one"]
+    expected, file_text = [], ""
+    for at, step in enumerate(steps.split(), LONG_AGO):
+        what, _, rest = step.partition(":")
+        text, minus = rest.removesuffix("-").removesuffix(":"), rest.endswith("-")
+        file_text = file_text if what == "look" else text
+        if what == "put":
+            write(file.path, text, at)
+        elif what in {"over", "forget"}:
+            file.path.write_text(text)
+            os.utime(file.path, (at, at))
+            if what == "forget":
+                file.forget()
+        elif what == "known":
+            write(file.path, text, at)
+            file.known(text)
+        elif what == "gone":
+            file.path.unlink()
+        assert file.read() is not minus, step
+        assert file.status.state == ("valid" if file.path.exists() else "absent")
+        expected += [] if minus else [file_text]
+    assert taker.taken == expected
+    assert (file.status.applied, file.status.invalid) == (len(expected), 0)
 
 
 def test_read_when_it_cannot_tell_by_the_time_looks_at_the_contents(tmp_path):
@@ -169,19 +132,6 @@ def test_read_when_too_long_or_no_text_is_invalid(watched, data, said):
     with pytest.raises(ConfigError, match=said):
         file.read()
     assert taker.taken == []
-
-
-def test_read_when_it_vanishes_says_so_and_takes_it_again_when_it_is_back(watched):
-    """A file that is gone is no empty file: nothing is taken; what comes instead is news."""
-    file, taker = watched
-    write(file.path, "one")
-    file.read()
-    file.path.unlink()
-    assert file.read() is False
-    assert file.status.state == "absent"
-    write(file.path, "one")
-    assert file.read() is True
-    assert taker.taken == ["one", "one"]
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["folder", "pipe"])
