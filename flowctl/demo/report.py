@@ -266,18 +266,27 @@ def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[Seen, ...]:
 def judge(watched: Watched, peer: PeerResult, stall_after_s: float) -> Outcome:
     """Return the outcome of one viewer, or of one connection of an attacker."""
     kind = watched.plan.kind
-    check = {
-        Kind.HEALTHY: _check_healthy,
-        Kind.SLOW: _check_slow,
-        Kind.STALLED: _check_stalled,
-        Kind.HOSTILE: _check_hostile,
-    }[kind]
     faults = [] if kind is Kind.HOSTILE else _check_media(peer)
+    if kind is Kind.HEALTHY:
+        faults += _check_healthy(watched, peer)
+    elif kind is Kind.SLOW:
+        if watched.reached < SendState.OVERLOADED or not watched.dropped_total:
+            worst = f"the worst state was {watched.reached.name}"
+            faults.append(f"was not thinned: nothing was dropped for it, {worst}")
+        if watched.was_cut:
+            faults.append(f"was cut instead of being thinned: {watched.why}")
+    elif kind is Kind.STALLED and watched.cut not in _STALL_CUTS:
+        faults.append(f"does not read and was not cut by a hard limit or as stuck: {watched.cut or 'still there'}")
+    elif kind is Kind.HOSTILE:
+        if peer.expectation_met is False:
+            faults.append("the server did what no sound one does: " + "; ".join([*peer.forms.splitlines(), peer.notes]))
+        if watched.cut not in _ATTACK_CUTS:
+            faults.append(f"attacks and was not cut by a limit: {watched.cut or 'still there'}")
     stalled = kind is Kind.STALLED and peer.first_frame_s is not None
     return Outcome(
         watched,
         peer,
-        tuple(faults + check(watched, peer)),
+        tuple(faults),
         stalled_after_s=(peer.first_frame_s or 0.0) + stall_after_s if stalled else None,
     )
 
@@ -307,31 +316,6 @@ def _check_healthy(watched: Watched, peer: PeerResult) -> list[str]:
         faults.append(f"the server dropped {_counted(watched.dropped)} for it, and it is healthy")
     if watched.was_cut:
         faults.append(f"was cut, and it is healthy: {watched.why}")
-    return faults
-
-
-def _check_slow(watched: Watched, peer: PeerResult) -> list[str]:
-    del peer
-    faults = []
-    if watched.reached < SendState.OVERLOADED or not watched.dropped_total:
-        faults.append(f"was not thinned: nothing was dropped for it, the worst state was {watched.reached.name}")
-    if watched.was_cut:
-        faults.append(f"was cut instead of being thinned: {watched.why}")
-    return faults
-
-
-def _check_stalled(watched: Watched, peer: PeerResult) -> list[str]:
-    del peer
-    if watched.cut not in _STALL_CUTS:
-        return [f"does not read and was not cut by a hard limit or as stuck: {watched.cut or 'still there'}"]
-    return []
-
-
-def _check_hostile(watched: Watched, peer: PeerResult) -> list[str]:
-    seen = "; ".join([*peer.forms.splitlines(), peer.notes])
-    faults = ["the server did what no sound one does: " + seen] if peer.expectation_met is False else []
-    if watched.cut not in _ATTACK_CUTS:
-        faults.append(f"attacks and was not cut by a limit: {watched.cut or 'still there'}")
     return faults
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from load_kit import NGINX, NGINX_RTMP, free_port, open_nginx, open_server, url_of
+from load_kit import free_port, open_server, url_of
 from source_kit import ROOT
 
 from flowctl.core.server.admission import AdmissionLimits
@@ -250,28 +250,6 @@ def test_figures_when_of_this_process_grow_with_its_work():
     assert after.rss_bytes > 1_000_000
     assert after.fds == before.fds + 1
     assert figures_of(2**22 + 12345) is None
-
-
-@pytest.mark.skipif(not (NGINX.exists() and NGINX_RTMP.exists()), reason="nginx with its RTMP module is not installed")
-def test_run_when_the_server_is_nginx_rtmp_measures_it_all_the_same(tmp_path):
-    """Another server, chunks of 4096 octets, message by message: frames, delays and slow viewers are seen."""
-    with open_nginx(tmp_path) as (port, pid):
-        result = run(
-            f"rtmp://127.0.0.1:{port}/live/room",
-            profiles={"healthy": 20, "slow@200k": 3, "stall@1s": 3, "vanish@1s": 2, "churn@1s": 2},
-            bit_rate=1_500_000,
-            duration_s=3.5,
-            server_pid=pid,
-        )
-    healthy = [row for row in result.peers if row.profile == "healthy"]
-    assert {0} == {row.missing_video + row.missing_audio for row in healthy}
-    assert all(row.video > 50 and row.delay_p50_ms < 1000 for row in healthy)
-    assert result.delay_source == "stamp"
-    slow = [row for row in result.peers if row.profile == "slow@200k"]
-    assert max(row.wire_bytes for row in slow) < min(row.wire_bytes for row in healthy)
-    assert result.samples[-1].server_rss_bytes > 0
-    assert result.samples[-1].server_fds > 20
-    assert all(not row.cut for row in healthy)
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])

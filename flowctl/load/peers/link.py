@@ -300,22 +300,22 @@ class Link:
 
     def closed_by_server(self, now: float) -> None:
         """The server has ended its stream of bytes."""
-        if self.leaving is not None:
-            self.end(*self.leaving, now)
-        elif not self.shaken:
-            self.end(PeerEnd.REFUSED, "closed before the handshake was done", now)
-        else:
-            self.end(PeerEnd.SERVER_CLOSED, self._why() or "closed by the server", now)
+        words = "closed by the server" if self.shaken else "closed before the handshake was done"
+        self._over(PeerEnd.SERVER_CLOSED, words, now)
 
     def _broken(self, error: OSError, now: float) -> None:
+        self._over(PeerEnd.SERVER_RESET, error.strerror or str(error), now)
+
+    def _over(self, end: PeerEnd, words: str, now: float) -> None:
+        """End as a connection that the other side has ended."""
         if self.leaving is not None:
             self.end(*self.leaving, now)
         elif not self.connected:
-            self.end(PeerEnd.NOT_CONNECTED, error.strerror or str(error), now)
+            self.end(PeerEnd.NOT_CONNECTED, words, now)
         elif not self.shaken:
-            self.end(PeerEnd.REFUSED, error.strerror or str(error), now)
+            self.end(PeerEnd.REFUSED, words, now)
         else:
-            self.end(PeerEnd.SERVER_RESET, self._why() or error.strerror or str(error), now)
+            self.end(end, self._why() or words, now)
 
     def _why(self) -> str:
         """Return why the server has ended it, by its own words or by what we did; "" when neither tells."""
