@@ -55,29 +55,28 @@ class Tally:
     kind: PeerKind
     manner: Manner
     attacking: int = 0  # attacks in progress
-    ended: Counter[str] = field(default_factory=Counter)  # of peers that have ended: as `_counts`, and how they ended
+    ended: Counter[str] = field(default_factory=Counter)  # of peers that have ended: `_COUNTS`, and how they ended
     delays: DelayHistogram = field(default_factory=DelayHistogram)
     alive: dict[Viewer, None] = field(default_factory=dict)  # in the order of their coming
 
     def figures(self) -> Counter[str]:
         """Return the figures of this moment by the names that samples have, with bytes and frames."""
         found = Counter(self.ended)
-        for viewer in self.alive:
-            found.update(_counts(viewer))
+        for name, count in _COUNTS.items():
+            found[name] += sum(map(count, self.alive))
         found["connected"] = sum(viewer.connected for viewer in self.alive) + self.attacking
         found["playing"] = sum(viewer.playing for viewer in self.alive)
         return found
 
 
-def _counts(viewer: Viewer) -> dict[str, int]:
-    measure = viewer.measure
-    return {
-        "missing": measure.missing,
-        "pictures": measure.video,
-        "missing_pictures": measure.missing_video + measure.missed_at_end,
-        "bytes": viewer.result.wire_bytes,
-        "frames": measure.frames,
-    }
+_COUNTS: Final[dict[str, Callable[[Viewer], int]]] = {
+    "missing": lambda viewer: viewer.measure.missing,
+    "pictures": lambda viewer: viewer.measure.video,
+    "missing_pictures": lambda viewer: viewer.measure.missing_video + viewer.measure.missed_at_end,
+    "bytes": lambda viewer: viewer.result.wire_bytes,
+    "frames": lambda viewer: viewer.measure.frames,
+}
+"""What each viewer adds to the figures of its profile, while it is there and afterwards."""
 
 
 def source_address(number: int) -> str:
@@ -167,7 +166,7 @@ class Crowd:
     def _gone(self, viewer: Viewer, order: PeerOrder, tally: Tally) -> None:
         tally.alive.pop(viewer, None)
         result = viewer.result
-        tally.ended.update(_counts(viewer))
+        tally.ended.update({name: count(viewer) for name, count in _COUNTS.items()})
         tally.delays.merge(viewer.measure.delays)
         self._count_end(result, tally)
         if tally.manner.stay_s is not None and not self._stopping and self._visits < VISITS_MAX:

@@ -22,8 +22,8 @@ from flowctl.load.peers.http import HTTP_SCHEMES, HttpSpeech
 from flowctl.load.peers.ownfault import OWN_FAULTS
 from flowctl.load.peers.reactor import READ, WRITE, Reactor
 from flowctl.load.results.result import PeerEnd, PeerResult
-from flowctl.wire.client.base import ENDING_CODES
 from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.commands import ENDING_CODES
 from flowctl.wire.rtmp.events import (
     ClientEvent,
     HandshakeDone,

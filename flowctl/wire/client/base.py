@@ -18,6 +18,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.errors import InternalError
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.client.session import ClientSession
+from flowctl.wire.rtmp.commands import ENDING_CODES
 from flowctl.wire.rtmp.events import ClientEvent, ReconnectRequested, Rejected, StatusReceived, StreamEnded
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
 from flowctl.wire.rtmp.url import RtmpUrl
@@ -33,21 +34,6 @@ STATUSES_KEPT: Final = 32
 
 DEFAULT_CONFIG: Final = ClientSessionConfig()
 """One object for all clients that want nothing special."""
-
-
-ENDING_CODES: Final = frozenset(
-    {
-        "NetConnection.Connect.AppShutdown",
-        "NetConnection.Connect.Closed",
-        "NetConnection.Connect.ReconnectRequest",
-        "NetStream.Play.Complete",
-        "NetStream.Play.Stop",
-        "NetStream.Play.UnpublishNotify",
-        "NetStream.Unpublish.Success",
-        "stream_eof",
-    }
-)
-"""What a server says to end a stream or a connection without an error. Its other words (Play.Reset) end nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,20 @@ _SHARED_TEXTS: Final = 1024
 
 _WHOLE_MAX: Final = 2**40
 
+ENDING_CODES: Final = frozenset(
+    {
+        "NetConnection.Connect.AppShutdown",
+        "NetConnection.Connect.Closed",
+        "NetConnection.Connect.ReconnectRequest",
+        "NetStream.Play.Complete",
+        "NetStream.Play.Stop",
+        "NetStream.Play.UnpublishNotify",
+        "NetStream.Unpublish.Success",
+        "stream_eof",
+    }
+)
+"""What a server says to end a stream or a connection without an error. Its other words (Play.Reset) end nothing."""
+
 
 # ---------------------------------------------------------------------------------------------------- writing
 
