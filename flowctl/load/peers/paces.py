@@ -10,6 +10,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from flowctl.wire.client.throttle import LOOK_S, MAX_RATE, MIN_RATE
@@ -34,81 +35,83 @@ class Pace(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class Sawtooth:
     """Rises evenly from one rate to another, falls back at once, and so on."""
 
-    __slots__ = ("_high", "_low", "_period_s", "look_s")
-
-    def __init__(self, low: float, high: float, period_s: float) -> None:
-        self.look_s = LOOK_S
-        self._low = low
-        self._high = high
-        self._period_s = period_s
+    low: float
+    high: float
+    period_s: float
+    look_s: float = LOOK_S
 
     def at(self, elapsed_s: float) -> float:
         """Return the rate at `elapsed_s`."""
-        return self._low + (self._high - self._low) * (elapsed_s % self._period_s) / self._period_s
+        return self.low + (self.high - self.low) * (elapsed_s % self.period_s) / self.period_s
 
     def carried(self, elapsed_s: float) -> float:
         """Return the area below the teeth."""
-        periods, left_s = divmod(elapsed_s, self._period_s)
-        whole = periods * self._period_s * (self._low + self._high) / 2
-        return whole + left_s * (self._low + self.at(left_s)) / 2
+        periods, left_s = divmod(elapsed_s, self.period_s)
+        whole = periods * self.period_s * (self.low + self.high) / 2
+        return whole + left_s * (self.low + self.at(left_s)) / 2
 
 
+@dataclass(slots=True)
 class Trace:
-    """Rates from a recording, each until the next one; from the end it begins again."""
+    """Rates from a recording, each until the next one; from the end it begins again.
 
-    __slots__ = ("_length_s", "_rates", "_sums", "_times", "look_s")
+    Attributes:
+        steps: seconds and bits per second, from 0 on.
+    """
 
-    def __init__(self, steps: Sequence[tuple[float, float]], length_s: float) -> None:
-        self.look_s = LOOK_S
-        self._times = [seconds for seconds, _ in steps]
-        self._rates = [rate for _, rate in steps]
-        self._length_s = length_s
-        spans = zip(self._times, [*self._times[1:], length_s], self._rates, strict=True)
-        areas = ((end - begin) * rate for begin, end, rate in spans)
-        self._sums = list(itertools.accumulate(areas, initial=0.0))  # bits up to each of the times, and to the end
+    steps: Sequence[tuple[float, float]]
+    length_s: float
+    look_s: float = LOOK_S
+    _times: list[float] = field(init=False)
+    _sums: list[float] = field(init=False)  # bits up to each of the times, and to the end
+
+    def __post_init__(self) -> None:
+        self._times = [seconds for seconds, _ in self.steps]
+        ends = [*self._times[1:], self.length_s]
+        areas = ((end - begin) * rate for (begin, rate), end in zip(self.steps, ends, strict=True))
+        self._sums = list(itertools.accumulate(areas, initial=0.0))
 
     @property
     def mean_rate(self) -> float:
         """Bits per second over the whole recording."""
-        return self._sums[-1] / self._length_s
+        return self._sums[-1] / self.length_s
 
     def _step(self, place_s: float) -> int:
         return bisect.bisect_right(self._times, place_s) - 1
 
     def at(self, elapsed_s: float) -> float:
         """Return the rate at `elapsed_s`."""
-        return self._rates[self._step(elapsed_s % self._length_s)]
+        return self.steps[self._step(elapsed_s % self.length_s)][1]
 
     def carried(self, elapsed_s: float) -> float:
         """Return the area below the steps."""
-        rounds, place_s = divmod(elapsed_s, self._length_s)
+        rounds, place_s = divmod(elapsed_s, self.length_s)
         step = self._step(place_s)
-        return rounds * self._sums[-1] + self._sums[step] + (place_s - self._times[step]) * self._rates[step]
+        return rounds * self._sums[-1] + self._sums[step] + (place_s - self._times[step]) * self.steps[step][1]
 
 
+@dataclass(slots=True, eq=False)
 class RhythmPace:
     """Reads without limit for a while, then not at all for a while, and so on; with an endless pause, never again."""
 
-    __slots__ = ("_began", "_on_s", "_period_s")
-
-    def __init__(self, on_s: float, off_s: float, now: float) -> None:
-        self._on_s = on_s
-        self._period_s = on_s + off_s
-        self._began = now
+    on_s: float
+    off_s: float
+    began: float
 
     def allowance(self, now: float) -> int:
         """Return whether it is time to read."""
-        return UNLIMITED if (now - self._began) % self._period_s < self._on_s else 0
+        return UNLIMITED if (now - self.began) % (self.on_s + self.off_s) < self.on_s else 0
 
     def took(self, count: int, now: float) -> None:
         """Do nothing: there is no rate."""
 
     def wake_at(self, now: float) -> float | None:
         """Return when the next time of reading begins."""
-        later_s = self._period_s - (now - self._began) % self._period_s
+        later_s = (self.on_s + self.off_s) - (now - self.began) % (self.on_s + self.off_s)
         return now + later_s if later_s < math.inf else None
 
 

@@ -9,8 +9,10 @@ given a millisecond per frame in each round, so that a loop of it moves on in ti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import ConfigError
@@ -30,6 +32,7 @@ _NEW_CLOCK_MS: Final = -1000
 """Steps back by more than this are another publisher's clock; by less, tracks that are interleaved loosely."""
 
 
+@dataclass(slots=True)
 class MediaClock:
     """Adds up how much media time a row of timestamps covers.
 
@@ -37,12 +40,9 @@ class MediaClock:
         covered_ms: from the first timestamp to the latest one. A step back to another clock adds nothing.
     """
 
-    __slots__ = ("_at_ms", "_before", "covered_ms")
-
-    def __init__(self) -> None:
-        self._before: int | None = None  # the last timestamp
-        self._at_ms = 0  # where it stands on the time line that begins with the first one
-        self.covered_ms = 0
+    covered_ms: int = 0
+    _before: int | None = None  # the last timestamp
+    _at_ms: int = 0  # where it stands on the time line that begins with the first one
 
     def frame(self, timestamp: int) -> None:
         if self._before is not None:
@@ -52,17 +52,15 @@ class MediaClock:
         self._before = timestamp
 
 
-class TimedTag:
+class TimedTag(NamedTuple):
     """A tag to be sent: what, when, and what it is."""
 
-    __slots__ = ("due_ms", "message_class", "tag")
-
-    def __init__(self, tag: FlvTag, due_ms: int, message_class: MessageClass) -> None:
-        self.tag = tag
-        self.due_ms = due_ms
-        self.message_class = message_class
+    tag: FlvTag
+    due_ms: int
+    message_class: MessageClass
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Timeline:
     """Iterates over a source's tags with the time each is due.
 
@@ -70,34 +68,33 @@ class Timeline:
         rounds: how often the source has begun.
     """
 
-    __slots__ = ("_duration_ms", "_elapsed_ms", "_headers", "_loop", "_origin", "_source", "_tracks", "rounds")
+    source: Iterable[FlvTag] = field(kw_only=False)
+    loop: bool = False
+    duration_s: float | None = None
+    rounds: int = 0
+    _elapsed_ms: int = 0  # of the last media tag
+    _origin: int = 0  # timestamp of the very first media tag
+    _tracks: dict[int, tuple[int, int]] = field(default_factory=dict)  # type -> elapsed of its last frame, step to it
+    _headers: dict[object, bytes] = field(default_factory=dict)  # sticky key -> what was sent last: no round repeats it
 
-    def __init__(self, source: Iterable[FlvTag], *, loop: bool = False, duration_s: float | None = None) -> None:
-        if loop and isinstance(source, Iterator):
+    def __post_init__(self) -> None:
+        if self.loop and isinstance(self.source, Iterator):
             raise ConfigError("this source can be iterated over only once, so it cannot loop")
-        self._source = source
-        self._loop = loop
-        self._duration_ms = float("inf") if duration_s is None else duration_s * 1000
-        self._elapsed_ms = 0  # of the last media tag
-        self._origin = 0  # timestamp of the very first media tag
-        self._tracks: dict[int, tuple[int, int]] = {}  # type -> elapsed of its last frame, and the step to it
-        self._headers: dict[object, bytes] = {}  # sticky key -> what was sent last: a round repeats none of them
-        self.rounds = 0
 
     def __iter__(self) -> Iterator[TimedTag]:
         """Iterate over the tags; once."""
-        start_ms = 0
+        start_ms, end_ms = 0, math.inf if self.duration_s is None else self.duration_s * 1000
         while True:
             self.rounds += 1
             frames = 0
             latest_ms = start_ms
             for timed in self._round(start_ms):
-                if timed.due_ms >= self._duration_ms:
+                if timed.due_ms >= end_ms:
                     return
                 frames += timed.tag.type_id != TAG_SCRIPT
                 latest_ms = max(latest_ms, timed.due_ms)
                 yield timed
-            if not self._loop or not frames:
+            if not self.loop or not frames:
                 return
             following_ms = max((last + step for last, step in self._tracks.values()), default=latest_ms)
             # Timestamps that tell no step, or a wrong one, must neither go back nor make a loop an endless burst.
@@ -106,7 +103,7 @@ class Timeline:
     def _round(self, start_ms: int) -> Iterator[TimedTag]:
         """Iterate over the source once, its first media tag at `start_ms`."""
         before: int | None = None  # timestamp of the last media tag, on the source's clock
-        for tag in self._source:
+        for tag in self.source:
             if tag.type_id == TAG_SCRIPT:
                 # Metadata has timestamp 0 whatever the clock says, and once is enough: it describes the whole.
                 if self.rounds == 1:
@@ -124,7 +121,7 @@ class Timeline:
                 continue
             if key is not None:
                 self._headers[key] = tag.payload
-            elif self._loop and info.packet == "sequence_end":
+            elif self.loop and info.packet == "sequence_end":
                 continue  # the end of a round is not the end of the track
             else:
                 self._note_frame(tag.type_id)

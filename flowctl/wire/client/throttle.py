@@ -7,6 +7,7 @@ lump then, as large as the clock was late.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 MIN_RATE: Final = 1000
@@ -54,43 +55,40 @@ class Rate(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class Constant:
     """One rate for ever."""
 
-    __slots__ = ("_rate", "look_s")
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self.look_s = float("inf")
+    rate: float
+    look_s: float = float("inf")
 
     def at(self, elapsed_s: float) -> float:
-        """Return the rate."""
-        return self._rate
+        return self.rate
 
     def carried(self, elapsed_s: float) -> float:
-        """Return rate times time."""
-        return self._rate * elapsed_s
+        return self.rate * elapsed_s
 
 
+@dataclass(slots=True, eq=False)
 class RatePace:
     """A token bucket that a line fills."""
 
-    __slots__ = ("_began", "_carried", "_idle_at", "_rate", "_tokens")
+    rate: Rate
+    began: float
+    _carried: float = 0.0  # bits, at the last look
+    _tokens: float = 0.0  # bytes that may be read; below 0 what was read too much
+    _idle_at: float | None = None  # when the last read left tokens over; None: it took what there were
 
-    def __init__(self, rate: Rate, now: float) -> None:
-        self._rate = rate
-        self._began = now
-        self._carried = 0.0  # bits, at the last look
-        self._tokens = 0.0  # bytes that may be read; below 0 what was read too much
-        self._idle_at: float | None = now  # when the last read left tokens over; None: it took what there were
+    def __post_init__(self) -> None:
+        self._idle_at = self.began
 
     def _fill(self, now: float) -> float:
         """Add what the line has carried since the last look; return bytes per second at present."""
-        elapsed_s = now - self._began
-        carried = self._rate.carried(elapsed_s)
+        elapsed_s = now - self.began
+        carried = self.rate.carried(elapsed_s)
         self._tokens += (carried - self._carried) / 8
         self._carried = carried
-        rate_bytes = self._rate.at(elapsed_s) / 8
+        rate_bytes = self.rate.at(elapsed_s) / 8
         # The sender needs a moment to fill a small receive buffer again: a line is idle only when that is over.
         if self._idle_at is not None and now - self._idle_at > LUMP_S:
             self._tokens = min(self._tokens, _lump_bytes(rate_bytes))
@@ -103,7 +101,7 @@ class RatePace:
 
     def carried_bytes(self, now: float) -> float:
         """Return what the line could carry since reading began."""
-        return self._rate.carried(now - self._began) / 8
+        return self.rate.carried(now - self.began) / 8
 
     def took(self, count: int, now: float) -> None:
         """Take `count` bytes out of the bucket, 0 where there was nothing to read.
@@ -117,7 +115,7 @@ class RatePace:
         """Return when the next lump is there, or sooner, to look at a rate that changes."""
         rate_bytes = self._fill(now)
         wait_s = (_lump_bytes(rate_bytes) - self._tokens) / rate_bytes if rate_bytes > 0 else LOOK_S
-        return now + min(max(wait_s, _LEAST_WAIT_S), self._rate.look_s)
+        return now + min(max(wait_s, _LEAST_WAIT_S), self.rate.look_s)
 
 
 def _lump_bytes(rate_bytes: float) -> float:
