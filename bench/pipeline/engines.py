@@ -175,7 +175,8 @@ def synth(events: str, _: str, *, count: int, seed: int, heap: str, conf: dict[s
 
 def abuse(events: str, out: str, *, truth: str, heap: str, conf: dict[str, str]) -> dict[str, Any]:
     """Judge the addresses and say how many of the planted ones were found."""
-    from flowctl.analyze.abuse.job import JOB, AbuseOptions
+    from flowctl.analyze.abuse.job import JOB
+    from flowctl.analyze.options import AbuseOptions
     from flowctl.analyze.run import run
     from flowctl.analyze.synth.people import SynthOptions
 

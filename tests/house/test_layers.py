@@ -100,6 +100,7 @@ IMPURE = frozenset(IMPURE_NAMES.split())
 CLI_MAY_LOAD = (
     *(
         "flowctl.cli",
+        "flowctl.analyze.options",
         "flowctl.errors",
         "flowctl.units",
         "flowctl.core.flow",

@@ -9,7 +9,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +19,10 @@ from flowctl.analyze.abuse.evidence import EVIDENCE
 from flowctl.analyze.abuse.scores import ACTIONS, SCORE_COLUMNS, Rules, all_scores, begin_us
 from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.job import Answer, Job
+from flowctl.analyze.options import AbuseOptions
 from flowctl.analyze.records import addresses
 from flowctl.charts.words import plural, span
-from flowctl.core.server.bans import MOST_BANS, MOST_EVIDENCE, Ban, BanAction, fitting, merge_bans, parse_lines, render
-from flowctl.core.text.addresses import Network
+from flowctl.core.server.bans import MOST_EVIDENCE, Ban, BanAction, fitting, merge_bans, parse_lines, render
 from flowctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,38 +32,6 @@ if TYPE_CHECKING:
 
 BANS_FILE: Final = "bans.jsonl"
 _WORDS: Final = {"ban": "", "shared": "shared: ", "limit": "limited: "}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbuseOptions:
-    """How to judge.
-
-    Args:
-        allow: networks that are neither banned nor limited: trusted proxies, monitors.
-        private: whether loopback and private networks are judged as any other. False: they are allowed.
-        most_bans: bans and limits that this job makes at most; bans first, and of these the highest scores.
-        replace_bans: whether the list that is there is replaced. False: its bans that last are kept.
-        now_s: time of the judgement, seconds since the epoch: evidence ages up to it and bans begin at it. None: now.
-        truth: path of a table of planted addresses (``address``, ``kind``, ``abuser``, ``honest``), to tell how many
-            were found. None: none.
-    """
-
-    weights: Weights = field(default_factory=Weights)
-    allow: tuple[Network, ...] = ()
-    private: bool = False
-    most_bans: int = 10_000
-    now_s: float | None = None
-    truth: str | None = None
-    replace_bans: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.most_bans <= MOST_BANS:
-            raise ConfigError(f"--max-bans is {self.most_bans}, allowed is 1 to {MOST_BANS}")
-
-    @property
-    def spared(self) -> tuple[Network, ...]:
-        """All networks that are neither banned nor limited."""
-        return self.allow if self.private else (*self.allow, *addresses.PRIVATE)
 
 
 def _bans(rows: Sequence[Mapping[str, Any]], weights: Weights, begin_s: float) -> list[Ban]:
@@ -154,7 +121,8 @@ def answer(parts: Parts, options: AbuseOptions) -> Answer:
     last_s = parts.newest.timestamp() if parts.newest is not None else 0.0
     weights, most = options.weights, options.most_bans
     seen_us, now_us = int(last_s * 1e6), int(begin_s * 1e6)
-    rules = Rules(weights=weights, seen_us=seen_us, now_us=now_us, since_us=begin_us(parts), spared=options.spared)
+    allowed = options.allow if options.private else (*options.allow, *addresses.PRIVATE)
+    rules = Rules(weights=weights, seen_us=seen_us, now_us=now_us, since_us=begin_us(parts), spared=allowed)
     table = all_scores(parts, rules)
     parts.write("abuse_scores", table, SCORE_COLUMNS)
     if isinstance(table, pd.DataFrame):

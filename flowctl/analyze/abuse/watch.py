@@ -22,15 +22,16 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
 from flowctl.analyze.abuse.evidence import with_evidence
-from flowctl.analyze.abuse.job import BANS_FILE, JOB, AbuseOptions, merge_lists
+from flowctl.analyze.abuse.job import BANS_FILE, JOB, merge_lists
 from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.job import JobNote, JobState
+from flowctl.analyze.options import AbuseOptions, WatchOptions
 from flowctl.analyze.records.listing import RecordsError
 from flowctl.analyze.records.place import Place, Storage, literal
 from flowctl.analyze.records.window import Window
@@ -56,37 +57,6 @@ _POLL_S: Final = 0.2
 _TABLES: Final = (FLOW_CLOSES, FLOW_EVENTS)
 Tell = Callable[[str], None]
 """Given a line for people."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchOptions:
-    """How to watch.
-
-    Args:
-        judge: how to judge; its `now_s` and `truth` do not count, and `replace_bans` spares the bans of the watch.
-        trigger_s: time between two looks for new files, 0.1 to 3600 s.
-        watermark_s: how much later than the newest record one may come, 0 to 86,400 s. One of a clock that is ahead of
-            this machine's, by a day at most, goes as of now: it would make the records of all others late.
-        most_files: files per trigger: 500 are a minute of 40 nodes that write two every 10 s.
-    """
-
-    judge: AbuseOptions = field(default_factory=AbuseOptions)
-    trigger_s: float = 5.0
-    window_s: float = 60.0
-    watermark_s: float = 120.0
-    checkpoint: str | None = None
-    once: bool = False
-    most_files: int = 500
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("--trigger", self.trigger_s, 0.1, 3600),
-            ("--window", self.window_s, 1, 86_400),
-            ("--watermark", self.watermark_s, 0, 86_400),
-            ("--max-files", self.most_files, 1, 100_000),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{name} is {value:g}, allowed is {low:g} to {high:g}")
 
 
 def points(weights: Weights) -> Column:

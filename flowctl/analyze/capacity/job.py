@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flowctl.analyze.capacity import node
 from flowctl.analyze.capacity.loads import LOADS, WINDOW_S
 from flowctl.analyze.capacity.node import MEASURE, Measurement, NodeModel, fit, why_weak
 from flowctl.analyze.job import Answer, Job, Parts
+from flowctl.analyze.options import CapacityOptions
 from flowctl.charts.words import figure, percent, plural, sentences, size, told
 from flowctl.errors import ConfigError
 
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 MOST_REACH: Final = 4
 """No node of more than so many times the largest measured crowd is answered for: the reference machine's cost per
 viewer changes by a fifth from 1000 to 4000 viewers."""
-_BOUNDS: Final = {
-    "viewers": (1, 1e8), "bit_rate": (1_000, 1e9), "slow_share": (0, 1),
-    "busy": (0.01, 1), "memory_bytes": (1, 1e15), "headroom": (0, 0.9),
-}  # fmt: skip
 NODE_COLUMNS: Final[dict[str, str]] = {
     "node": "string", "carries_viewers": "bigint", "carries_from": "string", "carries_at_least": "boolean",
     **dict.fromkeys(("viewers_peak", "load_peak", "viewers_mean", "recorded_s", "bit_rate", "busy_peak"), "double"),
@@ -39,26 +36,6 @@ NODE_COLUMNS: Final[dict[str, str]] = {
 }  # fmt: skip
 """Contract of ``capacity_nodes``. Grain: one node. `load_peak`: `viewers_peak` of `carries_viewers`. `bit_rate`: of one
 viewer. `recorded_s`: of windows with viewers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityOptions:
-    """What crowd, and what a node may be asked; `ConfigError` where a value is out of range."""
-
-    viewers: int = 1_000_000  # of the whole crowd
-    bit_rate: float | None = None  # of the stream, bits per second; None: as recorded, else 2.5 Mbit/s
-    slow_share: float | None = None  # viewers whose link does not carry the stream; None: as recorded, else 5 %
-    busy: float = 0.7  # share of a thread that may be used
-    memory_bytes: int | None = None  # that a node has; None: not asked
-    measurements: str | None = None  # text of a file, which goes before what was recorded
-    measurements_name: str = "measurements"  # its name, for errors
-    headroom: float = 0.2  # share of each node that is kept free while all nodes live
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ConfigError(f"{name} is {value}, it must be {least:g} to {most:g}")
 
 
 def carried(model: NodeModel, options: CapacityOptions, error: float = 0.0) -> tuple[int, str]:

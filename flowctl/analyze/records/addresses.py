@@ -7,13 +7,11 @@ no address, a hash for instance, has no digits (null), and nothing is said of it
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from flowctl.core.text.addresses import EMBEDDED, Network, parse_network
-from flowctl.errors import ConfigError
+from flowctl.core.text.addresses import EMBEDDED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -33,15 +31,6 @@ _PRIVATE: Final = "127.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0
 PRIVATE: Final = tuple(map(ipaddress.ip_network, (*_PRIVATE.split(), "::1/128", "fe80::/10", "fc00::/7")))
 """Loopback and networks of one's own: monitors, load balancers and proxies are there, and no stranger. Of 100.64.0.0/10
 (RFC 6598) are the balancers of some clouds."""
-MOST_NETWORKS: Final = 200
-"""Networks that an address may be compared with in one expression; beyond, plans take seconds to compile."""
-
-
-def parse_networks(texts: Sequence[str], option: str) -> list[Network]:
-    """Return the networks that `texts` name, an address meaning itself alone; `option` is where they were given."""
-    if len(texts) > MOST_NETWORKS:
-        raise ConfigError(f"{option} was given {len(texts)} times, {MOST_NETWORKS} are allowed")
-    return [parse_network(text, option, exact=True) for text in texts]
 
 
 def digits(address: Column) -> Column:

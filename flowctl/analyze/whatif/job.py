@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as f
 
 from flowctl.analyze.job import Answer, Job, Part, Parts, arrow_schema
+from flowctl.analyze.options import WhatifOptions
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, audiences_of, default_grid, in_force, parse_grid
 from flowctl.analyze.whatif.recommend import (
     BALANCED_WORDS,
     Pick,
     costs,
     mark_front,
-    parse_objective,
     recommend,
     without_gain,
 )
@@ -41,8 +41,7 @@ from flowctl.analyze.whatif.trials import ALL_CHOICES, DELAY, HONEST_SHARE, PEAK
 from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, render
 from flowctl.core.text.printable import foreign
-from flowctl.errors import ConfigError
-from flowctl.records.flight.whatif.types import EXTEND_S, Choice, bucket_ms, marks_text, quantile_ms
+from flowctl.records.flight.whatif.types import Choice, bucket_ms, marks_text, quantile_ms
 from flowctl.records.telemetry.schema import CLASS_NAMES
 
 if TYPE_CHECKING:
@@ -52,13 +51,8 @@ if TYPE_CHECKING:
 
     from flowctl.analyze.job import Records
 
-CUT_S: Final = 120.0
-"""Trouble that is kept of a viewer and hour: as long as the longest patience of usual limits, twice."""
 MOST_TRIED_S: Final = 400.0
 """Seconds around trouble, and assumed after cuts, that are tried: of a busy stream each costs 50 choices 25 ms."""
-MOST_VIEWERS: Final = 2_000
-"""Sampled by default: a share of 1 % is then known to half a percent (two standard deviations)."""
-MOST_MOST: Final = 10_000_000
 FEW_REFUSED: Final = 20
 """From fewer viewers no share is known: one of them more or less is five percent of those it is about."""
 REPEATS: Final = 3
@@ -96,35 +90,6 @@ CHOICE_COLUMNS: Final[dict[str, str]] = {
 """Contract of ``whatif_choices``. Grain: one choice over all viewers. `disconnected_error`: standard error of
 `disconnected_share`; `change_error`: that of its difference to the choice in force, for other viewers like these.
 `..._low`, `..._high`: of the repeats, for the choice in force and the one that was best; null for others."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WhatifOptions:
-    """What to try and what to ask for.
-
-    Args:
-        grid: text of a grid file, see `flowctl.analyze.whatif.grid`. None: about fifty choices around the present.
-        objective: see `flowctl.analyze.whatif.recommend`.
-        cut_s: how much trouble of a viewer's hour is tried, seconds; what comes later is not used.
-        extend_s: how much is added for a viewer that the server closed for being slow, in seconds. 0: nothing.
-        most: how many viewers are tried at most; of more, a random sample. 0: all of them.
-    """
-
-    grid: str | None = None
-    grid_name: str = "grid"
-    objective: str = "balanced"
-    source: str = "auto"
-    cut_s: float = CUT_S
-    extend_s: float = EXTEND_S
-    most: int = MOST_VIEWERS
-
-    def __post_init__(self) -> None:
-        parse_objective(self.objective)
-        if self.source not in {"auto", "flights", "samples"}:
-            raise ConfigError(f"source is {self.source!r}, it must be auto, flights or samples")
-        for name, least, most in (("cut_s", 1, 3_600), ("extend_s", 0, 600), ("most", 0, MOST_MOST)):
-            if not least <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} is {getattr(self, name)}, it must be {least} to {most}")
 
 
 # -- parts

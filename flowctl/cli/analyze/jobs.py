@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from flowctl.analyze.options import Setting
 from flowctl.cli.analyze.common import Events, Out, check_apart, options_of, show, started
-from flowctl.cli.analyze.options import OF_ALL, OF_JOBS, SPARK, WINDOW, Command, Setting, given, shared
+from flowctl.cli.analyze.options import OF_ALL, OF_JOBS, SPARK, WINDOW, Command, given, shared
 from flowctl.core.text.output import say
 
 _ENDS: Final = """

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flowctl.cli.analyze.common import started
-from flowctl.cli.analyze.options import SPARK, moment, number, shared
+from flowctl.cli.analyze.options import SPARK, shared
 from flowctl.core.text.output import say
 
 
@@ -38,6 +38,7 @@ def synth(
     """
     import time
 
+    from flowctl.analyze.options import moment, number
     from flowctl.analyze.said import figures
     from flowctl.analyze.synth.people import SynthOptions
     from flowctl.cli.common import optional_duration, print_json

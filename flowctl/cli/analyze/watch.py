@@ -31,8 +31,9 @@ def watch(
 
     Ends in order with SIGINT or SIGTERM. Exit status: 0 ended; 1 it failed; 2 wrong use.
     """
-    from flowctl.analyze.abuse.job import BANS_FILE, AbuseOptions
-    from flowctl.analyze.abuse.watch import WatchOptions, run
+    from flowctl.analyze.abuse.job import BANS_FILE
+    from flowctl.analyze.abuse.watch import run
+    from flowctl.analyze.options import AbuseOptions, WatchOptions
     from flowctl.analyze.records.place import Place
     from flowctl.cli.common import print_json
 

@@ -11,11 +11,11 @@ from abuse_records import BEGIN_S, at, closed, event, hits, there, write
 from pyspark.sql import functions as f
 
 from flowctl.analyze.abuse import job
-from flowctl.analyze.abuse.job import JOB, AbuseOptions, merge_lists
+from flowctl.analyze.abuse.job import JOB, merge_lists
 from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.job import JobState
+from flowctl.analyze.options import AbuseOptions, parse_networks
 from flowctl.analyze.records import addresses
-from flowctl.analyze.records.addresses import parse_networks
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.run import run
 from flowctl.analyze.synth import job as synth

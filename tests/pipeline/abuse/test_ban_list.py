@@ -9,8 +9,8 @@ import time
 import pytest
 from abuse_records import at
 
-from flowctl.analyze.abuse.job import AbuseOptions
-from flowctl.analyze.abuse.watch import SOURCE, WatchOptions, merge_into
+from flowctl.analyze.abuse.watch import SOURCE, merge_into
+from flowctl.analyze.options import AbuseOptions, WatchOptions
 from flowctl.analyze.records.place import MOST_TEXT_BYTES, Place
 from flowctl.core.server import bans as bans_module
 from flowctl.core.server.bans import Ban, BanList, render

@@ -12,10 +12,11 @@ from abuse_records import closed, event, hits, there, write
 from pyarrow.dataset import dataset
 from test_abuse import CLOSED, DEAF, NEVER_READ, NOW_S, SLOW, UNKNOWN
 
-from flowctl.analyze.abuse.job import JOB, AbuseOptions
+from flowctl.analyze.abuse.job import JOB
 from flowctl.analyze.abuse.scores import attackers
 from flowctl.analyze.abuse.weights import Weights
 from flowctl.analyze.job import JobState
+from flowctl.analyze.options import AbuseOptions
 from flowctl.analyze.run import run
 from flowctl.core.server.guilt import PROOF
 

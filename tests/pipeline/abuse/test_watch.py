@@ -27,9 +27,10 @@ from abuse_records import at, closed, event, hits, there, write
 from test_abuse import WORLD
 
 from flowctl.analyze.abuse import watch as watching
-from flowctl.analyze.abuse.job import JOB, AbuseOptions
-from flowctl.analyze.abuse.watch import WatchOptions, merge_into
+from flowctl.analyze.abuse.job import JOB
+from flowctl.analyze.abuse.watch import merge_into
 from flowctl.analyze.abuse.weights import Weights
+from flowctl.analyze.options import AbuseOptions, WatchOptions
 from flowctl.analyze.record import RECORD_FORMAT
 from flowctl.analyze.records.place import Place
 from flowctl.analyze.run import locked

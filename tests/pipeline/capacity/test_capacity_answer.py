@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from flowctl.analyze.capacity.job import MOST_REACH, CapacityOptions, carried, estimate, headline
+from flowctl.analyze.capacity.job import MOST_REACH, carried, estimate, headline
 from flowctl.analyze.capacity.node import BYTE_US, MEASURE, Measurement, fit, held_out_error, reference
+from flowctl.analyze.options import CapacityOptions
 from flowctl.errors import ConfigError
 
 OPTIONS = CapacityOptions(bit_rate=2.5e6, slow_share=0.05)

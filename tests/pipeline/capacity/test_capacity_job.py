@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import functions as f
 from record_kit import sample, write_samples
 
-from flowctl.analyze.capacity.job import JOB, NODE_COLUMNS, CapacityOptions
+from flowctl.analyze.capacity.job import JOB, NODE_COLUMNS
 from flowctl.analyze.capacity.loads import loads
 from flowctl.analyze.capacity.node import MEASURE
+from flowctl.analyze.options import CapacityOptions
 from flowctl.analyze.run import run
 from flowctl.records.telemetry.schema import CLASS_NAMES
 

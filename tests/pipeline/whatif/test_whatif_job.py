@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 from record_kit import at, close, event, opened, sample, write, write_closes, write_opens, write_samples
 
+from flowctl.analyze.options import WhatifOptions
 from flowctl.analyze.records.window import Window
 from flowctl.analyze.run import run
 from flowctl.analyze.whatif.grid import DEFAULT_IN_FORCE, default_grid
-from flowctl.analyze.whatif.job import JOB, Sample, WhatifOptions, _in_force
+from flowctl.analyze.whatif.job import JOB, Sample, _in_force
 from flowctl.analyze.whatif.stretches import SERVER
 from flowctl.core.flow.limits import target_marks
 from flowctl.core.flow.limitsfile import LimitsFile, parse_limits_file, render
