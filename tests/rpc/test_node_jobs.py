@@ -423,7 +423,7 @@ def test_stop_when_called_in_a_forked_child_leaves_the_node_alone(node, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr("flowctl.pollgroup.os.getpid", lambda: 0)
         assert server.stop()
-    assert server._group.state is GroupState.RUNNING
+    assert server._calls.group.state is GroupState.RUNNING
     assert server.stop()
 
 

@@ -14,6 +14,7 @@ from flowctl.nodes.rpc import serving
 from flowctl.nodes.rpc.jobs.slots import MOST_WAITING_BYTES, Slots, SlotVerdict, WorkerJob
 from flowctl.nodes.rpc.message import FRAME_BYTES, RpcMessage
 from flowctl.nodes.rpc.node import RpcNode
+from flowctl.nodes.rpc.peers.reaching import Reaching
 from flowctl.nodes.rpc.wire.tag import make_tag
 
 WAIT_MS = 20_000
@@ -95,7 +96,7 @@ def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listeni
             made[0] += 1
             yield bytes(500_000)
 
-    send = RpcNode._send_to
+    send = Reaching.send_to
 
     def counted(node, peer, frames) -> bool:
         sent = send(node, peer, frames)
@@ -104,7 +105,7 @@ def test_streams_when_their_taker_never_reads_cost_one_attempt_at_a_time(listeni
             full.set()
         return sent
 
-    monkeypatch.setattr(RpcNode, "_send_to", counted)  # before the node starts: its thread takes the method with it
+    monkeypatch.setattr(Reaching, "send_to", counted)  # before the node starts: its thread takes the method with it
     node, dial = listening(items=items, echo=echo)
     deaf = dial(rcvhwm=1, rcvbuf=4096)
     for number in range(200):

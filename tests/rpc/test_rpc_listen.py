@@ -270,8 +270,8 @@ def test_events_when_nobody_reads_them_have_a_queue_without_a_limit(node):
     server.listen_plain("tcp://127.0.0.1:*")
     server.start()
     asked: Future[list[int]] = Future()
-    server._group.call_soon(
-        lambda: asked.set_result([item._monitor._socket.raw.rcvhwm for item in server._listeners.values()])
+    server._calls.group.call_soon(
+        lambda: asked.set_result([item._monitor._socket.raw.rcvhwm for item in server._reaching.listeners.values()])
     )
     assert asked.result(WAIT_S) == [0]
 
@@ -289,7 +289,7 @@ def test_peer_when_its_end_was_told_before_its_first_message_was_read_is_not_kep
     server.start()
     dealer = raw(address)
     assert ask(dealer, b"HI") == [b"HELLO"]
-    listener = next(iter(server._listeners.values()))
+    listener = next(iter(server._reaching.listeners.values()))
     descriptor = next(iter(listener.routes.values())).descriptor
     for _ in range(2):  # the first takes the peer away that was heard, as if it had not been
         listener._happened(zmq.EVENT_DISCONNECTED, descriptor)

@@ -81,7 +81,7 @@ def wait_until(node: RpcNode, is_so: Callable[[], bool]) -> None:
     """Ask on the thread of `node`, again and again, until it is so."""
     for _ in range(100_000):
         asked: Future[bool] = Future()
-        node._group.call_soon(lambda to=asked: to.set_result(is_so()))
+        node._calls.group.call_soon(lambda to=asked: to.set_result(is_so()))
         if asked.result(WAIT_S):
             return
     raise AssertionError("it is never so")
@@ -122,7 +122,7 @@ def test_answer_when_the_connection_is_gone_finds_a_service_node_and_no_other(tw
     theirs.rpc.send(conn, "a.keep")
     answer = ours.kept.get(timeout=WAIT_S)
     theirs.rpc.disconnect(conn)
-    wait_until(ours.rpc, lambda: all(not len(listener) for listener in ours.rpc._listeners.values()))
+    wait_until(ours.rpc, lambda: all(not len(listener) for listener in ours.rpc._reaching.listeners.values()))
     answer("a.take", "strong")
     if active:
         assert theirs.got.get(timeout=WAIT_S) == [b"strong"]
@@ -136,9 +136,9 @@ def test_connection_when_its_node_is_no_service_node_any_more_is_closed(two):
     ours.rpc.set_active_sns([theirs.key])
     ours.rpc.request_future(ours.rpc.service_node(theirs.key), "a.who").get(WAIT_S)
     ours.rpc.update_active_sns([], [theirs.key])
-    wait_until(ours.rpc, lambda: not ours.rpc._dialled)
-    wait_until(theirs.rpc, lambda: all(not len(listener) for listener in theirs.rpc._listeners.values()))
-    assert len(ours.rpc._connections) == 0
+    wait_until(ours.rpc, lambda: not ours.rpc._reaching.dialled)
+    wait_until(theirs.rpc, lambda: all(not len(listener) for listener in theirs.rpc._reaching.listeners.values()))
+    assert len(ours.rpc._reaching.outgoing) == 0
 
 
 def test_connection_when_disconnected_is_closed_at_both_ends(two):
@@ -148,13 +148,13 @@ def test_connection_when_disconnected_is_closed_at_both_ends(two):
     for _ in range(3):
         assert ours.rpc.request_future(conn, "a.who").get(WAIT_S) == [ours.key]
         ours.rpc.disconnect(conn)
-        wait_until(ours.rpc, lambda: not ours.rpc._dialled)
-        wait_until(theirs.rpc, lambda: not any(map(len, theirs.rpc._listeners.values())))
+        wait_until(ours.rpc, lambda: not ours.rpc._reaching.dialled)
+        wait_until(theirs.rpc, lambda: not any(map(len, theirs.rpc._reaching.listeners.values())))
     ours.rpc.disconnect(theirs.key)
-    wait_until(ours.rpc, lambda: not ours.rpc._dialled)
+    wait_until(ours.rpc, lambda: not ours.rpc._reaching.dialled)
     ours.rpc.request_future(conn, "a.who").get(WAIT_S)
     theirs.rpc.disconnect(ours.key)  # the other way round: they have opened none, and have ours closed
-    wait_until(ours.rpc, lambda: not ours.rpc._dialled)
+    wait_until(ours.rpc, lambda: not ours.rpc._reaching.dialled)
 
 
 def test_messages_when_disconnected_behind_them_come_though_a_connection_follows_at_once(two):
@@ -181,7 +181,7 @@ def test_message_when_of_an_active_service_node_names_it_by_its_key(two):
     theirs.rpc.request_future(named, "a.conn").get(WAIT_S)  # over the connection that we have opened
     assert ours.conns.get(timeout=WAIT_S) == conn
     ours.rpc.disconnect(conn)
-    wait_until(theirs.rpc, lambda: not any(map(len, theirs.rpc._listeners.values())))
+    wait_until(theirs.rpc, lambda: not any(map(len, theirs.rpc._reaching.listeners.values())))
     theirs.rpc.send(named, "a.take", "strong")
     assert ours.got.get(timeout=WAIT_S) == [b"strong"]
 

@@ -13,80 +13,48 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import replace
-from functools import partial, wraps
-from itertools import count
+from functools import partial
 from math import inf
-from random import SystemRandom
-from typing import Any, Final, Self, TypeAlias
-
-import zmq
+from typing import Any, Final, Self
 
 from flowctl.core.loop.faults import ErrorHook
-from flowctl.core.text.fieldtypes import check_type
-from flowctl.core.text.printable import short
-from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError, RpcTimeoutError
+from flowctl.errors import ClosedError, LocalProtocolError
 from flowctl.nodes.rpc import describe
-from flowctl.nodes.rpc.access.access import Access, AuthLevel, PeerIdentity
-from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
+from flowctl.nodes.rpc.access.access import Access, AuthLevel
+from flowctl.nodes.rpc.access.admission import Allow
 from flowctl.nodes.rpc.access.logins import LoginDesk, Logins, PasswordHash
-from flowctl.nodes.rpc.access.rules import key_route, refusal_code
-from flowctl.nodes.rpc.access.servicenodes import ServiceNodes, checked_keys
+from flowctl.nodes.rpc.access.rules import refusal_code
+from flowctl.nodes.rpc.access.servicenodes import checked_keys
 from flowctl.nodes.rpc.arguments import Arguments, Takes
+from flowctl.nodes.rpc.asking import Asking, RequestFuture, Settle
 from flowctl.nodes.rpc.commands import Category, Handler, HandlerKind, RpcCommand, access_of
-from flowctl.nodes.rpc.incoming import Incoming
 from flowctl.nodes.rpc.jobs.batch import Batch, NodeThread, TaggedThread
 from flowctl.nodes.rpc.jobs.dispatcher import Dispatcher, JobStatistics
 from flowctl.nodes.rpc.jobs.slots import DEFAULT_MAX_QUEUE
 from flowctl.nodes.rpc.jobs.timers import TimerID
-from flowctl.nodes.rpc.message import MOST_PARTS, SERVED, Part, RpcMessage, octets, parts_of
-from flowctl.nodes.rpc.peers.dialled import Dialled
-from flowctl.nodes.rpc.peers.listener import RpcListener
-from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, SERVICE_NODE, ConnectionID, PendingCall, PendingCalls, RpcPeer
-from flowctl.nodes.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, OutgoingConnections, Reach
+from flowctl.nodes.rpc.message import Part, RpcMessage, parts_of
+from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.nodes.rpc.peers.peer import SERVICE_NODE, ConnectionID, RpcPeer
+from flowctl.nodes.rpc.peers.reach import ANY_WAY, CONNECT_KEEP_ALIVE_S, Reach
+from flowctl.nodes.rpc.peers.reaching import CONNECT_TIMEOUT_S, LINGER_S, Reaching, refuse_connection
 from flowctl.nodes.rpc.serving import Serving
 from flowctl.nodes.rpc.statistics import RpcStatistics
 from flowctl.nodes.rpc.wire import frames as wire
-from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
-from flowctl.nodes.rpc.wire.tag import MOST_CREDIT, NUMBERS, make_tag, read_tag
+from flowctl.nodes.rpc.wire.tag import read_tag
 from flowctl.pollgroup import LoopFactory, PollGroup
-from flowctl.wire.zeromq.context import new_context, shared_context
-from flowctl.wire.zeromq.curve import KeyPair, dial_curve, node_keys, serve_curve
-from flowctl.wire.zeromq.endpoint import check_port
-from flowctl.wire.zeromq.socket import notice_dead_peers
-from flowctl.wire.zeromq.zap import ZapHandler, bind_zap, zap_domain
+from flowctl.wire.zeromq.curve import KeyPair, node_keys
 
 _log: Final = logging.getLogger("flowctl.rpc")
 
 REQUEST_TIMEOUT_S: Final = 15.0
-CONNECT_TIMEOUT_S: Final = 10.0
-SN_CHECK_S: Final = 0.25
-"""How often idle connections to service nodes are looked for: OxenMQ's CONN_CHECK_INTERVAL."""
-DEAD_AFTER_S: Final = 30
-"""When a peer counts as dead whose system does not answer: as long as the heartbeats of OxenMQ wait."""
-HANDSHAKE_MS: Final = 10_000
-RECONNECT_MS: Final = (250, 5_000)
-LINGER_S: Final = 5.0
-LATE_EVERY_S: Final = 10.0
-"""Least time between two warnings of answers that come too late: a peer causes them."""
 STREAM_CREDIT: Final = 32
 """Items of a stream that may be on their way: enough for a network of some milliseconds, little enough to hold."""
-MOST_CALLS: Final = 100_000
-"""Requests that wait for one peer; each is some 700 octets."""
-_SELF: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
-"""Where a node listens for itself, in its own context of ZeroMQ: nobody else can connect to there."""
-NO_CONNECTION: Final = wire.DISCONNECTED
-NOT_ALLOWED: Final = b"CREDIT_EXCEEDED"
-"""Code of a stream whose server has sent more than it may."""
 STOP_GRACE_S: Final = 1.0
 """What a stop gets beyond its deadline, to close sockets and to say which handlers it leaves behind."""
-
-Settle: TypeAlias = Callable[[bool, list[bytes]], object]
-_Raw: TypeAlias = "zmq.Socket[bytes]"
 
 
 class RpcNode:
@@ -128,49 +96,33 @@ class RpcNode:
         #: Those with which it listens and dials.
         self.keys: Final = node_keys(keys, pubkey, privkey, known="a service node" if service_node else "")
         self._service_node: Final = service_node
-        self._sn_lookup: Final = sn_lookup
-        self._connections: Final = OutgoingConnections(self._sn_incoming, self._sn_address, self._sn_dial)
-        self._sn_checking = False  # whether a timer for idle ones is set; node's thread
         self._name: Final = name
         self._on_error: Final = on_error
         self._clock: Final = clock
-        self._group = PollGroup(name, loop_factory=loop_factory, clock=clock, on_error=on_error)
-        self._started = False
-        self._stopping = False
-        self._context: Final = new_context()
-        self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
+        self._calls: Final = NodeCalls(PollGroup(name, loop_factory=loop_factory, clock=clock, on_error=on_error))
         self._jobs: Final = Dispatcher(name, os.cpu_count() or 1)
+        self._reaching: Final = Reaching(
+            self._calls,
+            self.keys,
+            clock,
+            sn_lookup,
+            received=self._received,
+            due=lambda peer: self._asking.calls_due(peer),  # noqa: PLW0108  (it is made below)
+        )
+        self._asking: Final = Asking(self._calls, self._reaching, self._jobs, clock)
         self._winding_up: asyncio.Task[None] | None = None  # on the node's thread
-        # What has an outcome to tell and waits for the node's thread; any thread appends.
-        self._undone: Final[dict[Callable[[], object], object]] = {}
-        self._over = False  # nothing that is queued on the loop is sure to run
         # One for all that stop it: what another one queues when the loop has been stopped never runs.
         self._wound_up: Final[Future[None]] = Future()
-        self._numbers: Final = count(SystemRandom().randrange(NUMBERS))
-        self._ids: Final = count(1)
         self._categories: dict[str, Category] = {}
         self._commands: dict[bytes, RpcCommand] = {}
         self._aliases: dict[bytes, bytes] = {}
         self._own_category = False  # `rpc` was added by us
         self._middleware: list[Callable[[Handler], Handler]] = []
-        self._bound: list[tuple[int, _Raw, str]] = []  # before the start
-        self._zap: Final = bind_zap(self._context)
-        self._service_nodes: Final = ServiceNodes()
-        self._admission: Final = RpcAdmission(self._service_nodes, clock)
         # Only for the node's thread:
-        self._zap_handler: ZapHandler | None = None
         self._logins: Final = Logins()
         self._login_desk: LoginDesk | None = None
-        self._listeners: dict[int, RpcListener] = {}
-        self._dialled: dict[int, Dialled] = {}
-        self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
-        self._listens_to_itself = False
         self._serving_here: Serving | None = None
         self._malformed_count = 0
-        self._late_count = 0
-        self._late_told_at = -inf
-        self._asked_count = 0
-        self._unsent_count = 0
         self._refused_counts: Counter[str] = Counter()
 
     # --- before start --------------------------------------------------------------------------------------------
@@ -303,7 +255,7 @@ class RpcNode:
         if not peer.conn.route:  # it comes again by itself, and then another may answer
             self._refuse_login(message, b"only those who have connected to this node may log in")
             return None
-        told: asyncio.Future[AuthLevel | None] = self._group.loop.create_future()
+        told: asyncio.Future[AuthLevel | None] = self._calls.group.loop.create_future()
         user, password = message.data
         connection = (peer.conn.id, peer.key)
         if not desk.login(connection, peer.identity.address, user, password, partial(_set_result, told)):
@@ -319,7 +271,7 @@ class RpcNode:
 
     def _refuse_login(self, message: RpcMessage, why: bytes) -> None:
         if message.tag is not None:
-            self._send_to(message.peer, wire.failure(wire.FORBIDDEN, message.tag, why))
+            self._reaching.send_to(message.peer, wire.failure(wire.FORBIDDEN, message.tag, why))
 
     def add_middleware(self, wrap: Callable[[Handler], Handler]) -> None:
         """Have every handler wrapped at the start; before start. The first that is added is the outermost.
@@ -373,7 +325,7 @@ class RpcNode:
         return self._jobs.add_tagged_thread(name, start)
 
     def _check_not_started(self, what: str) -> None:
-        if self._started:
+        if self._calls.started:
             raise LocalProtocolError(f"{what} after start", hint="set up a node wholly, then start it")
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -386,24 +338,24 @@ class RpcNode:
         """
         self._check_not_started("start")
         self._prepare()
-        self._group.start()
-        self._group.call_soon(self._begin)
+        self._calls.group.start()
+        self._calls.group.call_soon(self._begin)
 
     async def __aenter__(self) -> Self:
         """Run the node on the running loop."""
         self._check_not_started("start")
         self._prepare()
-        self._group = PollGroup.on_running_loop(self._name, clock=self._clock, on_error=self._on_error)
+        self._calls.group = PollGroup.on_running_loop(self._name, clock=self._clock, on_error=self._on_error)
         self._begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop it."""
         await self._end_soon(LINGER_S)
-        self._group.stop()
-        self._fail_undone()
+        self._calls.group.stop()
+        self._calls.fail_undone()
         self._jobs.join(0.0)
-        await asyncio.to_thread(self._destroy)  # which waits for what lingers
+        await asyncio.to_thread(self._reaching.destroy)  # which waits for what lingers
 
     def stop(self, deadline_s: float = 5.0) -> bool:
         """End the node: handlers on the loop are cancelled, those on threads waited for, and nothing new starts.
@@ -418,42 +370,35 @@ class RpcNode:
         Returns:
             Whether all has ended.
         """
-        if self._group.forked:
+        if self._calls.group.forked:
             return True  # the node is the parent's
-        if self._group.in_thread() or self._jobs.in_worker():
+        if self._calls.group.in_thread() or self._jobs.in_worker():
             # What ends it has to wait for this very thread.
             threading.Thread(target=self.stop, args=(deadline_s,), name=f"{self._name} stop", daemon=True).start()
             return False
-        if self._destroying.locked():
+        if self._reaching.destroyed:
             return self._jobs.join(deadline_s)
-        if not self._started:
-            self._started = True
-            for _, raw, _ in self._bound:
-                raw.close(0)
-            self._destroy()
+        if not self._calls.started:
+            self._calls.started = True
+            self._reaching.destroy()
             return True
         ends_at = time.monotonic() + deadline_s
-        self._stopping = True  # from now on nothing more is asked, so that what is queued has an end
+        self._calls.stopping = True  # from now on nothing more is asked, so that what is queued has an end
         with suppress(ClosedError):
-            self._group.call_soon(self._end_soon, deadline_s)
+            self._calls.group.call_soon(self._end_soon, deadline_s)
             with suppress(TimeoutError):
                 self._wound_up.result(deadline_s + STOP_GRACE_S)
         left_s = max(STOP_GRACE_S, ends_at - time.monotonic())
-        ended = self._group.stop(left_s)
+        ended = self._calls.group.stop(left_s)
         if ended:
-            self._fail_undone()
-            self._destroy()
+            self._calls.fail_undone()
+            self._reaching.destroy()
         return self._jobs.join(max(0.0, ends_at - time.monotonic())) and ended
-
-    def _destroy(self) -> None:
-        """End the context, once."""
-        if self._destroying.acquire(blocking=False):
-            self._context.destroy(linger=0)
 
     def _end_soon(self, deadline_s: float) -> asyncio.Task[None]:
         """Return the task that winds up, which the first call begins."""
         if self._winding_up is None:
-            self._winding_up = self._group.loop.create_task(self._wind_up(deadline_s))
+            self._winding_up = self._calls.group.loop.create_task(self._wind_up(deadline_s))
             self._winding_up.add_done_callback(lambda _: self._wound_up.set_result(None))
         return self._winding_up
 
@@ -469,7 +414,7 @@ class RpcNode:
                     command.category, handler, is_request=command.is_request, takes=command.takes
                 )
         self._commands.update(wrapped)
-        self._started = True  # not where a middleware has raised
+        self._calls.started = True  # not where a middleware has raised
         # Looked up before any is entered: an alias of an alias means nothing, in whatever order they were added.
         targets = {alias: self._commands.get(target) for alias, target in self._aliases.items()}
         for alias, target in targets.items():
@@ -497,37 +442,25 @@ class RpcNode:
         self._commands[name] = RpcCommand(category, what_you_may_call, is_request=True)
 
     def _begin(self) -> None:
-        self._jobs.start(self._group)
-        self._zap_handler = ZapHandler(self._group, self._zap, self._admission.decide)
-        self._login_desk = LoginDesk(self._group, self._logins)
-        self._serving_here = Serving(self._group, self._jobs, self._send_to)
-        for bound in self._bound:
-            self._open(*bound)
-        self._bound.clear()
+        self._jobs.start(self._calls.group)
+        self._login_desk = LoginDesk(self._calls.group, self._logins)
+        self._serving_here = Serving(self._calls.group, self._jobs, self._reaching.send_to)
+        self._reaching.start()
 
     async def _wind_up(self, deadline_s: float) -> None:
-        self._stopping = True
-        jobs_ended = self._group.loop.create_future()
+        self._calls.stopping = True
+        jobs_ended = self._calls.group.loop.create_future()
         self._jobs.close(partial(_set_result, jobs_ended, None))
         self._serving.stop()
         await asyncio.wait([jobs_ended, *self._serving.tasks], timeout=deadline_s)
         if not jobs_ended.done():
             for left in self._jobs.unfinished():
-                self._group.report(
+                self._calls.group.report(
                     "stop", LocalProtocolError(f"{left} has not ended within {deadline_s:g} s and is left behind")
                 )
-        for listener in list(self._listeners.values()):
-            for peer in list(listener.routes.values()):
-                if listener.is_inproc:
-                    self._send_to(peer, [wire.BYE])
-                self._forget(peer, wire.SHUTTING_DOWN)
-            listener.close(LINGER_S)
-        if self._zap_handler is not None:
-            self._zap_handler.close()
+        self._reaching.stop()
         if self._login_desk is not None:
             self._login_desk.close()
-        for dialled in list(self._dialled.values()):
-            self._hang_up(dialled, "the node was stopped", code=wire.SHUTTING_DOWN, linger_s=LINGER_S)
 
     # --- listening and connecting --------------------------------------------------------------------------------
 
@@ -554,7 +487,7 @@ class RpcNode:
             ConfigError: its port is out of range, or `allow` is none of these.
             OSError: it cannot be bound.
         """
-        return self._listen(address, allow, on_bind, curve=False)
+        return self._reaching.listen(address, allow, on_bind, curve=False)
 
     def listen_curve(
         self,
@@ -566,42 +499,7 @@ class RpcNode:
 
         A peer has to know this node's public key (``node.keys.public``), and proves one of its own.
         """
-        return self._listen(address, allow, on_bind, curve=True)
-
-    def _listen(
-        self, address: str, allow: AuthLevel | Allow, on_bind: Callable[[bool], object] | None, *, curve: bool
-    ) -> str:
-        check_port(address)
-        number = next(self._ids)
-        raw = self._new_socket(zmq.ROUTER, address)
-        raw.set(zmq.ROUTER_HANDOVER, 1)
-        raw.set(zmq.ROUTER_MANDATORY, 1)
-        raw.set(zmq.ZAP_DOMAIN, zap_domain(number))
-        if curve:
-            serve_curve(raw, self.keys)
-        # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
-        try:
-            self._admission.open(number, curve=curve, allow=allow)
-        except ConfigError:
-            raw.close(0)
-            raise
-        try:
-            raw.bind(address)
-        except zmq.ZMQError as error:
-            self._admission.close(number)
-            raw.close(0)
-            if on_bind is not None:
-                on_bind(False)
-                return address
-            raise OSError(error.errno, f"cannot listen on {short(address)}: {error.strerror}") from error
-        bound = raw.getsockopt_string(zmq.LAST_ENDPOINT)
-        if self._started:
-            self._do(self._open, number, raw, address)
-        else:
-            self._bound.append((number, raw, address))
-        if on_bind is not None:
-            on_bind(True)
-        return bound
+        return self._reaching.listen(address, allow, on_bind, curve=True)
 
     def set_active_sns(self, pubkeys: Iterable[bytes]) -> None:
         """Replace the set of active service nodes, from the next message on; any thread, before and after start.
@@ -612,7 +510,8 @@ class RpcNode:
         Raises:
             ConfigError: one of them is none; then nothing changes.
         """
-        self._sn_removed(self._service_nodes.replace(checked_keys(pubkeys, "set_active_sns")))
+        gone = self._reaching.service_nodes.replace(checked_keys(pubkeys, "set_active_sns"))
+        self._reaching.forget_service_nodes(gone)
 
     def update_active_sns(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """Add service nodes to those that are active, and remove some; one that is in both is added.
@@ -621,7 +520,7 @@ class RpcNode:
             ConfigError: see `set_active_sns`.
         """
         keys = [checked_keys(pubkeys, "update_active_sns") for pubkeys in (added, removed)]
-        self._sn_removed(self._service_nodes.update(*keys))
+        self._reaching.forget_service_nodes(self._reaching.service_nodes.update(*keys))
 
     def service_node(self, pubkey: bytes, reach: Reach = ANY_WAY) -> ConnectionID:
         """Return what names a service node by its public key, over a connection that is there or a new one.
@@ -653,62 +552,8 @@ class RpcNode:
             What names it.
         """
         conn = self.service_node(pubkey, Reach(keep_alive_s=keep_alive_s, hint=hint))
-        self._do(self._find, conn)
+        self._calls.do(self._reaching.find, conn)
         return conn
-
-    def _sn_removed(self, gone: frozenset[bytes]) -> None:
-        """Close the connections that we opened to those who are no service nodes any more."""
-        if gone and self._started:
-            self._do(self._sn_close, lambda: self._connections.take(gone))
-
-    def _sn_close(self, take: Callable[[], list[RpcPeer]]) -> None:
-        for peer in take():
-            dialled = self._dialled.get(peer.conn.id)
-            if dialled is not None:
-                self._hang_up(dialled, "not needed any more", code=wire.DISCONNECTED, linger_s=LINGER_S)
-
-    def _sn_incoming(self, pubkey: bytes) -> RpcPeer | None:
-        found = (listener.by_pubkey.get(pubkey) for listener in self._listeners.values())
-        return next((peer for peer in found if peer is not None), None)
-
-    def _sn_address(self, pubkey: bytes) -> str:
-        if self._sn_lookup is None:
-            return ""
-        try:
-            address = self._sn_lookup(pubkey) or ""
-            check_type("the address that sn_lookup returned", address, str)
-        except BaseException as error:  # noqa: BLE001  (a hook's fault is that the address is not known)
-            self._group.report("looking up a service node", error)
-            return ""
-        return address
-
-    def _sn_dial(self, pubkey: bytes, address: str) -> RpcPeer | None:
-        try:
-            to = Address.parse(address).with_pubkey(pubkey)
-        except ConfigError as error:
-            self._group.report("the address of a service node", error)
-            return None
-        conn = ConnectionID(next(self._ids), pubkey=pubkey, service_node=True)
-        self._dial(conn, to, CONNECT_TIMEOUT_S, AuthLevel.NONE, False, _nothing, _nothing)
-        dialled = self._dialled.get(conn.id)
-        if dialled is None:
-            return None
-        if not self._sn_checking:
-            self._sn_checking = True
-            self._group.call_later(SN_CHECK_S, self._sn_check)
-        return dialled.peer
-
-    def _sn_check(self) -> None:
-        """Close what was idle for too long; look again as long as there is one."""
-        now = self._clock()
-        for dialled in self._dialled.values():
-            if dialled.heard:
-                dialled.heard = False
-                self._connections.active(dialled.peer.conn.pubkey, now)
-        self._sn_close(partial(self._connections.take_idle, now))
-        self._sn_checking = bool(len(self._connections)) and not self._stopping
-        if self._sn_checking:
-            self._group.call_later(SN_CHECK_S, self._sn_check)
 
     def connect_remote(
         self,
@@ -741,21 +586,21 @@ class RpcNode:
             LocalProtocolError: asked to wait on the node's own thread.
             RpcError: it has not answered; only without callbacks.
         """
-        _check_timeout(timeout_s)
-        to = Address.parse(address)
-        conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
-        dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
         if on_connect is not None or on_failure is not None:
-            ready, failed = (partial(self._call_back, callback or _nothing) for callback in (on_connect, on_failure))
-            self._do_or_fail(dial, ready, failed)
-            return conn
-        if self._group.in_thread():
+            told = self._called_back(on_connect, on_failure)
+            return self._reaching.connect(address, timeout_s, auth, *told, ephemeral=ephemeral_routing_id)
+        if self._calls.group.in_thread():
             raise LocalProtocolError(
                 "connect_remote() would wait on the node's own thread", hint="await connect(), or give callbacks"
             )
         done: Future[ConnectionID] = Future()
-        self._do_or_fail(dial, done.set_result, partial(_refuse, done, address))
+        failed = partial(refuse_connection, done, address)
+        self._reaching.connect(address, timeout_s, auth, done.set_result, failed, ephemeral=ephemeral_routing_id)
         return done.result()
+
+    def _called_back(self, *callbacks: Callable[..., object] | None) -> Iterable[Callable[..., object]]:
+        """Return callbacks of the application as those that run on a worker thread."""
+        return (partial(self._asking.call_back, callback or (lambda *_: None)) for callback in callbacks)
 
     async def connect(
         self,
@@ -771,18 +616,7 @@ class RpcNode:
             ConfigError: the address is none.
             RpcError: it has not answered in time.
         """
-        done: Future[ConnectionID] = Future()
-        _check_timeout(timeout_s)
-        to = Address.parse(address)
-        conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
-        dial = partial(self._dial, conn, to, timeout_s, auth, ephemeral_routing_id)
-        self._do_or_fail(dial, partial(_connected, done), partial(_refuse, done, address))
-        try:
-            return await asyncio.wrap_future(done)
-        except asyncio.CancelledError:
-            with suppress(ClosedError):
-                self.disconnect(conn, 0.0)
-            raise
+        return await self._reaching.wait_connected(address, timeout_s, auth, ephemeral=ephemeral_routing_id)
 
     def connect_inproc(
         self,
@@ -803,153 +637,14 @@ class RpcNode:
         Returns:
             The connection, at once and on any thread.
         """
-        _check_timeout(timeout_s)
-        conn = ConnectionID(next(self._ids))
-        told = (partial(self._call_back, callback or _nothing) for callback in (on_connect, on_failure))
-        self._do_or_fail(self._dial_self, conn, timeout_s, auth, *told)
-        return conn
-
-    def _dial_self(self, conn: ConnectionID, timeout_s: float, auth: AuthLevel, *told: Callable[..., object]) -> None:
-        if not (self._listens_to_itself or self._stopping):
-            self._listens_to_itself = True
-            self._listen(_SELF.zmq_address, AuthLevel.ADMIN, None, curve=False)
-        self._dial(conn, _SELF, timeout_s, auth, False, *told)
+        return self._reaching.connect_self(timeout_s, auth, *self._called_back(on_connect, on_failure))
 
     def disconnect(self, conn: ConnectionID | bytes, linger_s: float = 1.0) -> None:
         """Close a connection; what was sent goes on being sent for `linger_s` seconds. Not there: nothing happens.
 
         Of a service node, that which we have opened, or else that which it has; the next message opens another.
         """
-        self._do(self._disconnect, self._named(conn), linger_s)
-
-    def _new_socket(self, kind: int, address: str) -> _Raw:
-        if self._destroying.locked():
-            raise ClosedError("the node was stopped")
-        shared = _is_inproc(address) and address != _SELF.zmq_address
-        raw = (shared_context() if shared else self._context).socket(kind)
-        raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
-        raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
-        notice_dead_peers(raw, DEAD_AFTER_S)
-        raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        return raw
-
-    def _open(self, number: int, raw: _Raw, address: str) -> None:
-        """Begin to receive from a socket that was bound."""
-        if self._stopping:
-            raw.close(0)
-            return
-        inproc = partial(self._admission.decide_inproc, number) if _is_inproc(address) else None
-        self._listeners[number] = RpcListener(
-            self._group,
-            raw,
-            number,
-            admit_inproc=inproc,
-            received=self._received,
-            gone=self._lost,
-            due=self._calls_due,
-        )
-
-    def _dial(
-        self,
-        conn: ConnectionID,
-        address: Address,
-        timeout_s: float,
-        auth: AuthLevel,
-        ephemeral: bool,  # noqa: FBT001  (given by position, to be called later)
-        ready: Callable[[ConnectionID], object],
-        failed: Callable[[ConnectionID, str], object],
-    ) -> None:
-        if self._stopping:
-            failed(conn, "the node was stopped")
-            return
-        raw = self._new_socket(zmq.DEALER, address.zmq_address)
-        if address.curve:
-            dial_curve(raw, self.keys, address.pubkey)
-        now = self._clock()
-        self._lingering = {other: until for other, until in self._lingering.items() if until > now}
-        # A route that is taken over ends the connection that has it, and what is on its way by that.
-        taken = {*self._lingering, *(other.address for other in self._dialled.values())}
-        if not (ephemeral or address in taken):
-            raw.set(zmq.ROUTING_ID, key_route(self.keys.public))
-        raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
-        raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
-        try:
-            raw.connect(address.zmq_address)
-        except zmq.ZMQError as error:
-            raw.close(0)
-            self._call(failed, conn, f"cannot connect to {address}: {error}")
-            return
-        dialled = self._dialled[conn.id] = Dialled(
-            self._group,
-            raw,
-            conn,
-            address,
-            PeerIdentity(address.pubkey, auth),
-            ready=ready,
-            failed=failed,
-            received=self._received,
-            lost=self._lost,
-            due=self._calls_due,
-        )
-        self._group.call_later(timeout_s, self._not_answered, dialled)
-
-    def _not_answered(self, dialled: Dialled) -> None:
-        if not dialled.ready:
-            self._hang_up(dialled, "connection attempt timed out", code=wire.DISCONNECTED)
-
-    def _hang_up(self, dialled: Dialled, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
-        """Close a connection that we opened; tell who waits for it, or because of it."""
-        peer = dialled.peer
-        if self._dialled.pop(peer.conn.id, None) is None:
-            return
-        if _is_inproc(dialled.address.zmq_address):
-            self._send_to(peer, [wire.BYE])
-        if linger_s:
-            self._lingering[dialled.address] = self._clock() + linger_s
-        failed = dialled.close(linger_s)
-        self._forget(peer, code)
-        if failed is not None:
-            self._call(failed, peer.conn, why)
-
-    def _lost(self, peer: RpcPeer) -> None:
-        """Act on the end of a connection; one that we opened comes again."""
-        if peer.conn.route:
-            self._forget(peer, wire.DISCONNECTED)
-        else:
-            self._give_up(peer, wire.DISCONNECTED)
-
-    def _disconnect(self, conn: ConnectionID, linger_s: float) -> None:
-        peer = self._there(conn)
-        dialled = None if peer is None else self._dialled.get(peer.conn.id)
-        if dialled is not None:
-            self._hang_up(dialled, "disconnected", code=wire.DISCONNECTED, linger_s=linger_s)
-        elif peer is not None:
-            with suppress(zmq.ZMQError):
-                peer.send([wire.BYE])
-            self._forget(peer, wire.DISCONNECTED)
-        else:
-            to = f"to service node {conn.pubkey.hex()}" if conn.id == SERVICE_NODE else conn.id
-            _log.warning("disconnect: there is no connection %s", to)
-
-    def _forget(self, peer: RpcPeer, code: bytes) -> None:
-        """Drop a peer: its requests here are cancelled, ours to it fail."""
-        peer.closed = True
-        self._connections.forget(peer.conn.pubkey, peer)
-        listener = self._listeners.get(peer.conn.id)
-        if listener is not None:
-            listener.forget(peer)
-        self._give_up(peer, code)
-
-    def _give_up(self, peer: RpcPeer, code: bytes) -> None:
-        """Cancel what runs for a peer; requests to it fail."""
-        if peer.identity.pubkey not in self._service_nodes:  # whose reply finds another connection
-            for running in list(peer.running.values()):
-                running.cancel()
-        if peer.calls is not None:
-            self._group.deadlines.remove(peer)
-            peer.due = inf
-            for call in peer.calls.take_all():
-                self._call(call.settle, False, [code])
+        self._reaching.disconnect(self._named(conn), linger_s)
 
     def now(self) -> float:
         """Return seconds on the node's clock; any thread."""
@@ -957,31 +652,7 @@ class RpcNode:
 
     def name_of(self, peer: RpcPeer) -> ConnectionID:
         """Return what names a peer, as the service node that it may be at this moment; for `RpcMessage`."""
-        conn = peer.conn
-        return replace(conn, service_node=True) if conn.pubkey in self._service_nodes else conn
-
-    def _find(self, conn: ConnectionID) -> RpcPeer | None:
-        if conn.id == SERVICE_NODE:
-            return self._connections.find(conn.pubkey, conn.reach, self._clock())
-        peer = self._there(conn)
-        if peer is None and (conn.service_node or (conn.route and conn.pubkey in self._service_nodes)):
-            # Strong: by whatever connection there is, or a new one.
-            peer = self._connections.find(conn.pubkey, ANY_WAY, self._clock())
-        return peer
-
-    def _there(self, conn: ConnectionID) -> RpcPeer | None:
-        """Return who is meant, if there is such a connection; none is opened, and none stands for another."""
-        if conn.id == SERVICE_NODE:
-            peer = None if conn.reach.incoming else self._connections.get(conn.pubkey)
-            return peer or (None if conn.reach.outgoing else self._sn_incoming(conn.pubkey))
-        dialled = self._dialled.get(conn.id)
-        if dialled is not None:
-            return dialled.peer
-        listener = self._listeners.get(conn.id)
-        peer = None if listener is None else listener.routes.get(conn.route)
-        if peer is not None and peer.conn.pubkey != conn.pubkey:
-            peer = None  # another has taken the routing id since
-        return peer
+        return self._reaching.name_of(peer)
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -1007,8 +678,7 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
-        to = self._named(conn)
-        self._do(self._send, to, _checked(to, command, parts), queue_full, queue_failure)
+        self._asking.send(self._named(conn), command, parts, queue_full, queue_failure)
 
     def request(
         self,
@@ -1033,7 +703,7 @@ class RpcNode:
             LocalProtocolError: a part is neither text nor octets, or too long, or the node was not started.
             ClosedError: the node was stopped.
         """
-        self._ask(self._named(conn), command, parts, partial(self._call_back, _served(on_reply)), timeout_s)
+        self._asking.request(self._named(conn), command, parts, on_reply, timeout_s)
 
     def request_future(
         self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
@@ -1043,9 +713,7 @@ class RpcNode:
         Returns:
             What ``get()`` waits for, on another thread than the node's.
         """
-        future = RequestFuture(self._group.in_thread)
-        self._ask(self._named(conn), command, parts, partial(_settle, future, command), timeout_s)
-        return future
+        return self._asking.future(self._named(conn), command, parts, timeout_s)
 
     async def call(
         self, conn: ConnectionID | bytes, command: str, *parts: Part, timeout_s: float = REQUEST_TIMEOUT_S
@@ -1059,31 +727,9 @@ class RpcNode:
             RpcTimeoutError: the deadline passed.
             RpcError: it failed; its `code` says how.
         """
-        to = self._named(conn)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[bool, list[bytes]]] = loop.create_future()
-        here = self._group.in_thread()
+        return await self._asking.call(self._named(conn), command, parts, timeout_s)
 
-        def settle(ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
-            if here:
-                if not future.done():
-                    future.set_result((ok, data))
-            else:
-                with suppress(RuntimeError):  # the caller's loop is closed
-                    loop.call_soon_threadsafe(_set_result, future, (ok, data))
-
-        asked = self._ask(to, command, parts, settle, timeout_s)
-        try:
-            ok, data = await future
-        except asyncio.CancelledError:
-            with suppress(ClosedError):
-                self._do(self._withdraw, asked)
-            raise
-        if ok:
-            return data
-        raise failure_of(command, data)
-
-    async def stream(
+    def stream(
         self,
         conn: ConnectionID | bytes,
         command: str,
@@ -1111,143 +757,16 @@ class RpcNode:
             RpcTimeoutError: the deadline passed.
             RpcError: it failed; its `code` says how. Items that came before were yielded.
         """
-        if not 1 <= credit <= MOST_CREDIT:
-            raise LocalProtocolError(f"credit is {credit}, it must be 1 to {MOST_CREDIT}")
-        incoming = Incoming(asyncio.get_running_loop(), here=self._group.in_thread(), credit=credit)
-        to = self._named(conn)
-        asked = self._ask(to, command, parts, incoming.end, timeout_s, credit, incoming.put)
-        taken = 0
-        try:
-            while (item := await incoming.take()) is not None:
-                yield item
-                taken += 1
-                if 2 * taken >= credit and not incoming.ended:
-                    self._do(self._give_credit, asked, taken, incoming)
-                    taken = 0
-        finally:
-            if not incoming.ended:
-                with suppress(ClosedError):
-                    self._do(self._withdraw, asked)
-        if incoming.failure is not None:
-            raise failure_of(command, incoming.failure)
-
-    def _ask(
-        self,
-        conn: ConnectionID,
-        command: str,
-        parts: tuple[Part, ...],
-        settle: Settle,
-        timeout_s: float,
-        credit: int = 0,
-        item: Callable[[list[bytes]], bool] | None = None,
-    ) -> PendingCall:
-        """Send a request, on whatever thread; of a handler, with at most the time that its own caller still waits."""
-        _check_timeout(timeout_s)
-        served = SERVED.get()
-        if served is not None:
-            timeout_s = min(timeout_s, served.left_s())
-        tag = make_tag(next(self._numbers) % NUMBERS, timeout_s, credit)
-        name, *checked = _checked(conn, command, parts)
-        frames = [name, tag, *checked]
-        call = PendingCall(tag, name, settle, item)
-        self._do_or_fail(self._request, conn, frames, call, timeout_s)
-        return call
+        return self._asking.stream(self._named(conn), command, parts, timeout_s, credit)
 
     def send_reply(self, message: RpcMessage, parts: tuple[Part, ...]) -> None:
         """Answer a request, if it was not answered; for `RpcMessage`."""
         frames = [wire.REPLY, message.tag or b"", *parts_of(parts, message.peer.conn.most_part_bytes)]
-        self._do(self._reply, message, frames)
+        self._calls.do(self._reply, message, frames)
 
     def _reply(self, message: RpcMessage, frames: list[bytes]) -> None:
         if message.answer_once():
-            self._send_to(message.peer, frames)
-
-    def _send(
-        self,
-        conn: ConnectionID,
-        frames: list[bytes],
-        queue_full: Callable[[], object] | None,
-        queue_failure: Callable[[str], object] | None,
-    ) -> None:
-        peer = self._find(conn)
-        problem = NO_CONNECTION if peer is None else self._try_to_send(peer, frames)
-        if problem is wire.QUEUE_FULL and queue_full is not None:
-            self._call_back(queue_full)
-        elif problem is NO_CONNECTION and queue_failure is not None:
-            self._call_back(queue_failure, "there is no such connection")
-
-    def _send_to(self, peer: RpcPeer, frames: Sequence[bytes]) -> bool:
-        """Send what nobody waits for; return whether it could be."""
-        return self._try_to_send(peer, frames) is None
-
-    def _try_to_send(self, peer: RpcPeer, frames: Sequence[bytes]) -> bytes | None:
-        """Send a message; return the code for why it could not be, None if it could."""
-        if peer.closed:
-            # What was meant for a connection goes to no other one, but of a service node, which is known by its key.
-            other = self._find(peer.conn) if peer.conn.pubkey in self._service_nodes else None
-            return NO_CONNECTION if other is None or other.closed else self._try_to_send(other, frames)
-        try:
-            peer.send(frames)
-        except zmq.Again:
-            self._unsent_count += 1
-            return wire.QUEUE_FULL
-        except zmq.ZMQError:
-            if peer.conn.route:
-                self._forget(peer, wire.DISCONNECTED)
-            return NO_CONNECTION
-        return None
-
-    def _request(self, conn: ConnectionID, frames: list[bytes], call: PendingCall, timeout_s: float) -> None:
-        if self._stopping:
-            self._call(call.settle, False, [wire.SHUTTING_DOWN])
-            return
-        peer = self._find(conn)
-        if peer is None:
-            # To a service node OxenMQ says TIMEOUT, at once.
-            self._call(call.settle, False, [wire.TIMEOUT if conn.service_node else wire.DISCONNECTED])
-            return
-        calls = peer.calls
-        if calls is None:
-            calls = peer.calls = PendingCalls()
-        if len(calls) >= MOST_CALLS:
-            self._call(call.settle, False, [wire.QUEUE_FULL])
-            return
-        problem = self._try_to_send(peer, frames)
-        if problem is not None:
-            self._call(call.settle, False, [problem])
-            return
-        self._asked_count += 1
-        deadline = self._clock() + timeout_s
-        call.peer = peer
-        calls.add(call.tag, call, deadline)
-        if deadline < peer.due:
-            peer.due = deadline
-            self._group.deadlines.set(peer, deadline)
-
-    def _withdraw(self, call: PendingCall) -> None:
-        """Give up a request: have its handler cancelled."""
-        peer = call.peer
-        if peer is not None and peer.calls is not None and peer.calls.take(call.tag) is not None:
-            self._send_to(peer, [wire.CANCEL, call.tag])
-
-    def _give_credit(self, call: PendingCall, count: int, incoming: Incoming) -> None:
-        """Let more items of a stream come."""
-        peer = call.peer
-        if peer is not None and peer.calls is not None and call.tag in peer.calls:
-            incoming.allow(count)
-            self._send_to(peer, [wire.CREDIT, call.tag, b"%d" % count])
-
-    def _calls_due(self, peer: RpcPeer) -> None:
-        calls = peer.calls
-        peer.due = inf
-        if calls is None:
-            return
-        for call in calls.take_due(self._clock()):
-            self._call(call.settle, False, [wire.TIMEOUT])
-        following = calls.next_deadline()
-        if following is not None and not peer.closed:
-            peer.due = min(peer.due, following)
-            self._group.deadlines.set(peer, peer.due)
+            self._reaching.send_to(message.peer, frames)
 
     @property
     def _serving(self) -> Serving:
@@ -1289,7 +808,7 @@ class RpcNode:
         return refusal_code(
             command.category.access,
             identity.auth,
-            remote_sn=identity.pubkey in self._service_nodes,
+            remote_sn=identity.pubkey in self._reaching.service_nodes,
             local_sn=self._service_node,
             is_request=command.is_request,
             tag=tag,
@@ -1297,66 +816,31 @@ class RpcNode:
 
     def _refuse(self, peer: RpcPeer, code: bytes, name: bytes, tag: bytes | None) -> None:
         self._refused_counts[code.decode()] += 1
-        self._send_to(peer, wire.refusal(code, name, tag))
+        self._reaching.send_to(peer, wire.refusal(code, name, tag))
 
     def _received_other(self, peer: RpcPeer, frames: list[bytes]) -> None:
         """Act on what is no command of ours."""
         name = frames[0]
         if name == wire.REPLY:
-            self._received_reply(peer, frames)
+            self._asking.received_reply(peer, frames)
         elif name == wire.HI:
-            self._send_to(peer, [wire.HELLO])
+            self._reaching.send_to(peer, [wire.HELLO])
         elif name == wire.HELLO:
-            self._received_hello(peer)
+            self._reaching.received_hello(peer)
         elif name == wire.BYE:
-            dialled = self._dialled.get(peer.conn.id)
-            if dialled is not None:
-                self._hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
-            elif (listener := self._listeners.get(peer.conn.id)) is not None and listener.is_inproc:
-                self._forget(peer, wire.DISCONNECTED)
+            self._reaching.received_bye(peer)
         elif name == wire.UNKNOWN_COMMAND:
-            self._received_unknown(peer, frames)
+            self._asking.received_unknown(peer, frames)
         elif name in {wire.ITEM, wire.CREDIT, wire.CANCEL}:
             self._received_stream(peer, frames)
         elif b"." not in name and (failed := wire.failed_request(frames)) is not None:
-            self._received_failure(peer, *failed)
+            self._asking.received_failure(peer, *failed)
         elif name in {wire.FORBIDDEN, wire.FORBIDDEN_SN, wire.NOT_A_SERVICE_NODE, wire.NO_REPLY_TAG}:
             pass  # a command of ours was refused; nobody waits for it
-        elif self._stopping:
+        elif self._calls.stopping:
             pass
         else:
             self._refuse(peer, wire.UNKNOWN_COMMAND, name, None)
-
-    def _received_hello(self, peer: RpcPeer) -> None:
-        dialled = self._dialled.get(peer.conn.id)
-        ready = None if dialled is None else dialled.answered()
-        if ready is not None:
-            self._call(ready, peer.conn)
-
-    def _received_reply(self, peer: RpcPeer, frames: list[bytes]) -> None:
-        if len(frames) < 2:
-            self._malformed_count += 1
-            return
-        call = None if peer.calls is None else peer.calls.take(frames[1])
-        if call is None:
-            self._note_late()
-        else:
-            self._call(call.settle, True, frames[2:])
-
-    def _note_late(self) -> None:
-        """Count an answer that nothing waits for, any more or at all; warn, but not of each of a flood."""
-        self._late_count += 1
-        now = self._clock()
-        if now - self._late_told_at >= LATE_EVERY_S:
-            self._late_told_at = now
-            _log.warning("dropped an answer that no request waits for; %d so far", self._late_count)
-
-    def _received_failure(self, peer: RpcPeer, code: bytes, tag: bytes, more: list[bytes]) -> None:
-        call = None if peer.calls is None else peer.calls.take(tag)
-        if call is None:
-            self._note_late()
-        else:
-            self._call(call.settle, False, [code, *more])
 
     def _received_stream(self, peer: RpcPeer, frames: list[bytes]) -> None:
         """Act on an item, on credit for more, or on a caller that takes no more."""
@@ -1371,22 +855,7 @@ class RpcNode:
             else:
                 self._serving.credit(peer, frames[1], count)
         else:
-            call = None if peer.calls is None else peer.calls.get(frames[1])
-            if call is None:
-                self._note_late()
-            elif call.item is None or not call.item(frames[2:]):
-                self._malformed_count += 1
-                self._received_failure(peer, NOT_ALLOWED, frames[1], [])
-                self._send_to(peer, [wire.CANCEL, frames[1]])
-
-    def _received_unknown(self, peer: RpcPeer, frames: list[bytes]) -> None:
-        """Fail the oldest request with the command that the peer does not know: it does not say which."""
-        calls = peer.calls
-        if calls is None or len(frames) < 2:
-            return
-        call = calls.take_oldest(frames[1])
-        if call is not None:
-            self._call(call.settle, False, [wire.UNKNOWN_COMMAND])
+            self._asking.received_item(peer, frames)
 
     # --- jobs of the program -------------------------------------------------------------------------------------
 
@@ -1462,7 +931,8 @@ class RpcNode:
     def statistics(self) -> RpcStatistics:
         """Return a frozen snapshot; from another thread than the node's, its figures may be a moment apart."""
         serving = self._serving_here
-        listeners, dialled = list(self._listeners.values()), list(self._dialled.values())
+        reaching, asking = self._reaching, self._asking
+        listeners, dialled = list(reaching.listeners.values()), list(reaching.dialled.values())
         peers = [peer for listener in listeners for peer in list(listener.routes.values())]
         peers += [each.peer for each in dialled]
         odd = sum(listener.refused_count + listener.socket.too_long_count for listener in listeners)
@@ -1479,10 +949,10 @@ class RpcNode:
             },
             failed_count=0 if serving is None else serving.failed_count,
             cancelled_count=0 if serving is None else serving.cancelled_count,
-            asked_count=self._asked_count,
-            late_count=self._late_count,
-            malformed_count=self._malformed_count + odd,
-            unsent_count=self._unsent_count,
+            asked_count=asking.asked_count,
+            late_count=asking.late_count,
+            malformed_count=self._malformed_count + asking.malformed_count + odd,
+            unsent_count=reaching.unsent_count,
             jobs=self._jobs.statistics(),
         )
 
@@ -1490,135 +960,7 @@ class RpcNode:
         """Return figures of jobs, queues and threads of this moment."""
         return self._jobs.statistics()
 
-    # --- inner steps ---------------------------------------------------------------------------------------------
-
-    def _do(self, what: Callable[..., object], *args: Any) -> None:
-        """Do it on the node's thread: now if this is it, else soon and in the order of the calls."""
-        if self._group.in_thread():
-            what(*args)
-        else:
-            self._group.call_soon(what, *args)
-
-    def _do_or_fail(self, what: Callable[..., object], *args: Any) -> None:
-        """Do as `_do` what has an outcome to tell, on whatever thread if the node is stopped before it is done.
-
-        What is queued on a loop that has been stopped never runs, and nothing says so: it is kept here until it has.
-        """
-        if self._group.in_thread():
-            what(*args)
-            return
-        if self._stopping:
-            raise ClosedError("the node was stopped")
-        undone = partial(what, *args)
-        self._undone[undone] = None
-        try:
-            self._group.call_soon(self._do_once, undone)
-        except ClosedError:
-            if self._undone.pop(undone, self) is None:
-                raise
-            return  # the one that has stopped the node has done it
-        if self._over:
-            self._fail_undone()
-
-    def _do_once(self, undone: Callable[[], object]) -> None:
-        if self._undone.pop(undone, self) is None:
-            undone()
-
-    def _fail_undone(self) -> None:
-        """Do what the loop, which is over, has left: told that the node is stopped, each fails."""
-        self._stopping = self._over = True
-        for undone in list(self._undone):
-            self._call(self._do_once, undone)
-
-    def _call_back(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have a callback of the application run on a worker thread, as the callback of a reply."""
-        self._jobs.reply(partial(callback, *args), getattr(callback, "__qualname__", "callback"))
-
-    def _call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call back; what it raises is reported."""
-        try:
-            callback(*args)
-        except BaseException as error:  # noqa: BLE001  (a callback's fault must not cost others their messages)
-            self._group.report(getattr(callback, "__qualname__", "callback"), error)
-
-
-class RequestFuture(Future[list[bytes]]):
-    """The outcome of a request, for other threads than the node's."""
-
-    def __init__(self, in_node_thread: Callable[[], bool] = bool) -> None:
-        super().__init__()
-        self._in_node_thread = in_node_thread
-
-    def get(self, timeout_s: float | None = None) -> list[bytes]:
-        """Wait for the reply and return its parts."""
-        if not self.done() and self._in_node_thread():
-            raise LocalProtocolError("get() would wait on the node's own thread", hint="await call() there")
-        return self.result(timeout_s)
-
-
-def failure_of(command: str, data: Sequence[bytes]) -> RpcError:
-    """Return the exception for what a request failed with: its code, and maybe a text."""
-    code = data[0].decode(errors="replace")
-    text = f": {data[1].decode(errors='replace')}" if len(data) > 1 else ""
-    kind = RpcTimeoutError if data[0] == wire.TIMEOUT else RpcError
-    return kind(f"request {command} failed with {code}{text}", code=code)
-
-
-def _settle(future: RequestFuture, command: str, ok: bool, data: list[bytes]) -> None:  # noqa: FBT001  (see `Settle`)
-    if not future.set_running_or_notify_cancel():
-        return
-    if ok:
-        future.set_result(data)
-    else:
-        future.set_exception(failure_of(command, data))
-
-
-def _served(callback: Settle) -> Settle:
-    """Have a callback of a handler run for that one's caller too: what it asks in turn has no more time."""
-    if SERVED.get() is None:
-        return callback
-    context = copy_context()
-    return wraps(callback)(lambda ok, data: context.run(callback, ok, data))
-
 
 def _set_result(future: asyncio.Future[Any], value: object) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _connected(done: Future[ConnectionID], conn: ConnectionID) -> None:
-    if not done.cancelled():
-        done.set_result(conn)
-
-
-def _refuse(done: Future[ConnectionID], address: str, _: ConnectionID, why: str) -> None:
-    if not done.cancelled():
-        done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
-
-
-def _checked(conn: ConnectionID, command: str, parts: tuple[Part, ...]) -> list[bytes]:
-    """Return command and parts as they are sent; more than a node takes is refused here, where their sender is told."""
-    if len(parts) > MOST_PARTS:
-        raise LocalProtocolError(f"a message has {len(parts)} parts, at most {MOST_PARTS} are allowed")
-    frames = [command.encode(), *map(octets, parts)]
-    most = conn.most_part_bytes
-    if max(map(len, frames)) > most:  # it would end the connection, and with it all other requests there
-        number = next(number for number, frame in enumerate(frames) if len(frame) > most)
-        what = f"part {number} of {short(command)}" if number else "the name of a command"
-        raise LocalProtocolError(
-            f"{what} has {len(frames[number])} bytes, the limit of this connection is {most}", hint="send it in pieces"
-        )
-    return frames
-
-
-def _check_timeout(timeout_s: float) -> None:
-    if not timeout_s >= 0:  # NaN is neither
-        raise LocalProtocolError(f"timeout_s is {timeout_s}, it must be 0 or more")
-
-
-def _is_inproc(address: str) -> bool:
-    return address.startswith("inproc:")
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing."""

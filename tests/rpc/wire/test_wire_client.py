@@ -293,7 +293,7 @@ def test_disconnect_when_of_an_unknown_connection_does_nothing(remote, caplog):
     remote.node.disconnect(remote.conn)
     remote.node.disconnect(ConnectionID(12345, b"nobody"))
     done = threading.Event()
-    remote.node._group.call_soon(done.set)
+    remote.node._calls.group.call_soon(done.set)
     assert done.wait(WAIT_S)
     assert [item.message.split()[-1] for item in caplog.records] == [str(remote.conn.id), "12345"]
     assert remote.receive()[1:] == [b"their.do", b"last"]

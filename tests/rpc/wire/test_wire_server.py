@@ -275,7 +275,7 @@ def test_disconnect_when_of_an_incoming_connection_says_bye(raw, server):
 
 
 def node_peers(node: RpcNode) -> list[Any]:
-    return [peer for listener in node._listeners.values() for peer in listener.routes.values()]
+    return [peer for listener in node._reaching.listeners.values() for peer in listener.routes.values()]
 
 
 def test_request_when_the_node_stops_is_told_so(raw, server):

@@ -1,0 +1,494 @@
+"""Whom a node is connected with: those that have come to its listeners, and those that it has dialled.
+
+Theory of operation. A peer is found by its `ConnectionID`; a service node by its key, over whatever connection there
+is, or a new one. What is sent to a peer that has gone reaches nobody, but for a service node. The end of a connection
+ends what waits because of it: requests of the peer are cancelled, ours to it fail.
+
+`listen`, `connect`, `wait_connected`, `connect_self` and `disconnect` are for any thread, the rest for the node's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from math import inf
+from typing import Final, TypeAlias
+
+import zmq
+
+from flowctl.core.text.fieldtypes import check_type
+from flowctl.core.text.printable import short
+from flowctl.errors import ClosedError, ConfigError, LocalProtocolError, RpcError
+from flowctl.nodes.rpc.access.access import AuthLevel, PeerIdentity
+from flowctl.nodes.rpc.access.admission import Allow, RpcAdmission
+from flowctl.nodes.rpc.access.rules import key_route
+from flowctl.nodes.rpc.access.servicenodes import ServiceNodes
+from flowctl.nodes.rpc.nodecalls import NodeCalls
+from flowctl.nodes.rpc.peers.dialled import Dialled
+from flowctl.nodes.rpc.peers.listener import RpcListener
+from flowctl.nodes.rpc.peers.peer import MAX_PART_BYTES, SERVICE_NODE, ConnectionID, RpcPeer
+from flowctl.nodes.rpc.peers.reach import ANY_WAY, OutgoingConnections
+from flowctl.nodes.rpc.wire import frames as wire
+from flowctl.nodes.rpc.wire.addresses import Address, AddressTransport
+from flowctl.wire.zeromq.context import new_context, shared_context
+from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
+from flowctl.wire.zeromq.endpoint import check_port
+from flowctl.wire.zeromq.socket import notice_dead_peers
+from flowctl.wire.zeromq.zap import ZapHandler, bind_zap, zap_domain
+
+_log: Final = logging.getLogger("flowctl.rpc")
+
+CONNECT_TIMEOUT_S: Final = 10.0
+SN_CHECK_S: Final = 0.25
+"""How often idle connections to service nodes are looked for: OxenMQ's CONN_CHECK_INTERVAL."""
+DEAD_AFTER_S: Final = 30
+"""When a peer counts as dead whose system does not answer: as long as the heartbeats of OxenMQ wait."""
+HANDSHAKE_MS: Final = 10_000
+RECONNECT_MS: Final = (250, 5_000)
+LINGER_S: Final = 5.0
+_SELF: Final = Address(AddressTransport.INPROC, socket="flowctl-this-node")
+"""Where a node listens for itself, in its own context of ZeroMQ: nobody else can connect to there."""
+NO_CONNECTION: Final = wire.DISCONNECTED
+
+Ready: TypeAlias = Callable[[ConnectionID], object]
+Failed: TypeAlias = Callable[[ConnectionID, str], object]
+_Raw: TypeAlias = "zmq.Socket[bytes]"
+
+
+class Reaching:
+    """The peers of a node.
+
+    Attributes:
+        unsent_count: messages that were dropped since too much waited for their peer already.
+    """
+
+    def __init__(
+        self,
+        calls: NodeCalls,
+        keys: KeyPair,
+        clock: Callable[[], float],
+        sn_lookup: Callable[[bytes], str | None] | None,
+        *,
+        received: Callable[[RpcPeer, list[bytes], int], object],
+        due: Callable[[RpcPeer], None],
+    ) -> None:
+        self._calls: Final = calls
+        self._keys: Final = keys
+        self._clock: Final = clock
+        self._sn_lookup: Final = sn_lookup
+        self._received: Final = received
+        self._due: Final = due
+        self._context: Final = new_context()
+        self._destroying: Final = threading.Lock()  # taken once, by the one that ends the context
+        self._ids: Final = count(1)
+        self._zap: Final = bind_zap(self._context)
+        self._zap_handler: ZapHandler | None = None
+        self._bound: list[tuple[int, _Raw, str]] = []  # before the start
+        self.service_nodes: Final = ServiceNodes()
+        self.admission: Final = RpcAdmission(self.service_nodes, clock)
+        self.listeners: Final[dict[int, RpcListener]] = {}
+        self.dialled: Final[dict[int, Dialled]] = {}
+        self.outgoing: Final = OutgoingConnections(self._sn_incoming, self._sn_address, self._sn_dial)
+        self._sn_checking = False  # whether a timer for idle ones is set
+        self._lingering: dict[Address, float] = {}  # until when what was sent to there before may still be on its way
+        self._listens_to_itself = False
+        self.unsent_count = 0
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to receive."""
+        self._zap_handler = ZapHandler(self._calls.group, self._zap, self.admission.decide)
+        for bound in self._bound:
+            self._open(*bound)
+        self._bound.clear()
+
+    def stop(self) -> None:
+        """Close all connections; what was sent goes on being sent for a while."""
+        for listener in list(self.listeners.values()):
+            for peer in list(listener.routes.values()):
+                if listener.is_inproc:
+                    self.send_to(peer, [wire.BYE])
+                self.forget(peer, wire.SHUTTING_DOWN)
+            listener.close(LINGER_S)
+        if self._zap_handler is not None:
+            self._zap_handler.close()
+        for dialled in list(self.dialled.values()):
+            self.hang_up(dialled, "the node was stopped", code=wire.SHUTTING_DOWN, linger_s=LINGER_S)
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether `destroy` was called."""
+        return self._destroying.locked()
+
+    def destroy(self) -> None:
+        """End the context, once, and sockets that were never used."""
+        if self._destroying.acquire(blocking=False):
+            for _, raw, _ in self._bound:
+                raw.close(0)
+            self._context.destroy(linger=0)
+
+    # --- listening and connecting; any thread --------------------------------------------------------------------
+
+    def listen(
+        self, address: str, allow: AuthLevel | Allow, on_bind: Callable[[bool], object] | None, *, curve: bool
+    ) -> str:
+        """Bind a socket, and let in those whom `allow` lets in; return the address that was bound."""
+        check_port(address)
+        number = next(self._ids)
+        raw = self._new_socket(zmq.ROUTER, address)
+        raw.set(zmq.ROUTER_HANDOVER, 1)
+        raw.set(zmq.ROUTER_MANDATORY, 1)
+        raw.set(zmq.ZAP_DOMAIN, zap_domain(number))
+        if curve:
+            serve_curve(raw, self._keys)
+        # Before it is bound: the first connection may come before the next line. One item of a dict is set at once.
+        try:
+            self.admission.open(number, curve=curve, allow=allow)
+        except ConfigError:
+            raw.close(0)
+            raise
+        try:
+            raw.bind(address)
+        except zmq.ZMQError as error:
+            self.admission.close(number)
+            raw.close(0)
+            if on_bind is not None:
+                on_bind(False)
+                return address
+            raise OSError(error.errno, f"cannot listen on {short(address)}: {error.strerror}") from error
+        bound = raw.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._calls.started:
+            self._calls.do(self._open, number, raw, address)
+        else:
+            self._bound.append((number, raw, address))
+        if on_bind is not None:
+            on_bind(True)
+        return bound
+
+    def connect(
+        self, address: str, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed, *, ephemeral: bool
+    ) -> ConnectionID:
+        """Have a listener dialled; the node's thread tells how that went."""
+        check_timeout(timeout_s)
+        to = Address.parse(address)
+        conn = ConnectionID(next(self._ids), pubkey=to.pubkey)
+        self._calls.do_or_fail(self._dial, conn, to, timeout_s, auth, ephemeral, ready, failed)
+        return conn
+
+    async def wait_connected(self, address: str, timeout_s: float, auth: AuthLevel, *, ephemeral: bool) -> ConnectionID:
+        """Dial a listener, and wait for its answer; on any loop."""
+        done: Future[ConnectionID] = Future()
+        told = partial(_connected, done), partial(refuse_connection, done, address)
+        conn = self.connect(address, timeout_s, auth, *told, ephemeral=ephemeral)
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            with suppress(ClosedError):
+                self.disconnect(conn, 0.0)
+            raise
+
+    def connect_self(self, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed) -> ConnectionID:
+        """Have this node dialled by itself."""
+        check_timeout(timeout_s)
+        conn = ConnectionID(next(self._ids))
+        self._calls.do_or_fail(self._dial_self, conn, timeout_s, auth, ready, failed)
+        return conn
+
+    def disconnect(self, conn: ConnectionID, linger_s: float) -> None:
+        """Close a connection."""
+        self._calls.do(self._disconnect, conn, linger_s)
+
+    def forget_service_nodes(self, gone: frozenset[bytes]) -> None:
+        """Close the connections that we opened to those who are no service nodes any more."""
+        if gone and self._calls.started:
+            self._calls.do(self._sn_close, lambda: self.outgoing.take(gone))
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def find(self, conn: ConnectionID) -> RpcPeer | None:
+        """Return who is meant, by a new connection if need be; None: there is no such connection."""
+        if conn.id == SERVICE_NODE:
+            return self.outgoing.find(conn.pubkey, conn.reach, self._clock())
+        peer = self._there(conn)
+        if peer is None and (conn.service_node or (conn.route and conn.pubkey in self.service_nodes)):
+            # Strong: by whatever connection there is, or a new one.
+            peer = self.outgoing.find(conn.pubkey, ANY_WAY, self._clock())
+        return peer
+
+    def _there(self, conn: ConnectionID) -> RpcPeer | None:
+        """Return who is meant, if there is such a connection; none is opened, and none stands for another."""
+        if conn.id == SERVICE_NODE:
+            peer = None if conn.reach.incoming else self.outgoing.get(conn.pubkey)
+            return peer or (None if conn.reach.outgoing else self._sn_incoming(conn.pubkey))
+        dialled = self.dialled.get(conn.id)
+        if dialled is not None:
+            return dialled.peer
+        listener = self.listeners.get(conn.id)
+        peer = None if listener is None else listener.routes.get(conn.route)
+        if peer is not None and peer.conn.pubkey != conn.pubkey:
+            peer = None  # another has taken the routing id since
+        return peer
+
+    def send_to(self, peer: RpcPeer, frames: Sequence[bytes]) -> bool:
+        """Send what nobody waits for; return whether it could be."""
+        return self.try_to_send(peer, frames) is None
+
+    def try_to_send(self, peer: RpcPeer, frames: Sequence[bytes]) -> bytes | None:
+        """Send a message; return the code for why it could not be, None if it could."""
+        if peer.closed:
+            # What was meant for a connection goes to no other one, but of a service node, which is known by its key.
+            other = self.find(peer.conn) if peer.conn.pubkey in self.service_nodes else None
+            return NO_CONNECTION if other is None or other.closed else self.try_to_send(other, frames)
+        try:
+            peer.send(frames)
+        except zmq.Again:
+            self.unsent_count += 1
+            return wire.QUEUE_FULL
+        except zmq.ZMQError:
+            if peer.conn.route:
+                self.forget(peer, wire.DISCONNECTED)
+            return NO_CONNECTION
+        return None
+
+    def name_of(self, peer: RpcPeer) -> ConnectionID:
+        """Return what names a peer, as the service node that it may be at this moment."""
+        conn = peer.conn
+        return replace(conn, service_node=True) if conn.pubkey in self.service_nodes else conn
+
+    # --- the ends of connections ---------------------------------------------------------------------------------
+
+    def received_hello(self, peer: RpcPeer) -> None:
+        """Tell who waits for a connection that its listener has answered."""
+        dialled = self.dialled.get(peer.conn.id)
+        ready = None if dialled is None else dialled.answered()
+        if ready is not None:
+            self._calls.make(ready, peer.conn)
+
+    def received_bye(self, peer: RpcPeer) -> None:
+        """End a connection that the other end has closed."""
+        dialled = self.dialled.get(peer.conn.id)
+        if dialled is not None:
+            self.hang_up(dialled, "the other end closed it", code=wire.DISCONNECTED)
+        elif (listener := self.listeners.get(peer.conn.id)) is not None and listener.is_inproc:
+            self.forget(peer, wire.DISCONNECTED)
+
+    def hang_up(self, dialled: Dialled, why: str, *, code: bytes, linger_s: float = 0.0) -> None:
+        """Close a connection that we opened; tell who waits for it, or because of it."""
+        peer = dialled.peer
+        if self.dialled.pop(peer.conn.id, None) is None:
+            return
+        if _is_inproc(dialled.address.zmq_address):
+            self.send_to(peer, [wire.BYE])
+        if linger_s:
+            self._lingering[dialled.address] = self._clock() + linger_s
+        failed = dialled.close(linger_s)
+        self.forget(peer, code)
+        if failed is not None:
+            self._calls.make(failed, peer.conn, why)
+
+    def _not_answered(self, dialled: Dialled) -> None:
+        if not dialled.ready:
+            self.hang_up(dialled, "connection attempt timed out", code=wire.DISCONNECTED)
+
+    def _lost(self, peer: RpcPeer) -> None:
+        """Act on the end of a connection; one that we opened comes again."""
+        if peer.conn.route:
+            self.forget(peer, wire.DISCONNECTED)
+        else:
+            self._give_up(peer, wire.DISCONNECTED)
+
+    def _disconnect(self, conn: ConnectionID, linger_s: float) -> None:
+        peer = self._there(conn)
+        dialled = None if peer is None else self.dialled.get(peer.conn.id)
+        if dialled is not None:
+            self.hang_up(dialled, "disconnected", code=wire.DISCONNECTED, linger_s=linger_s)
+        elif peer is not None:
+            with suppress(zmq.ZMQError):
+                peer.send([wire.BYE])
+            self.forget(peer, wire.DISCONNECTED)
+        else:
+            to = f"to service node {conn.pubkey.hex()}" if conn.id == SERVICE_NODE else conn.id
+            _log.warning("disconnect: there is no connection %s", to)
+
+    def forget(self, peer: RpcPeer, code: bytes) -> None:
+        """Drop a peer: its requests here are cancelled, ours to it fail."""
+        peer.closed = True
+        self.outgoing.forget(peer.conn.pubkey, peer)
+        listener = self.listeners.get(peer.conn.id)
+        if listener is not None:
+            listener.forget(peer)
+        self._give_up(peer, code)
+
+    def _give_up(self, peer: RpcPeer, code: bytes) -> None:
+        """Cancel what runs for a peer; requests to it fail."""
+        if peer.identity.pubkey not in self.service_nodes:  # whose reply finds another connection
+            for running in list(peer.running.values()):
+                running.cancel()
+        if peer.calls is not None:
+            self._calls.group.deadlines.remove(peer)
+            peer.due = inf
+            for call in peer.calls.take_all():
+                self._calls.make(call.settle, False, [code])
+
+    # --- sockets -------------------------------------------------------------------------------------------------
+
+    def _new_socket(self, kind: int, address: str) -> _Raw:
+        if self._destroying.locked():
+            raise ClosedError("the node was stopped")
+        shared = _is_inproc(address) and address != _SELF.zmq_address
+        raw = (shared_context() if shared else self._context).socket(kind)
+        raw.set(zmq.IPV6, "[" in address)  # of IPv6, and only there: a name has one meaning everywhere else
+        raw.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
+        notice_dead_peers(raw, DEAD_AFTER_S)
+        raw.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        return raw
+
+    def _open(self, number: int, raw: _Raw, address: str) -> None:
+        """Begin to receive from a socket that was bound."""
+        if self._calls.stopping:
+            raw.close(0)
+            return
+        inproc = partial(self.admission.decide_inproc, number) if _is_inproc(address) else None
+        self.listeners[number] = RpcListener(
+            self._calls.group,
+            raw,
+            number,
+            admit_inproc=inproc,
+            received=self._received,
+            gone=self._lost,
+            due=self._due,
+        )
+
+    def _dial(
+        self,
+        conn: ConnectionID,
+        address: Address,
+        timeout_s: float,
+        auth: AuthLevel,
+        ephemeral: bool,  # noqa: FBT001  (given by position, to be called later)
+        ready: Ready,
+        failed: Failed,
+    ) -> None:
+        if self._calls.stopping:
+            failed(conn, "the node was stopped")
+            return
+        raw = self._new_socket(zmq.DEALER, address.zmq_address)
+        if address.curve:
+            dial_curve(raw, self._keys, address.pubkey)
+        now = self._clock()
+        self._lingering = {other: until for other, until in self._lingering.items() if until > now}
+        # A route that is taken over ends the connection that has it, and what is on its way by that.
+        taken = {*self._lingering, *(other.address for other in self.dialled.values())}
+        if not (ephemeral or address in taken):
+            raw.set(zmq.ROUTING_ID, key_route(self._keys.public))
+        raw.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
+        raw.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+        try:
+            raw.connect(address.zmq_address)
+        except zmq.ZMQError as error:
+            raw.close(0)
+            self._calls.make(failed, conn, f"cannot connect to {address}: {error}")
+            return
+        dialled = self.dialled[conn.id] = Dialled(
+            self._calls.group,
+            raw,
+            conn,
+            address,
+            PeerIdentity(address.pubkey, auth),
+            ready=ready,
+            failed=failed,
+            received=self._received,
+            lost=self._lost,
+            due=self._due,
+        )
+        self._calls.group.call_later(timeout_s, self._not_answered, dialled)
+
+    def _dial_self(self, conn: ConnectionID, timeout_s: float, auth: AuthLevel, ready: Ready, failed: Failed) -> None:
+        if not (self._listens_to_itself or self._calls.stopping):
+            self._listens_to_itself = True
+            self.listen(_SELF.zmq_address, AuthLevel.ADMIN, None, curve=False)
+        self._dial(conn, _SELF, timeout_s, auth, False, ready, failed)
+
+    # --- service nodes -------------------------------------------------------------------------------------------
+
+    def _sn_close(self, take: Callable[[], list[RpcPeer]]) -> None:
+        for peer in take():
+            dialled = self.dialled.get(peer.conn.id)
+            if dialled is not None:
+                self.hang_up(dialled, "not needed any more", code=wire.DISCONNECTED, linger_s=LINGER_S)
+
+    def _sn_incoming(self, pubkey: bytes) -> RpcPeer | None:
+        found = (listener.by_pubkey.get(pubkey) for listener in self.listeners.values())
+        return next((peer for peer in found if peer is not None), None)
+
+    def _sn_address(self, pubkey: bytes) -> str:
+        if self._sn_lookup is None:
+            return ""
+        try:
+            address = self._sn_lookup(pubkey) or ""
+            check_type("the address that sn_lookup returned", address, str)
+        except BaseException as error:  # noqa: BLE001  (a hook's fault is that the address is not known)
+            self._calls.group.report("looking up a service node", error)
+            return ""
+        return address
+
+    def _sn_dial(self, pubkey: bytes, address: str) -> RpcPeer | None:
+        try:
+            to = Address.parse(address).with_pubkey(pubkey)
+        except ConfigError as error:
+            self._calls.group.report("the address of a service node", error)
+            return None
+        conn = ConnectionID(next(self._ids), pubkey=pubkey, service_node=True)
+        self._dial(conn, to, CONNECT_TIMEOUT_S, AuthLevel.NONE, False, nothing, nothing)
+        dialled = self.dialled.get(conn.id)
+        if dialled is None:
+            return None
+        if not self._sn_checking:
+            self._sn_checking = True
+            self._calls.group.call_later(SN_CHECK_S, self._sn_check)
+        return dialled.peer
+
+    def _sn_check(self) -> None:
+        """Close what was idle for too long; look again as long as there is one."""
+        now = self._clock()
+        for dialled in self.dialled.values():
+            if dialled.heard:
+                dialled.heard = False
+                self.outgoing.active(dialled.peer.conn.pubkey, now)
+        self._sn_close(partial(self.outgoing.take_idle, now))
+        self._sn_checking = bool(len(self.outgoing)) and not self._calls.stopping
+        if self._sn_checking:
+            self._calls.group.call_later(SN_CHECK_S, self._sn_check)
+
+
+def _connected(done: Future[ConnectionID], conn: ConnectionID) -> None:
+    if not done.cancelled():
+        done.set_result(conn)
+
+
+def refuse_connection(done: Future[ConnectionID], address: str, _: ConnectionID, why: str) -> None:
+    """Fail what waits for a connection."""
+    if not done.cancelled():
+        done.set_exception(RpcError(f"no connection to {address}: {why}", code="DISCONNECTED"))
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raise LocalProtocolError where `timeout_s` is no time."""
+    if not timeout_s >= 0:  # NaN is neither
+        raise LocalProtocolError(f"timeout_s is {timeout_s}, it must be 0 or more")
+
+
+def _is_inproc(address: str) -> bool:
+    return address.startswith("inproc:")
+
+
+def nothing(*_: object) -> None:
+    """Do nothing."""
