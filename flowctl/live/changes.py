@@ -1,6 +1,6 @@
 """What was changed in a running server: limits and bans, by files and by commands, in order, with who asked for it.
 
-Others follow these changes: the records, operators who ask what happened, and whatever keeps several servers the same.
+Others follow these changes: the records, and operators who ask what happened.
 Each change has a version, one more than that of the one before. The last `KEPT` are kept; a reader that asks for the
 changes since a version of which some are no longer there is told so, and has to compare everything.
 """
@@ -28,7 +28,7 @@ class Change:
         at: when it came into force, in seconds since the epoch.
         what: ``limits file``, ``bans file``, ``limits``, ``ban``, ``unban`` or ``drain``.
         origin: who asked for it, as the caller put it; empty: a file, or an operator who gave no name.
-        detail: what is in force now, as JSON has it; of a ban all that it takes to make the same ban elsewhere.
+        detail: what is in force now, as JSON has it; of a ban all that is known of it.
     """
 
     version: int

@@ -1,0 +1,84 @@
+"""Members over real sockets with keys: who is heard, and who is not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+import pytest
+from e2e_kit import wait_until
+
+from flowctl.core.server.bans import Ban
+from flowctl.live.bans.book import BanBook
+from flowctl.live.bans.words import Stamp, Word
+from flowctl.live.fleet.config import FleetConfig
+from flowctl.live.fleet.member import Member
+from flowctl.nodes.messenger.delivery import DeliverySettings
+from flowctl.nodes.messenger.message import Destination
+from flowctl.nodes.messenger.messenger import Messenger
+from flowctl.wire.zeromq.curve import KeyPair
+
+CIDR = "192.0.2.1/32"
+
+
+class Fleet:
+    """Two members, a and b, and the keys of a third, c, which does not run."""
+
+    def __init__(self, folder, stack):
+        self.keys = {name: KeyPair.generate() for name in "abc"}
+        self.members = {name: Destination(name, f"ipc://{folder}/{name}", self.keys[name].public) for name in "abc"}
+        self.books, self.at = {}, {}
+        for name in "ab":
+            jobs, book = SimpleQueue(), BanBook()
+            Thread(target=lambda jobs=jobs: [job() for job in iter(jobs.get, None)], daemon=True).start()
+            config = FleetConfig(name=name, members=self.members, listen=self.members[name], keys=self.keys[name])
+            member = Member(config, book, jobs.put, book.merge)
+            stack.callback(jobs.put, None)
+            stack.callback(member.stop)
+            self.books[name], self.at[name] = book, member
+        for member in self.at.values():
+            member.start()
+
+    def banned(self, name):
+        return [ban.cidr for ban in self.books[name].in_force().bans]
+
+
+@pytest.fixture
+def fleet():
+    with tempfile.TemporaryDirectory(prefix="f-") as folder, contextlib.ExitStack() as stack:
+        yield Fleet(Path(folder), stack)
+
+
+def test_member_when_another_bans_or_lifts_does_so_at_once(fleet):
+    fleet.books["a"].ban([Ban(cidr=CIDR, expires=None)])
+    wait_until(lambda: fleet.banned("b") == [CIDR], "the ban at b")
+    fleet.books["b"].lift(CIDR, fleet.books["b"].in_force().bans, "ops")
+    wait_until(lambda: fleet.banned("a") == [], "its end at a")
+    status = fleet.at["a"].status()
+    assert {item["member"]: item["heard_s_ago"] is None for item in status["members"]} == {"b": False, "c": True}
+
+
+@pytest.mark.parametrize("key", ["b", "of a stranger"])
+def test_member_when_somebody_claims_to_be_another_does_not_hear_him(fleet, key):
+    """A stranger is not let in, and a member speaks under the name that its key has, and no other."""
+    fleet.books["a"].ban([Ban(cidr=CIDR, expires=None)])
+    keys = fleet.keys.get(key) or KeyPair.generate()
+    lift = Word.lifting(CIDR, 9e9, "mallory", Stamp(2**52, 0, "c"))
+    with Messenger(identity="c", keys=keys, settings=DeliverySettings(max_attempts=None)) as mallory:
+        to = mallory.make_connection(fleet.members["a"])
+        mallory.send_message(to, json.dumps({"words": [lift.line()]}), deadline=1.0)
+        wait_until(lambda: mallory.statistics().given_up == 1, "it gives up")
+        assert mallory.statistics().acknowledged == 0
+    assert fleet.banned("a") == [CIDR]
+    assert fleet.at["a"].status()["members"][1] | {"waiting": 0} == {
+        "member": "c",
+        "heard_s_ago": None,
+        "same": None,
+        "waiting": 0,
+        "words": None,
+        "dropped": 0,
+    }
