@@ -66,7 +66,7 @@ _DRAIN_LOOK_S: Final = 0.05
 """Between two looks whether all have left a server that drains."""
 
 
-class Banned(NamedTuple):
+class BanOutcome(NamedTuple):
     """What came of a ban.
 
     Attributes:
@@ -524,17 +524,17 @@ class LiveServer(Server):
         except ConfigError as error:
             _log.error("the limits of the fleet are not valid here", fault=str(error), origin=origin)
 
-    def ban(self, ban: Ban, *, origin: str = "") -> Banned:
+    def ban(self, ban: Ban, *, origin: str = "") -> BanOutcome:
         """Keep out, or limit, a network, now and, where there is a store, after a restart too.
 
         Open connections of a banned network end, those that play or publish too; a limit ends none.
         """
         ban = dataclasses.replace(ban, reason=redact_text(ban.reason))  # it may quote what somebody sent
 
-        def change() -> Banned:
+        def change() -> BanOutcome:
             words = self.book.ban([ban])
             ended = self._put_words_in_force(words, origin)
-            return Banned(words[0].ban or ban, ended, self.book.stored, not_stored(self.book))
+            return BanOutcome(words[0].ban or ban, ended, self.book.stored, not_stored(self.book))
 
         return self.reload.do(change)
 

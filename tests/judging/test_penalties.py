@@ -47,12 +47,6 @@ def test_bucket_when_more_is_done_than_allowed_overflows_once():
     assert penalties.charge(ONE, Offence.REFUSED, 1, 0.0) == []
 
 
-def test_bucket_when_time_passes_empties_at_its_rate():
-    """Ten in a hundred seconds is one in ten: who keeps to that never overflows."""
-    penalties = Penalties(FEW)
-    assert all(penalties.charge(ONE, Offence.REFUSED, 1, 10.0 * n) == [] for n in range(1000))
-
-
 def test_buckets_when_offences_differ_are_apart():
     """Nine of each of five kinds are not 45 of one."""
     penalties = Penalties(FEW)
@@ -88,18 +82,12 @@ def test_sentence_when_others_behave_there_is_a_limit_that_says_so():
     assert len(found.reason) <= 200
 
 
-def test_sentence_when_third_parties_can_cause_it_is_a_limit_however_often():
-    """A page can have its visitors open connections: for that alone nobody is kept out."""
-    penalties = Penalties(FEW)
-    assert not any(sentence(overflow(penalties, ONE, float(n), Offence.CONNECTIONS), 0).ban for n in range(20))
-
-
 def test_sentence_when_the_offence_is_mild_is_short_and_makes_nothing_a_repeat():
-    """It ends with its cause, and what comes later is the first of its kind."""
+    """Third parties can cause it: it ends with its cause, and what comes later is the first of its kind."""
     penalties = Penalties(FEW)
     for n in range(20):
         found = sentence(overflow(penalties, ONE, float(n), Offence.CONNECTIONS), 0)
-        assert found.length_s == MILD_S
+        assert (found.ban, found.length_s) == (False, MILD_S)
         assert "repeat" not in found.reason
     found = sentence(overflow(penalties, ONE, 30.0), 0)
     assert (found.ban, found.length_s) == (False, FIRST_S)

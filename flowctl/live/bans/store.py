@@ -201,7 +201,7 @@ class BanStore:
         if _code(error) == sqlite3.SQLITE_BUSY:
             return ConfigError(
                 f"ban_store: another process has {self.path}",
-                hint="give each server its own; flowctl fleet keeps the bans of several the same",
+                hint="give each server its own; servers of a fleet (--fleet) have the same bans",
             )
         return ConfigError(f"ban_store: {self.path} cannot be used: {error}", hint="check owner, permissions and disk")
 

@@ -32,7 +32,7 @@ from flowctl.live.bans.words import BUCKETS, LIMITS, Word, WordKind
 from flowctl.live.changes import Change, Changes
 from flowctl.live.cluster.workers.order import WORKER
 from flowctl.live.judging.penalties import Verdict
-from flowctl.live.server import Banned, Fleet, LiveServer, not_stored
+from flowctl.live.server import BanOutcome, Fleet, LiveServer, not_stored
 from flowctl.log import redact_text
 from flowctl.nodes.rpc.node import RpcNode
 from flowctl.nodes.rpc.peers.peer import ConnectionID
@@ -129,13 +129,13 @@ class Operating:
 
     # -- bans
 
-    def ban(self, ban: Ban, *, origin: str = "") -> Banned:
+    def ban(self, ban: Ban, *, origin: str = "") -> BanOutcome:
         """Keep out, or limit, a network; as `LiveServer.ban`."""
         with self._lock:
             words = self.book.ban([dataclasses.replace(ban, reason=redact_text(ban.reason))])
             stored, warning = self.book.stored, not_stored(self.book)
         ended, missing = self._tell(words, origin)
-        return Banned(words[0].ban or ban, ended, stored, "; ".join(filter(None, [warning, missing])))
+        return BanOutcome(words[0].ban or ban, ended, stored, "; ".join(filter(None, [warning, missing])))
 
     def unban(self, cidr: str, *, origin: str = "") -> list[Ban]:
         """Let a network in again; as `LiveServer.unban`."""
