@@ -14,13 +14,13 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.hub import MOST_STREAMS
 from flowctl.live.session import MESSAGES_PER_TURN
 from flowctl.live.stream import KEY_WAIT_S
-from flowctl.load.hostile.base import Outcome
+from flowctl.load.hostile.base import AttackOutcome
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.amf.limits import AmfLimits
 from flowctl.wire.rtmp.limits import WireLimits
 from flowctl.wire.rtmp.session_config import ServerSessionConfig
 
-CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
+CUT, REFUSED, CONTAINED = AttackOutcome.CUT, AttackOutcome.REFUSED, AttackOutcome.CONTAINED
 OWNERS = (WireLimits, AmfLimits, ServerSessionConfig, AdmissionLimits, LiveConfig, SenderSettings, CacheLimits)
 """Where settings are looked up, for their defaults."""
 CONSTANTS = {"streams": MOST_STREAMS, "messages_per_turn": MESSAGES_PER_TURN, "key_wait_s": KEY_WAIT_S}
@@ -37,7 +37,7 @@ class Defence:
         closed: connections that the server ends, by reason.
     """
 
-    forms: dict[str, Outcome]
+    forms: dict[str, AttackOutcome]
     acts: tuple[str, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
     closed: dict[CloseReason, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Defence:
         return list(dict.fromkeys((*names, *self.acts)))
 
 
-def every(outcome: Outcome, names: str) -> dict[str, Outcome]:
+def every(outcome: AttackOutcome, names: str) -> dict[str, AttackOutcome]:
     """Return the same outcome for several forms."""
     return dict.fromkeys(names.split(), outcome)
 

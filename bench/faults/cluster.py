@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from flowctl.demo.cluster.encoder import Encoder
 from flowctl.demo.cluster.judge import Judged, judge
-from flowctl.demo.cluster.viewer import Viewer
-from flowctl.demo.processes import Node, Nodes
+from flowctl.demo.cluster.viewer import FrameViewer
+from flowctl.demo.processes import ServerProcess, ServerProcesses
 from flowctl.pollgroup import PollGroup
 from kit.tables import print_rows, table
 
@@ -39,7 +39,7 @@ _LOOK_S: Final = 0.1
 _KEY_S: Final = 1.0
 
 
-def start(nodes: Nodes) -> tuple[dict[str, Node], dict[str, Node]]:
+def start(nodes: ServerProcesses) -> tuple[dict[str, ServerProcess], dict[str, ServerProcess]]:
     """Start origins and edges; return both by name."""
     origins = nodes.start_all(dict.fromkeys(ORIGINS, ("serve", "live", "--origin", "127.0.0.1:0")))
     sources = [f"127.0.0.1:{node.segments_port}/{node.port}" for node in origins.values()]
@@ -60,7 +60,9 @@ def start(nodes: Nodes) -> tuple[dict[str, Node], dict[str, Node]]:
     return origins, edges
 
 
-def row_of(case: str, before: list[Judged], after: list[Judged], direct_ms: float, edge: Node | None) -> dict[str, Any]:
+def row_of(
+    case: str, before: list[Judged], after: list[Judged], direct_ms: float, edge: ServerProcess | None
+) -> dict[str, Any]:
     delay_ms = round(statistics.median(one.delay_p50_ms or 0.0 for one in before), 1)
     figures = None if edge is None else edge.stats()["edge"]
     return {
@@ -92,15 +94,15 @@ def run(seconds: float = 40.0, viewers: int = 2, bit_rate: int = 1_600_000) -> l
         group = PollGroup("bench-cluster")
         group.start()
         stack.callback(group.stop, 2.0)
-        origins, edges = start(stack.enter_context(Nodes(folder)))
+        origins, edges = start(stack.enter_context(ServerProcesses(folder)))
         urls = [node.url(STREAM) for node in origins.values()]
         encoder = Encoder(group, urls, bit_rate=bit_rate, duration_s=seconds, key_interval_s=_KEY_S)
         encoder.start()
-        places: list[tuple[str, Viewer]] = [
-            (AT_ORIGIN, Viewer(name, node.url(STREAM))) for name, node in origins.items()
+        places: list[tuple[str, FrameViewer]] = [
+            (AT_ORIGIN, FrameViewer(name, node.url(STREAM))) for name, node in origins.items()
         ]
         places += [
-            (name, Viewer(f"{name} {n}", node.url(STREAM))) for name, node in edges.items() for n in range(viewers)
+            (name, FrameViewer(f"{name} {n}", node.url(STREAM))) for name, node in edges.items() for n in range(viewers)
         ]
         for _, viewer in places:
             viewer.start(group)
@@ -109,7 +111,11 @@ def run(seconds: float = 40.0, viewers: int = 2, bit_rate: int = 1_600_000) -> l
 
 
 def _play(
-    encoder: Encoder, origins: dict[str, Node], edges: dict[str, Node], viewers: list[Viewer], kill_s: float
+    encoder: Encoder,
+    origins: dict[str, ServerProcess],
+    edges: dict[str, ServerProcess],
+    viewers: list[FrameViewer],
+    kill_s: float,
 ) -> tuple[str, int]:
     """Let the stream run to its last frame at each viewer; return which origin was killed in the middle, and when."""
     killed, killed_us, end = "", 0, None
@@ -133,7 +139,7 @@ def _play(
 
 
 def _rows(
-    encoder: Encoder, places: list[tuple[str, Viewer]], killed_us: int, edges: dict[str, Node]
+    encoder: Encoder, places: list[tuple[str, FrameViewer]], killed_us: int, edges: dict[str, ServerProcess]
 ) -> list[dict[str, Any]]:
     sent = encoder.frames.checksums
     before: dict[str, list[Judged]] = {}

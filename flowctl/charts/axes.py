@@ -92,7 +92,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ChartAxis:
     """One axis.
 
     Args:
@@ -108,29 +108,29 @@ class Axis:
     write: Callable[[float], str] = plain
 
 
-def x_axis(low: float, high: float, label: str, write: Callable[[float], str], *, log: bool = False) -> Axis:
+def x_axis(low: float, high: float, label: str, write: Callable[[float], str], *, log: bool = False) -> ChartAxis:
     """Return the axis along the paper: from `low`, or a round number below it, to `high`."""
     if log:
         ticks = log_ticks(low, high)
-        return Axis(Scale(ticks[0], ticks[-1], LEFT, RIGHT, log=True), ticks, label, write)
+        return ChartAxis(Scale(ticks[0], ticks[-1], LEFT, RIGHT, log=True), ticks, label, write)
     # A run of 60.2 s ends at 60.2, not at the next round number.
     ticks = [tick for tick in linear_ticks(high, 8) if low <= tick <= high * 1.0001]
-    return Axis(Scale(low, max(high, 1e-9), LEFT, RIGHT), ticks, label, write)
+    return ChartAxis(Scale(low, max(high, 1e-9), LEFT, RIGHT), ticks, label, write)
 
 
 def y_axis(
     top: float, label: str, write: Callable[[float], str], *, exact: bool = False, low: float | None = None
-) -> Axis:
+) -> ChartAxis:
     """Return the axis up the paper, to a round number above `top`, or exactly to it."""
     if low is not None:
         ticks = log_ticks(low, top)
-        return Axis(Scale(ticks[0], ticks[-1], BOTTOM, TOP, log=True), ticks, label, write)
+        return ChartAxis(Scale(ticks[0], ticks[-1], BOTTOM, TOP, log=True), ticks, label, write)
     ticks = linear_ticks(top)
     end = top if exact else ticks[-1]
-    return Axis(Scale(0, end, BOTTOM, TOP), [tick for tick in ticks if tick <= end * 1.0001], label, write)
+    return ChartAxis(Scale(0, end, BOTTOM, TOP), [tick for tick in ticks if tick <= end * 1.0001], label, write)
 
 
-def frame(x: Axis, y: Axis) -> list[str]:
+def frame(x: ChartAxis, y: ChartAxis) -> list[str]:
     """Return grid, ticks and labels of two axes."""
     parts = []
     for tick, written in zip(y.ticks, tick_texts(y.ticks, y.write), strict=True):

@@ -11,7 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.charts.axes import HEIGHT, RIGHT, WIDTH, Axis, Picture, Scale, linear_ticks, plain, said, tick_texts, title
+from flowctl.charts.axes import (
+    HEIGHT,
+    RIGHT,
+    WIDTH,
+    ChartAxis,
+    Picture,
+    Scale,
+    linear_ticks,
+    plain,
+    said,
+    tick_texts,
+    title,
+)
 
 _BOX_WIDTH: Final = 118
 _BOX_HEIGHT: Final = 40
@@ -194,7 +206,7 @@ class Spans(Picture):
         bottom = _SPAN_TOP + _SPAN_ROW * len(self.rows)
         ticks = [tick for tick in linear_ticks(self.x_end, 8) if tick <= self.x_end * 1.0001]
         parts = []
-        axis = Axis(scale, ticks, self.x_label, self.x_text)
+        axis = ChartAxis(scale, ticks, self.x_label, self.x_text)
         for tick, written in zip(ticks, tick_texts(ticks, axis.write), strict=True):
             parts.append(f'<path class="grid" d="M{scale(tick):.1f} {_SPAN_TOP}V{bottom}"/>')
             parts.append(said(scale(tick), bottom + 17, written, anchor="middle"))

@@ -18,7 +18,7 @@ from flowctl.charts.axes import (
     LEFT,
     RIGHT,
     WIDTH,
-    Axis,
+    ChartAxis,
     Picture,
     Scale,
     column,
@@ -135,7 +135,7 @@ class Lines(Picture):
         lines = [_line(series, x.scale, y.scale) for series in self.series if series.points]
         return [*frame(x, y), *lines, *self._columns(x)]
 
-    def _columns(self, x: Axis) -> list[str]:
+    def _columns(self, x: ChartAxis) -> list[str]:
         """Return invisible columns whose tooltips say the value of every line there."""
         width = (RIGHT - LEFT) / _COLUMNS
         parts = []
@@ -335,9 +335,9 @@ class Dots(Picture):
             parts.append(f'<circle class="{kind}" style="{paint}" {place}>{title([dot.title])}</circle>')
         return [*parts, *_labels([dot for dot in self.dots if dot.label], x.scale, y.scale)]
 
-    def _axes(self) -> tuple[Axis, Axis]:
+    def _axes(self) -> tuple[ChartAxis, ChartAxis]:
         x_ticks = linear_ticks(max(dot.x for dot in self.dots), 8)
-        x = Axis(Scale(0, x_ticks[-1], LEFT, RIGHT), x_ticks, self.x_label, self.x_text)
+        x = ChartAxis(Scale(0, x_ticks[-1], LEFT, RIGHT), x_ticks, self.x_label, self.x_text)
         lowest, highest = (max(limit(dot.y for dot in self.dots), self.y_least) for limit in (min, max))
         return x, y_axis(highest, self.y_label, self.y_text, low=lowest if highest > lowest * _FAR else None)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flowctl.load.plan import LoadPlan
-    from flowctl.load.results.failon import Condition, ConditionResult
+    from flowctl.load.results.failon import ConditionResult, FailCondition
     from flowctl.load.results.result import RunResult
 
 _VIEWERS_PER_S = 200
@@ -179,7 +179,7 @@ def _command_line() -> str:
     return redact_text(shlex.join(["flowctl", *sys.argv[1:]]))
 
 
-def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
+def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[FailCondition]:
     """Return the conditions of --fail-on."""
     from flowctl.load.profiles import parse_profile
     from flowctl.load.results.failon import parse_conditions
@@ -192,7 +192,7 @@ def _conditions(texts: Sequence[str], plan: LoadPlan) -> list[Condition]:
 
 
 def _load(
-    plan: LoadPlan, conditions: list[Condition], files: dict[str, Path | None], *, as_json: bool, table: bool
+    plan: LoadPlan, conditions: list[FailCondition], files: dict[str, Path | None], *, as_json: bool, table: bool
 ) -> None:
     """Run it, then write summary and files."""
     import signal

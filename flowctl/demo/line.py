@@ -22,7 +22,7 @@ _READY_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.01
 
 
-class Line:
+class ProxyLine:
     """Listens on a port of loopback, and connects each client with another one; a context.
 
     Attributes:

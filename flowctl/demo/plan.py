@@ -39,7 +39,7 @@ _STALL_BUFFER: Final = "64KiB"
 """Receive buffer of the viewer that stalls: one that grows by itself takes half a minute of this stream."""
 
 
-class Kind(enum.Enum):
+class ViewerKind(enum.Enum):
     """What a viewer is like, and so what is expected."""
 
     HEALTHY = "healthy"
@@ -57,7 +57,7 @@ class ViewerPlan:
     """
 
     label: str
-    kind: Kind
+    kind: ViewerKind
     profile: str
     number: int
 
@@ -97,13 +97,13 @@ class DemoPlan:
         """The server's limits."""
         return Limits.parse(self.soft, self.hard)
 
-    def _crowd(self) -> dict[str, tuple[Kind, str, int]]:
+    def _crowd(self) -> dict[str, tuple[ViewerKind, str, int]]:
         """Return kind, label and number of viewers of each profile of the load tester."""
-        crowd = {"healthy": (Kind.HEALTHY, "healthy", self.healthy)}
+        crowd = {"healthy": (ViewerKind.HEALTHY, "healthy", self.healthy)}
         for share in self.slow_shares:
-            crowd[f"slow@{round(BIT_RATE * share / 1000)}k"] = (Kind.SLOW, f"slow {share:.0%}", 1)
-        crowd[f"stall@{round(self.stall_after_s * 1000)}ms/{_STALL_BUFFER}"] = (Kind.STALLED, "stalled", 1)
-        crowd[ATTACK] = (Kind.HOSTILE, "hostile", 1)
+            crowd[f"slow@{round(BIT_RATE * share / 1000)}k"] = (ViewerKind.SLOW, f"slow {share:.0%}", 1)
+        crowd[f"stall@{round(self.stall_after_s * 1000)}ms/{_STALL_BUFFER}"] = (ViewerKind.STALLED, "stalled", 1)
+        crowd[ATTACK] = (ViewerKind.HOSTILE, "hostile", 1)
         return crowd
 
     def load_plan(self, url: str) -> LoadPlan:
@@ -121,7 +121,9 @@ class DemoPlan:
     def compared(self) -> dict[str, str]:
         """The viewers that are shown side by side, as label and profile of the load tester."""
         return {
-            label: profile for profile, (kind, label, _) in self._crowd().items() if kind in (Kind.HEALTHY, Kind.SLOW)
+            label: profile
+            for profile, (kind, label, _) in self._crowd().items()
+            if kind in (ViewerKind.HEALTHY, ViewerKind.SLOW)
         }
 
     def viewers(self, load: LoadPlan) -> list[ViewerPlan]:
@@ -131,6 +133,6 @@ class DemoPlan:
         found = []
         for order in orders:
             kind, label, count = crowd[order.profile]
-            name = label if count == 1 and kind is not Kind.HEALTHY else f"{label} {order.index + 1}"
+            name = label if count == 1 and kind is not ViewerKind.HEALTHY else f"{label} {order.index + 1}"
             found.append(ViewerPlan(name, kind, order.profile, order.number))
         return found

@@ -28,7 +28,7 @@ _STATS_S: Final = 5.0
 _LOOK_S: Final = 0.1
 
 
-class Node:
+class ServerProcess:
     """One server process.
 
     Attributes:
@@ -142,12 +142,12 @@ class Node:
             self._process.stdout.close()
 
 
-class Nodes:
+class ServerProcesses:
     """Server processes with their logs in one folder; a context that leaves none behind."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._nodes: list[Node] = []
+        self._nodes: list[ServerProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -158,14 +158,14 @@ class Nodes:
         for node in self._nodes:
             node.stop()
 
-    def start(self, name: str, *arguments: str) -> Node:
-        """Start a server and wait until it is ready; arguments as of `Node`."""
-        node = Node(name, arguments, self._folder)
+    def start(self, name: str, *arguments: str) -> ServerProcess:
+        """Start a server and wait until it is ready; arguments as of `ServerProcess`."""
+        node = ServerProcess(name, arguments, self._folder)
         self._nodes.append(node)  # before it is ready: who is interrupted meanwhile ends it too
         node.wait_until_ready()
         return node
 
-    def start_all(self, wanted: Mapping[str, Sequence[str]]) -> dict[str, Node]:
+    def start_all(self, wanted: Mapping[str, Sequence[str]]) -> dict[str, ServerProcess]:
         """Start servers side by side; return them by name."""
         with ThreadPoolExecutor(len(wanted)) as pool:
             started = {name: pool.submit(self.start, name, *arguments) for name, arguments in wanted.items()}

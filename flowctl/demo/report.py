@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from flowctl.core.flow.state import SendState
-from flowctl.demo.plan import BIT_RATE, DemoPlan, Kind
+from flowctl.demo.plan import BIT_RATE, DemoPlan, ViewerKind
 from flowctl.demo.runner import FPS
-from flowctl.demo.watch import Watched
+from flowctl.demo.watch import WatchedViewer
 from flowctl.load.results.figures import RunFigures
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult
 from flowctl.reasons import CloseReason
@@ -37,14 +37,14 @@ _ATTACK_CUTS: Final = _STALL_CUTS | {CloseReason.LIMIT_HIT.value}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ViewerOutcome:
     """One viewer: the server's account, its own, and what is wrong.
 
     Args:
         stalled_after_s: when it stopped reading, since it connected. None: it never did.
     """
 
-    watched: Watched
+    watched: WatchedViewer
     peer: PeerResult
     faults: tuple[str, ...]
     stalled_after_s: float | None = None
@@ -86,7 +86,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenPictures:
     """What a viewer saw, or viewers of one kind, on average; as they measured it.
 
     Args:
@@ -121,7 +121,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ShowReport:
     """The whole demonstration.
 
     Args:
@@ -130,12 +130,12 @@ class Report:
         seen: what viewers saw, side by side: a healthy one first.
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ViewerOutcome, ...]
     published: dict[str, Any]
     limits: str
     floods_cut: int = 1
     general: tuple[str, ...] = ()
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[SeenPictures, ...] = ()
 
     @property
     def faults(self) -> list[str]:
@@ -164,7 +164,7 @@ class Report:
     def lines(self) -> list[str]:
         """Return the report for people."""
         published = self.published
-        healthy = [outcome for outcome in self.outcomes if outcome.watched.plan.kind is Kind.HEALTHY]
+        healthy = [outcome for outcome in self.outcomes if outcome.watched.plan.kind is ViewerKind.HEALTHY]
         lost = sum(sum(outcome.missing.values()) for outcome in healthy)
         received = sum(outcome.received for outcome in healthy)
         lines = [
@@ -173,13 +173,13 @@ class Report:
             "",
             f"{format_count(len(healthy), 'healthy viewer')} received {received} frames and lost {lost}",
         ]
-        if any(outcome.watched.plan.kind is Kind.SLOW for outcome in self.outcomes):
+        if any(outcome.watched.plan.kind is ViewerKind.SLOW for outcome in self.outcomes):
             rate = format_bit_rate(BIT_RATE)
             lines.append(f"slow viewers read no more than the stated share of the stream's bit rate, {rate}")
         lines += [
             _line(outcome)
             for outcome in self.outcomes
-            if outcome.watched.plan.kind is not Kind.HEALTHY or outcome.faults
+            if outcome.watched.plan.kind is not ViewerKind.HEALTHY or outcome.faults
         ]
         lines.append(f"  flooding    {self.floods_cut} connection cut by {FLOOD_LIMIT}, before it got a frame")
         lines += ["", *_side_by_side(self.seen), ""] if self.seen else [""]
@@ -203,7 +203,7 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _side_by_side(seen: Sequence[Seen]) -> list[str]:
+def _side_by_side(seen: Sequence[SeenPictures]) -> list[str]:
     """Return what viewers saw as lines of at most 80 columns."""
     lines = [
         "what they saw, as they measured it; a full bar is all pictures of its time",
@@ -220,7 +220,7 @@ def _side_by_side(seen: Sequence[Seen]) -> list[str]:
     return lines
 
 
-def make_report(plan: DemoPlan, viewers: list[Watched], floods_cut: int, result: RunResult) -> Report:
+def make_report(plan: DemoPlan, viewers: list[WatchedViewer], floods_cut: int, result: RunResult) -> ShowReport:
     """Return the report of a demonstration."""
     rows = {peer.number: peer for peer in result.peers if peer.kind is not PeerKind.PUBLISHER}
     publishers = [peer for peer in result.peers if peer.kind is PeerKind.PUBLISHER]
@@ -234,10 +234,10 @@ def make_report(plan: DemoPlan, viewers: list[Watched], floods_cut: int, result:
         "bytes": sum(peer.wire_bytes for peer in publishers),
     }
     general = () if floods_cut else (f"flooding: it was not cut by {FLOOD_LIMIT}",)
-    return Report(tuple(outcomes), published, str(plan.limits), floods_cut, general, what_was_seen(plan, result))
+    return ShowReport(tuple(outcomes), published, str(plan.limits), floods_cut, general, what_was_seen(plan, result))
 
 
-def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[Seen, ...]:
+def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[SeenPictures, ...]:
     """Return what healthy and slow viewers saw of the stream, by what they measured."""
     figures = RunFigures(result)
     found = []
@@ -250,7 +250,7 @@ def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[Seen, ...]:
                 per_s.append(min(max(pictures - before, 0) / playing, FPS))
             before = pictures
         found.append(
-            Seen(
+            SeenPictures(
                 label,
                 tuple(round(count, 1) for count in per_s),
                 figures.value("picture_share", profile),
@@ -263,27 +263,27 @@ def what_was_seen(plan: DemoPlan, result: RunResult) -> tuple[Seen, ...]:
     return tuple(found)
 
 
-def judge(watched: Watched, peer: PeerResult, stall_after_s: float) -> Outcome:
+def judge(watched: WatchedViewer, peer: PeerResult, stall_after_s: float) -> ViewerOutcome:
     """Return the outcome of one viewer, or of one connection of an attacker."""
     kind = watched.plan.kind
-    faults = [] if kind is Kind.HOSTILE else _check_media(peer)
-    if kind is Kind.HEALTHY:
+    faults = [] if kind is ViewerKind.HOSTILE else _check_media(peer)
+    if kind is ViewerKind.HEALTHY:
         faults += _check_healthy(watched, peer)
-    elif kind is Kind.SLOW:
+    elif kind is ViewerKind.SLOW:
         if watched.reached < SendState.OVERLOADED or not watched.dropped_total:
             worst = f"the worst state was {watched.reached.name}"
             faults.append(f"was not thinned: nothing was dropped for it, {worst}")
         if watched.was_cut:
             faults.append(f"was cut instead of being thinned: {watched.why}")
-    elif kind is Kind.STALLED and watched.cut not in _STALL_CUTS:
+    elif kind is ViewerKind.STALLED and watched.cut not in _STALL_CUTS:
         faults.append(f"does not read and was not cut by a hard limit or as stuck: {watched.cut or 'still there'}")
-    elif kind is Kind.HOSTILE:
+    elif kind is ViewerKind.HOSTILE:
         if peer.expectation_met is False:
             faults.append("the server did what no sound one does: " + "; ".join([*peer.forms.splitlines(), peer.notes]))
         if watched.cut not in _ATTACK_CUTS:
             faults.append(f"attacks and was not cut by a limit: {watched.cut or 'still there'}")
-    stalled = kind is Kind.STALLED and peer.first_frame_s is not None
-    return Outcome(
+    stalled = kind is ViewerKind.STALLED and peer.first_frame_s is not None
+    return ViewerOutcome(
         watched,
         peer,
         tuple(faults),
@@ -308,7 +308,7 @@ def _check_media(peer: PeerResult) -> list[str]:
     return faults
 
 
-def _check_healthy(watched: Watched, peer: PeerResult) -> list[str]:
+def _check_healthy(watched: WatchedViewer, peer: PeerResult) -> list[str]:
     faults = []
     if peer.missing_video or peer.missing_audio:
         faults.append(f"lost {_counted(_missing(peer))}, and it is healthy")
@@ -323,7 +323,7 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: ViewerOutcome) -> str:
     """Return one viewer's fate in one line."""
     watched = outcome.watched
     lost = f"lost {_counted(watched.dropped)}"

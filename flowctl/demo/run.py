@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.admission import AdmissionLimits
-from flowctl.demo.line import Line
+from flowctl.demo.line import ProxyLine
 from flowctl.demo.plan import BIT_RATE, SLOW_SHARES, DemoPlan
-from flowctl.demo.report import FLOOD_LIMIT, Report, make_report
+from flowctl.demo.report import FLOOD_LIMIT, ShowReport, make_report
 from flowctl.demo.runner import (
     DISPOSABLE_EVERY,
     FPS,
@@ -31,12 +31,12 @@ from flowctl.demo.runner import (
     write_page,
 )
 from flowctl.demo.show import ViewerDisplay
-from flowctl.demo.watch import Watch
+from flowctl.demo.watch import ViewerWatch
 from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.admin.listener import AdminListener, admin_of
 from flowctl.live.httpd.serving import serve_http
-from flowctl.load.results.result import RunResult, Sample
+from flowctl.load.results.result import RunResult, RunSample
 from flowctl.load.run import run_load
 from flowctl.pollgroup import PollGroup
 from flowctl.units import format_count
@@ -82,7 +82,7 @@ def _add_dashboard(server: LiveServer) -> AdminListener | None:
 class _Looker:
     """Looks at the server from a thread of its own, until told to stop."""
 
-    def __init__(self, watch: Watch, server: LiveServer, display: ViewerDisplay) -> None:
+    def __init__(self, watch: ViewerWatch, server: LiveServer, display: ViewerDisplay) -> None:
         self._watch = watch
         self._server = server
         self._display = display
@@ -121,7 +121,7 @@ class _Meter:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
         return pages * resource.getpagesize()
 
-    def look(self, sample: Sample) -> None:
+    def look(self, sample: RunSample) -> None:
         """Add to a sample what the server used since the one before."""
         now, cpu_s = time.monotonic(), time.process_time()
         sample.server_cpu_percent = round((cpu_s - self._cpu_s) / max(now - self._at, 1e-3) * 100, 1)
@@ -136,7 +136,7 @@ class _Meter:
 
 def watch_demo(
     plan: DemoPlan, server: LiveServer, dashboard: str = "", *, table: bool = True
-) -> tuple[Report, RunResult]:
+) -> tuple[ShowReport, RunResult]:
     """Run the demonstration; return its report and the load run; takes a few seconds longer than the plan says."""
     display = ViewerDisplay(table=table)
     load = plan.load_plan(_url(server))
@@ -145,7 +145,7 @@ def watch_demo(
     display.say(f"clients: 1 publisher and {format_count(len(viewers), 'viewer')}, {plan.duration_s:g} s")
     if dashboard:
         display.say(f"dashboard: {dashboard}")
-    watch = Watch(viewers)
+    watch = ViewerWatch(viewers)
     with display, _Looker(watch, server, display):
         meter = _Meter()
         result = run_load(load, meter.look)
@@ -218,7 +218,7 @@ def _beside(server: LiveServer, stack: ExitStack) -> str:
     """Return what has the dashboard show the stream twice: as it is, and behind a slow line that `stack` ends."""
     port = next(item.address[1] for item in server.listeners if item.name == "http")
     rate = BIT_RATE / 8 * _BESIDE_SHARE
-    line = stack.enter_context(Line(port, rate=rate, buffer_bytes=_BESIDE_BUFFER_BYTES))
+    line = stack.enter_context(ProxyLine(port, rate=rate, buffer_bytes=_BESIDE_BUFFER_BYTES))
     return "#" + urlencode({"watch": _STREAM, "beside": line.port, "line": f"on a line of {_BESIDE_SHARE:.0%}"})
 
 

@@ -25,7 +25,7 @@ exactly who lost what, and whether the rest could be decoded."""
 CACHE_VARIABLE: Final = "FLOWCTL_CACHE"
 
 
-class Report(Protocol):
+class DemoReport(Protocol):
     """What came of a demonstration."""
 
     @property
@@ -99,7 +99,7 @@ def load_page(result: RunResult, conditions: tuple[str, ...]) -> str:
     return render(result, [parse_condition(text).judge(figures) for text in conditions])
 
 
-def hand_over(report: Report, *, as_json: bool, files: Mapping[str, str], last: tuple[str, ...] = ()) -> bool:
+def hand_over(report: DemoReport, *, as_json: bool, files: Mapping[str, str], last: tuple[str, ...] = ()) -> bool:
     """Write a report to standard output; return whether all is as it should be."""
     say(json.dumps({**report.as_dict(), **files}) if as_json else "\n".join([*report.lines(), *last]))
     return not report.faults

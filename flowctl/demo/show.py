@@ -10,8 +10,8 @@ from rich.table import Table
 
 from flowctl.core.flow.state import SendState
 from flowctl.core.text.printable import printable
-from flowctl.demo.plan import Kind
-from flowctl.demo.watch import Watched
+from flowctl.demo.plan import ViewerKind
+from flowctl.demo.watch import WatchedViewer
 from flowctl.load.results.table import Display
 from flowctl.units import format_count, format_duration, format_size
 
@@ -27,9 +27,9 @@ _FRAME_LINES: Final = 8
 """Lines of a screen that are no rows: title, frame and heads, the healthy viewers, and what is said above."""
 
 
-def _healthy_row(viewers: list[Watched]) -> tuple[str, str, str, str, str]:
+def _healthy_row(viewers: list[WatchedViewer]) -> tuple[str, str, str, str, str]:
     """Return the healthy viewers as one row: twenty equal ones would hide the others."""
-    healthy = [watched for watched in viewers if watched.plan.kind is Kind.HEALTHY]
+    healthy = [watched for watched in viewers if watched.plan.kind is ViewerKind.HEALTHY]
     there = [watched for watched in healthy if watched.cut is None]
     states = ", ".join(
         f"{count} {state.name}" for state in SendState if (count := sum(watched.state is state for watched in there))
@@ -42,7 +42,7 @@ def _healthy_row(viewers: list[Watched]) -> tuple[str, str, str, str, str]:
     return f"{len(healthy)} healthy", states or "-", f"largest {format_size(largest)}", str(drops), why
 
 
-def _row(watched: Watched) -> tuple[str, str, str, str, str]:
+def _row(watched: WatchedViewer) -> tuple[str, str, str, str, str]:
     state = "-" if watched.state is None else watched.state.name
     if watched.picture_share < 1:
         state += f", {watched.picture_share:.0%}"  # of the pictures
@@ -63,11 +63,11 @@ class ViewerDisplay(Display):
 
     _next_at = 0.0
 
-    def looked(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> None:
+    def looked(self, at_s: float, viewers: list[WatchedViewer], changed: list[WatchedViewer]) -> None:
         """Show where everybody is, `at_s` seconds after the first viewer joined."""
         self.show(lambda: self._table(at_s, viewers), lambda: self._lines(at_s, viewers, changed))
 
-    def _table(self, at_s: float, viewers: list[Watched]) -> Table:
+    def _table(self, at_s: float, viewers: list[WatchedViewer]) -> Table:
         table = Table(title=f"flowctl demo, {at_s:.0f} s", title_justify="left", expand=True)
         # One line for each: what does not fit is cut, so that the last kind of viewer is on the screen too.
         for name, width in (("viewer", 11), ("state", 16), ("queue", 14), ("dropped", 7)):
@@ -78,7 +78,7 @@ class ViewerDisplay(Display):
             table.add_row(*(escape(printable(cell)) for cell in cells), style=style)
 
         add(_healthy_row(viewers), "green")
-        others = [watched for watched in viewers if watched.plan.kind is not Kind.HEALTHY]
+        others = [watched for watched in viewers if watched.plan.kind is not ViewerKind.HEALTHY]
         room = max(self.console.size.height - _FRAME_LINES, 1) if self.console is not None else len(others)
         for watched in others[:room]:
             label, state, queue, _, why = _row(watched)
@@ -88,8 +88,8 @@ class ViewerDisplay(Display):
             table.add_row(f"and {len(others) - room} more")
         return table
 
-    def _lines(self, at_s: float, viewers: list[Watched], changed: list[Watched]) -> Iterator[str]:
-        rows = [_row(item) for item in changed if item.plan.kind is not Kind.HEALTHY or item.dropped_total]
+    def _lines(self, at_s: float, viewers: list[WatchedViewer], changed: list[WatchedViewer]) -> Iterator[str]:
+        rows = [_row(item) for item in changed if item.plan.kind is not ViewerKind.HEALTHY or item.dropped_total]
         if at_s >= self._next_at:
             self._next_at = at_s + _LINE_EVERY_S
             unwell = (item for item in viewers if item.picture_share < 1 and item.cut is None and item not in changed)

@@ -18,7 +18,7 @@ from flowctl.reasons import CloseReason
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedViewer:
     """One viewer as the server sees it.
 
     Args:
@@ -113,7 +113,7 @@ _NO_CUT = frozenset(
 )
 
 
-class Watch:
+class ViewerWatch:
     """All viewers of the demonstration.
 
     Attributes:
@@ -121,11 +121,11 @@ class Watch:
     """
 
     def __init__(self, viewers: list[ViewerPlan]) -> None:
-        self.viewers = [Watched(viewer) for viewer in viewers]
+        self.viewers = [WatchedViewer(viewer) for viewer in viewers]
         self._by_host = {watched.plan.host: watched for watched in self.viewers}
-        self._by_connection: dict[int, Watched] = {}
+        self._by_connection: dict[int, WatchedViewer] = {}
 
-    def _find(self, number: int, host: str) -> Watched | None:
+    def _find(self, number: int, host: str) -> WatchedViewer | None:
         """Return who is on connection `number` from `host`. None: nobody of ours."""
         watched = self._by_connection.get(number)
         if watched is not None:
@@ -135,16 +135,16 @@ class Watch:
             return None
         others = sum(item.plan.host == host for item in self._by_connection.values())
         if others:
-            watched = Watched(replace(first.plan, label=f"{first.plan.label} {others + 1}"))
+            watched = WatchedViewer(replace(first.plan, label=f"{first.plan.label} {others + 1}"))
             self.viewers.append(watched)
         else:
             watched = first
         self._by_connection[number] = watched
         return watched
 
-    def look(self, hub: HubStatistics) -> list[Watched]:
+    def look(self, hub: HubStatistics) -> list[WatchedViewer]:
         """Take over a snapshot; return the viewers whose state has changed or that have gone, in their order."""
-        changed: list[Watched] = []
+        changed: list[WatchedViewer] = []
         for stream in hub.streams.values():
             for viewer in stream.viewers:
                 watched = self._find(viewer.number, viewer.peer[0])

@@ -22,7 +22,7 @@ from flowctl.load.peers.link import Target
 from flowctl.load.peers.reactor import Reactor
 from flowctl.load.peers.skim import FrameBook
 from flowctl.load.peers.slow import Manner
-from flowctl.load.peers.viewer import Viewer
+from flowctl.load.peers.viewer import LoadViewer
 from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
@@ -49,7 +49,7 @@ _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 
 
 @dataclass(slots=True)
-class Tally:
+class ProfileTally:
     """One profile: who is there, and figures that outlive its peers."""
 
     kind: PeerKind
@@ -57,7 +57,7 @@ class Tally:
     attacking: int = 0  # attacks in progress
     ended: Counter[str] = field(default_factory=Counter)  # of peers that have ended: `_COUNTS`, and how they ended
     delays: DelayHistogram = field(default_factory=DelayHistogram)
-    alive: dict[Viewer, None] = field(default_factory=dict)  # in the order of their coming
+    alive: dict[LoadViewer, None] = field(default_factory=dict)  # in the order of their coming
 
     def figures(self) -> Counter[str]:
         """Return the figures of this moment by the names that samples have, with bytes and frames."""
@@ -69,7 +69,7 @@ class Tally:
         return found
 
 
-_COUNTS: Final[dict[str, Callable[[Viewer], int]]] = {
+_COUNTS: Final[dict[str, Callable[[LoadViewer], int]]] = {
     "missing": lambda viewer: viewer.measure.missing,
     "pictures": lambda viewer: viewer.measure.video,
     "missing_pictures": lambda viewer: viewer.measure.missing_video + viewer.measure.missed_at_end,
@@ -85,7 +85,7 @@ def source_address(number: int) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Crowd:
+class PeerCrowd:
     """The viewers and attackers of one process.
 
     Attributes:
@@ -104,7 +104,7 @@ class Crowd:
     on_row: Callable[[PeerResult], None]
     recent: DelayHistogram = field(default_factory=DelayHistogram)
     _book: FrameBook = field(default_factory=FrameBook)
-    _tallies: dict[str, Tally] = field(default_factory=dict)
+    _tallies: dict[str, ProfileTally] = field(default_factory=dict)
     _waiting: int = 0  # peers whose time has not come
     _returning: int = 0  # peers that have left and are about to come back
     _visits: int = 0
@@ -122,11 +122,11 @@ class Crowd:
             self._tally(order.profile)
             self.reactor.call_at(self.began + order.join_s, partial(self._come, order, first=True))
 
-    def _tally(self, name: str) -> Tally:
+    def _tally(self, name: str) -> ProfileTally:
         tally = self._tallies.get(name)
         if tally is None:
             choice = parse_profile(name)
-            tally = self._tallies[name] = Tally(choice.profile.kind, choice.manner)
+            tally = self._tallies[name] = ProfileTally(choice.profile.kind, choice.manner)
         return tally
 
     def _come(self, order: PeerOrder, _now: float, *, first: bool) -> None:
@@ -145,7 +145,7 @@ class Crowd:
             return
         self._visits += 1
         recent = self.recent if tally.kind is PeerKind.HEALTHY and order.parsed else None
-        viewer = Viewer(
+        viewer = LoadViewer(
             reactor=self.reactor,
             target=self.target,
             url=url,
@@ -163,7 +163,7 @@ class Crowd:
 
     # -- going
 
-    def _gone(self, viewer: Viewer, order: PeerOrder, tally: Tally) -> None:
+    def _gone(self, viewer: LoadViewer, order: PeerOrder, tally: ProfileTally) -> None:
         tally.alive.pop(viewer, None)
         result = viewer.result
         tally.ended.update({name: count(viewer) for name, count in _COUNTS.items()})
@@ -174,14 +174,14 @@ class Crowd:
             self._returning += 1
             self.reactor.call_at(time.monotonic() + pause_s, partial(self._come, order, first=False))
 
-    def _count_end(self, result: PeerResult, tally: Tally) -> None:
+    def _count_end(self, result: PeerResult, tally: ProfileTally) -> None:
         tally.ended["cut"] += result.cut is True
         tally.ended["failed"] += result.end in _FAILED
         self.on_row(result)
         if self._stopping and not any(item.alive or item.attacking for item in self._tallies.values()):
             self._empty.set()
 
-    async def _attack(self, order: PeerOrder, result: PeerResult, tally: Tally, source: str) -> None:
+    async def _attack(self, order: PeerOrder, result: PeerResult, tally: ProfileTally, source: str) -> None:
         """Run a hostile profile and make its row of the verdict."""
         from flowctl.load.hostile.registry import hostile_profile  # noqa: PLC0415 - loaded only by crowds that attack
         from flowctl.load.hostile.types import AttackContext  # noqa: PLC0415 - the same

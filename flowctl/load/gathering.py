@@ -11,7 +11,7 @@ from typing import Any, Final
 from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.procfs import ProcessFigures, figures_of
 from flowctl.load.profiles import parse_profile
-from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, Sample
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, RunSample
 from flowctl.load.worker import Orders
 from flowctl.units import format_count
 from flowctl.wire.client.histogram import DelayHistogram
@@ -39,7 +39,7 @@ class Gathering:
 
     plan: LoadPlan
     url: str
-    on_sample: Callable[[Sample], None] | None
+    on_sample: Callable[[RunSample], None] | None
     result: RunResult = field(init=False)
     closed: int = 0
     lost_publishers: list[PeerResult] = field(default_factory=list)
@@ -171,8 +171,8 @@ class Gathering:
         if self.on_sample is not None:
             self.on_sample(sample)
 
-    def _sample(self, at_s: float, reports: list[dict[str, Any]]) -> Sample:
-        sample = Sample(at_s=at_s)
+    def _sample(self, at_s: float, reports: list[dict[str, Any]]) -> RunSample:
+        sample = RunSample(at_s=at_s)
         recent = DelayHistogram()
         for report in reports:
             for profile, found in report["profiles"].items():
@@ -186,7 +186,7 @@ class Gathering:
         sample.delay_p99_ms = recent.percentile_ms(0.99)
         return sample
 
-    def _add_processes(self, sample: Sample, now: float) -> None:
+    def _add_processes(self, sample: RunSample, now: float) -> None:
         used_s = sum(self._cpu_s.values()) + time.process_time()
         sample.load_cpu_percent = round((used_s - self._cpu_before) * 100, 1)
         self._cpu_before = used_s

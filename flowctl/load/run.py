@@ -2,10 +2,10 @@
 
 Theory of operation. One loop over the messages of all workers. First the publishers: the run begins when each of them
 publishes. Then the viewers' workers are told at which moment to begin, and each second their figures are put together
-into one `Sample`. At the end, or when it is interrupted, viewers leave first, then publishers, so that nobody is cut by
-the end of a stream. A worker that dies is reported, its peers are counted as errors, and the run goes on. When there is
-nothing left to measure, because the server or all publishers are gone or everybody has left and nobody is to come, it
-ends before its time; what went wrong is `RunResult.failure`.
+into one `RunSample`. At the end, or when it is interrupted, viewers leave first, then publishers, so that nobody is cut
+by the end of a stream. A worker that dies is reported, its peers are counted as errors, and the run goes on. When there
+is nothing left to measure, because the server or all publishers are gone or everybody has left and nobody is to come,
+it ends before its time; what went wrong is `RunResult.failure`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flowctl.load.plan import LoadPlan
 from flowctl.load.process import Said, WorkerProcess
 from flowctl.load.procfs import check_process
 from flowctl.load.profiles import parse_profile
-from flowctl.load.results.result import PeerKind, RunResult, Sample
+from flowctl.load.results.result import PeerKind, RunResult, RunSample
 from flowctl.load.target import can_spread, check_descriptors, resolve
 from flowctl.load.worker import ATTACK_PATIENCE_S, Orders
 from flowctl.wire.client.source import FlvFile, check_has_media
@@ -48,7 +48,7 @@ _LOSS_S: Final = 1.0
 _PROBE_S: Final = 1.0
 
 
-def run_load(plan: LoadPlan, on_sample: Callable[[Sample], None] | None = None) -> RunResult:
+def run_load(plan: LoadPlan, on_sample: Callable[[RunSample], None] | None = None) -> RunResult:
     """Run a load and return what was found; blocks until it is over.
 
     Ctrl-C and SIGTERM end it early and in order, with the results so far (`RunResult.interrupted`), where this is
@@ -98,7 +98,7 @@ class _Run:
     plan: LoadPlan
     url: RtmpUrl
     target: Target
-    on_sample: Callable[[Sample], None] | None
+    on_sample: Callable[[RunSample], None] | None
     _inbox: queue.Queue[Said] = field(default_factory=queue.Queue)
     _publishing: list[WorkerProcess] = field(default_factory=list)
     _viewing: list[WorkerProcess] = field(default_factory=list)

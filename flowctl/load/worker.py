@@ -25,9 +25,9 @@ from functools import partial
 from typing import Any, Final
 
 from flowctl.errors import FlowctlError
-from flowctl.load.crowd import Crowd
+from flowctl.load.crowd import PeerCrowd
 from flowctl.load.peers.link import Target
-from flowctl.load.peers.publisher import Publisher
+from flowctl.load.peers.publisher import LoadPublisher
 from flowctl.load.peers.reactor import Reactor
 from flowctl.load.plan import LoadPlan, PeerOrder
 from flowctl.load.results.result import PUBLISHER, PeerEnd, PeerKind, PeerResult
@@ -68,14 +68,14 @@ def say(**values: Any) -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class Worker:
+class LoadWorker:
     """One process of a run."""
 
     orders: Orders
     reactor: Reactor
     told: bytes = b""
-    _crowd: Crowd | None = None
-    _publishers: list[Publisher] = dataclasses.field(default_factory=list)
+    _crowd: PeerCrowd | None = None
+    _publishers: list[LoadPublisher] = dataclasses.field(default_factory=list)
     _began: float = 0.0
     _samples: int = 0
     _max_lag_s: float = 0.0
@@ -155,7 +155,7 @@ class Worker:
                 delay_s = plan.key_interval_s * index / max(len(orders.peers), 1)
                 self.reactor.call_at(began + delay_s, partial(self._publish, index))
         else:
-            self._crowd = Crowd(self.reactor, plan, self._target, self._urls, began, self._clocks, self._row)
+            self._crowd = PeerCrowd(self.reactor, plan, self._target, self._urls, began, self._clocks, self._row)
             self._crowd.order(PeerOrder(*peer) for peer in orders.peers)
         self.reactor.call_at(began + SAMPLE_S, self._sample)
 
@@ -164,7 +164,7 @@ class Worker:
     def _publish(self, index: int, _now: float) -> None:
         plan, url = self.orders.plan, self._urls[index]
         source = plan.synthetic(index) if plan.source is None else FlvFile(plan.source)
-        publisher = Publisher(
+        publisher = LoadPublisher(
             reactor=self.reactor,
             target=self._target,
             url=url,
@@ -178,7 +178,7 @@ class Worker:
         self._publishers.append(publisher)
         publisher.start("", plan.connect_timeout_s)
 
-    def _publisher_gone(self, publisher: Publisher) -> None:
+    def _publisher_gone(self, publisher: LoadPublisher) -> None:
         if not publisher.publishing:
             say(unpublished=publisher.result.number, why=publisher.result.end_details)
         say(publisher_lag_s=publisher.max_lag_s)
@@ -221,7 +221,7 @@ class Worker:
 async def _work(orders: Orders, told: bytes) -> None:
     reactor = Reactor(asyncio.get_running_loop())
     try:
-        await Worker(orders, reactor, told).run()
+        await LoadWorker(orders, reactor, told).run()
     finally:
         reactor.close()
 

@@ -14,14 +14,14 @@ import pytest
 from flowctl.cli import main
 from flowctl.core.flow.state import Load, SendState
 from flowctl.demo import DemoPlan, run, run_demo
-from flowctl.demo.plan import Kind, ViewerPlan
-from flowctl.demo.report import Report, Seen, judge, make_report
+from flowctl.demo.plan import ViewerKind, ViewerPlan
+from flowctl.demo.report import SeenPictures, ShowReport, judge, make_report
 from flowctl.demo.runner import cache_directory
 from flowctl.demo.show import ViewerDisplay
-from flowctl.demo.watch import Watch, Watched
+from flowctl.demo.watch import ViewerWatch, WatchedViewer
 from flowctl.errors import ConfigError
 from flowctl.live import EndedViewer, HubStatistics
-from flowctl.load.results.result import PeerKind, PeerResult, RunResult, Sample
+from flowctl.load.results.result import PeerKind, PeerResult, RunResult, RunSample
 from flowctl.log import configure
 from flowctl.reasons import CloseReason
 from flowctl.sender import Sender
@@ -148,9 +148,9 @@ def test_plan_when_asked_for_viewers():
     """By default there are twenty healthy viewers, three slow ones, one that stalls and an attacker, each apart."""
     plan = DemoPlan()
     viewers = plan.viewers(plan.load_plan("rtmp://127.0.0.1/demo/sample"))
-    counts = {kind: sum(viewer.kind is kind for viewer in viewers) for kind in Kind}
-    assert counts == {Kind.HEALTHY: 20, Kind.SLOW: 3, Kind.STALLED: 1, Kind.HOSTILE: 1}
-    assert [viewer.profile for viewer in viewers if viewer.kind is Kind.SLOW] == [
+    counts = {kind: sum(viewer.kind is kind for viewer in viewers) for kind in ViewerKind}
+    assert counts == {ViewerKind.HEALTHY: 20, ViewerKind.SLOW: 3, ViewerKind.STALLED: 1, ViewerKind.HOSTILE: 1}
+    assert [viewer.profile for viewer in viewers if viewer.kind is ViewerKind.SLOW] == [
         "slow@1360k",
         "slow@800k",
         "slow@320k",
@@ -170,7 +170,7 @@ def ended(number, host, reason, details=""):
 def test_watch_when_an_attacker_has_several_connections():
     viewers = QUICK.viewers(LOAD)
     hostile = viewers[-1]
-    watch = Watch(viewers)
+    watch = ViewerWatch(viewers)
     gone = [
         ended(7, hostile.host, CloseReason.HARD_LIMIT, "age_ms 5001, limit 5000"),
         ended(8, hostile.host, CloseReason.STUCK),
@@ -190,7 +190,7 @@ PUBLISHED = {"frames": 1, "bytes": 1}
 
 
 def watched(kind, **values):
-    return dataclasses.replace(Watched(VIEWERS[kind]), **values)
+    return dataclasses.replace(WatchedViewer(VIEWERS[kind]), **values)
 
 
 def peer(kind, **values):
@@ -202,14 +202,14 @@ def peer(kind, **values):
 
 
 FINE = {
-    Kind.HEALTHY: {"time_in_states_s": (9.0, 0.1, 0.0, 0.0), "cut": "peer closed"},
-    Kind.SLOW: {"time_in_states_s": (1.0, 4.0, 4.0, 0.0), "dropped": {"inter": 9}},
-    Kind.STALLED: {"time_in_states_s": (1.0, 1.0, 1.0, 0.1), "cut": "hard limit"},
-    Kind.HOSTILE: {"cut": "limit hit", "cut_details": "control_messages_per_second is 201, the limit is 200"},
+    ViewerKind.HEALTHY: {"time_in_states_s": (9.0, 0.1, 0.0, 0.0), "cut": "peer closed"},
+    ViewerKind.SLOW: {"time_in_states_s": (1.0, 4.0, 4.0, 0.0), "dropped": {"inter": 9}},
+    ViewerKind.STALLED: {"time_in_states_s": (1.0, 1.0, 1.0, 0.1), "cut": "hard limit"},
+    ViewerKind.HOSTILE: {"cut": "limit hit", "cut_details": "control_messages_per_second is 201, the limit is 200"},
 }
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", ViewerKind)
 def test_verdict_when_all_is_well(kind):
     """Each kind of viewer passes with the fate that is meant for it."""
     assert judge(watched(kind, **FINE[kind]), peer(kind), 1.0).faults == ()
@@ -218,25 +218,30 @@ def test_verdict_when_all_is_well(kind):
 @pytest.mark.parametrize(
     ("kind", "changes", "values", "said"),
     [
-        (Kind.HEALTHY, {}, {"missing_video": 1}, "lost 1 video"),
-        (Kind.HEALTHY, {"dropped": {"audio": 2}}, {}, "the server dropped 2 audio"),
-        (Kind.HEALTHY, {"cut": "stuck"}, {}, "was cut"),
-        (Kind.HEALTHY, {}, {"video": 0, "audio": 0}, "received nothing"),
-        (Kind.HEALTHY, {}, {"started_on_key": False}, "did not begin with a key frame"),
-        (Kind.SLOW, {"dropped": {}}, {}, "was not thinned"),
-        (Kind.SLOW, {"cut": "hard limit"}, {}, "was cut instead of being thinned"),
-        (Kind.SLOW, {}, {"broken_restarts": 3}, "3 times got pictures that build on missing ones"),
-        (Kind.STALLED, {"cut": None}, {}, "still there"),
-        (Kind.STALLED, {"cut": "peer closed"}, {}, "was not cut by a hard limit"),
-        (Kind.HOSTILE, {"cut": None}, {}, "still there"),
-        (Kind.HOSTILE, {"cut": "peer closed"}, {}, "was not cut by a limit"),
-        (Kind.HOSTILE, {}, {"expectation_met": False, "notes": "no newcomer"}, "what no sound one does: no newcomer"),
+        (ViewerKind.HEALTHY, {}, {"missing_video": 1}, "lost 1 video"),
+        (ViewerKind.HEALTHY, {"dropped": {"audio": 2}}, {}, "the server dropped 2 audio"),
+        (ViewerKind.HEALTHY, {"cut": "stuck"}, {}, "was cut"),
+        (ViewerKind.HEALTHY, {}, {"video": 0, "audio": 0}, "received nothing"),
+        (ViewerKind.HEALTHY, {}, {"started_on_key": False}, "did not begin with a key frame"),
+        (ViewerKind.SLOW, {"dropped": {}}, {}, "was not thinned"),
+        (ViewerKind.SLOW, {"cut": "hard limit"}, {}, "was cut instead of being thinned"),
+        (ViewerKind.SLOW, {}, {"broken_restarts": 3}, "3 times got pictures that build on missing ones"),
+        (ViewerKind.STALLED, {"cut": None}, {}, "still there"),
+        (ViewerKind.STALLED, {"cut": "peer closed"}, {}, "was not cut by a hard limit"),
+        (ViewerKind.HOSTILE, {"cut": None}, {}, "still there"),
+        (ViewerKind.HOSTILE, {"cut": "peer closed"}, {}, "was not cut by a limit"),
+        (
+            ViewerKind.HOSTILE,
+            {},
+            {"expectation_met": False, "notes": "no newcomer"},
+            "what no sound one does: no newcomer",
+        ),
     ],
 )
 def test_verdict_when_something_is_wrong(kind, changes, values, said):
     """Whatever is not as it should be becomes a fault in words, and fails the whole."""
     outcome = judge(watched(kind, **(FINE[kind] | changes)), peer(kind, **values), 1.0)
-    report = Report((outcome,), PUBLISHED, "limits")
+    report = ShowReport((outcome,), PUBLISHED, "limits")
     assert said in " ".join(outcome.faults)
     assert not report.passed
     assert "FAILED:" in report.lines()
@@ -244,17 +249,19 @@ def test_verdict_when_something_is_wrong(kind, changes, values, said):
 
 def test_report_when_a_stalled_viewer_was_cut():
     """The report says how long after it stopped reading a viewer was cut, and by which limit."""
-    stalled = watched(Kind.STALLED, **FINE[Kind.STALLED], connected_s=8.5, cut_details="tick: age_ms 3001, limit 3000")
-    outcome = judge(stalled, peer(Kind.STALLED), 1.5)
-    text = " ".join(" ".join(Report((outcome,), PUBLISHED, "l").lines()).split())
+    stalled = watched(
+        ViewerKind.STALLED, **FINE[ViewerKind.STALLED], connected_s=8.5, cut_details="tick: age_ms 3001, limit 3000"
+    )
+    outcome = judge(stalled, peer(ViewerKind.STALLED), 1.5)
+    text = " ".join(" ".join(ShowReport((outcome,), PUBLISHED, "l").lines()).split())
     assert "cut 6.5 s after it stopped reading by hard limit (tick: age_ms 3001, limit 3000)" in text
 
 
 @pytest.mark.parametrize(("floods", "passed"), [(0, False), (1, True)])
 def test_report_when_made_of_both_accounts(floods, passed):
     """Server and peers are put together by number; a flood that no limit cut, or a viewer without a row, is a fault."""
-    viewers = [watched(kind, **FINE[kind]) for kind in Kind]
-    result = RunResult(url="rtmp://h/a/s", peers=[peer(kind) for kind in Kind])
+    viewers = [watched(kind, **FINE[kind]) for kind in ViewerKind]
+    result = RunResult(url="rtmp://h/a/s", peers=[peer(kind) for kind in ViewerKind])
     assert make_report(QUICK, viewers, floods, result).passed is passed
     result.peers.pop(0)
     assert "healthy 1: received nothing" in make_report(QUICK, viewers, floods, result).faults
@@ -277,14 +284,14 @@ def test_display_when_viewers_have_changed(stream, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     slow = watched(
-        Kind.SLOW,
+        ViewerKind.SLOW,
         state=SendState.SOFT_LIMIT,
         load=Load(2048, 7, 900.0),
         dropped={"inter": 9},
         why="SOFT_LIMIT for 1 ms; queued [bold]x",
     )
-    gone = watched(Kind.HOSTILE, **FINE[Kind.HOSTILE], connected_s=0.5)
-    healthy = Watched(ViewerPlan("healthy 1", Kind.HEALTHY, "healthy", 0))
+    gone = watched(ViewerKind.HOSTILE, **FINE[ViewerKind.HOSTILE], connected_s=0.5)
+    healthy = WatchedViewer(ViewerPlan("healthy 1", ViewerKind.HEALTHY, "healthy", 0))
     healthy.state = SendState.READY
     with ViewerDisplay(table=True) as shown:
         shown.say("hello [red]")
@@ -303,8 +310,8 @@ def test_display_when_a_viewer_is_served_77_percent_says_so_although_nothing_cha
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    slow = watched(Kind.SLOW, state=SendState.OVERLOADED, picture_share=0.77)
-    healthy = watched(Kind.HEALTHY, state=SendState.READY, picture_share=0.99)
+    slow = watched(ViewerKind.SLOW, state=SendState.OVERLOADED, picture_share=0.77)
+    healthy = watched(ViewerKind.HEALTHY, state=SendState.READY, picture_share=0.99)
     with ViewerDisplay(table=True) as shown:
         shown.looked(6.0, [healthy, slow], [])
     text = errors.getvalue()
@@ -318,12 +325,12 @@ def test_table_when_the_terminal_is_80x24_shows_every_kind_of_viewer():
     from rich.console import Console
 
     plan = DemoPlan()
-    watch = Watch(plan.viewers(plan.load_plan("rtmp://127.0.0.1/demo/sample")))
+    watch = ViewerWatch(plan.viewers(plan.load_plan("rtmp://127.0.0.1/demo/sample")))
     for watched in watch.viewers:
         watched.state = SendState.READY
         watched.why = "READY; " + "a long reason that does not fit into any terminal of this world " * 3
         watched.load = Load(size_bytes=900_000, messages=1000, age_ms=12_345.0)
-        if watched.plan.kind is Kind.SLOW:
+        if watched.plan.kind is ViewerKind.SLOW:
             watched.dropped, watched.picture_share = {"disposable": 123, "inter": 45_678}, 0.77
     stream = io.StringIO()
     display = ViewerDisplay(table=False)
@@ -346,7 +353,7 @@ def test_report_when_viewers_were_measured_draws_them_side_by_side(seconds):
     slow = {"video": 770, "missing_video": 230, "longest_freeze_s": 1.04, "line_bytes": 1000, "line_used_bytes": 980}
     peers.append(PeerResult(number=1, profile="slow@1360k", **slow, **fields))
     samples = [
-        Sample(
+        RunSample(
             at_s=float(second),
             playing={"healthy": 20, "slow@1360k": 1},
             pictures={"healthy": 20 * 30 * second, "slow@1360k": 15 * second},
@@ -371,14 +378,14 @@ def test_report_when_viewers_were_measured_draws_them_side_by_side(seconds):
 
 def test_bars_when_hardly_a_picture_was_seen_are_not_empty():
     """One key frame in 2 s is the least bar, and nothing is none."""
-    assert Seen("slow 20%", (30.0, 0.5, 0.0)).bars == "█▁ "
+    assert SeenPictures("slow 20%", (30.0, 0.5, 0.0)).bars == "█▁ "
 
 
 def test_report_when_shown_fits_80_columns():
     """The summary of the demonstration can be read on any terminal, and names viewers as the page does."""
     plan = DemoPlan()
     result = RunResult(url="rtmp://127.0.0.1/demo/sample")
-    watch = Watch(plan.viewers(plan.load_plan(result.url)))
+    watch = ViewerWatch(plan.viewers(plan.load_plan(result.url)))
     for watched in watch.viewers:
         watched.cut_details = "a value that is large and a limit that was lower than that, in words"
         watched.cut, watched.reasons = "hard limit", {"thinned from the queue": 12_345, "refused by policy": 1}

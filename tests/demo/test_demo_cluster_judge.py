@@ -6,7 +6,7 @@ import pytest
 
 from flowctl.demo.cluster.encoder import DueFrames
 from flowctl.demo.cluster.judge import delay_line, judge, recovered_s
-from flowctl.demo.cluster.viewer import Seen
+from flowctl.demo.cluster.viewer import SeenFrame
 from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
@@ -23,7 +23,7 @@ def came(numbers, delay_ms=50, **later):
     """Return frames that came `delay_ms` behind their time, those of `later` (n12=...) so many ms instead."""
     delays = {int(name[1:]): value for name, value in later.items()}
     return [
-        Seen(TYPE_VIDEO, number, number * 7, number * 40, number * 40_000,
+        SeenFrame(TYPE_VIDEO, number, number * 7, number * 40, number * 40_000,
              number * 40_000 + delays.get(number, delay_ms) * 1000)
         for number in numbers
     ]  # fmt: skip

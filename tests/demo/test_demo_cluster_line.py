@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from flowctl.demo.line import Line
+from flowctl.demo.line import ProxyLine
 
 BODY = bytes(range(256)) * 400
 
@@ -49,7 +49,7 @@ def fetch(port, size):
 @pytest.mark.parametrize("settings", [{}, {"rate": 1e9}])
 def test_line_when_honest_carries_all_as_it_is(settings):
     """Octets come as they were sent, are counted, and who hangs up is too."""
-    with serving(BODY) as port, Line(port, **settings) as line:
+    with serving(BODY) as port, ProxyLine(port, **settings) as line:
         assert fetch(line.port, len(BODY)) == BODY
         deadline = time.monotonic() + 20
         while not line.hung_up and time.monotonic() < deadline:
@@ -59,18 +59,18 @@ def test_line_when_honest_carries_all_as_it_is(settings):
 
 def test_line_when_it_lies_changes_octets_of_large_pieces_only():
     """Of a large body some octets are others, its length and what is short stay."""
-    with serving(BODY) as port, Line(port, lies=True) as line:
+    with serving(BODY) as port, ProxyLine(port, lies=True) as line:
         found = fetch(line.port, len(BODY))
         assert len(found) == len(BODY)
         changed = sum(one != two for one, two in zip(found, BODY, strict=True))
         assert 1 <= changed == line.lies_told
-    with serving(b"short") as port, Line(port, lies=True) as line:
+    with serving(b"short") as port, ProxyLine(port, lies=True) as line:
         assert fetch(line.port, 5) == b"short"
 
 
 def test_line_when_slow_takes_its_time():
     """A body at ten times its size a second takes a tenth of a second at least."""
-    with serving(BODY) as port, Line(port, rate=len(BODY) * 10) as line:
+    with serving(BODY) as port, ProxyLine(port, rate=len(BODY) * 10) as line:
         begun = time.monotonic()
         assert fetch(line.port, len(BODY)) == BODY
         assert time.monotonic() - begun >= 0.08

@@ -20,7 +20,7 @@ from flowctl.demo.cluster.plan import (
     SLOW,
     ClusterPlan,
 )
-from flowctl.demo.cluster.report import ClusterReport, Fetched, Watched
+from flowctl.demo.cluster.report import ClusterReport, Fetched, JudgedViewer
 from flowctl.errors import ConfigError
 
 VIEWER = Judged(
@@ -50,7 +50,9 @@ def fetched():
 def report(**values):
     """A demonstration in which all was as it should be."""
     one = ClusterReport(
-        watched=[Watched(node=edge, judged=replace(VIEWER, label=f"viewer {n}")) for edge in EDGES for n in (1, 2)],
+        watched=[
+            JudgedViewer(node=edge, judged=replace(VIEWER, label=f"viewer {n}")) for edge in EDGES for n in (1, 2)
+        ],
         fetched=fetched(),
         per_segment={FOLLOWING: None, BY_SEGMENTS: 1.04},
         killed=ORIGIN_A,
@@ -78,12 +80,18 @@ def test_report_when_all_is_as_it_should_be_passes():
     ("values", "fault"),
     [
         (
-            {"watched": [Watched(node=FOLLOWING, judged=replace(VIEWER, lost=2))]},
+            {"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, lost=2))]},
             "viewer 1 at edge 1 (follows): 2 lost",
         ),
-        ({"watched": [Watched(node=FOLLOWING, judged=replace(VIEWER, doubled=1, changed=3))]}, "1 doubled, 3 changed"),
-        ({"watched": [Watched(node=FOLLOWING, judged=replace(VIEWER, frames=0))]}, "nothing came"),
-        ({"watched": [Watched(node=FOLLOWING, judged=replace(VIEWER, recovered_s=11.0))]}, "not as before 11 s after"),
+        (
+            {"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, doubled=1, changed=3))]},
+            "1 doubled, 3 changed",
+        ),
+        ({"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, frames=0))]}, "nothing came"),
+        (
+            {"watched": [JudgedViewer(node=FOLLOWING, judged=replace(VIEWER, recovered_s=11.0))]},
+            "not as before 11 s after",
+        ),
         ({"sent_all": 0}, "the encoder has sent all to no origin"),
         ({"lies_told": 0}, "it was asked for nothing, so it has not lied"),
         ({"per_segment": {BY_SEGMENTS: 2.5}}, "2.50 times the bytes of its segments were fetched"),

@@ -8,7 +8,7 @@ import pytest
 
 from flowctl.cli import main
 from flowctl.demo.loop.plan import LoopPlan
-from flowctl.demo.loop.report import Comparison, Side, addresses, side_of
+from flowctl.demo.loop.report import LoopComparison, Side, addresses, side_of
 from flowctl.demo.loop.run import run_loop
 from flowctl.errors import ConfigError, FlowctlError
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult
@@ -35,7 +35,7 @@ BETTER = dataclasses.replace(SIDE, slow_cut=3, abusers_refused=4, refusals=9)
 
 def compared(after, before=SIDE, *, same_process=True):
     """Return the comparison of two runs."""
-    return Comparison(before=before, after=after, same_process=same_process, files={"log": "x"})
+    return LoopComparison(before=before, after=after, same_process=same_process, files={"log": "x"})
 
 
 @pytest.mark.parametrize(

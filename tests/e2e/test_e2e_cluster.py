@@ -10,9 +10,9 @@ from e2e_kit import PATIENCE_S
 
 from flowctl.demo.cluster.encoder import Encoder
 from flowctl.demo.cluster.judge import judge
-from flowctl.demo.cluster.viewer import Viewer
-from flowctl.demo.line import Line
-from flowctl.demo.processes import Nodes
+from flowctl.demo.cluster.viewer import FrameViewer
+from flowctl.demo.line import ProxyLine
+from flowctl.demo.processes import ServerProcesses
 from flowctl.pollgroup import PollGroup
 
 STREAM = "live/cluster"
@@ -38,7 +38,7 @@ def group():
 
 @pytest.fixture
 def nodes(tmp_path):
-    with Nodes(tmp_path) as found:
+    with ServerProcesses(tmp_path) as found:
         yield found
 
 
@@ -46,7 +46,7 @@ def test_cluster_when_an_origin_is_killed_and_one_lies_loses_and_doubles_no_fram
     """A stream of two origins, through an edge and an edge of that edge, and an edge that follows: all of it once."""
     serve = ("serve", "live", "--origin", "127.0.0.1:0")
     origins = nodes.start_all(dict.fromkeys(("liar", "a", "b"), serve))
-    with Line(origins["liar"].segments_port, lies=True) as lying:
+    with ProxyLine(origins["liar"].segments_port, lies=True) as lying:
         good = [f"127.0.0.1:{origins[name].segments_port}/{origins[name].port}" for name in "ab"]
         edges = nodes.start_all(
             {
@@ -57,7 +57,7 @@ def test_cluster_when_an_origin_is_killed_and_one_lies_loses_and_doubles_no_fram
         edges["of the edge"] = nodes.start("of the edge", "edge", f"127.0.0.1:{edges['segments'].segments_port}")
         encoder = Encoder(group, [node.url(STREAM) for node in origins.values()], bit_rate=800_000, duration_s=SECONDS)
         encoder.start(0.1)  # the liar has everything first, and so is asked first
-        viewers = {name: Viewer(name, node.url(STREAM)) for name, node in edges.items()}
+        viewers = {name: FrameViewer(name, node.url(STREAM)) for name, node in edges.items()}
         for viewer in viewers.values():
             viewer.start(group)
         wait_until(lambda: all(viewer.seen for viewer in viewers.values()), "the first frames")

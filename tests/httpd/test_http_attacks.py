@@ -11,10 +11,10 @@ import pytest
 from http_kit import FREE, HOST, Publisher, Web, wait_for
 
 from flowctl.live.httpd.limits import HttpLimits
-from flowctl.load.hostile.base import AttackContext, Outcome
+from flowctl.load.hostile.base import AttackContext, AttackOutcome
 from flowctl.load.hostile.registry import HOSTILE_PROFILES
 
-CUT, REFUSED, CONTAINED = Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED
+CUT, REFUSED, CONTAINED = AttackOutcome.CUT, AttackOutcome.REFUSED, AttackOutcome.CONTAINED
 SEEN = {
     "H01": {"request": CUT, "player": CUT, "head": REFUSED},
     "H02": {"chunks": CUT, "announced": CUT, "of-get": CUT},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, Sample
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult, RunSample
 
 NASTY = "</title></style><script>alert('x')</script>\x1b[31m\u202eevil\x00 & \"quoted\" 'single' <img src=http://x/>"
 """What a hostile server may say about itself: markup, escape sequences, a change of direction, a NUL."""
@@ -73,7 +73,7 @@ def some_samples(seconds=30):
         healthy = min(40, second * 20)
         stalled = 4 if second < 14 else 0
         samples.append(
-            Sample(
+            RunSample(
                 at_s=float(second),
                 connected={"healthy": healthy, "slow@200k": 6, "stall": stalled, "B04": 1, "publisher": 1},
                 playing={"healthy": healthy, "slow@200k": 6, "stall": stalled},

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from flowctl.demo.cluster.encoder import FrameKey
-from flowctl.demo.cluster.viewer import Seen
+from flowctl.demo.cluster.viewer import SeenFrame
 
 _USUAL_US: Final = 5_000_000
 """Before an event: what is usual."""
@@ -58,7 +58,9 @@ class Judged:
         return asdict(self)
 
 
-def judge(label: str, seen: Sequence[Seen], published: Mapping[FrameKey, int], event_us: int | None = None) -> Judged:
+def judge(
+    label: str, seen: Sequence[SeenFrame], published: Mapping[FrameKey, int], event_us: int | None = None
+) -> Judged:
     """Return what became of a viewer's stream."""
     counts = Counter((item.type_id, item.number) for item in seen)
     first: dict[int, int] = {}
@@ -85,7 +87,7 @@ def judge(label: str, seen: Sequence[Seen], published: Mapping[FrameKey, int], e
     )
 
 
-def delays_of(seen: Sequence[Seen]) -> list[tuple[int, int]]:
+def delays_of(seen: Sequence[SeenFrame]) -> list[tuple[int, int]]:
     """Return (when it came, delay) of each frame in microseconds, without those of the viewer's begin."""
     begun_us = seen[0].came_us if seen else 0
     return [(item.came_us, item.came_us - item.due_us) for item in seen if item.came_us >= begun_us + _BEGINNING_US]
@@ -95,7 +97,7 @@ def _quantile(ordered: Sequence[int], share: float) -> float | None:
     return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)] / 1000, 1) if ordered else None
 
 
-def _longest_pause_s(seen: Sequence[Seen], event_us: int | None) -> float:
+def _longest_pause_s(seen: Sequence[SeenFrame], event_us: int | None) -> float:
     times = [item.came_us for item in seen]
     pauses = [
         later - max(sooner, event_us or 0)
@@ -105,7 +107,7 @@ def _longest_pause_s(seen: Sequence[Seen], event_us: int | None) -> float:
     return round(max(pauses, default=0) / 1e6, 3)
 
 
-def recovered_s(seen: Sequence[Seen], event_us: int) -> float:
+def recovered_s(seen: Sequence[SeenFrame], event_us: int) -> float:
     """Return how long after an event frames came as before."""
     delays = delays_of(seen)
     before = sorted(delay_us for came_us, delay_us in delays if event_us - _USUAL_US <= came_us < event_us) or [0]
@@ -119,7 +121,7 @@ def recovered_s(seen: Sequence[Seen], event_us: int) -> float:
     return round(max(late_us - event_us, beyond_us, 0) / 1e6, 3)
 
 
-def delay_line(seen: Iterable[Seen], begun_us: int, step_s: float = 0.2) -> list[tuple[float, float]]:
+def delay_line(seen: Iterable[SeenFrame], begun_us: int, step_s: float = 0.2) -> list[tuple[float, float]]:
     """Return (seconds since `begun_us`, largest delay in ms) for each step in which a frame came."""
     most: dict[int, int] = {}
     for came_us, delay_us in delays_of(list(seen)):

@@ -41,7 +41,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class JudgedViewer:
     """One viewer, with the edge that it was at."""
 
     node: str
@@ -57,7 +57,7 @@ class ClusterReport:
         lies_told: pieces that the line to the liar changed.
     """
 
-    watched: Sequence[Watched]
+    watched: Sequence[JudgedViewer]
     fetched: Sequence[Fetched]
     per_segment: dict[str, float | None]
     killed: str

@@ -32,10 +32,10 @@ from flowctl.demo.cluster.plan import (
     STREAM,
     ClusterPlan,
 )
-from flowctl.demo.cluster.report import ClusterReport, Fetched, Watched
-from flowctl.demo.cluster.viewer import Viewer
-from flowctl.demo.line import Line
-from flowctl.demo.processes import Nodes
+from flowctl.demo.cluster.report import ClusterReport, Fetched, JudgedViewer
+from flowctl.demo.cluster.viewer import FrameViewer
+from flowctl.demo.line import ProxyLine
+from flowctl.demo.processes import ServerProcesses
 from flowctl.demo.runner import cache_directory, hand_over, tell, write_page
 from flowctl.errors import FlowctlError
 from flowctl.pollgroup import PollGroup
@@ -52,11 +52,11 @@ class _Cluster:
 
     def __init__(self, stack: ExitStack) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flowctl-cluster-")))
-        nodes = stack.enter_context(Nodes(folder))
+        nodes = stack.enter_context(ServerProcesses(folder))
         serve = ("serve", "live", "--origin", "127.0.0.1:0")
         self.origins = nodes.start_all(dict.fromkeys(ORIGINS, serve))
-        slow = Line(self.origins[SLOW].segments_port, rate=SLOW_RATE)
-        lying = Line(self.origins[LIAR].segments_port, lies=True)
+        slow = ProxyLine(self.origins[SLOW].segments_port, rate=SLOW_RATE)
+        lying = ProxyLine(self.origins[LIAR].segments_port, lies=True)
         self.lines = {SLOW: stack.enter_context(slow), LIAR: stack.enter_context(lying)}
         ports = {
             name: self.lines[name].port if name in self.lines else self.origins[name].segments_port for name in ORIGINS
@@ -111,20 +111,20 @@ def watch_cluster(plan: ClusterPlan) -> tuple[ClusterReport, dict[str, list[tupl
         return _report(plan, cluster, encoder, viewers, killed, killed_us)
 
 
-def _viewers(plan: ClusterPlan, cluster: _Cluster, group: PollGroup) -> list[tuple[str, Viewer]]:
+def _viewers(plan: ClusterPlan, cluster: _Cluster, group: PollGroup) -> list[tuple[str, FrameViewer]]:
     """Let viewers join: some at each edge, and one at an origin that lives, to compare with."""
     places = [(DIRECT, cluster.origins[SLOW], 1)]
     places += [(name, node, plan.viewers) for name, node in cluster.edges.items()]
     found = []
     for name, node, count in places:
         for number in range(count):
-            viewer = Viewer(f"viewer {number + 1}", node.url(STREAM))
+            viewer = FrameViewer(f"viewer {number + 1}", node.url(STREAM))
             viewer.start(group)
             found.append((name, viewer))
     return found
 
 
-def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[Viewer]) -> tuple[str, int]:
+def _play(plan: ClusterPlan, cluster: _Cluster, encoder: Encoder, viewers: list[FrameViewer]) -> tuple[str, int]:
     """Let the stream run, kill the followed origin in the middle, wait for the last frames; return which, and when."""
     frames, killed, killed_us, ended_at = encoder.frames, "", 0, None
     while True:
@@ -153,7 +153,7 @@ def _report(
     plan: ClusterPlan,
     cluster: _Cluster,
     encoder: Encoder,
-    viewers: list[tuple[str, Viewer]],
+    viewers: list[tuple[str, FrameViewer]],
     killed: str,
     killed_us: int,
 ) -> tuple[ClusterReport, dict[str, list[tuple[float, float]]]]:
@@ -161,7 +161,7 @@ def _report(
     begun_us = frames.begun_us or 0
     report = ClusterReport(
         watched=[
-            Watched(node=name, judged=judge(viewer.label, list(viewer.seen), frames.checksums, killed_us))
+            JudgedViewer(node=name, judged=judge(viewer.label, list(viewer.seen), frames.checksums, killed_us))
             for name, viewer in viewers
         ],
         fetched=cluster.fetched,

@@ -14,7 +14,7 @@ from flowctl.wire.media.stamp import read_stamp
 from flowctl.wire.rtmp.wire import Message
 
 
-class Seen(NamedTuple):
+class SeenFrame(NamedTuple):
     """One frame that came."""
 
     type_id: int
@@ -25,12 +25,12 @@ class Seen(NamedTuple):
     came_us: int
 
 
-class Viewer:
+class FrameViewer:
     """Plays a stream and keeps what comes."""
 
     def __init__(self, label: str, url: str) -> None:
         self.label: Final = label
-        self.seen: Final[list[Seen]] = []
+        self.seen: Final[list[SeenFrame]] = []
         self._player = RtmpPlayer(parse_address(url), PlayProfile(stay=True), on_message=self._take)
 
     def start(self, group: PollGroup) -> None:
@@ -44,7 +44,7 @@ class Viewer:
             number, due_us = found
             came_us = time.time_ns() // 1000
             checksum = zlib.crc32(message.payload)
-            self.seen.append(Seen(message.type_id, number, checksum, message.timestamp, due_us, came_us))
+            self.seen.append(SeenFrame(message.type_id, number, checksum, message.timestamp, due_us, came_us))
 
     @property
     def cut(self) -> str:

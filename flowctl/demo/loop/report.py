@@ -42,7 +42,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class LoopComparison:
     """Both runs, and the verdict.
 
     Args:

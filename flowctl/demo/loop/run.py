@@ -23,11 +23,11 @@ from flowctl.core.flow.limitsfile import parse_limits_file
 from flowctl.core.flow.limitsfile import render as render_limits
 from flowctl.core.text.files import write_text
 from flowctl.demo.loop.plan import LoopPlan
-from flowctl.demo.loop.report import Comparison, Side, addresses, side_of
-from flowctl.demo.processes import Node, Nodes
+from flowctl.demo.loop.report import LoopComparison, Side, addresses, side_of
+from flowctl.demo.processes import ServerProcess, ServerProcesses
 from flowctl.demo.runner import hand_over, load_page, tell, write_page
 from flowctl.errors import FlowctlError
-from flowctl.load.results.result import Sample
+from flowctl.load.results.result import RunSample
 from flowctl.load.run import run_load
 
 ANALYZE_S: Final = 1200.0
@@ -76,7 +76,7 @@ class _Loop:
         self._limits, self._bans = folder / "watched" / "limits.toml", folder / "watched" / "bans.jsonl"
         self._limits.parent.mkdir()
 
-    def run(self) -> Comparison:
+    def run(self) -> LoopComparison:
         """Do everything; return both runs."""
         write_text(self._limits, render_limits(self._plan.limits))
         arguments = ["serve", "live", "--log-json", "--stats", "1s"]
@@ -85,7 +85,7 @@ class _Loop:
             # Every connection is recorded in full: with a crowd of tens, what-if has then the whole truth.
             arguments += ["--events", str(self._events), "--flights", "100%"]
             arguments += ["--set", f"events_rotate={_EVENTS_ROTATE_S:g}s"]
-        with Nodes(self._folder) as nodes:
+        with ServerProcesses(self._folder) as nodes:
             server = nodes.start("server", *arguments)
             tell(f"1. the crowd meets limits that are too tight: {self._plan.limits.limits}")
             before = self._load(server, "before", str(self._plan.limits.limits))
@@ -102,9 +102,9 @@ class _Loop:
         files = {"load before": "before.html", "load after": "after.html", "analysis": "out/report.html"}
         there = {name: str(self._folder / path) for name, path in files.items() if (self._folder / path).exists()}
         watched = {"limits": str(self._limits), "bans": str(self._bans), "log of the server": str(server.log_path)}
-        return Comparison(before=before, after=after, same_process=starts == 1, files=there | watched)
+        return LoopComparison(before=before, after=after, same_process=starts == 1, files=there | watched)
 
-    def _load(self, server: Node, name: str, limits: str) -> Side:
+    def _load(self, server: ServerProcess, name: str, limits: str) -> Side:
         lines, refused = len(server.lines()), _banned_count(server)
         result = run_load(self._plan.load_plan(server.url(_STREAM), server.pid), _Progress().look)
         if result.interrupted:
@@ -124,7 +124,7 @@ class _Loop:
         }
         return side_of(self._plan, result, addresses, _banned_count(server) - refused, limits)
 
-    def _hand_over(self, server: Node, out: Path) -> str:
+    def _hand_over(self, server: ServerProcess, out: Path) -> str:
         """Put both files where the server watches, each by rename; return the limits that it says it has taken."""
         for name in ("limits.toml", "bans.jsonl"):
             if not (out / name).is_file():
@@ -148,7 +148,7 @@ class _Loop:
         return wanted
 
 
-def _banned_count(server: Node) -> int:
+def _banned_count(server: ServerProcess) -> int:
     """Return how many connections the server has refused as banned, by its last line of figures."""
     figures = [line for line in server.lines() if line.get("event") == "figures"]
     return int(figures[-1].get("refused", {}).get("banned", 0)) if figures else 0
@@ -159,7 +159,7 @@ class _Progress:
 
     _next_s = 0.0
 
-    def look(self, sample: Sample) -> None:
+    def look(self, sample: RunSample) -> None:
         if sample.at_s >= self._next_s:
             self._next_s = sample.at_s + _LINE_EVERY_S
             cut = ", ".join(f"{count} {name}" for name, count in sample.cut.items() if count) or "nobody"

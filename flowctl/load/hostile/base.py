@@ -25,17 +25,17 @@ from typing import Final
 from flowctl.errors import RemoteProtocolError
 from flowctl.load.hostile import bystanders
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
-from flowctl.load.hostile.types import WATCH_S, AttackContext, AttackResult, FormResult, Outcome
+from flowctl.load.hostile.types import WATCH_S, AttackContext, AttackOutcome, AttackResult, FormResult
 from flowctl.load.peers.ownfault import TesterFailedError
 from flowctl.load.results.result import PeerEnd
 
-ANY: Final = frozenset({Outcome.CUT, Outcome.REFUSED, Outcome.CONTAINED})
+ANY: Final = frozenset({AttackOutcome.CUT, AttackOutcome.REFUSED, AttackOutcome.CONTAINED})
 """Every way a sound server may react, where only the bounds on memory and processor time matter."""
-ENDED: Final = frozenset({Outcome.CUT, Outcome.REFUSED})
+ENDED: Final = frozenset({AttackOutcome.CUT, AttackOutcome.REFUSED})
 """The attacker may not stay."""
-STAYS: Final = frozenset({Outcome.CONTAINED})
+STAYS: Final = frozenset({AttackOutcome.CONTAINED})
 """The peer is odd, not hostile: a sound server keeps it."""
-UNHARMED: Final = frozenset({Outcome.CONTAINED, Outcome.REFUSED})
+UNHARMED: Final = frozenset({AttackOutcome.CONTAINED, AttackOutcome.REFUSED})
 """The server may say no, and may not end the connection over it."""
 
 
@@ -114,7 +114,7 @@ Run = Callable[[Attack], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class AttackForm:
     """One way to carry out an attack.
 
     Args:
@@ -126,7 +126,7 @@ class Form:
 
     name: str
     run: Run
-    allowed: frozenset[Outcome] = ANY
+    allowed: frozenset[AttackOutcome] = ANY
     needs_s: float = 0.0
     reads: bool = True
 
@@ -144,14 +144,14 @@ class HostileProfile:
     name: str
     summary: str
     explanation: str
-    forms: tuple[Form, ...]
+    forms: tuple[AttackForm, ...]
     over_http: bool = False
 
     @property
     def expectation(self) -> str:
         """What a sound server may do, in words."""
-        allowed = frozenset[Outcome]().union(*(form.allowed for form in self.forms))
-        return " or ".join(item.value for item in Outcome if item in allowed)
+        allowed = frozenset[AttackOutcome]().union(*(form.allowed for form in self.forms))
+        return " or ".join(item.value for item in AttackOutcome if item in allowed)
 
     @property
     def least_duration_s(self) -> float:
@@ -183,7 +183,7 @@ class HostileProfile:
         return _with_witness(verdict, witness)
 
 
-def hostile(names: str, summary: str, explanation: str, *forms: Form) -> HostileProfile:
+def hostile(names: str, summary: str, explanation: str, *forms: AttackForm) -> HostileProfile:
     """Return a profile; `names` are its id and its readable name, and an id with an H attacks HTTP."""
     id_, name = names.split()
     return HostileProfile(
@@ -191,7 +191,7 @@ def hostile(names: str, summary: str, explanation: str, *forms: Form) -> Hostile
     )
 
 
-async def _run(form: Form, attack: Attack, began: float) -> FormResult:
+async def _run(form: AttackForm, attack: Attack, began: float) -> FormResult:
     """Carry out one form, judge it, and close its connections: what comes of them after that is not its doing.
 
     A form that is slow to learn of its end must not keep the others' connections, or they run into limits in time.
@@ -211,26 +211,30 @@ async def _run(form: Form, attack: Attack, began: float) -> FormResult:
     return verdict
 
 
-def _judge(form: Form, attack: Attack, problem: Exception | None, began: float) -> FormResult:
+def _judge(form: AttackForm, attack: Attack, problem: Exception | None, began: float) -> FormResult:
     peer = attack.peers[0] if attack.peers else None
-    outcome, end = Outcome.CONTAINED, PeerEnd.RUN_ENDED
+    outcome, end = AttackOutcome.CONTAINED, PeerEnd.RUN_ENDED
     details = attack.details
     if isinstance(problem, TesterFailedError):
-        outcome, end = Outcome.UNREACHABLE, PeerEnd.TESTER_FAILED
+        outcome, end = AttackOutcome.UNREACHABLE, PeerEnd.TESTER_FAILED
     elif peer is None or (isinstance(problem, UnreachableError) and not peer.opened):
-        outcome, end = Outcome.UNREACHABLE, PeerEnd.NOT_CONNECTED
+        outcome, end = AttackOutcome.UNREACHABLE, PeerEnd.NOT_CONNECTED
     elif isinstance(problem, RemoteProtocolError):
-        outcome, end = Outcome.BROKEN, PeerEnd.ERROR
+        outcome, end = AttackOutcome.BROKEN, PeerEnd.ERROR
     elif peer.refusal is not None or (peer.ended is not None and peer.handshake_s is None and not peer.spoke):
-        outcome, end = Outcome.REFUSED, PeerEnd.REFUSED
+        outcome, end = AttackOutcome.REFUSED, PeerEnd.REFUSED
     elif peer.ended is not None:
-        outcome = Outcome.CUT
+        outcome = AttackOutcome.CUT
         end = PeerEnd.SERVER_RESET if peer.ended == "reset" else PeerEnd.SERVER_CLOSED
     met: bool | None = outcome in form.allowed and not attack.faults
     seen_s = asyncio.get_running_loop().time() - began
-    if not attack.faults and outcome is Outcome.CONTAINED and (attack.undecided or (not met and seen_s < form.needs_s)):
+    if (
+        not attack.faults
+        and outcome is AttackOutcome.CONTAINED
+        and (attack.undecided or (not met and seen_s < form.needs_s))
+    ):
         met = None
-    if form.allowed == STAYS and isinstance(problem, UnreachableError) and outcome is Outcome.CONTAINED:
+    if form.allowed == STAYS and isinstance(problem, UnreachableError) and outcome is AttackOutcome.CONTAINED:
         met = False  # it is still there, and does not answer any more
     if end is PeerEnd.TESTER_FAILED and not attack.faults:
         met = None
@@ -255,7 +259,13 @@ def _with_witness(verdict: AttackResult, witness: bystanders.Witness) -> AttackR
     return verdict
 
 
-_WORST: Final = (Outcome.BROKEN, Outcome.UNREACHABLE, Outcome.CONTAINED, Outcome.REFUSED, Outcome.CUT)
+_WORST: Final = (
+    AttackOutcome.BROKEN,
+    AttackOutcome.UNREACHABLE,
+    AttackOutcome.CONTAINED,
+    AttackOutcome.REFUSED,
+    AttackOutcome.CUT,
+)
 """Which form speaks for the attack, where all or none are as expected."""
 
 
@@ -266,7 +276,10 @@ def _result(
     if not found:
         names = ", ".join(context.forms or ())
         return AttackResult(
-            outcome=Outcome.UNREACHABLE, met=None, details=f"no form of the name {names}", end=PeerEnd.NOT_CONNECTED
+            outcome=AttackOutcome.UNREACHABLE,
+            met=None,
+            details=f"no form of the name {names}",
+            end=PeerEnd.NOT_CONNECTED,
         )
     rank = {False: 0, None: 1, True: 2}
     worst = min(found, key=lambda item: (rank[item.met], _WORST.index(item.outcome)))
@@ -282,7 +295,7 @@ def _result(
         details=details,
         end=worst.end,
         code=worst.code,
-        cut=worst.outcome is Outcome.CUT,
+        cut=worst.outcome is AttackOutcome.CUT,
         connect_s=connected[0].connect_s if connected else None,
         handshake_s=next((peer.handshake_s for peer in connected if peer.handshake_s is not None), None),
         sent_bytes=sum(peer.sent_bytes for peer in peers),

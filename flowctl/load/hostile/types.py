@@ -15,7 +15,7 @@ WATCH_S: Final = 3.0
 _MOST_NOTES: Final = 32
 
 
-class Outcome(enum.Enum):
+class AttackOutcome(enum.Enum):
     """What a server did with an attacker.
 
     CUT: it ended the connection. REFUSED: it said no, in words, or by closing before the handshake was done.
@@ -82,7 +82,7 @@ class FormResult:
     """
 
     form: str
-    outcome: Outcome
+    outcome: AttackOutcome
     met: bool | None
     details: str = ""
     code: str | None = None
@@ -103,7 +103,7 @@ class AttackResult:
         newcomer: whether a newcomer got in afterwards. None: not tried.
     """
 
-    outcome: Outcome
+    outcome: AttackOutcome
     met: bool | None
     details: str
     end: PeerEnd

@@ -63,7 +63,7 @@ class Target:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Link:
+class PeerLink:
     """One connection; derive from it and override `input`, `event` and `tuned`.
 
     Attributes:

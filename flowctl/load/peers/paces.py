@@ -19,7 +19,7 @@ UNLIMITED: Final = 1 << 30
 """What a pace answers when there is no limit at present."""
 
 
-class Pace(Protocol):
+class ReadPace(Protocol):
     """When and how much a client reads. Times are seconds of any steady clock."""
 
     def allowance(self, now: float) -> int:

@@ -17,7 +17,7 @@ from typing import Final
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import FlowctlError
 from flowctl.flv import TAG_AUDIO, TAG_SCRIPT, TAG_VIDEO
-from flowctl.load.peers.link import Link
+from flowctl.load.peers.link import PeerLink
 from flowctl.load.results.result import PeerEnd
 from flowctl.wire.client.pace import TimedTag
 from flowctl.wire.media.stamp import Stamper
@@ -30,7 +30,7 @@ _READ_MOST: Final = 64 * 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Publisher(Link):
+class LoadPublisher(PeerLink):
     """One connection that publishes until it is told to leave, or the source ends.
 
     Attributes:

@@ -28,7 +28,7 @@ LAG_S: Final = 0.05
 """A tick that is later than this has spoilt delays, and is counted."""
 
 
-class Handler(Protocol):
+class SocketHandler(Protocol):
     """What owns a socket."""
 
     def ready(self, events: int, now: float) -> None:
@@ -47,7 +47,7 @@ class Reactor:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[int, SocketHandler] = {}
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._wake: asyncio.TimerHandle | None = None
@@ -64,7 +64,7 @@ class Reactor:
         if self._wake is not None:
             self._wake.cancel()
 
-    def add(self, fd: int, handler: Handler, events: int) -> None:
+    def add(self, fd: int, handler: SocketHandler, events: int) -> None:
         """Watch a socket."""
         self._handlers[fd] = handler
         self._epoll.register(fd, events)

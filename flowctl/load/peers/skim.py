@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from flowctl.wire.client.measure import Frame, Skimmed, describe
+from flowctl.wire.client.measure import MediaFrame, Skimmed, describe
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.stream import ChunkStream
 from flowctl.wire.rtmp.limits import WireLimits
@@ -54,14 +54,14 @@ class FrameBook:
     __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, bytes], Frame] = {}
+        self.known: dict[tuple[int, bytes], MediaFrame] = {}
 
-    def of(self, type_id: int, body: bytes) -> Frame:
+    def of(self, type_id: int, body: bytes) -> MediaFrame:
         """Return what a media message is."""
         key = (type_id, body[:HEAD_BYTES])
         return self.known.get(key) or self.learn(key)
 
-    def learn(self, key: tuple[int, bytes]) -> Frame:
+    def learn(self, key: tuple[int, bytes]) -> MediaFrame:
         """Look into a frame that is not known yet."""
         if len(self.known) >= _KNOWN_MAX:
             self.known.clear()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from flowctl.load.peers.paces import Pace
+from flowctl.load.peers.paces import ReadPace
 from flowctl.wire.client.throttle import SLOW_SEGMENT_BYTES
 
 _SO_ATTACH_FILTER: Final = 26  # Linux, asm-generic/socket.h; Python has no name for it
@@ -32,7 +32,7 @@ class Manner:
         join_at_s: joins at this moment of the run instead of its place in the ramp. None: the ramp.
     """
 
-    pace: Callable[[float], Pace] | None = None
+    pace: Callable[[float], ReadPace] | None = None
     reads_never: bool = False
     receive_buffer_bytes: int = 0
     window_bytes: int = 0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl.load.peers.http import HTTP_SCHEMES, FlvSkimmer, HttpSpeech
-from flowctl.load.peers.link import HANDSHAKE_BYTES, SCRATCH, Link
-from flowctl.load.peers.paces import UNLIMITED, Pace
+from flowctl.load.peers.link import HANDSHAKE_BYTES, SCRATCH, PeerLink
+from flowctl.load.peers.paces import UNLIMITED, ReadPace
 from flowctl.load.peers.reactor import HANGUP, READ
 from flowctl.load.peers.skim import FrameBook, Skimmer
 from flowctl.load.peers.slow import Manner, drop_everything, prepare_socket
@@ -51,7 +51,7 @@ _LOOK_S: Final = 0.25
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Viewer(Link):
+class LoadViewer(PeerLink):
     """One connection that plays.
 
     Attributes:
@@ -67,7 +67,7 @@ class Viewer(Link):
     asked: bool = False
     playing: bool = False
     _over_http: bool = False
-    _pace: Pace | None = None  # from the first frame on
+    _pace: ReadPace | None = None  # from the first frame on
     _skimmer: Skimmer | FlvSkimmer | None = None
     _pretended: int = 0  # octets acknowledged without being read
     _ack_due: int = _ACK_BYTES
@@ -256,7 +256,7 @@ class Viewer(Link):
         if manner.stay_s is not None:
             self.reactor.call_at(now + manner.stay_s, self._stay_over)
 
-    def _rest(self, pace: Pace, now: float) -> None:
+    def _rest(self, pace: ReadPace, now: float) -> None:
         """Stop reading until the pace allows more; the end of the connection is still seen."""
         self._reading = False
         self.watch(HANGUP)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.errors import ConfigError
-from flowctl.load.results.figures import FIGURES, Figure, RunFigures, format_value
+from flowctl.load.results.figures import FIGURES, RunFigure, RunFigures, format_value
 from flowctl.load.results.result import PeerKind
 from flowctl.load.results.scope import SCOPES, in_scope
 from flowctl.units import SIZE_UNITS, TIME_UNITS
@@ -55,7 +55,7 @@ _CONDITION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class FailCondition:
     """Something that must not be so.
 
     Args:
@@ -64,7 +64,7 @@ class Condition:
 
     text: str
     scope: str | None
-    figure: Figure
+    figure: RunFigure
     op: str
     bound: float
 
@@ -103,7 +103,7 @@ class ConditionResult:
         not_judged: why it has neither failed nor passed. "": it has.
     """
 
-    condition: Condition
+    condition: FailCondition
     value: float | None
     failed: bool
     not_judged: str = ""
@@ -135,7 +135,7 @@ class ConditionResult:
         }
 
 
-def why_not_measured(figure: Figure) -> str:
+def why_not_measured(figure: RunFigure) -> str:
     """Return the likely reason why a figure has no value, in words."""
     if figure.of_run is not None:
         return "no second of the run has it; figures of the server need --server-pid"
@@ -148,7 +148,7 @@ def why_not_measured(figure: Figure) -> str:
     return "no such peer got that far"
 
 
-def parse_condition(text: str) -> Condition:
+def parse_condition(text: str) -> FailCondition:
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise ConfigError(
@@ -176,12 +176,12 @@ def parse_condition(text: str) -> Condition:
             hint=f"units that it may have: {allowed}; without one the number means {figure.unit}",
         )
     factor = factors.get(match["unit"], next(iter(factors.values()), 1.0))
-    return Condition(text.strip(), scope, figure, match["op"], float(match["number"]) * factor)
+    return FailCondition(text.strip(), scope, figure, match["op"], float(match["number"]) * factor)
 
 
 def parse_conditions(
     texts: Iterable[str], crowd: Mapping[str, PeerKind], *, server_watched: bool = True
-) -> list[Condition]:
+) -> list[FailCondition]:
     """Return the conditions of a run."""
     conditions = [parse_condition(text) for text in texts]
     blind = next((item for item in conditions if not server_watched and item.figure.of_server), None)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from flowctl.errors import InternalError
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunResult
-from flowctl.load.results.scope import BOTH, VIEWERS, Crowd, in_scope
+from flowctl.load.results.scope import BOTH, VIEWERS, ScopedPeers, in_scope
 
 _FAILED: Final = frozenset({PeerEnd.NOT_CONNECTED, PeerEnd.REFUSED})
 
@@ -34,14 +34,14 @@ class RunFigures:
             kinds.setdefault(peer.profile, peer.kind)
         order = list(PeerKind)
         self.kinds = dict(sorted(kinds.items(), key=lambda item: order.index(item[1])))
-        self._crowds: dict[str, Crowd] = {}
+        self._crowds: dict[str, ScopedPeers] = {}
 
-    def crowd(self, scope: str) -> Crowd:
+    def crowd(self, scope: str) -> ScopedPeers:
         """Return the peers in a scope; none is in a scope that nobody knows."""
         found = self._crowds.get(scope)
         if found is None:
             wanted = {name for name, kind in self.kinds.items() if in_scope(scope, name, kind, self.kinds)}
-            found = Crowd(self.result, [peer for peer in self.result.peers if peer.profile in wanted])
+            found = ScopedPeers(self.result, [peer for peer in self.result.peers if peer.profile in wanted])
             self._crowds[scope] = found
         return found
 
@@ -89,7 +89,7 @@ class RunFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class RunFigure:
     """One figure: its name, what it means, and how to get it; of a crowd or of the whole run.
 
     Args:
@@ -101,7 +101,7 @@ class Figure:
     unit: str
     meaning: str
     scope: str = BOTH
-    of_crowd: Callable[[Crowd], float | None] | None = None
+    of_crowd: Callable[[ScopedPeers], float | None] | None = None
     of_run: Callable[[RunFigures], float | None] | None = None
 
     @property
@@ -114,28 +114,28 @@ def _played(peer: PeerResult) -> bool:
     return peer.first_frame_s is not None
 
 
-def _times(name: str, field: str, meaning: str) -> list[Figure]:
+def _times(name: str, field: str, meaning: str) -> list[RunFigure]:
     """Return the quantiles of a time that every peer measures once."""
 
-    def make(share: float) -> Callable[[Crowd], float | None]:
+    def make(share: float) -> Callable[[ScopedPeers], float | None]:
         return lambda crowd: crowd.times_ms(field, share)
 
     words = {"p50": "median", "p95": "95th percentile", "p99": "99th percentile", "max": "largest"}
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return [
-        Figure(name=f"{name}_{key}_ms", unit="ms", meaning=f"{meaning}: {words[key]}", of_crowd=make(share))
+        RunFigure(name=f"{name}_{key}_ms", unit="ms", meaning=f"{meaning}: {words[key]}", of_crowd=make(share))
         for key, share in shares.items()
     ]
 
 
 def _of_crowd(
-    name: str, unit: str, meaning: str, of_crowd: Callable[[Crowd], float | None], scope: str = BOTH
-) -> Figure:
-    return Figure(name=name, unit=unit, meaning=meaning, of_crowd=of_crowd, scope=scope)
+    name: str, unit: str, meaning: str, of_crowd: Callable[[ScopedPeers], float | None], scope: str = BOTH
+) -> RunFigure:
+    return RunFigure(name=name, unit=unit, meaning=meaning, of_crowd=of_crowd, scope=scope)
 
 
-def _of_run(name: str, unit: str, meaning: str, of_run: Callable[[RunFigures], float | None]) -> Figure:
-    return Figure(name=name, unit=unit, meaning=meaning, of_run=of_run)
+def _of_run(name: str, unit: str, meaning: str, of_run: Callable[[RunFigures], float | None]) -> RunFigure:
+    return RunFigure(name=name, unit=unit, meaning=meaning, of_run=of_run)
 
 
 _ALL: Final = (
@@ -252,7 +252,7 @@ _ALL: Final = (
 _OF_SERVER: Final = frozenset(
     {"cpu_us_per_viewer_s", "server_cpu_percent", "rss_kb", "rss_growth_kb", "rss_kb_per_viewer", "fds"}
 )
-FIGURES: Final[Mapping[str, Figure]] = {figure.name: figure for figure in _ALL}
+FIGURES: Final[Mapping[str, RunFigure]] = {figure.name: figure for figure in _ALL}
 """Every figure there is, by name."""
 
 

@@ -14,7 +14,7 @@ from flowctl.charts.page import Figure
 from flowctl.charts.pictures import Lines, Point, Series, highest, last, thin
 from flowctl.core.text.printable import foreign
 from flowctl.load.results.figures import RunFigures, format_value
-from flowctl.load.results.result import PeerKind, PeerResult, RunResult, Sample
+from flowctl.load.results.result import PeerKind, PeerResult, RunResult, RunSample
 from flowctl.load.results.scope import quantile, weighted_quantiles
 
 _MOST_LINES: Final = 6
@@ -34,7 +34,7 @@ _TIME: Final = "seconds of the run"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProfileLine:
     """Profiles that share a line."""
 
     label: str
@@ -42,7 +42,7 @@ class Line:
     profiles: frozenset[str]
 
 
-def lines_of(figures: RunFigures) -> list[Line]:
+def lines_of(figures: RunFigures) -> list[ProfileLine]:
     """Return which profiles have which line: the healthy ones first, then by the number of peers."""
     asked = figures.result.profiles
     kinds = figures.kinds
@@ -50,12 +50,12 @@ def lines_of(figures: RunFigures) -> list[Line]:
     viewers.sort(key=lambda name: (kinds[name] is not PeerKind.HEALTHY, -asked.get(name, 0), name))
     hostile = frozenset(name for name, kind in kinds.items() if kind is PeerKind.HOSTILE)
     own = viewers if len(viewers) <= _MOST_LINES else viewers[: _MOST_LINES - 1]
-    found = [Line(foreign(name, 40), place, frozenset({name})) for place, name in enumerate(own, 1)]
+    found = [ProfileLine(foreign(name, 40), place, frozenset({name})) for place, name in enumerate(own, 1)]
     others = frozenset(viewers[len(own) :])
     if others:
-        found.append(Line(f"{len(others)} other profiles", _OTHERS_COLOUR, others))
+        found.append(ProfileLine(f"{len(others)} other profiles", _OTHERS_COLOUR, others))
     if hostile:
-        found.append(Line("hostile", _HOSTILE_COLOUR, hostile))
+        found.append(ProfileLine("hostile", _HOSTILE_COLOUR, hostile))
     return found
 
 
@@ -80,15 +80,15 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _over_time(samples: Sequence[Sample], value: Callable[[Sample], float | None], *, worst: bool) -> list[Point]:
+def _over_time(samples: Sequence[RunSample], value: Callable[[RunSample], float | None], *, worst: bool) -> list[Point]:
     points = [(sample.at_s, found) for sample in samples if (found := value(sample)) is not None]
     return thin(points, highest if worst else last)
 
 
-def _summed(samples: Sequence[Sample], name: str, profiles: frozenset[str]) -> list[Point]:
+def _summed(samples: Sequence[RunSample], name: str, profiles: frozenset[str]) -> list[Point]:
     """Return the sum of a count over profiles, sample by sample."""
 
-    def value(sample: Sample) -> float:
+    def value(sample: RunSample) -> float:
         counts: dict[str, int] = getattr(sample, name)
         return sum(counts.get(profile, 0) for profile in profiles)
 
@@ -120,7 +120,7 @@ def _figure(
     return Figure(chart, heads, rows)
 
 
-def _playing(result: RunResult, lines: Sequence[Line]) -> Figure:
+def _playing(result: RunResult, lines: Sequence[ProfileLine]) -> Figure:
     everybody = frozenset[str]().union(*(line.profiles for line in lines))
     connected = Series("all connected", _summed(result.samples, "connected", everybody), 0, steps=True)
     playing = [
@@ -151,7 +151,12 @@ _Sampled = Sequence[tuple[Sequence[float], float]]
 
 
 def _spread(
-    name: str, title: str, labels: tuple[str, str], found: Sequence[tuple[Line, _Sampled]], *, counted: bool = False
+    name: str,
+    title: str,
+    labels: tuple[str, str],
+    found: Sequence[tuple[ProfileLine, _Sampled]],
+    *,
+    counted: bool = False,
 ) -> Figure:
     """Return how times are spread for each line: what percentage is not above which."""
     series, rows = [], []
@@ -166,13 +171,13 @@ def _spread(
     return _figure(name, title, told, series, labels[1], heads, rows, x_label=labels[0], **axes)
 
 
-def _delays(figures: RunFigures, lines: Sequence[Line]) -> Figure:
+def _delays(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
     crowds = [[sample for name in sorted(line.profiles) for sample in figures.crowd(name).delays] for line in lines]
     found = [(line, samples) for line, samples in zip(lines, crowds, strict=True) if samples]
     return _spread("delays", "How late did frames come?", ("delay in ms", "frames that came within it"), found)
 
 
-def _first_frames(figures: RunFigures, lines: Sequence[Line]) -> Figure:
+def _first_frames(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
     found = []
     for line in lines:
         times = [peer.first_frame_s * 1000 for peer in _peers(figures, line) if peer.first_frame_s is not None]
@@ -202,11 +207,11 @@ def _delays_over_time(result: RunResult) -> Figure:
     return _figure("delays-over-time", title, told, series, "delay in ms", heads, _seconds(series, _ms))
 
 
-def _peers(figures: RunFigures, line: Line) -> list[PeerResult]:
+def _peers(figures: RunFigures, line: ProfileLine) -> list[PeerResult]:
     return [peer for profile in sorted(line.profiles) for peer in figures.crowd(profile).peers]
 
 
-def _cuts(figures: RunFigures, lines: Sequence[Line]) -> Figure:
+def _cuts(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
     series, rows = [], []
     for line in lines:
         times = sorted(peer.ended_s for peer in _peers(figures, line) if peer.cut and peer.ended_s is not None)
@@ -225,7 +230,7 @@ _WINDOW: Final = 5
 """Seconds of a share: of a group of pictures that is cut, the loss is known when the next one begins."""
 
 
-def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Figure:
+def _pictures(figures: RunFigures, lines: Sequence[ProfileLine]) -> Figure:
     samples = figures.result.samples
     series, rows = [], []
     for line in lines:
@@ -259,7 +264,7 @@ def _pictures(figures: RunFigures, lines: Sequence[Line]) -> Figure:
     return _figure("pictures", title, told, series, label, heads, rows, y_top=100, y_text=_percent)
 
 
-def _missing(result: RunResult, lines: Sequence[Line]) -> Figure:
+def _missing(result: RunResult, lines: Sequence[ProfileLine]) -> Figure:
     found = [(line, _summed(result.samples, "missing", line.profiles)) for line in lines]
     series = [
         Series(line.label, points, line.colour, steps=True)
@@ -282,7 +287,7 @@ def _processor(result: RunResult) -> Figure:
 
 
 def _memory(result: RunResult) -> Figure:
-    def size(sample: Sample) -> float | None:
+    def size(sample: RunSample) -> float | None:
         return None if sample.server_rss_bytes is None else sample.server_rss_bytes / 1e6
 
     points = _over_time(result.samples, size, worst=True)

@@ -142,7 +142,7 @@ class PeerResult:
 
 
 @dataclass(slots=True, kw_only=True)
-class Sample:
+class RunSample:
     """The run at one moment, about once a second.
 
     Args:
@@ -206,7 +206,7 @@ class RunResult:
     duration_s: float = 0.0
     profiles: dict[str, int] = field(default_factory=dict)
     peers: list[PeerResult] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[RunSample] = field(default_factory=list)
     delays_ms: dict[str, list[float]] = field(default_factory=dict)
     server_pid: int | None = None
     server_cpu_s: float | None = None

@@ -61,7 +61,7 @@ def in_scope(scope: str, profile: str, kind: PeerKind, profiles: Iterable[str]) 
     return name.partition("@")[0] == wanted
 
 
-class Crowd:
+class ScopedPeers:
     """The peers that a figure is about."""
 
     def __init__(self, result: RunResult, peers: list[PeerResult]) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from flowctl.core.text.output import say
 from flowctl.core.text.printable import foreign, printable
-from flowctl.load.results.result import Sample
+from flowctl.load.results.result import RunSample
 from flowctl.log import use_colours
 from flowctl.units import format_bit_rate, format_duration, format_size
 
@@ -75,15 +75,15 @@ class RunDisplay(Display):
         self._asked = profiles
         self._total_s = total_s
 
-    def sampled(self, sample: Sample) -> None:
+    def sampled(self, sample: RunSample) -> None:
         """Show the run as it is now."""
         self.show(lambda: self._table(sample), lambda: [self._line(sample)])
 
-    def _left(self, sample: Sample) -> str:
+    def _left(self, sample: RunSample) -> str:
         left = self._total_s - sample.at_s
         return f"{format_duration(math.ceil(left))} left" if left >= 0.5 else "ending"
 
-    def _table(self, sample: Sample) -> Table:
+    def _table(self, sample: RunSample) -> Table:
         received = f"{format_bit_rate(sample.received_bytes_per_s * 8)}, {sample.frames_per_s:,.0f} frames/s"
         caption = [f"{_delays(sample)} (healthy viewers); received {received}", "; ".join(_loads(sample))]
         table = Table(
@@ -106,7 +106,7 @@ class RunDisplay(Display):
             table.add_row(f"and {hidden} more")
         return table
 
-    def _line(self, sample: Sample) -> str:
+    def _line(self, sample: RunSample) -> str:
         healthy = f" (healthy {sample.missing['healthy']})" if "healthy" in sample.missing else ""
         parts = [
             f"{sum(sample.connected.values())} of {sum(self._asked.values())} connected",
@@ -122,14 +122,14 @@ class RunDisplay(Display):
         return f"{sample.at_s:6.1f} s  {'; '.join(parts)}"
 
 
-def _delays(sample: Sample) -> str:
+def _delays(sample: RunSample) -> str:
     """Return the delay of the healthy viewers now, in words."""
     found = (sample.delay_p50_ms, sample.delay_p99_ms)
     p50, p99 = ("-" if value is None else f"{value:.0f} ms" for value in found)
     return f"delay p50 {p50}, p99 {p99}"
 
 
-def _loads(sample: Sample) -> list[str]:
+def _loads(sample: RunSample) -> list[str]:
     """Return what server and load tester use now, in words, as far as it is known."""
     found = []
     if sample.server_cpu_percent is not None:
@@ -141,7 +141,7 @@ def _loads(sample: Sample) -> list[str]:
     return found
 
 
-def _trouble(sample: Sample) -> list[str]:
+def _trouble(sample: RunSample) -> list[str]:
     """Return what one should know before the run is over, in words."""
     if sample.at_s >= _SILENT_S and sample.connected.get("healthy") and not sample.playing.get("healthy"):
         return ["no healthy viewer gets frames: is there a publisher on that stream?"]

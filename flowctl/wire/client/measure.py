@@ -37,10 +37,10 @@ FASTEST: Final = "fastest viewer"
 VIDEO: Final = 0
 AUDIO: Final = 1
 OTHER: Final = 2
-"""Kinds of `Frame`: a picture, sound, and what is neither: codec configuration, metadata, data."""
+"""Kinds of `MediaFrame`: a picture, sound, and what is neither: codec configuration, metadata, data."""
 
 
-class Frame(NamedTuple):
+class MediaFrame(NamedTuple):
     """What one media message is.
 
     Args:
@@ -54,18 +54,18 @@ class Frame(NamedTuple):
     data: bool
 
 
-Skimmed: TypeAlias = tuple[int, Frame]
+Skimmed: TypeAlias = tuple[int, MediaFrame]
 """Timestamp in ms, and what came."""
 
 
-def describe(info: MediaInfo, head: bytes) -> Frame:
+def describe(info: MediaInfo, head: bytes) -> MediaFrame:
     """Return what the media message is whose body begins with `head`."""
     if info.kind == "data" or info.message_class is MessageClass.HEADER or info.message_class is MessageClass.DATA:
-        return Frame(OTHER, False, None, 0, info.kind == "data")
+        return MediaFrame(OTHER, False, None, 0, info.kind == "data")
     number, sent_us = read_stamp(head) or (None, 0)
     if info.kind == "audio":
-        return Frame(AUDIO, False, number, sent_us, False)
-    return Frame(VIDEO, info.message_class is MessageClass.KEY, number, sent_us, False)
+        return MediaFrame(AUDIO, False, number, sent_us, False)
+    return MediaFrame(VIDEO, info.message_class is MessageClass.KEY, number, sent_us, False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -248,7 +248,7 @@ class ViewerMeasure:
             if delay_us > recent.max_us:  # noqa: PLR1730 - see above
                 recent.max_us = delay_us
 
-    def _picture(self, timestamp: int, frame: Frame) -> None:
+    def _picture(self, timestamp: int, frame: MediaFrame) -> None:
         """Take a picture that is not simply the next one: a key frame, one after a gap, one without a number."""
         if self.started_on_key is None:
             self.started_on_key = frame.key

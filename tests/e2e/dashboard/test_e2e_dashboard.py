@@ -14,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import SendState
 from flowctl.core.server.admission import AdmissionLimits
-from flowctl.demo.line import Line
+from flowctl.demo.line import ProxyLine
 from flowctl.live.access.keys import hash_key, make_key, read_keys
 from flowctl.live.access.rules import Access, Proof
 from flowctl.wire.client.player import PlayProfile
@@ -171,7 +171,7 @@ def test_picture_when_its_address_says_so_is_shown_beside_that_of_a_slow_line(br
     """A demonstration opens the page with both: the stream as it is, and what a viewer on half a line gets of it."""
     server, _, address = room
     port = next(item.address[1] for item in server.listeners if item.name == "http")
-    with Line(port, rate=40_000, buffer_bytes=32 * 1024) as line:
+    with ProxyLine(port, rate=40_000, buffer_bytes=32 * 1024) as line:
         browser.open(f"{address}#watch={NAME}&beside={line.port}&line=half+a+line")
         for video in ("picture-video", "beside-video"):
             time_s = f"return document.getElementById('{video}').currentTime"

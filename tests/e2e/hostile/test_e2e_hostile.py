@@ -17,7 +17,7 @@ from hostile_defences import DEFENCES
 from hostile_kit import APP, Arena, Program
 
 from flowctl.load.hostile.attacks.session import CANARY
-from flowctl.load.hostile.base import AttackContext, Outcome
+from flowctl.load.hostile.base import AttackContext, AttackOutcome
 from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
 
 MIB = 1 << 20
@@ -97,7 +97,9 @@ def test_profiles_when_counted_are_all_of_the_list():
     assert ids == DEFENCES.keys()
 
 
-@pytest.mark.parametrize(("policy", "outcome"), [("replace", Outcome.CONTAINED), ("standby", Outcome.CONTAINED)])
+@pytest.mark.parametrize(
+    ("policy", "outcome"), [("replace", AttackOutcome.CONTAINED), ("standby", AttackOutcome.CONTAINED)]
+)
 def test_second_publisher_when_let_in_never_mixes_frames(policy, outcome, tmp_path):
     """With replace and with standby a second publisher is taken in, and the two are never mixed in a player."""
     arena = Arena(tmp_path, policy, viewers=3)

@@ -10,7 +10,7 @@ import pytest
 
 from flowctl.errors import ConfigError
 from flowctl.load.hostile import bystanders
-from flowctl.load.hostile.base import ANY, ENDED, STAYS, AttackContext, Form, HostileProfile, Outcome
+from flowctl.load.hostile.base import ANY, ENDED, STAYS, AttackContext, AttackForm, AttackOutcome, HostileProfile
 from flowctl.load.hostile.octets import MARK_AT, picture
 from flowctl.load.hostile.registry import HOSTILE_PROFILES, NOT_POSSIBLE, hostile_profile
 from flowctl.load.hostile.types import AttackResult, FormResult
@@ -33,7 +33,7 @@ def quick_probe(monkeypatch):
 
 def profile_of(run, **options):
     """Return a profile with one form."""
-    form = Form(name="", run=run, **options)
+    form = AttackForm(name="", run=run, **options)
     return HostileProfile(id="T01", name="test", summary="s", explanation="e", forms=(form,))
 
 
@@ -118,7 +118,7 @@ def test_form_when_it_is_done_closes_its_connections_though_another_goes_on():
         await ended.wait()
         attack.details = "the other one has left"
 
-    forms = (Form(name="quick", run=knock), Form(name="slow", run=wait))
+    forms = (AttackForm(name="quick", run=knock), AttackForm(name="slow", run=wait))
     profile = HostileProfile(id="T01", name="test", summary="s", explanation="e", forms=forms)
     verdict = judge(profile, serve, probe=False)
     assert {form.form: form.details for form in verdict.forms} == {"quick": "", "slow": "the other one has left"}
@@ -127,7 +127,7 @@ def test_form_when_it_is_done_closes_its_connections_though_another_goes_on():
 def test_attack_when_the_server_serves_on_is_contained():
     """A server that answers and stays has contained the attack, and lets a newcomer in."""
     verdict = judge(profile_of(knock, allowed=STAYS), sound)
-    assert (verdict.outcome, verdict.met, verdict.newcomer) == (Outcome.CONTAINED, True, True)
+    assert (verdict.outcome, verdict.met, verdict.newcomer) == (AttackOutcome.CONTAINED, True, True)
     assert verdict.connections == 1
     assert verdict.handshake_s is not None
     assert verdict.end is PeerEnd.RUN_ENDED
@@ -136,7 +136,7 @@ def test_attack_when_the_server_serves_on_is_contained():
 def test_attack_when_the_server_may_not_keep_it_is_not_met():
     """What has to end and does not is a failure of the server."""
     verdict = judge(profile_of(knock, allowed=ENDED), sound)
-    assert (verdict.outcome, verdict.met) == (Outcome.CONTAINED, False)
+    assert (verdict.outcome, verdict.met) == (AttackOutcome.CONTAINED, False)
 
 
 def test_attack_when_too_short_to_tell_says_so():
@@ -159,21 +159,21 @@ def test_attack_when_the_server_closes_after_the_handshake_is_cut():
         await attack.shaken()
 
     verdict = judge(profile_of(shake, allowed=ENDED), cuts)
-    assert (verdict.outcome, verdict.cut, verdict.met) == (Outcome.CUT, True, True)
+    assert (verdict.outcome, verdict.cut, verdict.met) == (AttackOutcome.CUT, True, True)
     assert verdict.forms[0].after_s is not None
 
 
 def test_attack_when_the_server_closes_at_once_is_refused_and_newcomers_too():
     """A server that lets nobody in any more fails every profile, whatever it did with the attacker."""
     verdict = judge(profile_of(knock, allowed=ANY), rude)
-    assert (verdict.outcome, verdict.newcomer, verdict.met) == (Outcome.REFUSED, False, False)
+    assert (verdict.outcome, verdict.newcomer, verdict.met) == (AttackOutcome.REFUSED, False, False)
     assert "newcomer" in verdict.details
 
 
 def test_attack_when_the_server_breaks_the_protocol_is_an_error_of_the_server():
     """Something else than RTMP is never what a sound server does."""
     verdict = judge(profile_of(knock, allowed=ANY), broken)
-    assert (verdict.outcome, verdict.met, verdict.end) == (Outcome.BROKEN, False, PeerEnd.ERROR)
+    assert (verdict.outcome, verdict.met, verdict.end) == (AttackOutcome.BROKEN, False, PeerEnd.ERROR)
 
 
 def test_attack_when_the_server_never_answers_ends_at_its_deadline():
@@ -196,7 +196,7 @@ def test_attack_when_nobody_listens_is_unreachable():
         port = probe.getsockname()[1]
     context = AttackContext(host="127.0.0.1", port=port, duration_s=SECONDS, probe=False)
     verdict = asyncio.run(profile_of(knock).attack(context))
-    assert (verdict.outcome, verdict.met, verdict.end) == (Outcome.UNREACHABLE, False, PeerEnd.NOT_CONNECTED)
+    assert (verdict.outcome, verdict.met, verdict.end) == (AttackOutcome.UNREACHABLE, False, PeerEnd.NOT_CONNECTED)
 
 
 def test_attack_when_the_server_dies_of_it_is_not_met_although_the_attacker_is_cut():
@@ -233,11 +233,18 @@ def test_attack_when_a_fault_was_seen_is_not_met_whatever_the_outcome():
 
 def test_attack_when_forms_end_alike_tells_them_in_one_line():
     """Each outcome with its code stands once, with the names of its forms; a single form has nothing to list."""
-    ways = [("zero", Outcome.CUT, "C", True), ("one", Outcome.CUT, "C", True), ("two", Outcome.CONTAINED, None, False)]
+    ways = [
+        ("zero", AttackOutcome.CUT, "C", True),
+        ("one", AttackOutcome.CUT, "C", True),
+        ("two", AttackOutcome.CONTAINED, None, False),
+    ]
     forms = [FormResult(form=name, outcome=how, code=code, met=met) for name, how, code, met in ways]
-    told = AttackResult(outcome=Outcome.CUT, met=False, details="", end=PeerEnd.RUN_ENDED, forms=forms).form_words
+    told = AttackResult(outcome=AttackOutcome.CUT, met=False, details="", end=PeerEnd.RUN_ENDED, forms=forms).form_words
     assert told.splitlines() == ["zero, one: cut (C)", "two: contained, which is not as it should be"]
-    assert AttackResult(outcome=Outcome.CUT, met=True, details="", end=PeerEnd.LEFT, forms=forms[:1]).form_words == ""
+    assert (
+        AttackResult(outcome=AttackOutcome.CUT, met=True, details="", end=PeerEnd.LEFT, forms=forms[:1]).form_words
+        == ""
+    )
 
 
 def test_attack_when_one_form_is_asked_for_runs_that_one_only():

@@ -13,7 +13,7 @@ import pytest
 from flowctl.core.loop.sockets import unacknowledged_bytes
 from flowctl.load.peers.link import HANDSHAKE_BYTES, Target
 from flowctl.load.peers.skim import FrameBook
-from flowctl.load.peers.viewer import Viewer
+from flowctl.load.peers.viewer import LoadViewer
 from flowctl.load.profiles import parse_profile
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
 from flowctl.wire.client.measure import StreamClock, ViewerMeasure
@@ -65,7 +65,7 @@ class Stage:
         self.listener = socket.create_server(("127.0.0.1", 0))
         url = parse_url(f"rtmp://127.0.0.1:{self.listener.getsockname()[1]}/live/room")
         self.result = PeerResult(number=0, profile=profile, kind=PeerKind.SLOW, url=str(url))
-        self.viewer = Viewer(
+        self.viewer = LoadViewer(
             reactor=self.reactor,
             target=Target(socket.AF_INET, self.listener.getsockname()),
             url=url,

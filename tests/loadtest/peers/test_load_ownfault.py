@@ -11,8 +11,8 @@ import time
 import pytest
 from result_kit import some_run, viewer
 
-from flowctl.load.hostile.base import STAYS, AttackContext, Form, HostileProfile, Outcome
-from flowctl.load.peers.link import Link, Target
+from flowctl.load.hostile.base import STAYS, AttackContext, AttackForm, AttackOutcome, HostileProfile
+from flowctl.load.peers.link import PeerLink, Target
 from flowctl.load.peers.reactor import Reactor
 from flowctl.load.results import summary
 from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult
@@ -41,7 +41,7 @@ def no_descriptors():
 
 def verdict_of(run, *, probe=False, **options):
     """Run an attack of one form against a port that accepts; return its verdict."""
-    form = Form(name="", run=run, allowed=STAYS)
+    form = AttackForm(name="", run=run, allowed=STAYS)
     profile = HostileProfile(id="T01", name="test", summary="s", explanation="e", forms=(form,))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -61,7 +61,7 @@ async def knock_without_descriptors(attack):
 def test_attack_when_there_is_no_descriptor_left_is_the_testers_fault():
     """EMFILE is met before anything has left this machine: nothing is said about the server."""
     verdict = verdict_of(knock_without_descriptors)
-    assert (verdict.end, verdict.outcome, verdict.met) == (PeerEnd.TESTER_FAILED, Outcome.UNREACHABLE, None)
+    assert (verdict.end, verdict.outcome, verdict.met) == (PeerEnd.TESTER_FAILED, AttackOutcome.UNREACHABLE, None)
     assert "Too many open files" in verdict.details
 
 
@@ -88,7 +88,7 @@ def end_of(source="", asks=ClientSession.play, guard=contextlib.nullcontext):
         with socket.create_server(("127.0.0.1", 0)) as server:
             target = Target(socket.AF_INET, server.getsockname())
             row = PeerResult(number=0, profile="healthy", kind=PeerKind.HEALTHY, url="")
-            item = Link(
+            item = PeerLink(
                 reactor=reactor,
                 target=target,
                 url=parse_url(f"rtmp://127.0.0.1:{target.address[1]}/live/room"),

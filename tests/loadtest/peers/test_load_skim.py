@@ -16,7 +16,17 @@ from flowctl.load.peers.skim import FrameBook, Skimmer
 from flowctl.load.peers.viewer import write_row
 from flowctl.load.results.result import PeerKind, PeerResult
 from flowctl.wire.client.histogram import DelayHistogram
-from flowctl.wire.client.measure import AUDIO, FASTEST, ORIGIN, OTHER, STAMP, VIDEO, Frame, StreamClock, ViewerMeasure
+from flowctl.wire.client.measure import (
+    AUDIO,
+    FASTEST,
+    ORIGIN,
+    OTHER,
+    STAMP,
+    VIDEO,
+    MediaFrame,
+    StreamClock,
+    ViewerMeasure,
+)
 from flowctl.wire.media.stamp import has_slot, read_stamp, stamp
 from flowctl.wire.media.synthetic import SyntheticSource
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
@@ -236,7 +246,7 @@ def test_measure_when_frames_are_missing_counts_them(stamped):
 
 
 def video(number, *, key=False, sent_us=BASE_US, timestamp=None):
-    return (number * 33 if timestamp is None else timestamp, Frame(VIDEO, key, number, sent_us, data=False))
+    return (number * 33 if timestamp is None else timestamp, MediaFrame(VIDEO, key, number, sent_us, data=False))
 
 
 def test_measure_when_a_gap_ends_without_a_key_frame_is_broken():
@@ -271,7 +281,7 @@ def test_measure_when_frames_are_older_than_the_wish_has_no_delay_of_them():
 
 def test_measure_when_sound_is_all_there_is_measures_it():
     """Delay is of pictures where there are some, otherwise of sound."""
-    sound = [(0, Frame(AUDIO, False, 0, BASE_US, False))]
+    sound = [(0, MediaFrame(AUDIO, False, 0, BASE_US, False))]
     assert taken(sound, now_us=BASE_US + 5).delays.count == 1
     assert taken([video(0, key=True), *sound], now_us=BASE_US + 5).delays.count == 1
 
@@ -318,7 +328,7 @@ def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
     measure.take([video(index, key=not index) for index in range(10)], BASE_US)
     for index, at_ms in enumerate((199, 800, 833), 10):
         measure.take([video(index)], BASE_US + at_ms * 1000)
-        measure.take([(0, Frame(AUDIO, False, index, BASE_US, data=False))], BASE_US + at_ms * 1000 + 100)
+        measure.take([(0, MediaFrame(AUDIO, False, index, BASE_US, data=False))], BASE_US + at_ms * 1000 + 100)
     write_row(row, measure)
     assert (row.freezes, row.longest_freeze_s) == (1, pytest.approx(0.601))
     measure.waited_until(BASE_US + 2_000_000)
@@ -327,7 +337,7 @@ def test_measure_when_no_picture_comes_for_a_while_counts_a_freeze():
 
 
 def sound(timestamp):
-    return (timestamp, Frame(AUDIO, False, None, BASE_US, data=False))
+    return (timestamp, MediaFrame(AUDIO, False, None, BASE_US, data=False))
 
 
 @pytest.mark.parametrize(("sound_ms", "missed"), [(2960, 0), (3900, 0), (8000, 152)])

@@ -24,7 +24,7 @@ from flowctl.load.results.failon import parse_condition
 from flowctl.load.results.figures import RunFigures
 from flowctl.load.results.plots import plots_of
 from flowctl.load.results.report import render
-from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, Sample
+from flowctl.load.results.result import PeerEnd, PeerKind, PeerResult, RunSample
 from flowctl.load.results.table import RunDisplay
 
 CONDITIONS = ["healthy.missing>0", "p99_ms>200", "stall.missing_share>50%"]
@@ -124,7 +124,7 @@ def test_report_when_there_are_many_profiles_shares_lines():
     peers = [viewer(number, f"slow@{number + 1}M", PeerKind.SLOW) for number in range(30)]
     peers += [viewer(30 + number, f"B{number + 1:02}", PeerKind.HOSTILE) for number in range(34)]
     run = some_run(peers=peers, profiles={peer.profile: 1 for peer in peers})
-    run.samples = [Sample(at_s=1.0, connected=run.profiles, playing=run.profiles)]
+    run.samples = [RunSample(at_s=1.0, connected=run.profiles, playing=run.profiles)]
     (playing, *_) = plots_of(RunFigures(run))
     assert [series.label for series in playing.picture.series][-2:] == ["25 other profiles", "hostile"]
     assert len({series.colour for series in playing.picture.series}) == len(playing.picture.series) <= 8
@@ -381,10 +381,10 @@ def test_display_when_nobody_gets_frames_says_so_after_a_while(stream, monkeypat
     monkeypatch.setenv("COLUMNS", "200")
     display = RunDisplay("rtmp://h/a", {"healthy": 9}, 30.0, table=True)
     with display:
-        display.sampled(Sample(at_s=4.0, connected={"healthy": 9}, playing={"healthy": 0}))
-        display.sampled(Sample(at_s=6.0, connected={"healthy": 9}, playing={"healthy": 1}))
+        display.sampled(RunSample(at_s=4.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        display.sampled(RunSample(at_s=6.0, connected={"healthy": 9}, playing={"healthy": 1}))
         assert "is there a publisher" not in sys.stderr.getvalue()
-        display.sampled(Sample(at_s=7.0, connected={"healthy": 9}, playing={"healthy": 0}))
+        display.sampled(RunSample(at_s=7.0, connected={"healthy": 9}, playing={"healthy": 0}))
         assert "no healthy viewer gets frames: is there a publisher on that stream?" in sys.stderr.getvalue()
 
 
@@ -436,7 +436,7 @@ def test_display_when_the_run_goes_on_shows_it(stream, monkeypatch):
     display = RunDisplay("rtmp://h/[bold]a", asked, 30.0, table=True)
     with display:
         display.sampled(some_samples()[19])
-        display.sampled(Sample(at_s=30.2))
+        display.sampled(RunSample(at_s=30.2))
     text = errors.getvalue()
     for part in (
         "delay p50 22 ms, p99 51 ms",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flowctl.load.hostile.base import Attack, Form, Run, hostile
+from flowctl.load.hostile.base import Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.octets import CONNECT, cut, u29
 from flowctl.wire.rtmp.amf import amf0
 from flowctl.wire.rtmp.amf.values import UNDEFINED, Xml
@@ -101,36 +101,36 @@ PROFILES: Final = (
         "sends AMF0 and AMF3 values nested up to 100,000 levels deep",
         "Decoders that call themselves run out of stack. In a connect (AMF0 and AMF3, as deep as 64 KiB "
         "allow), in a longer connect, and in metadata. Sound servers limit the depth.",
-        Form(name="connect", run=_connect(_NESTED_OBJECT * _CONNECT_LEVELS)),
-        Form(name="long-connect", run=_connect(_NESTED_OBJECT * _LEVELS)),
-        Form(name="amf3", run=_connect(b"\x11" + _NESTED_AMF3 * _CONNECT_LEVELS)),
-        Form(name="metadata", run=_metadata(_NESTED_ARRAY * _LEVELS)),
+        AttackForm(name="connect", run=_connect(_NESTED_OBJECT * _CONNECT_LEVELS)),
+        AttackForm(name="long-connect", run=_connect(_NESTED_OBJECT * _LEVELS)),
+        AttackForm(name="amf3", run=_connect(b"\x11" + _NESTED_AMF3 * _CONNECT_LEVELS)),
+        AttackForm(name="metadata", run=_metadata(_NESTED_ARRAY * _LEVELS)),
     ),
     hostile(
         "B09 false-counts",
         "announces billions of AMF values and sends none",
         "Array, ECMA array, long string (AMF0), array, vectors, dictionary, string and traits (AMF3). A "
         "decoder that makes room for the count runs out of memory. Sound servers compare it with the bytes there are.",
-        Form(name="array", run=_connect(b"\x0a" + _COUNT + bytes(64))),
-        Form(name="ecma-array", run=_connect(b"\x08" + _COUNT + b"\x00\x00\x09")),
-        Form(name="long-string", run=_connect(b"\x0c" + _COUNT + bytes(64))),
-        Form(name="amf3-array", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64))),
-        Form(name="int-vector", run=_connect(b"\x11\x0d" + _U29_COUNT + bytes(64))),
-        Form(name="object-vector", run=_connect(b"\x11\x10" + _U29_COUNT + b"\x00\x01" + bytes(64))),
-        Form(name="dictionary", run=_connect(b"\x11\x11" + _U29_COUNT + bytes(64))),
-        Form(name="amf3-string", run=_connect(b"\x11\x06" + _U29_COUNT + bytes(64))),
-        Form(name="traits", run=_connect(b"\x11\x0a" + u29(_MOST_U29 & ~0xC | 0x3) + b"\x01" + bytes(64))),
-        Form(name="type-17", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64), TYPE_COMMAND_AMF3)),
+        AttackForm(name="array", run=_connect(b"\x0a" + _COUNT + bytes(64))),
+        AttackForm(name="ecma-array", run=_connect(b"\x08" + _COUNT + b"\x00\x00\x09")),
+        AttackForm(name="long-string", run=_connect(b"\x0c" + _COUNT + bytes(64))),
+        AttackForm(name="amf3-array", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64))),
+        AttackForm(name="int-vector", run=_connect(b"\x11\x0d" + _U29_COUNT + bytes(64))),
+        AttackForm(name="object-vector", run=_connect(b"\x11\x10" + _U29_COUNT + b"\x00\x01" + bytes(64))),
+        AttackForm(name="dictionary", run=_connect(b"\x11\x11" + _U29_COUNT + bytes(64))),
+        AttackForm(name="amf3-string", run=_connect(b"\x11\x06" + _U29_COUNT + bytes(64))),
+        AttackForm(name="traits", run=_connect(b"\x11\x0a" + u29(_MOST_U29 & ~0xC | 0x3) + b"\x01" + bytes(64))),
+        AttackForm(name="type-17", run=_connect(b"\x11\x09" + _U29_COUNT + b"\x01" + bytes(64), TYPE_COMMAND_AMF3)),
     ),
     hostile(
         "B10 truncated-amf",
         "cuts off the values of connect, publish and metadata",
         "A decoder that does not look where the data ends reads what is behind it, or raises what nobody "
         "catches. Sound servers refuse such a command, and pass on or drop such metadata.",
-        Form(name="connect", run=_connect(b"\x03\x00\x03app\x02\x00\x40live")),
-        Form(name="anywhere", run=_truncated_anywhere),
-        Form(name="publish", run=_truncated_publish),
-        Form(name="metadata", run=_metadata(b"\x08\x00\x00\x00\x02\x00\x05width\x00\x40\x84")),
+        AttackForm(name="connect", run=_connect(b"\x03\x00\x03app\x02\x00\x40live")),
+        AttackForm(name="anywhere", run=_truncated_anywhere),
+        AttackForm(name="publish", run=_truncated_publish),
+        AttackForm(name="metadata", run=_metadata(b"\x08\x00\x00\x00\x02\x00\x05width\x00\x40\x84")),
     ),
     hostile(
         "B11 wrong-types",
@@ -138,15 +138,15 @@ PROFILES: Final = (
         "publish(false), publish of a number, of an object, of nothing; play(null); a connect whose app is "
         "false; a deleteStream of a text; a connect that is all undefined. One of these ended the whole process of a "
         "known server. Sound servers refuse each, or take it for what clients mean by it.",
-        Form(name="publish-false", run=_calls("publish", None, False)),
-        Form(name="publish-number", run=_calls("publish", None, 4711.0, "live")),
-        Form(name="publish-object", run=_calls("publish", None, {"name": "x"}, ["live"])),
-        Form(name="publish-nothing", run=_calls("publish")),
-        Form(name="play-null", run=_calls("play", None, None)),
-        Form(name="play-array", run=_calls("play", None, ["x"], "now", "then", {})),
-        Form(name="delete-text", run=_calls("deleteStream", None, "all")),
-        Form(name="connect-app", run=_connect(amf0.encode({"app": False, "tcUrl": 1.0, "flashVer": None}))),
-        Form(name="connect-undefined", run=_connect(amf0.encode(UNDEFINED, UNDEFINED))),
+        AttackForm(name="publish-false", run=_calls("publish", None, False)),
+        AttackForm(name="publish-number", run=_calls("publish", None, 4711.0, "live")),
+        AttackForm(name="publish-object", run=_calls("publish", None, {"name": "x"}, ["live"])),
+        AttackForm(name="publish-nothing", run=_calls("publish")),
+        AttackForm(name="play-null", run=_calls("play", None, None)),
+        AttackForm(name="play-array", run=_calls("play", None, ["x"], "now", "then", {})),
+        AttackForm(name="delete-text", run=_calls("deleteStream", None, "all")),
+        AttackForm(name="connect-app", run=_connect(amf0.encode({"app": False, "tcUrl": 1.0, "flashVer": None}))),
+        AttackForm(name="connect-undefined", run=_connect(amf0.encode(UNDEFINED, UNDEFINED))),
     ),
     hostile(
         "B26 xml-entity",
@@ -154,7 +154,7 @@ PROFILES: Final = (
         "The billion laughs, an entity that names a file and one that names an address, as XML documents "
         "in connect and in metadata. A server that parses XML takes gigabytes, reads files or opens connections. Sound "
         "servers keep it as text.",
-        Form(name="connect", run=_xml_connect),
-        Form(name="metadata", run=_metadata(amf0.encode({"xmp": Xml(_laughs()), "liveXML": Xml(_ENTITY)}))),
+        AttackForm(name="connect", run=_xml_connect),
+        AttackForm(name="metadata", run=_metadata(amf0.encode({"xmp": Xml(_laughs()), "liveXML": Xml(_ENTITY)}))),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from flowctl.load.hostile.base import ANY, Attack, Form, Run, hostile
+from flowctl.load.hostile.base import ANY, Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.octets import CONNECT, cut, header, set_chunk_size
 from flowctl.load.hostile.peer import UnreachableError
 from flowctl.wire.rtmp import commands
@@ -109,23 +109,26 @@ PROFILES: Final = (
         "Set Chunk Size 0x7FFFFFFF, and 0xFFFFFFFF, whose first bit may not be set. A server that makes "
         "room for a whole chunk takes 2 GiB per connection. Sound servers refuse the size, or let memory follow the "
         "bytes that have come.",
-        Form(name="largest", run=_huge_chunk_size),
-        Form(name="first-bit", run=after_handshake(set_chunk_size(b"\xff\xff\xff\xff"))),
+        AttackForm(name="largest", run=_huge_chunk_size),
+        AttackForm(name="first-bit", run=after_handshake(set_chunk_size(b"\xff\xff\xff\xff"))),
     ),
     hostile(
         "B02 tiny-chunks",
         "sets a chunk size of 1 and sends 256 KiB so",
         "Each byte then needs a header and a turn of the parser. Sound servers have a least chunk size, "
         "or do the work without disturbing others.",
-        Form(name="", run=_one_octet_chunks),
+        AttackForm(name="", run=_one_octet_chunks),
     ),
     hostile(
         "B03 bad-chunk-size",
         "sets a chunk size of 0, or sends no, 1, 2 or 3 bytes of the 4",
         "A chunk size of 0 makes a parser loop for ever; a short body makes it read beyond the end. Sound "
         "servers refuse both.",
-        Form(name="zero", run=after_handshake(set_chunk_size(bytes(4)))),
-        *(Form(name=f"{size}-bytes", run=after_handshake(set_chunk_size(b"\0\0\x10"[:size]))) for size in range(4)),
+        AttackForm(name="zero", run=after_handshake(set_chunk_size(bytes(4)))),
+        *(
+            AttackForm(name=f"{size}-bytes", run=after_handshake(set_chunk_size(b"\0\0\x10"[:size])))
+            for size in range(4)
+        ),
     ),
     hostile(
         "B04 declared-length",
@@ -134,28 +137,28 @@ PROFILES: Final = (
         "servers allow. One of those is sent but for its last byte, by a peer that has not even said connect. A "
         "server that allocates what is declared loses that much per connection. Sound servers refuse by the length, "
         "let memory follow the bytes that have come, and take little from a peer that does not publish.",
-        Form(name="video", run=after_handshake(header(TYPE_VIDEO, 0xFFFFFF, csid=6, msid=1) + _FIRST_PART)),
-        Form(name="command", run=after_handshake(header(TYPE_COMMAND_AMF0, 0xFFFFFF) + _FIRST_PART)),
-        Form(name="data", run=after_handshake(header(TYPE_DATA_AMF0, 0xFFFFFF) + _FIRST_PART)),
-        Form(name="control", run=after_handshake(header(TYPE_ACK, 0xFFFFFF, csid=2) + _FIRST_PART)),
-        Form(name="filled", run=_filled),
-        Form(name="within", run=after_handshake(header(TYPE_AUDIO, 9 << 20, csid=4, msid=1) + _FIRST_PART)),
+        AttackForm(name="video", run=after_handshake(header(TYPE_VIDEO, 0xFFFFFF, csid=6, msid=1) + _FIRST_PART)),
+        AttackForm(name="command", run=after_handshake(header(TYPE_COMMAND_AMF0, 0xFFFFFF) + _FIRST_PART)),
+        AttackForm(name="data", run=after_handshake(header(TYPE_DATA_AMF0, 0xFFFFFF) + _FIRST_PART)),
+        AttackForm(name="control", run=after_handshake(header(TYPE_ACK, 0xFFFFFF, csid=2) + _FIRST_PART)),
+        AttackForm(name="filled", run=_filled),
+        AttackForm(name="within", run=after_handshake(header(TYPE_AUDIO, 9 << 20, csid=4, msid=1) + _FIRST_PART)),
     ),
     hostile(
         "B05 many-chunk-streams",
         "begins a message on each of 65,597 chunk streams",
         "Each chunk stream has a state and a partial message, which a server may not forget. Sound servers "
         "limit the number of chunk streams, or the bytes held in all of them.",
-        Form(name="", run=_many_chunk_streams),
+        AttackForm(name="", run=_many_chunk_streams),
     ),
     hostile(
         "B06 changed-length",
         "changes the length, or the type, inside a message",
         "A receiver that allocated for the first length writes beyond it (CVE-2016-10191 in FFmpeg). "
         "Sound servers refuse the second header, or begin anew.",
-        Form(name="longer", run=_changed(header(TYPE_COMMAND_AMF0, 100_000) + _FIRST_PART * 2)),
-        Form(name="shorter", run=_changed(header(TYPE_COMMAND_AMF0, 16) + bytes(16))),
-        Form(name="type", run=_changed(header(TYPE_VIDEO, 1000) + _FIRST_PART)),
+        AttackForm(name="longer", run=_changed(header(TYPE_COMMAND_AMF0, 100_000) + _FIRST_PART * 2)),
+        AttackForm(name="shorter", run=_changed(header(TYPE_COMMAND_AMF0, 16) + bytes(16))),
+        AttackForm(name="type", run=_changed(header(TYPE_VIDEO, 1000) + _FIRST_PART)),
     ),
     hostile(
         "B07 resized-chunks",
@@ -163,8 +166,8 @@ PROFILES: Final = (
         "Set Chunk Size comes between two chunks of a connect: from 128 to 4096 bytes, and from 4096 to "
         "128. It applies from the next chunk on. nginx-rtmp overran its buffer here. Sound servers answer the connect, "
         "or end the connection.",
-        Form(name="larger", run=_resized(128, 4096), allowed=ANY),
-        Form(name="smaller", run=_resized(512, 128), allowed=ANY),
+        AttackForm(name="larger", run=_resized(128, 4096), allowed=ANY),
+        AttackForm(name="smaller", run=_resized(512, 128), allowed=ANY),
     ),
 )
 

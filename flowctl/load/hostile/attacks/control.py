@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from flowctl.load.hostile.base import STAYS, Attack, Form, Run, hostile
+from flowctl.load.hostile.base import STAYS, Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.octets import picture
 from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
@@ -103,8 +103,8 @@ PROFILES: Final = (
         "sends message types and user control events that nobody knows, at ease and as a flood",
         "Servers and clients of some makers send undocumented types. Sound servers count and ignore them, "
         "and end the connection over their rate, not over their presence.",
-        Form(name="at-ease", run=_unknown, allowed=STAYS),
-        Form(name="flood", run=_unknown_flood),
+        AttackForm(name="at-ease", run=_unknown, allowed=STAYS),
+        AttackForm(name="flood", run=_unknown_flood),
     ),
     hostile(
         "B32 absurd-control",
@@ -112,14 +112,14 @@ PROFILES: Final = (
         "Window acknowledgement sizes of 0, 1 and 2^32-1; acknowledgements that go backwards; pings and "
         "buffer lengths of 2^32-1; control messages with too few bytes. Servers have answered per byte, divided by "
         "0, or read beyond the end. Sound servers have a least distance between answers.",
-        Form(name="window-0", run=_window(0)),
-        Form(name="window-1", run=_window(1)),
-        Form(name="window-4g", run=_window(_HIGHEST)),
-        Form(name="values", run=_absurd),
-        Form(name="short-acknowledgement", run=_short(TYPE_ACK, 2)),
-        Form(name="short-window", run=_short(TYPE_WINDOW_ACK_SIZE, 0)),
-        Form(name="short-bandwidth", run=_short(TYPE_PEER_BANDWIDTH, 3)),
-        Form(name="short-event", run=_short(TYPE_USER_CONTROL, 1)),
-        Form(name="short-abort", run=_short(TYPE_ABORT, 3)),
+        AttackForm(name="window-0", run=_window(0)),
+        AttackForm(name="window-1", run=_window(1)),
+        AttackForm(name="window-4g", run=_window(_HIGHEST)),
+        AttackForm(name="values", run=_absurd),
+        AttackForm(name="short-acknowledgement", run=_short(TYPE_ACK, 2)),
+        AttackForm(name="short-window", run=_short(TYPE_WINDOW_ACK_SIZE, 0)),
+        AttackForm(name="short-bandwidth", run=_short(TYPE_PEER_BANDWIDTH, 3)),
+        AttackForm(name="short-event", run=_short(TYPE_USER_CONTROL, 1)),
+        AttackForm(name="short-abort", run=_short(TYPE_ABORT, 3)),
     ),
 )

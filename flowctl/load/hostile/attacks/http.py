@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from flowctl.load.hostile.base import ANY, ENDED, Attack, Form, Run, hostile
+from flowctl.load.hostile.base import ANY, ENDED, Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.peer import Peer
 
 _MIB: Final = 1 << 20
@@ -148,61 +148,67 @@ PROFILES: Final = (
         "closes its sending half behind a request, in the middle of one, and while it plays",
         "The first half of B34: a reader that will never say anything again. Sound servers answer what came whole, and "
         "free what belongs to a player that has left.",
-        Form(name="request", run=_sends(lambda attack: _request(attack) + b"\r\n", half_close=True)),
-        Form(name="player", run=_half_closed_player),
-        Form(name="head", run=_sends(_request, half_close=True), allowed=ENDED),
+        AttackForm(name="request", run=_sends(lambda attack: _request(attack) + b"\r\n", half_close=True)),
+        AttackForm(name="player", run=_half_closed_player),
+        AttackForm(name="head", run=_sends(_request, half_close=True), allowed=ENDED),
     ),
     hostile(
         "H02 http-body",
         "sends bodies that nobody asked for: in chunks without end, of 10 TB, and behind the GET of a stream",
         "The second half of B34. A body is of no use here, and one in chunks has no length. Sound servers read a "
         "little of it and refuse the rest.",
-        Form(name="chunks", run=_floods(_body(b"Transfer-Encoding: chunked"), b"1;x=y\r\nz\r\n" * 1000), allowed=ENDED),
-        Form(name="announced", run=_sends(_body(b"Content-Length: 10995116277760")), allowed=ENDED),
-        Form(name="of-get", run=_floods(_stream_with_body, b"4000\r\n" + b"b" * 0x4000 + b"\r\n"), allowed=ENDED),
+        AttackForm(
+            name="chunks", run=_floods(_body(b"Transfer-Encoding: chunked"), b"1;x=y\r\nz\r\n" * 1000), allowed=ENDED
+        ),
+        AttackForm(name="announced", run=_sends(_body(b"Content-Length: 10995116277760")), allowed=ENDED),
+        AttackForm(name="of-get", run=_floods(_stream_with_body, b"4000\r\n" + b"b" * 0x4000 + b"\r\n"), allowed=ENDED),
     ),
     hostile(
         "H03 http-slowloris",
         "sends request line, headers or body an byte at a time, for ever",
         "A connection, and what the server keeps for it, is held at the cost of an byte now and then. Sound servers "
         "limit the time to the end of a request, not only silence.",
-        Form(name="line", run=_slowly(b"GET /" + b"a" * 4096), allowed=ENDED, needs_s=_PATIENCE_S),
-        Form(name="headers", run=_slowly(b"GET / HTTP/1.1\r\n"), allowed=ENDED, needs_s=_PATIENCE_S),
-        Form(name="body", run=_slow_body, allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="line", run=_slowly(b"GET /" + b"a" * 4096), allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="headers", run=_slowly(b"GET / HTTP/1.1\r\n"), allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="body", run=_slow_body, allowed=ENDED, needs_s=_PATIENCE_S),
     ),
     hostile(
         "H04 http-huge-head",
         "sends a path or a header of 1 MiB, 100,000 headers, and a header without end",
         "What is not complete has to be kept. Sound servers limit bytes and number of headers, and say which.",
-        Form(name="target", run=_sends(lambda attack: _request(attack, "/" + "a" * _MIB) + b"\r\n"), allowed=ENDED),
-        Form(name="header", run=_sends(_with(b"X: " + b"a" * _MIB + b"\r\n\r\n")), allowed=ENDED),
-        Form(name="count", run=_sends(_with(b"X: y\r\n" * 100_000 + b"\r\n")), allowed=ENDED),
-        Form(name="endless", run=_floods(_with(b"X: "), b"a" * 65536), allowed=ENDED),
+        AttackForm(
+            name="target", run=_sends(lambda attack: _request(attack, "/" + "a" * _MIB) + b"\r\n"), allowed=ENDED
+        ),
+        AttackForm(name="header", run=_sends(_with(b"X: " + b"a" * _MIB + b"\r\n\r\n")), allowed=ENDED),
+        AttackForm(name="count", run=_sends(_with(b"X: y\r\n" * 100_000 + b"\r\n")), allowed=ENDED),
+        AttackForm(name="endless", run=_floods(_with(b"X: "), b"a" * 65536), allowed=ENDED),
     ),
     hostile(
         "H05 http-pipeline",
         "sends requests without end, and reads no answer",
         "Each request makes an answer that waits. Sound servers look at no further request while answers wait.",
-        Form(name="", run=_pipeline, allowed=ANY, reads=False),
+        AttackForm(name="", run=_pipeline, allowed=ANY, reads=False),
     ),
     hostile(
         "H06 http-slow-reader",
         "plays over HTTP and reads 1 kB/s",
         "What it does not read waits in the server. Sound servers leave out what is late, and cut at a limit.",
-        Form(name="", run=_slow_reader, allowed=ENDED, needs_s=_READER_S, reads=False),
+        AttackForm(name="", run=_slow_reader, allowed=ENDED, needs_s=_READER_S, reads=False),
     ),
     hostile(
         "H07 websocket-flood",
         "plays over WebSocket, pings without end, and reads no answer",
         "Each ping makes a pong. Sound servers limit how many they look at, and how many answers wait.",
-        Form(name="", run=_websocket(_PING * 500), allowed=ANY, reads=False),
+        AttackForm(name="", run=_websocket(_PING * 500), allowed=ANY, reads=False),
     ),
     hostile(
         "H08 websocket-message",
         "plays over WebSocket and sends a message without end: in fragments of an byte, and in a frame of 4 EiB",
         "A message is only complete at its end. Sound servers keep none of it that they have no use for.",
-        Form(name="fragments", run=_websocket(_FRAGMENT * 500, first=b"\x02\x81\0\0\0\0f"), allowed=ANY, reads=False),
-        Form(
+        AttackForm(
+            name="fragments", run=_websocket(_FRAGMENT * 500, first=b"\x02\x81\0\0\0\0f"), allowed=ANY, reads=False
+        ),
+        AttackForm(
             name="frame",
             run=_websocket(b"x" * 65536, first=_ENDLESS_FRAME),
             allowed=ANY,

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from flowctl.load.hostile.base import STAYS, Attack, Form, Run, hostile
+from flowctl.load.hostile.base import STAYS, Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.octets import INTER_FRAME, KEY_FRAME, MARK_AT, VIDEO_CONFIG, picture
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError
 from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_AUDIO, TYPE_DATA_AMF0, TYPE_VIDEO, Message, basic_header
@@ -200,42 +200,42 @@ PROFILES: Final = (
         "publishes audio messages of one byte, up to four million, as fast as they are taken",
         "Two bytes on the wire cost a whole turn through the server, and a place in every queue. Sound "
         "servers slow the publisher down, or cut it, and others on the same thread keep their turn.",
-        Form(name="", run=_tiny_messages),
+        AttackForm(name="", run=_tiny_messages),
     ),
     hostile(
         "B20 short-bodies",
         "publishes audio and video of 0, 1 and 2 bytes, and lengths beyond the end",
         "Readers of codec headers look at bytes that are not there, or trust the length of a NAL unit. "
         "Sound servers pass such messages on, or drop them.",
-        Form(name="", run=_short_bodies),
+        AttackForm(name="", run=_short_bodies),
     ),
     hostile(
         "B21 replaced-publisher",
         "replaces the publisher of a stream in mid-frame while somebody plays it",
         "A player that still points to the old publication reads freed memory, or gets half of one frame "
         "and half of another. Sound servers refuse the second publisher, or switch at a frame.",
-        Form(name="", run=_replacements),
+        AttackForm(name="", run=_replacements),
     ),
     hostile(
         "B23 no-key-frames",
         "publishes 24 MiB without a key frame, or after a single one",
         "The cache that starts new viewers at a key frame grows until the next one comes. Sound servers "
         "bound it in bytes, frames and time.",
-        Form(name="none", run=_without_keys(first=False)),
-        Form(name="one", run=_without_keys(first=True)),
+        AttackForm(name="none", run=_without_keys(first=False)),
+        AttackForm(name="one", run=_without_keys(first=True)),
     ),
     hostile(
         "B24 clock-wrap",
         "publishes timestamps beyond 4.66 hours and beyond 49.7 days",
         "Beyond 24 bit a timestamp moves to another field, beyond 32 bit it begins anew. Servers have "
         "filled their memory waiting for the past, or lost the stream. Sound servers pass every frame on.",
-        Form(name="", run=_clock_wraps, allowed=STAYS),
+        AttackForm(name="", run=_clock_wraps, allowed=STAYS),
     ),
     hostile(
         "B31 duplicate-publisher",
         "publishes a name that is being published",
         "Sound servers refuse the second, replace the first, or keep the second in reserve; the frames of "
         "the two are never mixed.",
-        Form(name="", run=_duplicate),
+        AttackForm(name="", run=_duplicate),
     ),
 )

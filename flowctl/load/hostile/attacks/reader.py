@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from flowctl.load.hostile.base import ENDED, STAYS, Attack, Form, hostile
+from flowctl.load.hostile.base import ENDED, STAYS, Attack, AttackForm, hostile
 from flowctl.load.hostile.octets import picture
 from flowctl.wire.rtmp.messages import (
     EVENT_PING_REQUEST,
@@ -112,7 +112,7 @@ PROFILES: Final = (
         "plays the live stream and reads 1 kB/s",
         "What it does not take piles up in the server. Sound servers bound that, drop frames up to a key "
         "frame, and cut the viewer when that does not help.",
-        Form(name="", run=_slow, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
+        AttackForm(name="", run=_slow, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
     ),
     hostile(
         "B17 deaf-acknowledger",
@@ -120,22 +120,22 @@ PROFILES: Final = (
         "Acknowledgements are the peer's word, not a fact: who believes them sends on for ever. And each "
         "ping makes an answer that nobody reads. Sound servers go by what the kernel takes, and limit the rate of "
         "control messages.",
-        Form(name="acknowledging", run=_acknowledge, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
-        Form(name="control-flood", run=_flood, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
+        AttackForm(name="acknowledging", run=_acknowledge, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
+        AttackForm(name="control-flood", run=_flood, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
     ),
     hostile(
         "B30 silent-death",
         "a viewer and a publisher go silent without closing",
         "As after a power cut: the connection stays, nothing is read, nothing is answered. Sound servers "
         "notice it by what the kernel no longer takes, or by a ping that is not answered, and free the name.",
-        Form(name="viewer", run=_silent_viewer, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
-        Form(name="publisher", run=_silent_publisher, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
+        AttackForm(name="viewer", run=_silent_viewer, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
+        AttackForm(name="publisher", run=_silent_publisher, allowed=ENDED, needs_s=_PATIENCE_S, reads=False),
     ),
     hostile(
         "B33 peer-bandwidth",
         "asks for a bandwidth of 0, 1 and 4 GiB",
         "Set Peer Bandwidth is ignored by nearly everybody; who obeys it stops sending, for good. Sound "
         "servers go on with the stream.",
-        Form(name="", run=_bandwidth, allowed=STAYS),
+        AttackForm(name="", run=_bandwidth, allowed=STAYS),
     ),
 )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from flowctl.load.hostile.base import ANY, ENDED, UNHARMED, Attack, Form, Run, hostile
+from flowctl.load.hostile.base import ANY, ENDED, UNHARMED, Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.octets import picture
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.wire.rtmp import commands
@@ -214,66 +214,66 @@ PROFILES: Final = (
         "asks for message streams without end, at once and ten a second",
         "Each createStream makes a state that lasts as long as the connection. Sound servers limit message "
         "streams per connection and commands per second.",
-        Form(name="at-once", run=_streams_at_once),
-        Form(name="slowly", run=_streams_slowly),
+        AttackForm(name="at-once", run=_streams_at_once),
+        AttackForm(name="slowly", run=_streams_slowly),
     ),
     hostile(
         "B13 connection-flood",
         "opens 1024 connections as fast as it can, then leaves",
         "Servers have stopped accepting for good once their limit was reached. Sound servers refuse what "
         "is too much, per address, and let newcomers in as soon as others have left.",
-        Form(name="", run=_connections),
+        AttackForm(name="", run=_connections),
     ),
     hostile(
         "B14 slowloris",
         "connects and takes its time: no handshake, one by the byte, half of one, no connect, no stream",
         "Each such connection costs a descriptor and memory for nothing. Sound servers have a time limit "
         "for every phase, and an byte now and then does not extend it.",
-        Form(name="silent", run=_silent_after(Attack.open), allowed=ENDED, needs_s=_PATIENCE_S),
-        Form(name="drip", run=_drip, allowed=ENDED, needs_s=_PATIENCE_S),
-        Form(name="half", run=_silent_after(_half), allowed=ENDED, needs_s=_PATIENCE_S),
-        Form(name="after-handshake", run=_silent_after(Attack.shaken), allowed=ENDED, needs_s=_PATIENCE_S),
-        Form(name="after-connect", run=_silent_after(Attack.connected), allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="silent", run=_silent_after(Attack.open), allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="drip", run=_drip, allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="half", run=_silent_after(_half), allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="after-handshake", run=_silent_after(Attack.shaken), allowed=ENDED, needs_s=_PATIENCE_S),
+        AttackForm(name="after-connect", run=_silent_after(Attack.connected), allowed=ENDED, needs_s=_PATIENCE_S),
     ),
     hostile(
         "B15 waiting-players",
         "plays 16 streams that nobody publishes",
         "Players of absent streams pile up, and with them the entries for these streams. Sound servers "
         "refuse them, or let them wait for a limited time.",
-        Form(name="", run=_waiting_players),
+        AttackForm(name="", run=_waiting_players),
     ),
     hostile(
         "B22 flash-publish",
         "publishes without announcement on a stream never made, and breaks off; ten times",
         "The path that Flash and small encoders take: no releaseStream, no FCPublish, here not even "
         "createStream. A known server leaked the publication. Sound servers free the name and all that belongs to it.",
-        Form(name="", run=_flash_publish),
+        AttackForm(name="", run=_flash_publish),
     ),
     hostile(
         "B25 stream-names",
         "publishes and plays names with .., absolute, NUL, line breaks, 4 kB long, and empty",
         "Names become paths of recordings, lines of logs and keys of tables. Sound servers refuse those "
         "that could be anything but a name.",
-        Form(name="parent", run=_named("../../../../tmp/flowctl-hostile")),
-        Form(name="absolute", run=_named("/tmp/flowctl-hostile")),  # noqa: S108 - a name, never opened
-        Form(name="nul", run=_named("stream\0.flv")),
-        Form(name="long", run=_named("x" * 4096)),
-        Form(name="empty", run=_named("")),
-        Form(name="line-break", run=_named("x\r\n[error] forged line \x1b[31m")),
+        AttackForm(name="parent", run=_named("../../../../tmp/flowctl-hostile")),
+        AttackForm(name="absolute", run=_named("/tmp/flowctl-hostile")),  # noqa: S108 - a name, never opened
+        AttackForm(name="nul", run=_named("stream\0.flv")),
+        AttackForm(name="long", run=_named("x" * 4096)),
+        AttackForm(name="empty", run=_named("")),
+        AttackForm(name="line-break", run=_named("x\r\n[error] forged line \x1b[31m")),
     ),
     hostile(
         "B28 secrets-in-logs",
         f"sends the secret {CANARY} wherever clients put secrets",
         "In tcUrl (user, query), app, pageUrl and the stream key's query; accepted, and refused for "
         f"another reason. Look for {CANARY} in the server's logs: sound servers do not write it.",
-        Form(name="accepted", run=_secret_url),
-        Form(name="refused", run=_secret_refused, allowed=ANY),
+        AttackForm(name="accepted", run=_secret_url),
+        AttackForm(name="refused", run=_secret_refused, allowed=ANY),
     ),
     hostile(
         "B29 default-credentials",
         "tries to log in with credentials that servers have shipped",
         "Adobe authentication with six well-known pairs. Sound servers have no default credentials. One "
         "that asks for none is not tried; the notes say so.",
-        Form(name="", run=_default_credentials, allowed=UNHARMED | ENDED),
+        AttackForm(name="", run=_default_credentials, allowed=UNHARMED | ENDED),
     ),
 )

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from flowctl.load.hostile.base import Attack, Form, Run, hostile
+from flowctl.load.hostile.base import Attack, AttackForm, Run, hostile
 from flowctl.load.hostile.octets import VIDEO_CONFIG, cut, header, picture, u29
 from flowctl.load.hostile.peer import Peer, PeerGoneError, RefusedError, UnreachableError
 from flowctl.wire.rtmp import commands
@@ -170,52 +170,52 @@ PROFILES: Final = (
         "publishes metadata of 1000 AMF3 objects, on six connections, as fast as it is taken",
         "It has to be read whole and written anew as AMF0, milliseconds each time. Sound servers slow the "
         "publisher down, or cut it, and others on the same thread keep their turn.",
-        Form(name="", run=_flood(_amf3_metadata, _FEW)),
+        AttackForm(name="", run=_flood(_amf3_metadata, _FEW)),
     ),
     hostile(
         "W02 long-commands",
         "sends a command with 63 kB of arguments, 45 times a second on 16 connections",
         "Each is decoded, and means nothing. Sound servers bound what that costs.",
-        Form(name="", run=_flood(_long_command, _MANY, per_s=_RATE_PER_S)),
+        AttackForm(name="", run=_flood(_long_command, _MANY, per_s=_RATE_PER_S)),
     ),
     hostile(
         "W03 absent-streams",
         "sends messages of one byte to streams that do not exist, or are not published",
         "Two bytes on the wire each, and nothing to do for any of them. Sound servers count them, and "
         "slow down or cut who goes on.",
-        Form(name="absent", run=_flood(_absent_streams, 1)),
-        Form(name="idle", run=_flood(_idle_stream, _MANY)),
+        AttackForm(name="absent", run=_flood(_absent_streams, 1)),
+        AttackForm(name="idle", run=_flood(_idle_stream, _MANY)),
     ),
     hostile(
         "W04 full-aggregates",
         "publishes aggregates of 4096 messages, on six connections, as fast as they are taken",
         "One message is thousands. Sound servers take them apart a few at a time.",
-        Form(name="", run=_flood(_aggregates, _FEW)),
+        AttackForm(name="", run=_flood(_aggregates, _FEW)),
     ),
     hostile(
         "W05 repeated-play",
         "asks to play what it plays, 45 times a second on 16 connections",
         "Leaving a stream and joining it again, with a burst of media and two lines of log, each time. "
         "Sound servers say that it plays.",
-        Form(name="", run=_flood(_plays, _MANY, per_s=_RATE_PER_S)),
+        AttackForm(name="", run=_flood(_plays, _MANY, per_s=_RATE_PER_S)),
     ),
     hostile(
         "W06 flapping-publisher",
         "publishes a name and ends it 15 times a second, with 16 players waiting for it",
         "One command of one peer is a message to each of many. Sound servers are not busy with that alone.",
-        Form(name="", run=_flapping),
+        AttackForm(name="", run=_flapping),
     ),
     hostile(
         "W07 interleaved-chunks",
         "publishes pictures on 60 chunk streams at once in chunks of 128 bytes, on six connections",
         "No two chunks that follow each other belong together, so each is looked at alone. Sound servers "
         "slow the publisher down, and others keep their turn.",
-        Form(name="", run=_flood(_interleaved, _FEW)),
+        AttackForm(name="", run=_flood(_interleaved, _FEW)),
     ),
     hostile(
         "W08 pause-toggling",
         "pauses and goes on, 20 times a second on 16 connections",
         "Each time it goes on a player is given what a newcomer gets. Sound servers bound that, by rate or by work.",
-        Form(name="", run=_flood(_pauses, _MANY, per_s=20)),
+        AttackForm(name="", run=_flood(_pauses, _MANY, per_s=20)),
     ),
 )
