@@ -84,7 +84,7 @@ def test_member_when_it_leaves_its_squad_is_in_no_later_run(tmp_path):
 def block(ts_us, first, count):
     """Return a block with a run of `count` connections, the second asked for its kernel's figures, and a row."""
     made = SampleBlock(ts_us)
-    run = Run(ts_us, USE, Condition(1000.0), NOTHING)
+    run = Run((ts_us, *USE, *Condition(1000.0), *NOTHING))
     run.add(first, "192.0.2.1", 1)
     run.add_crowd(Crowd(list(range(first + 1, first + count)), ["192.0.2.2"] * (count - 1), [None] * (count - 1)))
     run.kernel[1] = (55, 66)

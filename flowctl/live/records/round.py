@@ -80,7 +80,7 @@ class Seen:
                 address, port, *use = record.who
                 crowd = self.crowds.get(tuple(use))
                 if crowd is None:
-                    crowd = self.crowds[tuple(use)] = Crowd([], [], [])
+                    crowd = self.crowds[tuple(use)] = Crowd()
                 crowd.add(record.conn_id, address, port)
                 self.connections.append(connection)
 
@@ -266,7 +266,7 @@ class Round:
         run = self._runs.get(key)
         if run is None:
             condition = self._keeping_up(mark, thread, (self._now - old.at) * 1000)
-            run = self._runs[key] = Run(self._block.ts_us, use, condition, following(was, mark))
+            run = self._runs[key] = Run((self._block.ts_us, *use, *condition, *following(was, mark)))
         return run
 
     def _keeping_up(self, mark: Mark, thread: _Thread, interval_ms: float) -> Condition:
@@ -297,7 +297,7 @@ class Round:
             run = self._runs.get(("still", book.at, use))
             if run is None:
                 condition = Condition((self._now - book.at) * 1000)
-                run = self._runs["still", book.at, use] = Run(self._block.ts_us, use, condition, NOTHING)
+                run = self._runs["still", book.at, use] = Run((self._block.ts_us, *use, *condition, *NOTHING))
             run.add(record.conn_id, *record.who[:2])
             book.at, book.round = self._now, self._number
             return

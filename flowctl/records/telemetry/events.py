@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.core.flow.counts import Counts, total
@@ -74,25 +75,17 @@ def event_row(
     return FLOW_EVENTS.row(ts_us, conn_id, *peer, event.value, **columns)  # the schema begins with these
 
 
+@dataclass(slots=True)
 class _Refused:
-    """Refusals of one address and limit.
+    """Refusals of one address and limit."""
 
-    Attributes:
-        host: from where it came; an address of IPv6 is one of many of its /64.
-        figures: of the last of them: what was reached, and what is allowed.
-        fresh: whether any came since the recorder looked last.
-    """
-
-    __slots__ = ("at", "count", "figures", "fresh", "host", "second", "untold")
-
-    def __init__(self, second: int) -> None:
-        self.second = second
-        self.count = 0
-        self.untold = 0
-        self.at = 0.0
-        self.host = ""
-        self.figures = (0.0, 0.0)
-        self.fresh = True
+    second: int
+    count: int = 0
+    untold: int = 0
+    at: float = 0.0
+    host: str = ""  # from where it came last; an address of IPv6 is one of many of its /64
+    figures: tuple[float, float] = (0.0, 0.0)  # of the last of them: what was reached, and what is allowed
+    fresh: bool = True  # whether any came since the recorder looked last
 
 
 class Events:
@@ -120,7 +113,8 @@ class Events:
 
     def connection(self, number: int, peer: tuple[str, int], at: float) -> ConnectionEvents:
         """Return what tells of a new connection."""
-        return ConnectionEvents(self, self.conn_id(number), peer, at)
+        who = (self.privacy.address(peer[0]), peer[1], Role.UNKNOWN.value, None, None)
+        return ConnectionEvents(self, self.conn_id(number), who, at)
 
     # -- of the server
 
@@ -216,69 +210,36 @@ class Events:
         self.lane.put(event_row(ts_us, conn_id, EventName.BANNED, who, reason=reason, detail=shown))
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionEvents:
-    """The events of one connection. Its thread.
+    """The events of one connection. Its thread."""
 
-    Attributes:
-        who: address, port, role, application and stream as records show them.
-        ended_at: when its Sender ended, in seconds. None: it is not known yet.
-        left_at: when it left READY lately, in seconds: the last few times.
-        line: columns that the kernel knew of its line at the end, by name; set by the observer that sees it end.
-    """
+    _events: Events
+    conn_id: int
+    # Address, port, role, application and stream as records show them.
+    who: tuple[str | None, int | None, str | None, str | None, str | None]
+    _opened_at: float
+    _at: float = field(init=False)  # since when the present state lasts
+    role: Role = Role.UNKNOWN
+    ended_at: float | None = None  # when its Sender ended, in seconds; None: it is not known yet
+    left_at: tuple[float, ...] = ()  # when it left READY lately, in seconds: the last few times
+    line: Mapping[str, int] = field(default_factory=dict)  # what the kernel knew of its line at the end, by column
+    _state: SendState = SendState.READY
+    _sequence: int = 0  # of the last edge
+    _seen_edges: int = 0
+    _app_named: bool = True
+    _agent: str = ""
+    _handshake_ms: float | None = None
+    _asked_ms: float | None = None  # its first request to play or publish
+    _startup_ms: float | None = None  # it has been given media, or publishes
+    _course: Course | None = None  # None: nothing has happened to it
+    _end: dict[str, Any] = field(default_factory=dict)  # columns of its end
+    _events_count: int = 0  # records of it in `flow_events`
+    _sampled_events: int = 0  # those that the sampler's thread has made
+    _left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
 
-    __slots__ = (
-        "_agent",
-        "_app_named",
-        "_asked_ms",
-        "_at",
-        "_course",
-        "_end",
-        "_events",
-        "_events_count",
-        "_handshake_ms",
-        "_left_ready",
-        "_opened_at",
-        "_sampled_events",
-        "_seen_edges",
-        "_sequence",
-        "_startup_ms",
-        "_state",
-        "conn_id",
-        "ended_at",
-        "left_at",
-        "line",
-        "role",
-        "who",
-    )
-
-    def __init__(self, events: Events, conn_id: int, peer: tuple[str, int], at: float) -> None:
-        self._events = events
-        self.conn_id = conn_id
-        self.role = Role.UNKNOWN
-        self.who: tuple[str | None, int | None, str | None, str | None, str | None] = (
-            events.privacy.address(peer[0]),
-            peer[1],
-            Role.UNKNOWN.value,
-            None,
-            None,
-        )
-        self._opened_at = self._at = at  # since when the present state lasts
-        self._state = SendState.READY
-        self._sequence = 0  # of the last edge
-        self._seen_edges = 0
-        self._app_named = True
-        self._agent = ""
-        self._handshake_ms: float | None = None
-        self._asked_ms: float | None = None  # its first request to play or publish
-        self._startup_ms: float | None = None  # it has been given media, or publishes
-        self._course: Course | None = None  # None: nothing has happened to it
-        self._end: dict[str, Any] = {}  # columns of its end
-        self.ended_at: float | None = None
-        self.left_at: tuple[float, ...] = ()
-        self.line: Mapping[str, int] = {}
-        self._events_count = 0  # records of it in `flow_events`
-        self._sampled_events = 0  # those that the sampler's thread has made
-        self._left_ready: tuple[float, int] | None = None  # when it left READY last, and what had been sent by then
+    def __post_init__(self) -> None:
+        self._at = self._opened_at
 
     def put(self, at: float, event: EventName, **columns: Any) -> None:
         """Record an event; `columns` as of `event_row`."""

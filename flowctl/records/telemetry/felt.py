@@ -8,6 +8,7 @@ most (what is below 1 ms counts as nothing, what is above 65 s as the largest th
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from flowctl.core.flow.state import CLASS_COUNT, SendState
@@ -24,10 +25,6 @@ _QUANTILES: Final = (("delay_p50_ms", 0.5), ("delay_p95_ms", 0.95), ("delay_p99_
 _READY: Final = SendState.READY.name
 _ACCEPTED_BYTES: Final = slice(1 + CLASS_COUNT, 1 + 2 * CLASS_COUNT)
 _DROPPED_MESSAGES: Final = slice(1 + 4 * CLASS_COUNT, 1 + 5 * CLASS_COUNT)
-_SUMS: Final = (
-    *("delay_max_ms", "late_ms", "stall_count", "stall_ms", "trouble_ms", "line_bytes", "line_stream_bytes"),
-    *("left_ms", "left_server_ms", "left_bytes", "unforced_drops"),
-)
 
 
 def bucket_of(delay_ms: float) -> int:
@@ -46,22 +43,25 @@ def tells(condition: Condition, happened: Row) -> bool:
     return not calm or any(happened[_DROPPED_MESSAGES])
 
 
+@dataclass(slots=True)
 class Felt:
-    """Sums over the samples of one connection that tell anything. The sampler's thread.
+    """Sums over the samples of one connection that tell anything, by column. The sampler's thread."""
 
-    Attributes:
-        ms: time that they are about; what else was sampled passed without delay.
-        delay_max_ms: and the others: the columns of these names.
-    """
-
-    __slots__ = (*_SUMS, "_delays_ms", "_leaving", "_ms_sum", "ms")
-
-    def __init__(self) -> None:
-        self.ms = self._ms_sum = 0.0
-        self._delays_ms: dict[int, float] = {}  # time by bucket
-        self._leaving: tuple[float, float, bool, int] | None = None  # the last sample of trouble: see `_settle`
-        self.delay_max_ms = self.late_ms = self.stall_ms = self.trouble_ms = self.left_ms = self.left_server_ms = 0.0
-        self.stall_count = self.line_bytes = self.line_stream_bytes = self.left_bytes = self.unforced_drops = 0
+    ms: float = 0.0  # time that they are about; what else was sampled passed without delay
+    delay_max_ms: float = 0.0
+    late_ms: float = 0.0
+    stall_count: int = 0
+    stall_ms: float = 0.0
+    trouble_ms: float = 0.0
+    line_bytes: int = 0
+    line_stream_bytes: int = 0
+    left_ms: float = 0.0
+    left_server_ms: float = 0.0
+    left_bytes: int = 0
+    unforced_drops: int = 0
+    _ms_sum: float = 0.0
+    _delays_ms: dict[int, float] = field(default_factory=dict)  # time by bucket
+    _leaving: tuple[float, float, bool, int] | None = None  # the last sample of trouble: see `_settle`
 
     def add_sample(
         self,
@@ -121,4 +121,5 @@ class Felt:
         return found | {"delay_mean_ms": self._ms_sum / whole_ms if whole_ms else 0.0}
 
 
+_SUMS: Final = tuple(item.name for item in fields(Felt) if item.name != "ms" and not item.name.startswith("_"))
 NOTHING_FELT: Final = Felt().columns(0.0, ())

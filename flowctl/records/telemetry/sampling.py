@@ -10,6 +10,7 @@ column without going over the viewers in Python: at a thousand viewers that is w
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 from operator import sub
 from typing import Any, Final, NamedTuple
 
@@ -110,16 +111,14 @@ def following(before: Mark, after: Mark) -> Row:
 NOTHING: Final = sums(0, NO_FIGURES, NO_FIGURES, NO_FIGURES)
 
 
+@dataclass(slots=True, eq=False)
 class Crowd:
     """Identities of connections, in an order that does not change: written once, and used by each round they share."""
 
-    __slots__ = ("_columns", "addresses", "conn_ids", "ports")
-
-    def __init__(self, conn_ids: list[int], addresses: list[str | None], ports: list[int | None]) -> None:
-        self.conn_ids = conn_ids
-        self.addresses = addresses
-        self.ports = ports
-        self._columns: tuple[int, list[Any]] = (0, [])  # (how many they are of, columns); the recorder's thread
+    conn_ids: list[int] = field(default_factory=list)
+    addresses: list[str | None] = field(default_factory=list)
+    ports: list[int | None] = field(default_factory=list)
+    _columns: tuple[int, list[Any]] = (0, [])  # (how many they are of, columns); the recorder's thread
 
     def __len__(self) -> int:
         return len(self.conn_ids)
@@ -143,27 +142,21 @@ class Crowd:
         return columns
 
 
+@dataclass(slots=True, eq=False)
 class Run:
-    """Connections whose records differ in identity alone.
+    """Connections whose records differ in identity alone."""
 
-    Attributes:
-        kernel: (rtt_us, unsent_bytes) of those whose kernel was asked, by index.
-    """
-
-    __slots__ = ("_single", "crowds", "kernel", "shared", "size")
-
-    def __init__(self, ts_us: int, use: tuple[str | None, ...], condition: Condition, happened: Row) -> None:
-        self.shared: Row = (ts_us, *use, *condition, *happened)
-        self.size = 0
-        self.crowds: list[Crowd] = []
-        self.kernel: dict[int, tuple[int | None, int]] = {}
-        self._single: Crowd | None = None  # those who came one by one
+    shared: Row  # columns but those of `Crowd`
+    size: int = 0
+    crowds: list[Crowd] = field(default_factory=list)
+    kernel: dict[int, tuple[int | None, int]] = field(default_factory=dict)  # of those whose kernel was asked, by index
+    _single: Crowd | None = None  # those who came one by one
 
     def add(self, conn_id: int, address: str | None, port: int | None) -> None:
         """Add a connection."""
         single = self._single
         if single is None or self.crowds[-1] is not single:  # the order is what `kernel` is about
-            single = self._single = Crowd([], [], [])
+            single = self._single = Crowd()
             self.crowds.append(single)
         single.add(conn_id, address, port)
         self.size += 1
@@ -174,23 +167,18 @@ class Run:
         self.size += len(crowd)
 
 
+@dataclass(slots=True, eq=False)
 class SampleBlock:
     """Rounds of samples. Made on the sampler's thread, turned into columns on the recorder's.
 
     What a run shares is one row of a small table; the columns are that table, picked from by a list of its row numbers,
     which is a loop of Arrow's that holds no interpreter. So columns cost by run and not by viewer, and blocks of
     several rounds (`absorb`) cost little more than one.
-
-    Attributes:
-        items: runs, and rows of those who stand for themselves.
     """
 
-    __slots__ = ("items", "rows", "ts_us")
-
-    def __init__(self, ts_us: int) -> None:
-        self.ts_us = ts_us
-        self.items: list[Run | Row] = []
-        self.rows = 0
+    ts_us: int
+    items: list[Run | Row] = field(default_factory=list)  # runs, and rows of those who stand for themselves
+    rows: int = 0
 
     def add_run(self, run: Run) -> None:
         """Add connections who share everything but identity."""
@@ -218,7 +206,7 @@ class SampleBlock:
         shared: list[Row] = []  # rows of the small table: `_SHARED` columns
         numbers = array("i")  # of the row of it that each record has
         who: list[list[Any]] = []  # columns of the identities of each crowd, in order
-        single = Crowd([], [], [])
+        single = Crowd()
         kernel: tuple[list[int | None], ...] = ([None] * self.rows, [None] * self.rows)
         for item in self.items:
             first = len(numbers)
@@ -233,7 +221,7 @@ class SampleBlock:
                 kernel[0][first + index], kernel[1][first + index] = figures
             if len(single):
                 who.append(single.columns())
-                single = Crowd([], [], [])
+                single = Crowd()
             who += [crowd.columns() for crowd in item.crowds]
         if len(single):
             who.append(single.columns())

@@ -10,6 +10,7 @@ application did not want them any more.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flowctl.core.flow.counts import Counts, total
@@ -75,32 +76,19 @@ def _muted(dropped: Mapping[DropReason, Counts], classes: tuple[MessageClass, ..
     return _of(refused, tuple(item for item in classes if item in muted))
 
 
+@dataclass(slots=True)
 class Course:
-    """What happened to a connection that did not simply keep up: counted as its events are told, on its thread.
+    """What happened to a connection that did not simply keep up: counted as its events are told, on its thread."""
 
-    Attributes:
-        episodes: how often it came into each state from a better one.
-        hard_at_once: and the others up to `limit_hits`: the columns of these names.
-        paused_at: since when its input is paused, in seconds. None: it is not.
-    """
-
-    __slots__ = (
-        "episodes",
-        "hard_at_once",
-        "input_paused_ms",
-        "input_pauses",
-        "late_episodes",
-        "limit_hits",
-        "paused_at",
-        "recover_max_ms",
-        "recover_ms",
-    )
-
-    def __init__(self) -> None:
-        self.episodes = [0, 0, 0, 0]
-        self.hard_at_once = self.late_episodes = self.input_pauses = self.limit_hits = 0
-        self.recover_ms = self.recover_max_ms = self.input_paused_ms = 0.0
-        self.paused_at: float | None = None
+    episodes: list[int] = field(default_factory=lambda: [0, 0, 0, 0])  # how often it came into each from a better one
+    hard_at_once: int = 0
+    late_episodes: int = 0
+    input_pauses: int = 0
+    limit_hits: int = 0
+    recover_ms: float = 0.0
+    recover_max_ms: float = 0.0
+    input_paused_ms: float = 0.0
+    paused_at: float | None = None  # since when its input is paused, in seconds; None: it is not
 
     def edge(self, old: SendState, new: SendState, recover_ms: float | None) -> None:
         """Count a change of state; `recover_ms`: how long it was not READY, where it is again and that is known."""

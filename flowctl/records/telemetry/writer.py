@@ -77,21 +77,15 @@ class Block(Protocol):
         """Take what a later block has as well; return whether it was taken. The recorder's thread."""
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    """Rows that wait for their file: columns, or a block that is made into columns when the file is.
+    """Rows that wait for their file: columns, or a block that is made into columns when the file is."""
 
-    Attributes:
-        size_bytes: of them as columns; estimated while they are none.
-    """
-
-    __slots__ = ("batch", "block", "rows", "seq", "size_bytes")
-
-    def __init__(self, rows: int, seq: int, size_bytes: int, block: Block | None) -> None:
-        self.rows = rows
-        self.seq = seq
-        self.size_bytes = size_bytes
-        self.block = block
-        self.batch: pa.RecordBatch | None = None
+    rows: int
+    seq: int
+    size_bytes: int  # of them as columns; estimated while they are none
+    block: Block | None
+    batch: pa.RecordBatch | None = None
 
     def by_hour(self) -> list[tuple[int, _Waiting]]:
         """Return the rows of each hour since the epoch, in the order in which they came; made columns before.
