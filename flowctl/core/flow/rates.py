@@ -12,7 +12,7 @@ from typing import Final
 
 NOTE_S: Final = 1.0
 """Time between two notes."""
-_NOTES: Final = 12
+NOTES: Final = 12
 """Notes that are kept."""
 _LEAST_S: Final = 3.0
 """A rate over less than this says more about one burst than about the stream."""
@@ -32,7 +32,7 @@ class ClassRates:
     __slots__ = ("_notes", "by_class", "bytes_per_s", "due", "messages_per_s")
 
     def __init__(self) -> None:
-        self._notes: deque[tuple[float, Totals, Totals]] = deque(maxlen=_NOTES)
+        self._notes: deque[tuple[float, Totals, Totals]] = deque(maxlen=NOTES)
         self.due = float("-inf")
         self.bytes_per_s = self.messages_per_s = 0.0
         self.by_class: Sequence[float] = ()
@@ -44,7 +44,7 @@ class ClassRates:
 
     def note(self, now: float, counts: Totals, sizes: Totals) -> None:
         """Keep the totals of now; to be called when `due` has come."""
-        if self._notes and now - self._notes[-1][0] > _NOTES * NOTE_S:
+        if self._notes and now - self._notes[-1][0] > NOTES * NOTE_S:
             self.bytes_per_s = self.messages_per_s = 0.0
             self.by_class = ()
             self._notes.clear()  # what was published before a pause says nothing about what comes after it

@@ -20,10 +20,11 @@ filled before its `next` is set, and `tail` is replaced last.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from flowctl.core.flow.rates import ClassRates
+from flowctl.core.flow.rates import NOTE_S, NOTES, ClassRates
 from flowctl.core.flow.state import CLASS_COUNT, MessageClass
 from flowctl.core.flow.timing import fill_bytes
 from flowctl.core.text.fieldtypes import check_fields
@@ -33,6 +34,8 @@ Wire = bytes | bytearray | memoryview
 """A message as the application hands it over."""
 
 _ZEROS: Final = (0,) * CLASS_COUNT
+_MOST_LATELY: Final = 60
+"""Notes, of a second each, after which a message no longer says how large the messages of a log are."""
 _KEY: Final = MessageClass.KEY
 _VIDEO: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
@@ -156,6 +159,7 @@ class StreamLog:
 
     __slots__ = (
         "_cached",
+        "_largest_lately",
         "_listeners",
         "batched",
         "cache",
@@ -185,6 +189,9 @@ class StreamLog:
         self.gop_duration_s = 0.0  # length of the last complete group
         self.gop_bytes = 0  # what was published in that time
         self._cached: Entry | None = None  # first entry of the GOP cache
+        self._largest_lately: deque[int] = deque(
+            [0], maxlen=_MOST_LATELY
+        )  # largest message between two notes of the rates
         self._listeners: tuple[LogListener, ...] = ()
 
     def append(
@@ -229,10 +236,12 @@ class StreamLog:
         counts, sizes = list(entry.counts), list(entry.sizes)
         if now >= self.rates.due:
             self.rates.note(now, entry.counts, entry.sizes)
-            self.fill_bytes = fill_bytes(self.rates.bytes_per_s, self.largest_bytes, self.fill_bytes)
+            self._note_largest()
         if not self.has_video and message_class in _VIDEO:
             self.has_video = True
-        self.largest_bytes = max(self.largest_bytes, size)
+        if size > self._largest_lately[-1]:
+            self._largest_lately[-1] = size
+            self.largest_bytes = max(self.largest_bytes, size)
         counts[message_class] += 1
         sizes[message_class] += size
         entry.wire = wire
@@ -250,6 +259,13 @@ class StreamLog:
         for listener in self._listeners:
             listener.appended(self)
         return entry
+
+    def _note_largest(self) -> None:
+        """Settle what kernels take ahead. The largest message by far, a cover picture at the start, does not count."""
+        notes = max(NOTES, int(2 * self.gop_duration_s / NOTE_S) + 1)  # two key frames, however far apart
+        largest_bytes = sorted([*self._largest_lately][-notes:])[-2:][0]
+        self.fill_bytes = fill_bytes(self.rates.bytes_per_s, largest_bytes, self.fill_bytes)
+        self._largest_lately.append(0)
 
     def _open_gop(self, entry: Entry, restart: tuple[bytes, ...], now: float) -> None:
         previous = self.gop
