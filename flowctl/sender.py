@@ -12,18 +12,21 @@ only what EAGAIN leaves counts. A viewer that follows a log and keeps up is a me
 fan-out writes the log to all members without touching their Senders (see `core.fanout.fanout`). A member that meets
 EAGAIN, or reaches a limit, leaves the cohort and is served from its own cursor until it has caught up.
 
-Life. Beside the state of the `FlowCore` a Sender has a few leftovers, each legal only beside others; the tests look
-after each step of random histories (`check_life`).
+What counts as load, whether the peer lags, what is late and when to look again is told by the `Judgement`
+(`flowctl.core.sending.judgement`), which is pure. The Sender has what is not: lock, thread, host, cohort, and the end.
 
-- ``_closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
-  Who is over follows nothing, and has nothing queued, no open episode of drops and nobody who waits.
+Life. Beside the state of the `FlowCore` a Sender and its judgement have a few leftovers, each legal only beside others;
+the tests look after each step of random histories (`check_life`).
+
+- ``closing`` (no more is accepted) stays once it is set, and so does ``_close_reason`` (it is over), only beside it.
+  A Sender that is over follows nothing, and has nothing queued, no open episode of drops and no waiters.
 - ``_cohort`` (the fan-out) only with a cursor in the outbox; a cursor without it is between two fan-outs.
 - ``stands`` (where its fan-out has it, see `core.sending.standing`) is GONE exactly where ``_cohort`` is None. It is
-  COHORT (that writes the log for us) only while nothing is refused or left over: not with ``_mask``, ``_blocked``, or
+  COHORT (that writes the log for us) only while nothing is refused or left over: not with ``mask``, ``blocked``, or
   the core's EAGAIN bit.
-- ``_blocked`` (EAGAIN, and the kernel has not called back) only with the core's EAGAIN bit, ``_lagging``, ``_slow``.
-- ``_lagging`` (the last write left something) ends when all is taken. Dropping does not end it: the next flush does.
-- ``_held`` (the hard limit closes nothing) exactly in HARD_LIMIT, until it is over.
+- ``blocked`` (EAGAIN, and the kernel has not called back) only with the core's EAGAIN bit, ``lagging``, ``slow``.
+- ``lagging`` (the last write left something) ends when all is taken. Dropping does not end it: the next flush does.
+- ``held`` (the hard limit closes nothing) exactly in HARD_LIMIT, until it is over.
 
 Threads: `flush`, `writable`, `tick`, `log_grew`, `follow`, `unfollow` and the methods for the fan-out belong to the
 owning thread; everything else may be called from any. While a log is followed, edges happen on the owning thread
@@ -48,24 +51,23 @@ from flowctl.core.flow.counts import NO_FIGURES, total
 from flowctl.core.flow.forecast import Forecast
 from flowctl.core.flow.ledger import Ledger, LedgerEntry, LedgerKind, describe_change
 from flowctl.core.flow.limits import NO_LIMITS, OFF_MARK, Limits
-from flowctl.core.flow.meters import Trail
 from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, DropPolicy, KeepAll, Thin, patience_of, refused_mask
 from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState, StateChange
-from flowctl.core.flow.timing import ENDLESS, Timing, crowded
+from flowctl.core.flow.timing import ENDLESS, Timing
 from flowctl.core.loop.locks import HANDLERS, OwnedLock
 from flowctl.core.outgoing.backlog import NEEDED, refuse_frame
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.outbox import Outbox, write_one
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog, Wire, owned_bytes
 from flowctl.core.outgoing.transport import Transport
-from flowctl.core.sending.clocks import JOIN_CHECK_S, KEY_POLL_S, Clocks
 from flowctl.core.sending.contract import CohortLike, FlushResult, Frontend, NoHost, SenderHost, SendOutcome, SendResult
 from flowctl.core.sending.episode import DropEpisode
 from flowctl.core.sending.explain import explain
 from flowctl.core.sending.figures import Account, SenderStatistics
+from flowctl.core.sending.judgement import Judgement
 from flowctl.core.sending.postponed import PostponedCalls
 from flowctl.core.sending.settings import AgeSource, SenderSettings
-from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
+from flowctl.core.sending.slowpeer import SlowPeer
 from flowctl.core.sending.standing import Standing, step
 from flowctl.errors import LocalProtocolError, ReentryError
 from flowctl.reasons import CloseReason, DropReason
@@ -78,12 +80,6 @@ DROPPED: Final = tuple(SendResult(SendOutcome.DROPPED, state) for state in SendS
 CLOSED: Final = tuple(SendResult(SendOutcome.CLOSED, state) for state in SendState)
 _COHORT: Final = Standing.COHORT
 _RESET_ERRORS: Final = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ETIMEDOUT})
-_JOIN_GRACE_S: Final = 2.0
-"""How long a joiner is not judged on its load where the age axis is off: half of the usual soft mark of age."""
-_LOOK_BYTES: Final = 512 * 1024
-_LOOK_MESSAGES: Final = 1024
-"""How much a log may grow before a lagging viewer is looked at even where it can reach no limit: what it holds of the
-log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else would come."""
 _DEFAULT_SETTINGS: Final = SenderSettings()
 _KEEPS_UP: Final = SlowPeer(_DEFAULT_SETTINGS)
 """Stands for what is known of a peer that has never been slow, for those who only look."""
@@ -106,36 +102,25 @@ class Sender:
 
     __slots__ = (
         "_after",
-        "_blocked",
         "_close_deadline",
         "_close_details",
         "_close_reason",
-        "_closing",
         "_cohort",
         "_core",
         "_episode",
         "_frontend",
-        "_held",
         "_host",
-        "_joined_check",
-        "_lagging",
+        "_judgement",
         "_ledger",
         "_lock",
-        "_longest_stall_s",
-        "_mask",
         "_outbox",
-        "_patience",
         "_pending",
         "_policy",
-        "_progress_at",
         "_sends_after_close",
-        "_settings",
-        "_slow",
         "_transport",
         "_waiters",
         "deferred",
         "slot",
-        "stands",
     )
 
     def __init__(
@@ -154,27 +139,15 @@ class Sender:
         self._host: SenderHost = host
         self._transport = transport
         self._frontend = frontend
-        self._settings = settings or _DEFAULT_SETTINGS
         self.deferred = deferred
         self.slot = -1  # which one of the cohort's members it is, there; owned by the fan-out
         self._core = FlowCore(limits, now)  # guarded by _lock
         self._policy = policy or _KEEP_ALL  # guarded by _lock
-        self._patience: tuple[float, ...] | None = None  # the policy's, once asked for; guarded by _lock
-        self._mask = 0  # classes refused in the present state; guarded by _lock
-        # All but control and headers are refused, for the hard limit is held; then (messages, wire bytes) of these that
-        # were queued when that began.
-        self._held: tuple[int, int] | None = None  # guarded by _lock
         self._outbox = Outbox()  # guarded by _lock
+        settings = settings or _DEFAULT_SETTINGS
+        self._judgement = Judgement(self._core, self._outbox, host, settings, now)  # guarded by _lock
         self._cohort: CohortLike[Sender] | None = None  # the fan-out of the followed log; guarded by _lock
-        self.stands = Standing.GONE  # where it stands with that; see `stand`; guarded by _lock
         self._pending: list[Callable[[float], None]] | None = None  # for the owning thread; guarded by _lock
-        self._blocked = False  # the last write met EAGAIN and the kernel has not called back; guarded by _lock
-        self._lagging = False  # the last write left something; guarded by _lock
-        # When the kernel last took something, or began to refuse; when the Sender ended, once it has.
-        self._progress_at = now  # guarded by _lock
-        self._longest_stall_s = 0.0  # guarded by _lock
-        self._joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check; guarded by _lock
-        self._closing = False  # no more sends are taken; guarded by _lock
         self._close_reason: CloseReason | None = None  # set once, when the Sender is over; guarded by _lock
         self._close_details = ""  # guarded by _lock
         self._close_deadline = inf  # guarded by _lock
@@ -184,9 +157,8 @@ class Sender:
         self._after: PostponedCalls | None = None  # guarded by _lock
         self._ledger: Ledger | None = None  # guarded by _lock
         self._episode: DropEpisode | None = None  # guarded by _lock
-        self._slow: SlowPeer | None = None  # what is known of a slow peer; guarded by _lock
         if policy is not None:
-            self._mask = self._refused_locked(SendState.READY)
+            self._judgement.mask = self._refused_locked(SendState.READY)
 
     # -- sending
 
@@ -227,14 +199,15 @@ class Sender:
             raise LocalProtocolError("an empty message cannot be sent", hint="leave the call out")
         try:
             with self._lock:
-                if self._closing:
+                judgement = self._judgement
+                if judgement.closing:
                     self._sends_after_close += 1
                     return CLOSED[self._core.state]
                 now = self._host.now()
-                plain = not (self._mask or self._held or self._blocked)
+                plain = not (judgement.mask or judgement.held or judgement.blocked)
                 if not self.deferred and plain and self._outbox.idle:
                     return self._send_now_locked(data, message_class, now)
-                if plain or self._blocked or not self._core.would_block or self._foreign_locked():
+                if plain or judgement.blocked or not self._core.would_block or self._foreign_locked():
                     return self._queue_locked(data, message_class, now, droppable=droppable)
                 self._offer_locked(now)  # before it is refused for what was left over
                 if self._close_reason is not None:
@@ -302,14 +275,15 @@ class Sender:
         with self._lock:
             if self._cohort is not None:
                 raise LocalProtocolError("this Sender follows a stream log already", hint="call unfollow() first")
-            if self._closing:
+            if self._judgement.closing:
                 return
+            self._learn_patience_locked()
             cursor = LogCursor(cohort.log, now=self._host.now(), start=start, prefix=first, wait_for_key=wait_for_key)
-            cursor.mask = self._mask
+            cursor.mask = self._judgement.mask
             if wait_for_key:
                 self._open_episode_locked(cursor.joined_at)
             self._outbox.follow(cursor)
-            self._joined_check = None
+            self._judgement.joined()
             self._come_locked(cohort)
 
     def unfollow(self) -> None:
@@ -320,9 +294,10 @@ class Sender:
                 self._unfollow_locked(DropReason.UNFOLLOWED)
                 if self._close_reason is None:
                     now = self._host.now()
-                    self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+                    self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
                     self._apply_mask_locked(now)  # without a log there is no lateness: the state decides
-                    if not self._blocked and (self._core.would_block or not self._outbox.empty(with_log=False)):
+                    own = not self._outbox.empty(with_log=False)
+                    if not self._judgement.blocked and (self._core.would_block or own):
                         self._host.request_flush()  # it may have had a turn of the fan-out to come
         finally:
             if self._after:
@@ -343,7 +318,7 @@ class Sender:
         self._refuse_reentry("resume_following")
         with self._lock:
             cursor = self._outbox.cursor
-            if self._close_reason is not None or (self._closing and cursor is None):
+            if self._close_reason is not None or (self._judgement.closing and cursor is None):
                 return  # over, or it was closing already when it was to follow
             if cursor is None or self._cohort is not None or cohort.log is not cursor.log:
                 raise LocalProtocolError("a viewer can only be moved between fan-outs of the log it follows")
@@ -438,7 +413,12 @@ class Sender:
     @property
     def settings(self) -> SenderSettings:
         """The times and budgets in force."""
-        return self._settings
+        return self._judgement.settings
+
+    @property
+    def stands(self) -> Standing:
+        """Where its fan-out has it: see `flowctl.core.sending.standing`."""
+        return self._judgement.stands
 
     @property
     def state(self) -> SendState:
@@ -448,12 +428,12 @@ class Sender:
     @property
     def closed(self) -> bool:
         """Whether nothing more is accepted."""
-        return self._closing
+        return self._judgement.closing
 
     @property
     def blocked(self) -> bool:
         """Whether the last write met EAGAIN and the kernel has not called back since."""
-        return self._blocked
+        return self._judgement.blocked
 
     @property
     def control_waits(self) -> bool:
@@ -476,17 +456,16 @@ class Sender:
         """Explain the present state in one line: axis, value, limit, since when, and who is to blame. Any thread."""
         self._refuse_reentry("why")
         with self._lock:
-            now = self._now_locked()
-            cursor = self._outbox.cursor
+            now, judgement, cursor = self._now_locked(), self._judgement, self._outbox.cursor
             return explain(
                 self._core,
-                self._load_locked(now),
+                judgement.load(now),
                 now,
                 largest_bytes=cursor.log.largest_bytes if cursor else 0,
-                joining=self._joining_locked(),
+                joining=judgement.joining,
                 waiting_for_key=self._outbox.waiting_for_key,
-                stalled_s=self._stalled_s_locked(now),
-                remarks=self._remarks_locked(now),
+                stalled_s=judgement.stalled_s(now),
+                remarks=judgement.remarks(now),
                 close_reason=self._close_reason,
                 details=self._close_details,
             )
@@ -496,8 +475,9 @@ class Sender:
         self._refuse_reentry("statistics")
         with self._lock:
             now = self._now_locked()
-            outbox, core, slow = self._outbox, self._core, self._slow or _KEEPS_UP
-            load = self._load_locked(now)  # first: it moves the cursor past what is refused
+            outbox, core, judgement = self._outbox, self._core, self._judgement
+            slow = judgement.slow or _KEEPS_UP
+            load = judgement.load(now)  # first: it moves the cursor past what is refused
             accepted, dropped, queued = outbox.accounts()
             return SenderStatistics(
                 state=core.state,
@@ -510,18 +490,18 @@ class Sender:
                 time_in_states_s=core.time_in_states(now),
                 transitions=core.transitions,
                 recoveries=core.recoveries,
-                stalled_s=self._stalled_s_locked(now),
-                longest_stall_s=max(self._longest_stall_s, self._stalled_s_locked(now)),
+                stalled_s=judgement.stalled_s(now),
+                longest_stall_s=judgement.longest_stall_s(now),
                 sends_after_close=self._sends_after_close,
                 restarts=outbox.restarts,
                 key_waits_expired=outbox.key_waits_expired,
-                bytes_sent=self._bytes_sent_locked(),
+                bytes_sent=judgement.bytes_sent,
                 close_reason=self._close_reason,
-                picture_share=self._picture_share_locked(),
+                picture_share=judgement.picture_share(now),
                 waited_s=slow.drain.waited_s,
                 delay_ms=slow.behind_ms,
                 drain_bytes_per_s=slow.drain.rate,
-                forecast=self._forecast_locked(now),
+                forecast=judgement.forecast(now),
                 returns=slow.returns,
                 delay_removed_ms=slow.delay_removed_ms,
             )
@@ -530,7 +510,7 @@ class Sender:
         """Return what is queued and not yet taken by the kernel, on three axes. Any thread."""
         self._refuse_reentry("load")
         with self._lock:
-            return self._load_locked(self._host.now())
+            return self._judgement.load(self._host.now())
 
     def ledger(self) -> tuple[LedgerEntry, ...]:
         """Return the last changes of state, episodes of drops, and the close, oldest first. Any thread."""
@@ -559,7 +539,7 @@ class Sender:
 
         None: the peer is, or was lately, in trouble, and nothing can be told without asking. Any thread, no lock.
         """
-        return self._outbox.bytes_sent if self._slow is None else None
+        return self._outbox.bytes_sent if self._judgement.slow is None else None
 
     def account(self, *, rows: bool = True) -> Account:
         """Return how it stands, at half of what `statistics` costs. Any thread.
@@ -570,15 +550,16 @@ class Sender:
         if HANDLERS:
             self._refuse_reentry("account")
         with self._lock:
-            outbox, slow, member = self._outbox, self._slow, self.stands is _COHORT
+            outbox, judgement = self._outbox, self._judgement
+            slow, member = judgement.slow, judgement.stands is _COHORT
+            now = self._now_locked() if rows or slow is not None else 0.0
             load, stalled_s, delay_ms = EMPTY_LOAD, 0.0, 0.0
             if rows:
-                now = self._host.now()
                 load = outbox.load(now, self._core.limits.overhead_bytes)  # first: it moves past what is refused
                 if self._core.would_block:
-                    stalled_s = self._stalled_s_locked(now)
+                    stalled_s = judgement.stalled_s(now)
             if slow is not None:
-                delay_ms = self._behind_locked(slow)
+                delay_ms = judgement.behind_ms(slow, now)
             cursor = outbox.cursor
             entry = None if cursor is None else cursor.entry
             bytes_sent = outbox.bytes_sent
@@ -595,9 +576,9 @@ class Sender:
                     cohort = (cursor.log, cursor.entry, tail)
             return Account(
                 self._core.state,
-                1.0 if slow is None else self._picture_share_locked(),
+                1.0 if slow is None else judgement.picture_share(now),
                 delay_ms,
-                self._lagging and not member,
+                judgement.lagging and not member,
                 self._ledger is not None,
                 bytes_sent,
                 outbox.bytes_sent if slow is None else None,
@@ -634,11 +615,11 @@ class Sender:
             with self._lock:
                 if self._close_reason is not None:
                     return 0.0
-                now = self._host.now()
+                now, judgement = self._host.now(), self._judgement
                 waiting = self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes
-                if self._slow is None and (self.stands is _COHORT or not self._outbox.cursor):
-                    return self._sample_healthy_locked(now, waiting)
-                slow = self._slow_locked()
+                if judgement.slow is None and (judgement.stands is _COHORT or not self._outbox.cursor):
+                    return judgement.sample_healthy(now, waiting)
+                slow = judgement.known_slow(now)
                 self._sample_locked(now, waiting)
                 if slow.by_delay and not self._foreign_locked() and self._close_reason is None:
                     self._look_locked(now)
@@ -658,8 +639,9 @@ class Sender:
         """
         self._refuse_reentry("peer_acknowledged")
         with self._lock:
-            if self._slow is not None or self._settings.age_from is AgeSource.DELAY:
-                self._slow_locked().delay.peer_acknowledged(self._host.now(), total_bytes, self._bytes_sent_locked())
+            judgement, now = self._judgement, self._host.now()
+            if judgement.slow is not None or judgement.settings.age_from is AgeSource.DELAY:
+                judgement.known_slow(now).delay.peer_acknowledged(now, total_bytes, judgement.bytes_sent)
 
     def forecast(self) -> Forecast | None:
         """Return when the hard limit will be reached if filling and draining go on as now. Any thread.
@@ -670,7 +652,7 @@ class Sender:
         """
         self._refuse_reentry("forecast")
         with self._lock:
-            return self._forecast_locked(self._now_locked())
+            return self._judgement.forecast(self._now_locked())
 
     # -- writing: the owning thread
 
@@ -696,21 +678,21 @@ class Sender:
                 self._run_after()
 
     def _flush_locked(self, now: float) -> FlushResult:
-        if self._blocked or self._close_reason is not None:
+        if self._judgement.blocked or self._close_reason is not None:
             return FlushResult.BLOCKED if self._close_reason is None else FlushResult.CLOSED
         result = self._write_locked(now)
         if result is FlushResult.BLOCKED:
             self._host.want_writable(True)
-            if self._slow is not None and self._slow.due(now):
+            if self._judgement.slow is not None and self._judgement.slow.due(now):
                 self._sample_locked(now)
             self._arm_locked(now)
             return FlushResult.BLOCKED if self._open_locked() else FlushResult.CLOSED
         if result is FlushResult.MORE:
-            if self._cohort is None or self.stands is _COHORT:
+            if self._cohort is None or self._judgement.stands is _COHORT:
                 self._host.request_flush()
             else:
                 self._cohort.runnable(self)  # in turn with the other viewers
-        if result is FlushResult.DRAINED and self._closing:
+        if result is FlushResult.DRAINED and self._judgement.closing:
             self._fail_locked(CloseReason.FINISHED, "everything was sent")
             return FlushResult.CLOSED
         return result
@@ -719,12 +701,12 @@ class Sender:
         """Go on writing: the kernel can take more. Owning thread."""
         self._refuse_reentry("writable")
         with self._lock:
-            self._blocked = False
-            if self._slow is not None:
-                self._slow.kernel_asked()
-            if self._settings.return_after_s:
+            self._judgement.blocked = False
+            if self._judgement.slow is not None:
+                self._judgement.slow.kernel_asked()
+            if self._judgement.settings.return_after_s:
                 self._return_after_stall_locked(self._host.now())
-            alone = self._cohort is not None and self.stands is not _COHORT
+            alone = self._cohort is not None and self._judgement.stands is not _COHORT
         self._host.want_writable(False)
         if not alone or self._cohort is None:
             return self.flush()
@@ -749,7 +731,7 @@ class Sender:
                 now = self._host.now()
                 self._look_locked(now, queued=True)
                 self._arm_locked(now)
-                return self._next_crossing_locked(now)
+                return self._judgement.next_crossing(now)
         finally:
             if self._after:
                 self._run_after()
@@ -763,10 +745,10 @@ class Sender:
                     now = self._host.now()
                     self._run_pending_locked(now)
                     self._look_locked(now)
-                    if self._slow is not None and self._slow.due(now):
+                    if self._judgement.slow is not None and self._judgement.slow.due(now):
                         self._sample_locked(now)
                     self._check_times_locked(now)
-                    if not self._blocked and (self._core.would_block or not self._empty_locked()):
+                    if not self._judgement.blocked and (self._core.would_block or not self._judgement.empty):
                         # Looking has queued something, the headers of a key frame, say; or it keeps up again.
                         self._host.request_flush()
         finally:
@@ -779,11 +761,11 @@ class Sender:
         """Accept nothing more, send what is queued, then end the connection; give up after the deadline. Any thread."""
         self._refuse_reentry("close_after_flush")
         with self._lock:
-            if self._closing:
+            if self._judgement.closing:
                 return
-            self._closing = True
-            if self._settings.close_deadline_s:
-                self._close_deadline = self._host.now() + self._settings.close_deadline_s
+            self._judgement.closing = True
+            if self._judgement.settings.close_deadline_s:
+                self._close_deadline = self._host.now() + self._judgement.settings.close_deadline_s
                 self._host.set_deadline(self._close_deadline)
             self._leave_to_owner_locked(self._stop_following_locked)
 
@@ -792,7 +774,7 @@ class Sender:
         self._refuse_reentry("close")
         try:
             with self._lock:
-                self._closing = True
+                self._judgement.closing = True
                 if self._close_reason is not None:
                     return
                 if self._foreign_locked():
@@ -810,7 +792,7 @@ class Sender:
         """
         with self._lock:
             if self._close_reason is not None:
-                self._host = NoHost(self._progress_at)
+                self._host = self._judgement.line = NoHost(self._judgement.ended_at)
                 self._frontend = self._pending = None
 
     # -- membership in a cohort: the owning thread, for the fan-out
@@ -827,11 +809,11 @@ class Sender:
             return (
                 cursor is not None
                 and self._close_reason is None
-                and not self._blocked
-                and not self._closing
+                and not self._judgement.blocked
+                and not self._judgement.closing
                 and cursor.caught_up
                 and cursor.entry is at
-                and self.stands is not _COHORT
+                and self._judgement.stands is not _COHORT
                 and not self._core.would_block
                 and cursor.plain
                 and self._outbox.empty(with_log=False)
@@ -850,7 +832,7 @@ class Sender:
         """Share another place of the cohort at the same entry."""
         with self._lock:
             cursor = self._outbox.cursor
-            if cursor is not None and self.stands is _COHORT:
+            if cursor is not None and self._judgement.stands is _COHORT:
                 cursor.place = place
 
     def leave_cohort(self, written: int) -> None:
@@ -858,7 +840,7 @@ class Sender:
         with self._lock:
             self._stand_alone_locked()
             if written:
-                self._progress_locked(self._host.now())
+                self._judgement.progress(self._host.now())
                 self._outbox.consume_followed(written)
 
     def fill_as_log(self) -> None:
@@ -891,12 +873,12 @@ class Sender:
             if self._core.final:
                 self._fail_locked(CloseReason.HARD_LIMIT, describe_change(edge))
                 return
-            if edge.new > edge.old and not self._joining_locked():
+            if edge.new > edge.old and not self._judgement.joining:
                 thinned = self._thin_for_locked(edge.new, now)
                 if self._close_reason is not None:
                     return  # what it dropped is no edge: nobody would be told of it
                 if thinned:
-                    following = self._core.dropped(self._counted_locked(now), now)
+                    following = self._core.dropped(self._judgement.counted(now), now)
         self._apply_mask_locked(now)
         self._arm_locked(now)
 
@@ -910,49 +892,48 @@ class Sender:
         """Thin the queue as the policy wants it in `state`; return whether that was tried.
 
         Up to SOFT_LIMIT the policy is not asked while what is late is left out by the picture: the sound in the queue
-        is in time. At SOFT_LIMIT the queue gives up at once what will be late. A peer that takes nothing is not judged
-        by that, nor is anybody while our own thread is late.
+        is in time. At SOFT_LIMIT the queue gives up at once what will be late.
         """
-        slow = self._slow
-        if slow is not None and state < SendState.HARD_LIMIT and self._lags_locked():
-            stands = slow.drain.stalled(now) or self._host.strained()
-            if not stands and self._judges_pictures_locked(self._refused_locked(state)):
-                if state < SendState.SOFT_LIMIT:
-                    return False
-                timing = self._timing_locked(slow, now)
-                if timing is not None:
-                    return self._outbox.cut_behind(timing)
-                if slow.drain.takes(now):
-                    return False  # its rate is known soon, and the next sample asks again
+        slow = self._judgement.lagging_peer(now) if state < SendState.HARD_LIMIT else None
+        if slow is not None and self._judgement.judges_pictures(self._refused_locked(state)):
+            if state < SendState.SOFT_LIMIT:
+                return False
+            timing = self._timing_locked(slow, now)
+            if timing is not None:
+                return self._outbox.cut_behind(timing)
+            if slow.drain.takes(now):
+                return False  # its rate is known soon, and the next sample asks again
+        return self._thin_by_policy_locked(state, now)
+
+    def _thin_by_policy_locked(self, state: SendState, now: float) -> bool:
         mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, state))
-        if mode is Thin.NOTHING:
-            return False
-        self._thin_locked(mode, now, DropReason.THINNED)
-        return True
+        if mode is not Thin.NOTHING:
+            self._thin_locked(mode, now, DropReason.THINNED)
+        return mode is not Thin.NOTHING
 
     def _thin_locked(self, mode: Thin, now: float, reason: DropReason) -> None:
         self._open_episode_locked(now)
         self._leave_locked()
-        before = self._oldest_locked(now)
+        before = self._judgement.oldest(now)
         self._outbox.thin(mode, self._core.limits, now, reason)
         self._wake_locked()
-        removed_ms = (self._oldest_locked(now) - before) * 1000
+        removed_ms = (self._judgement.oldest(now) - before) * 1000
         if removed_ms > 0:
-            self._slow_locked().delay_removed_ms += removed_ms
+            self._judgement.known_slow(now).delay_removed_ms += removed_ms
 
     def _apply_mask_locked(self, now: float) -> None:
         """Put in force what the policy refuses in the present state."""
-        held = self._core.state is SendState.HARD_LIMIT
+        held, judgement = self._core.state is SendState.HARD_LIMIT, self._judgement
         mask = DROPPABLE_MASK if held else self._refused_locked(self._core.state)
-        if mask & BROKEN_MASK and not held and self._judges_pictures_locked(mask):
+        if mask & BROKEN_MASK and not held and judgement.judges_pictures(mask):
             mask &= ~BROKEN_MASK | self._refused_locked(SendState.READY)  # what is late is judged by the picture
-        if held and self._held is None:
-            self._held = self._undroppable_locked()
-        elif not held:
-            self._held = None
-        if mask == self._mask:
+        if not held:
+            judgement.held = None
+        elif judgement.held is None:
+            judgement.held = judgement.undroppable
+        if mask == judgement.mask:
             return
-        self._mask = mask
+        judgement.mask = mask
         if mask:
             self._open_episode_locked(now)
         cursor = self._outbox.cursor
@@ -964,23 +945,24 @@ class Sender:
 
     def _look_locked(self, now: float, *, queued: bool = False) -> None:
         """Notice what time and the growth of the log (`queued`) have changed since the last look."""
-        cursor = self._outbox.cursor
-        if cursor is not None and self.stands is not _COHORT:
+        cursor, judgement = self._outbox.cursor, self._judgement
+        if cursor is not None and judgement.stands is not _COHORT:
             if cursor.poll(now, replace=self._core.state >= SendState.SOFT_LIMIT):
                 self._open_episode_locked(now)
-                load = self._uncrowded_locked(self._counted_locked(now), now)
+                load = self._uncrowded_locked(judgement.counted(now), now)
                 if self._open_locked():
                     self._settle_locked(self._core.dropped(load, now), now)
-            self._check_joining_locked(cursor, now)
+            if judgement.ends_joining(now):
+                self._end_joining_locked(cursor, now)
             cursor.compact()
-        if self._close_reason is not None or not (self._blocked or self._empty_locked()):
+        if self._close_reason is not None or not (judgement.blocked or judgement.empty):
             return  # the kernel is about to be offered what waits: the write judges it
-        core, load = self._core, self._counted_locked(now)
-        if self._blocked and core.rises_to(load):
+        core, load = self._core, judgement.counted(now)
+        if judgement.blocked and core.rises_to(load):
             self._offer_locked(now)  # it may take more by now and our thread be late to hear of it
             if not self._open_locked():
                 return
-            load = self._counted_locked(now)
+            load = judgement.counted(now)
         load = self._uncrowded_locked(load, now)
         if self._open_locked():
             self._settle_locked(core.queued(load, now) if queued else core.ticked(load, now), now)
@@ -991,29 +973,15 @@ class Sender:
 
         Without this a burst of the publisher (see `timing.crowded`) would end the connections of its slow viewers.
         """
-        core, slow = self._core, self._slow
-        if (
-            not crowded(core.limits, load)
-            or core.state is SendState.HARD_LIMIT
-            or (slow is not None and slow.drain.stalled(now))
-            or not self._judges_pictures_locked(self._refused_locked(SendState.SOFT_LIMIT))
+        judgement = self._judgement
+        if not judgement.nears_hard(load, now) or not judgement.judges_pictures(
+            self._refused_locked(SendState.SOFT_LIMIT)
         ):
             return load
-        mode = self._ask_locked("thin", Thin.NOTHING, partial(self._policy.thin, SendState.SOFT_LIMIT))
-        if mode is not Thin.NOTHING:
-            self._thin_locked(mode, now, DropReason.THINNED)
-            load = self._counted_locked(now)
-            self._settle_locked(core.dropped(load, now), now)
+        if self._thin_by_policy_locked(SendState.SOFT_LIMIT, now):
+            load = judgement.counted(now)
+            self._settle_locked(self._core.dropped(load, now), now)
         return load
-
-    def _next_crossing_locked(self, now: float) -> tuple[int, int]:
-        """Where in the log to look again, as (offset, sequence): where the next limit can be reached, or before."""
-        cursor = self._outbox.cursor
-        if cursor is None or not self._lagging:
-            return OFF_MARK, OFF_MARK
-        tail = cursor.log.tail  # read first: what is published meanwhile makes the answer too early, never too late
-        size_bytes, messages = self._core.room(self._counted_locked(now))
-        return tail.offset + min(size_bytes, _LOOK_BYTES), tail.sequence + min(messages, _LOOK_MESSAGES)
 
     # -- queueing
 
@@ -1025,7 +993,8 @@ class Sender:
         core, backlog = self._core, self._outbox.backlog
         foreign = self._cohort is not None and self._foreign_locked()
         full = foreign and core.reaches_hard(backlog.size_bytes, len(backlog))
-        mask, held = self._mask, self._held is not None
+        judgement = self._judgement
+        mask, held = judgement.mask, judgement.held is not None
         reason = backlog.offer(data, message_class, now, mask=mask, held=held, full=full, droppable=droppable)
         if reason is not None:
             self._open_episode_locked(now)
@@ -1037,7 +1006,7 @@ class Sender:
             self._judge_own_locked(now)
             if self._close_reason is not None:
                 return CLOSED[core.state]
-        if not self._blocked:
+        if not judgement.blocked:
             self._host.request_flush()
         elif len(backlog) == 1:
             self._arm_locked(now)  # the first message to wait behind EAGAIN starts the clocks
@@ -1047,16 +1016,16 @@ class Sender:
         """Judge what `send` has queued. Before a mark is judged on it, it is offered to the kernel."""
         self._lock.assert_owned()
         core, backlog = self._core, self._outbox.backlog
-        due = self._control_over_locked() is not None
+        due = self._judgement.control_over() is not None
         if not due and core.would_block:
-            due = core.rises_to(self._counted_locked(now))
+            due = core.rises_to(self._judgement.counted(now))
         elif not due:
             due = core.reaches_soft(backlog.size_bytes, len(backlog))
         if due:
             self._offer_locked(now)
         self._check_control_locked()
         if self._close_reason is None:
-            self._settle_locked(core.queued(self._counted_locked(now), now), now)
+            self._settle_locked(core.queued(self._judgement.counted(now), now), now)
             self._check_held_locked()
 
     def _sent_from_afar_locked(self, message_class: MessageClass, *, full: bool) -> SendResult:
@@ -1070,10 +1039,10 @@ class Sender:
         if message_class is not MessageClass.CONTROL:
             if full:
                 end = CloseReason.HARD_LIMIT, "another thread queued what may not be dropped beyond the hard limit"
-        elif (over := self._control_over_locked()) is not None:
+        elif (over := self._judgement.control_over()) is not None:
             end = CloseReason.LIMIT_HIT, over
         if end is not None:
-            self._closing = True
+            self._judgement.closing = True
             self._leave_to_owner_locked(lambda _: self._fail_locked(*end))
             return CLOSED[self._core.state]
         self._host.request_flush()
@@ -1084,11 +1053,11 @@ class Sender:
 
         The caller is on the owning thread, or no log is followed: then nobody writes without this lock.
         """
-        watched = self._blocked
+        watched = self._judgement.blocked
         written, blocked, failure = self._put_locked(now)
         if watched and blocked and not written:
             return  # as before: the owning thread watches the socket
-        self._blocked = False
+        self._judgement.blocked = False
         result = self._wrote_locked(written, now, failure, blocked=blocked)
         while result is FlushResult.MORE and len(self._outbox.backlog):
             result = self._write_locked(now)
@@ -1096,7 +1065,7 @@ class Sender:
             if self._host.in_thread():
                 self._host.want_writable(True)
             elif not watched:
-                self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+                self._judgement.blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
                 self._host.request_flush()
             self._arm_locked(now)
         elif result is not FlushResult.CLOSED:
@@ -1109,12 +1078,12 @@ class Sender:
         self._outbox.put_in_flight(data, message_class, now, written)
         if written == len(data) and self._core.state is SendState.READY and self._episode is None:
             # Nothing was wrong and nothing is: what follows from a drained queue is known without looking.
-            self._progress_at = now
+            self._judgement.progress_at = now
             self._host.wrote(written)
             return ACCEPTED[SendState.READY]
         result = self._wrote_locked(written, now, failure, blocked=blocked)
         if result is FlushResult.BLOCKED:
-            self._blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
+            self._judgement.blocked = False  # the owning thread must meet EAGAIN itself, to watch the socket
             self._host.request_flush()
         return (CLOSED if result is FlushResult.CLOSED else ACCEPTED)[self._core.state]
 
@@ -1131,10 +1100,10 @@ class Sender:
 
         It is given no more ahead than the kernel was told to take: that takes up to a segment of 64 KiB beyond.
         """
-        settings, outbox, slow = self._settings, self._outbox, self._slow
-        budget, with_log = settings.turn_bytes, self.stands is not _COHORT
+        settings, outbox, slow = self._judgement.settings, self._outbox, self._judgement.slow
+        budget, with_log = settings.turn_bytes, self._judgement.stands is not _COHORT
         trail = slow.trail if slow is not None and with_log else None  # with a cohort, places are not all in the outbox
-        if slow is None or not self._lags_locked():
+        if slow is None or not self._judgement.lags():
             return outbox.write(self._transport, settings.turn_messages, budget, with_log=with_log, trail=trail)
         timing, budget = self._timing_locked(slow, now), slow.budget_bytes(budget)
         written, blocked, failure = outbox.write(
@@ -1150,7 +1119,7 @@ class Sender:
     def _wrote_locked(self, written: int, now: float, failure: OSError | None, *, blocked: bool) -> FlushResult:
         """Account for a write that took `written` bytes and ended in EAGAIN, in `failure`, or in neither."""
         if written:
-            self._progress_locked(now)
+            self._judgement.progress(now)
             self._host.wrote(written)
             if self._waiters:
                 self._wake_locked()
@@ -1159,20 +1128,22 @@ class Sender:
             return FlushResult.CLOSED
         core = self._core
         if blocked:
-            if not written and not self._waits_locked():
-                self._progress_at = now  # a stall begins with the first write that is refused, not with the last taken
-            self._blocked = self._lagging = True
+            if not written and not self._judgement.waits():
+                self._judgement.progress_at = (
+                    now  # a stall begins with the first write that is refused, not with the last taken
+                )
+            self._judgement.blocked = self._judgement.lagging = True
             self._leave_locked()
-            self._began_to_wait_locked(self._slow_locked(), now)
-            load = self._uncrowded_locked(self._counted_locked(now, refused=True), now)
+            self._judgement.began_to_wait(self._judgement.known_slow(now), now)
+            load = self._uncrowded_locked(self._judgement.counted(now, refused=True), now)
             if self._open_locked():
                 self._settle_locked(core.blocked(load, now), now)
             return FlushResult.CLOSED if self._close_reason is not None else FlushResult.BLOCKED
-        if not self._empty_locked():
-            self._lagging = True
-            if self._slow is not None:
-                self._began_to_wait_locked(self._slow, now)
-            load = self._counted_locked(now)
+        if not self._judgement.empty:
+            self._judgement.lagging = True
+            if self._judgement.slow is not None:
+                self._judgement.began_to_wait(self._judgement.slow, now)
+            load = self._judgement.counted(now)
             if not core.rises_to(load):  # what is left may never have been offered
                 self._settle_locked(core.sent(load, now), now)
             return FlushResult.MORE if self._close_reason is None else FlushResult.CLOSED
@@ -1181,116 +1152,47 @@ class Sender:
     def _took_all_locked(self, now: float) -> FlushResult:
         """Go on after a write that left nothing."""
         core, outbox = self._core, self._outbox
-        self._progress_locked(now)
-        slow = self._slow
+        self._judgement.progress(now)
+        slow = self._judgement.slow
         if slow is not None:
             slow.waited, slow.behind_ms = False, 0.0
-            if now < self._held_until_locked(slow):
-                self._settle_locked(core.sent(self._counted_locked(now), now), now)
+            if now < self._judgement.held_until(slow):
+                self._settle_locked(core.sent(self._judgement.counted(now), now), now)
                 self._arm_locked(now)
                 return FlushResult.DRAINED if self._close_reason is None else FlushResult.CLOSED
             if slow.kept_up():
                 self._host.limit_unsent(0 if outbox.cursor is None else outbox.cursor.log.fill_bytes)
-        self._lagging = False
+        self._judgement.lagging = False
         cursor = outbox.cursor
-        if cursor is not None and self.stands is not _COHORT and cursor.joining_to is not None:
+        if cursor is not None and self._judgement.stands is not _COHORT and cursor.joining_to is not None:
             cursor.end_joining(DropReason.REFUSED, now)
-        self._forget_joining_locked()
+        self._judgement.forget_joining()
         rest = EMPTY_LOAD
         if slow is not None:
             if slow.by_delay:
-                rest = self._counted_locked(now, refused=False)
+                rest = self._judgement.counted(now, refused=False)
             elif slow.harmless:
-                self._slow = None
+                self._judgement.slow = None
         self._settle_locked(core.drained(now, rest), now)
         self._close_episode_locked(now)
         return FlushResult.DRAINED
 
-    def _began_to_wait_locked(self, slow: SlowPeer, now: float) -> None:
-        """Something is left after a write: from now on, what the peer takes tells its rate."""
-        if not slow.waited:
-            if slow.drain.sampled_at < now:  # else it was before the write
-                slow.drain.sample(now, self._bytes_sent_locked() - self._host.kernel_bytes(), waited=False)
-            slow.waited = True
-        self._note_pictures_locked(slow, now)  # there need be no timer that does
-
-    def _held_until_locked(self, slow: SlowPeer) -> float:
-        """Return until when this peer counts as one that lags although all is taken."""
-        cursor = self._outbox.cursor
-        return 0.0 if cursor is None or self._closing else slow.held_until(cursor.log.gop_duration_s)
-
     # -- a peer that lags
 
-    def _patience_locked(self) -> tuple[float, ...]:
-        """Return the policy's patience, by class; it is asked once."""
-        if self._patience is None:
-            self._patience = self._ask_locked("patience", ENDLESS, partial(patience_of, self._policy))
-        return self._patience
-
-    def _judges_pictures_locked(self, refused: int) -> bool:
-        """Whether what is late is left out, by the picture, so that the state need not refuse pictures.
-
-        Not where key frames are among the classes that are `refused`: none would end a cut, so nothing is cut.
-        """
-        return (
-            not refused >> MessageClass.KEY & 1
-            and self._lags_locked()
-            and self._patience_locked()[MessageClass.INTER] < inf
-        )
-
-    def _lags_locked(self) -> bool:
-        """Whether this peer lags behind a log that it follows, and its limits and its policy leave out what is late."""
-        cursor = self._outbox.cursor
-        return (
-            self._core.would_block
-            and self._core.limits.target_delay_ms != 0
-            and cursor is not None
-            and self.stands is not _COHORT
-            and cursor.joining_to is None
-            and not self._closing
-            and self._patience_locked() != ENDLESS
-        )
-
     def _timing_locked(self, slow: SlowPeer, now: float) -> Timing | None:
-        """Measure what a viewer that lags takes, and return by what its messages are late; None: nothing is.
-
-        Nothing is while its rate is not known, while it has stalled, and while it is our own thread that is late.
-        """
-        cursor, host = self._outbox.cursor, self._host
-        written, kernel_bytes = self._bytes_sent_locked(), host.kernel_bytes()
-        slow.drain.sample(now, written - kernel_bytes, waited=slow.waited)
-        rate = slow.drain.known(now)
-        if cursor is None or (rate is None and not cursor.log.rates.bytes_per_s):
-            return None
-        # With no rate measured, it may be as high as that of the stream.
-        if slow.paces_anew(cursor.log.rates.bytes_per_s if rate is None else rate):
-            host.limit_unsent(slow.ahead_bytes)
-        self._open_episode_locked(now)
-        if rate is None or host.strained() or slow.drain.stalled(now):
-            return None
-        if self._joined_check is not None and 0 < cursor.log.bytes_per_s <= rate:
-            return None  # it has never had all, takes more than is published, and catches up without losing any
-        held_bytes = slow.delay.untaken_bytes(now, written, kernel_bytes)
-        return slow.timing(now, rate, held_bytes, cursor.log, self._core.limits, self._patience_locked())
-
-    def _slow_locked(self) -> SlowPeer:
-        """Return what is known of a slow peer; there is something from now on."""
-        if self._slow is None:
-            self._slow = SlowPeer(self._settings, self._trail_locked())
-        return self._slow
-
-    def _trail_locked(self) -> Trail:
-        """Return the trail of what was written before anybody noted it: it came at the rate of the log."""
-        cursor, now, written = self._outbox.cursor, self._host.now(), self._bytes_sent_locked()
-        began_at = now - sum(self._core.time_in_states(now)) if cursor is None else cursor.joined_at
-        rate = 0.0 if cursor is None else cursor.log.rates.bytes_per_s
-        trail = Trail(written - rate * (now - began_at) if rate else 0, began_at)
-        trail.note(written, now)
-        return trail
+        """Return by what messages are late, and have the kernel take as much ahead as follows from the peer's rate."""
+        before = slow.ahead_bytes
+        timing = self._judgement.timing(slow, now)
+        if slow.ahead_bytes != before:
+            self._host.limit_unsent(slow.ahead_bytes)
+        if slow.ahead_bytes:
+            self._open_episode_locked(now)
+        return timing
 
     def _sample_locked(self, now: float, kernel_bytes: int | None = None) -> None:
         """Take a sample of a peer in trouble and do what follows from it."""
-        slow = self._slow
+        judgement = self._judgement
+        slow = judgement.slow
         if slow is None or self._close_reason is not None:
             return
         foreign = self._foreign_locked()
@@ -1299,118 +1201,48 @@ class Sender:
             return
         if foreign and slow.asked_too_soon(now):
             return
-        self._measure_locked(slow, now, self._host.kernel_bytes() if kernel_bytes is None else kernel_bytes)
+        judgement.sample(slow, now, kernel_bytes)
         if not foreign:  # what follows happens on the owning thread
-            cause = slow.why_return(now, max(now - self._oldest_locked(now), 0.0) * 1000)
+            cause = slow.why_return(now, max(now - judgement.oldest(now), 0.0) * 1000)
             if cause is not None and self._core.would_block:
                 self._return_locked(now, cause)
-            soft = self._core.state is SendState.SOFT_LIMIT and self._judges_pictures_locked(self._mask)
+            soft = self._core.state is SendState.SOFT_LIMIT and judgement.judges_pictures(judgement.mask)
             if soft and self._thin_for_locked(SendState.SOFT_LIMIT, now):
                 # It has stalled since it got there, or more has come.
-                self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
-        if self._core.state is SendState.READY and slow.harmless and slow.healthy:
-            self._slow = None
-
-    def _measure_locked(self, slow: SlowPeer, now: float, kernel_bytes: int) -> None:
-        load = self._load_locked(now)
-        queued_bytes = load.size_bytes - load.messages * self._core.limits.overhead_bytes
-        slow.sample(now, queued_bytes, self._bytes_sent_locked(), kernel_bytes, load.age_ms)
-        self._note_pictures_locked(slow, now)
-
-    def _behind_locked(self, slow: SlowPeer) -> float:
-        """Return how old the oldest is that the peer has not taken, in ms; once ended, as last sampled."""
-        if self._close_reason is not None:
-            return slow.behind_ms
-        now = self._host.now()
-        behind_ms = slow.behind(now, self._bytes_sent_locked(), self._host.kernel_bytes())
-        return self._load_locked(now).age_ms if behind_ms is None else behind_ms
-
-    def _queued_bytes_locked(self, now: float) -> int:
-        """Return what waits here for the peer, without the overhead that limits count."""
-        load = self._load_locked(now)
-        return load.size_bytes - load.messages * self._core.limits.overhead_bytes
-
-    def _sample_healthy_locked(self, now: float, kernel_bytes: int) -> float:
-        """Return the delay of a peer that is in no trouble, in ms; begin to measure it where that is worth it."""
-        cursor = self._outbox.cursor
-        rate = cursor.log.rates.bytes_per_s if cursor is not None and self.stands is _COHORT else 0.0
-        delay_ms = healthy_delay_ms(kernel_bytes, rate)
-        if delay_ms is not None:
-            return delay_ms
-        slow = self._slow_locked()
-        self._measure_locked(slow, now, kernel_bytes)
-        return slow.behind_ms
+                self._settle_locked(self._core.dropped(judgement.counted(now), now), now)
+        judgement.forget_slow()
 
     def _return_after_stall_locked(self, now: float) -> None:
         """Skip what became old while the kernel took nothing, if that was for long; it takes something again."""
-        stalled_s = self._stalled_s_locked(now)
-        if 0 < self._settings.return_after_s <= stalled_s and self._close_reason is None:
+        stalled_s = self._judgement.stalled_s(now)
+        if 0 < self._judgement.settings.return_after_s <= stalled_s and self._close_reason is None:
             self._return_locked(now, f"the kernel had taken nothing for {stalled_s:.1f} s")
 
     def _return_locked(self, now: float, cause: str) -> None:
         """Go to the newest key frame of the followed log, if there is one ahead, and say what that brought."""
         cursor = self._outbox.cursor
-        if cursor is None or self.stands is _COHORT or self._closing:
+        if cursor is None or self._judgement.stands is _COHORT or self._judgement.closing:
             return
-        before = self._oldest_locked(now)
+        before = self._judgement.oldest(now)
         self._open_episode_locked(now)
         skipped = self._outbox.skip_to_live(self._core.limits, now)
         self._apply_mask_locked(now)  # a joiner is none any more: from now on it is judged by the picture
         if not skipped:
             return
-        removed_ms = max(self._oldest_locked(now) - before, 0.0) * 1000
-        self._note_locked(self._slow_locked().returned(now, removed_ms, cause))
-        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+        removed_ms = max(self._judgement.oldest(now) - before, 0.0) * 1000
+        self._note_locked(self._judgement.known_slow(now).returned(now, removed_ms, cause))
+        self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
 
     def _relieve_locked(self, now: float, cause: str) -> None:
         """Skip to the newest key frame of the followed log; where that frees nothing, drop what may be dropped."""
         self._lock.assert_owned()
         cursor = self._outbox.cursor
-        if cursor is None or self.stands is _COHORT or self._closing:
+        if cursor is None or self._judgement.stands is _COHORT or self._judgement.closing:
             return
         before = cursor.entry
         self._return_locked(now, cause)
         if self._close_reason is None and cursor.entry is before:
             self._thin_request_locked(Thin.DROPPABLE, now)
-
-    def _forecast_locked(self, now: float) -> Forecast | None:
-        """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
-        slow, core, cursor = self._slow, self._core, self._outbox.cursor
-        if slow is None or not core.would_block or not self._open_locked():
-            return None
-        if not slow.drain.stalled(now) and self._judges_pictures_locked(self._mask):
-            return None  # what its line cannot carry is left out, and its queue does not grow
-        per_second = None
-        if cursor is not None:
-            tail = cursor.log.tail
-            per_second = cursor.log.rates.per_second(now, tail.counts, tail.sizes)
-        return slow.forecast(now, self._counted_locked(now), core.limits, per_second, self._mask)
-
-    def _remarks_locked(self, now: float) -> list[str]:
-        """Return what is told of shares, samples and forecast, for `why`."""
-        slow, cursor = self._slow, self._outbox.cursor
-        if slow is None:
-            return []
-        needed = cursor.log.rates.bytes_per_s if cursor is not None and self._core.would_block else None
-        behind_ms = self._behind_locked(slow)
-        remarks = slow.remarks(self._queued_bytes_locked(now), self._picture_share_locked(), needed, behind_ms)
-        forecast = self._forecast_locked(now)
-        if forecast is not None:
-            axis = forecast.axis.value.removesuffix("_ms")
-            remarks.append(f"the hard limit ({axis}) is {forecast.seconds:.0f} s away")
-        return remarks
-
-    def _picture_share_locked(self) -> float:
-        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; once ended, as at the end."""
-        slow, cursor = self._slow, self._outbox.cursor
-        if slow is None or cursor is None:
-            return slow.last_share if slow is not None and self._close_reason is not None else 1.0
-        return slow.pictures.share(self._now_locked(), *cursor.pictures())
-
-    def _note_pictures_locked(self, slow: SlowPeer, now: float) -> None:
-        cursor = self._outbox.cursor
-        if cursor is not None:
-            slow.pictures.note(now, *cursor.pictures(), cursor.joined_at)
 
     # -- the cohort
 
@@ -1423,7 +1255,7 @@ class Sender:
         Raises:
             InternalError: that is no legal step; see `flowctl.core.sending.standing`.
         """
-        self.stands = step(self.stands, new)
+        self._judgement.stands = step(self._judgement.stands, new)
 
     def _come_locked(self, cohort: CohortLike[Sender]) -> None:
         """Be served by `cohort` from now on."""
@@ -1446,17 +1278,14 @@ class Sender:
 
     def _fill_locked(self, size_bytes: int) -> None:
         """Have the kernel take so much ahead, unless it takes less because this peer lags, or nothing is late."""
-        judged = self._core.limits.target_delay_ms != 0 and self._patience_locked() != ENDLESS
-        if judged and (self._slow is None or not self._slow.ahead_bytes):
+        slow = self._judgement.slow
+        judged = self._core.limits.target_delay_ms != 0 and self._judgement.patience != ENDLESS
+        if judged and (slow is None or not slow.ahead_bytes):
             self._host.limit_unsent(size_bytes)
-
-    def _empty_locked(self) -> bool:
-        """Whether nothing waits that is for this Sender to write: the log of a member is for the cohort."""
-        return self._outbox.empty(with_log=self.stands is not _COHORT)
 
     def _leave_locked(self) -> None:
         """Leave the cohort, if in one, for reasons of our own."""
-        if self.stands is _COHORT and self._cohort is not None:
+        if self._judgement.stands is _COHORT and self._cohort is not None:
             self._stand_alone_locked()
             self._cohort.left(self)
 
@@ -1471,11 +1300,12 @@ class Sender:
     def _unfollow_locked(self, reason: DropReason) -> None:
         self._lock.assert_owned()
         self._go_locked()
-        if self._slow is not None:
-            self._slow.last_share = self._picture_share_locked()
-            self._slow.pictures.forget()
+        slow = self._judgement.slow
+        if slow is not None:
+            slow.last_share = self._judgement.picture_share(self._now_locked())
+            slow.pictures.forget()
         if self._episode is not None:
-            self._episode.leave_log(self._pictures_locked())
+            self._episode.leave_log(self._judgement.pictures())
         self._outbox.unfollow(reason)
 
     def _stop_following_locked(self, now: float) -> None:
@@ -1487,45 +1317,15 @@ class Sender:
 
     # -- times
 
-    def _check_joining_locked(self, cursor: LogCursor, now: float) -> None:
-        """A joiner stops being one when it has taken the cache, or is old enough and its load no longer falls."""
-        if cursor.joining_to is None:
-            return
-        age_limits = self._core.limits.age_ms
-        grace_s = (age_limits.low or 0) / 1000 if age_limits.on else _JOIN_GRACE_S
-        load = self._outbox.joining_load_bytes
-        checked = self._joined_check
-        slow = False
-        if checked is None or now - cursor.joined_at <= grace_s:
-            self._joined_check = (now, load)
-        elif now - checked[0] >= JOIN_CHECK_S:
-            self._joined_check = (now, load)
-            slow = load >= checked[1]
-        if slow or (self._lagging and self._outbox.cache_taken):
-            self._open_episode_locked(now)
-            cursor.end_joining(DropReason.REFUSED, now)
-            if self._cohort is not None:
-                self._cohort.limits_changed(self)  # the cache counts as well, so that the next limit is nearer
-            self._apply_mask_locked(now)  # from now on it is judged by the picture
-            if self._core.state >= SendState.SOFT_LIMIT:
-                self._thin_for_locked(self._core.state, now)
-
-    def _forget_joining_locked(self) -> None:
-        """Everything is taken: give back what was measured of a joiner while it took the cache, if it went well.
-
-        The kernel refuses nearly every joiner something, as the cache comes at once. That is no sign of a slow link,
-        and must not cost a healthy viewer meters and timers.
-        """
-        joined, self._joined_check = self._joined_check is not None, None
-        slow = self._slow
-        if (
-            joined
-            and slow is not None
-            and slow.harmless
-            and (slow.healthy or not slow.by_delay)
-            and self._core.state < SendState.SOFT_LIMIT
-        ):
-            self._slow = None
+    def _end_joining_locked(self, cursor: LogCursor, now: float) -> None:
+        """Treat a joiner as any other viewer from now on."""
+        self._open_episode_locked(now)
+        cursor.end_joining(DropReason.REFUSED, now)
+        if self._cohort is not None:
+            self._cohort.limits_changed(self)  # the cache counts as well, so that the next limit is nearer
+        self._apply_mask_locked(now)  # from now on it is judged by the picture
+        if self._core.state >= SendState.SOFT_LIMIT:
+            self._thin_for_locked(self._core.state, now)
 
     def _check_times_locked(self, now: float) -> None:
         """End the connection where something has taken too long, else ask for the next tick.
@@ -1536,106 +1336,45 @@ class Sender:
         """
         if self._close_reason is not None:
             return
-        clocks = self._clocks_locked(now)
-        overdue = self._overdue_locked(clocks, now)
-        if overdue is not None and not self._empty_locked():
+        clocks = self._judgement.clocks(now, self._close_deadline)
+        overdue = self._judgement.overdue(clocks, now)
+        if overdue is not None and not self._judgement.empty:
             self._offer_locked(now)
             if not self._open_locked():
                 return
-            clocks = self._clocks_locked(now)
-            overdue = self._overdue_locked(clocks, now) if self._blocked else None
+            clocks = self._judgement.clocks(now, self._close_deadline)
+            overdue = self._judgement.overdue(clocks, now) if self._judgement.blocked else None
         if overdue is not None:
             self._fail_locked(*overdue)
         elif (when := clocks.next_at) < inf:
             self._host.set_deadline(when)
 
-    def _overdue_locked(self, clocks: Clocks, now: float) -> tuple[CloseReason, str] | None:
-        return clocks.overdue(now, self._settings, waits=self._blocked or not self._empty_locked())
-
     def _arm_locked(self, now: float) -> None:
         """Ask for a tick at the earliest time at which something could change by time alone."""
-        if self._close_reason is None and (when := self._clocks_locked(now).next_at) < inf:
+        if self._close_reason is None and (when := self._judgement.clocks(now, self._close_deadline).next_at) < inf:
             self._host.set_deadline(when)
-
-    def _clocks_locked(self, now: float) -> Clocks:
-        """Return what runs, and until when."""
-        settings, core, outbox, slow = self._settings, self._core, self._outbox, self._slow
-        stuck_at = soft_at = rises_at = looks_at = held_until = samples_at = inf
-        if core.would_block:
-            load, cursor = self._counted_locked(now), outbox.cursor
-            age_mark = core.marks_above(load)[2]
-            if age_mark < OFF_MARK and (cursor is not None or load.messages):
-                # Who follows a log also where thinning has emptied the queue: what comes next is as old in that time,
-                # and nobody looks at a viewer because a single message came. Without a log, the next message that is
-                # queued asks for this by itself. A delay does not grow by waiting, only by the next sample.
-                least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
-                rises_at = now + max(age_mark - load.age_ms, least_ms) / 1000
-            if settings.stuck_s and (cursor is not None or self._load_locked(now).messages):
-                stuck_at = self._stalled_since_locked(now) + settings.stuck_s
-            if cursor is not None and cursor.joining_to is not None:
-                looks_at = now + JOIN_CHECK_S
-            elif outbox.waiting_for_key:
-                looks_at = now + KEY_POLL_S
-            if slow is not None and (until := self._held_until_locked(slow)) > now:
-                held_until = until
-        if settings.soft_too_long_s and core.slow_since is not None:
-            soft_at = core.slow_since + settings.soft_too_long_s
-        if slow is not None and (
-            (core.would_block and (settings.steers or self._lags_locked()))
-            or (slow.by_delay and (slow.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT))
-        ):
-            samples_at = slow.next_sample_at(now)
-        return Clocks(self._close_deadline, stuck_at, soft_at, rises_at, looks_at, held_until, samples_at)
 
     # -- limits and the end
 
-    def _control_over_locked(self) -> str | None:
-        """Return by how much the control lane is over its limit, in words. None: it is not."""
-        backlog, settings = self._outbox.backlog, self._settings
-        size_bytes, messages = backlog.control_bytes, len(backlog.control or ())
-        if size_bytes <= settings.control_bytes and messages <= settings.control_messages:
-            return None
-        return (
-            f"control lane holds {size_bytes} bytes in {messages} messages, "
-            f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
-        )
-
     def _check_control_locked(self) -> None:
         """End the connection for a control lane over its limit, if that is the peer's doing: the kernel refuses."""
-        if self._core.would_block and (over := self._control_over_locked()) is not None:
+        if self._core.would_block and (over := self._judgement.control_over()) is not None:
             self._fail_locked(CloseReason.LIMIT_HIT, over)
 
     def _check_held_locked(self) -> None:
-        """End the connection where a held hard limit has let in more headers than the control lane may hold.
-
-        Nothing else bounds them then: they are never refused, so that a peer that recovers can decode what comes.
-        """
-        if self._held is None or self._close_reason is not None:
-            return
-        messages, size_bytes = map(sub, self._undroppable_locked(), self._held)
-        settings = self._settings
-        if messages > settings.control_messages or size_bytes > settings.control_bytes:
-            self._fail_locked(
-                CloseReason.LIMIT_HIT,
-                f"since the hard limit is held, {size_bytes} bytes in {messages} headers and control messages wait, "
-                f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages",
-            )
-
-    def _undroppable_locked(self) -> tuple[int, int]:
-        """Return (messages, wire bytes) of what is queued and not refused by anything: control and headers."""
-        queued = self._outbox.accounts()[2]
-        kept = (MessageClass.CONTROL, MessageClass.HEADER)
-        return sum(queued.messages[item] for item in kept), sum(queued.sizes_bytes[item] for item in kept)
+        """End the connection where a held hard limit has let in more headers than the control lane may hold."""
+        if self._close_reason is None and (over := self._judgement.held_over()) is not None:
+            self._fail_locked(CloseReason.LIMIT_HIT, over)
 
     def _set_limits_locked(self, limits: Limits, now: float) -> None:
         self._lock.assert_owned()
         self._note_locked(LedgerEntry(LedgerKind.LIMITS, now, str(limits)))
         core = self._core
-        if not (self._blocked or self._outbox.empty(with_log=False)):
+        if not (self._judgement.blocked or self._outbox.empty(with_log=False)):
             self._offer_locked(now)
             if self._close_reason is not None:
                 return
-        self._settle_locked(core.limits_set(limits, self._counted_locked(now, limits), now), now)
+        self._settle_locked(core.limits_set(limits, self._judgement.counted(now, limits), now), now)
         if self._open_locked():
             self._apply_mask_locked(now)  # there may be a target delay now, or none any more
         if core.final:  # without an edge where a held hard limit was made a final one; the first reason counts
@@ -1647,14 +1386,14 @@ class Sender:
     def _set_policy_locked(self, policy: DropPolicy, now: float) -> None:
         self._lock.assert_owned()
         self._policy = policy
-        self._patience = None
+        self._learn_patience_locked()
         self._apply_mask_locked(now)
         self._arm_locked(now)
 
     def _set_settings_locked(self, settings: SenderSettings, now: float) -> None:
         self._lock.assert_owned()
-        was = self._settings
-        self._settings = replace(
+        was = self._judgement.settings
+        self._judgement.settings = replace(
             settings, age_from=was.age_from, sample_s=was.sample_s, return_delay_s=was.return_delay_s
         )
         self._arm_locked(now)
@@ -1662,7 +1401,7 @@ class Sender:
     def _thin_request_locked(self, mode: Thin, now: float) -> None:
         self._lock.assert_owned()
         self._thin_locked(mode, now, DropReason.REQUESTED)
-        self._settle_locked(self._core.dropped(self._counted_locked(now), now), now)
+        self._settle_locked(self._core.dropped(self._judgement.counted(now), now), now)
         self._close_episode_locked(now)
         self._arm_locked(now)  # a wait for a key frame may have begun without an edge
 
@@ -1677,9 +1416,10 @@ class Sender:
         if self._close_reason is not None:
             return
         now = self._host.now()
-        self._closing = True
+        self._judgement.closing = True
         self._close_reason, self._close_details = reason, details
-        self._progress_locked(now)  # from here on it says when the Sender ended
+        self._judgement.progress(now)
+        self._judgement.ended_at = now
         self._open_episode_locked(now)
         self._unfollow_locked(DropReason.CLOSED)
         self._wake_locked()
@@ -1706,85 +1446,7 @@ class Sender:
 
     def _now_locked(self) -> float:
         """Return the time for those who look; it stands still when the Sender has ended."""
-        return self._host.now() if self._close_reason is None else self._progress_at
-
-    def _load_locked(self, now: float) -> Load:
-        """Return all that is queued."""
-        return self._outbox.load(now, self._core.limits.overhead_bytes)
-
-    def _counted_locked(self, now: float, limits: Limits | None = None, *, refused: bool | None = None) -> Load:
-        """Return the load that counts against the limits.
-
-        What was queued or published since the last write has not been offered to the kernel yet: it is no sign of a
-        slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
-        has left behind does, with all that follows, until everything is taken. What joining gave does not. And age
-        does not of a joiner, nor where what is late is left out, while the peer takes something (`SlowPeer.served`);
-        while our own thread is late nothing is left out, and it does.
-        """
-        if self._core.would_block if refused is None else refused:
-            load = self._outbox.counted(now, limits or self._core.limits, log=self.stands is not _COHORT)
-        else:
-            load = EMPTY_LOAD
-        slow, joining = self._slow, self._joining_locked()
-        if slow is None:
-            return load
-        if not joining:
-            load = slow.aged(load)
-        if load.age_ms and (joining or self._judges_pictures_locked(self._mask)) and not self._host.strained():
-            return slow.served(load, self._outbox.backlog, now)
-        return load
-
-    def _bytes_sent_locked(self) -> int:
-        """Return the wire bytes that the kernel has taken, those that the cohort wrote for us included."""
-        cursor = self._outbox.cursor
-        return self._outbox.bytes_sent + (cursor.entry.offset if self.stands is _COHORT and cursor is not None else 0)
-
-    def _oldest_locked(self, now: float) -> float:
-        """Return since when the oldest message that is not in flight waits; `now` where none does."""
-        cursor, since = self._outbox.cursor, self._outbox.backlog.oldest_at
-        oldest = cursor.oldest_at() if cursor is not None else None
-        return min(now if oldest is None else oldest, now if since is None else since)
-
-    def _joining_locked(self) -> bool:
-        cursor = self._outbox.cursor
-        return cursor is not None and self.stands is not _COHORT and cursor.joining_to is not None
-
-    def _waits_locked(self) -> bool:
-        """Whether the kernel owes us progress: something waits, here or with it, that it did not take.
-
-        Not for a viewer that counts as one that lags because pictures were left out lately, and has taken all.
-        """
-        slow = self._slow
-        return self._core.would_block and (self._blocked or slow is None or slow.waited)
-
-    def _progress_locked(self, now: float) -> None:
-        if self._waits_locked():
-            self._longest_stall_s = max(self._longest_stall_s, now - self._progress_at)
-        self._progress_at = now
-
-    def _stalled_since_locked(self, now: float) -> float:
-        """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
-
-        No longer than the oldest queued message has waited: before that there was nothing to take. But while a log is
-        followed there always is: thinning may empty our queue, and the kernel still holds what it was given.
-        """
-        cursor = self._outbox.cursor
-        if self._core.would_block and cursor is not None:
-            if not self._waits_locked():
-                return now
-            since = max(self._progress_at, cursor.joined_at)  # a stall from before does not count against a new log
-            slow = self._slow
-            # A kernel that was told to take less ahead may take nothing for as long as it sends what it has; and a few
-            # bytes at a time, each time it is asked, of what no peer takes.
-            if slow is not None and slow.ahead_bytes:
-                since = max(cursor.joined_at, slow.drain.waits_since(now))
-            return since
-        load = self._load_locked(now)
-        return max(self._progress_at, now - load.age_ms / 1000) if load.messages else now
-
-    def _stalled_s_locked(self, now: float) -> float:
-        """Return for how long the kernel has taken nothing while something is queued."""
-        return now - self._stalled_since_locked(now) if self._core.would_block else 0.0
+        return min(self._host.now(), self._judgement.ended_at)
 
     # -- the application's code: its handler and its policy
 
@@ -1803,6 +1465,10 @@ class Sender:
             return default
         finally:
             HANDLERS.pop(thread, None)
+
+    def _learn_patience_locked(self) -> None:
+        """Ask the policy how long what is late is waited for; one that fails waits for everything."""
+        self._judgement.patience = self._ask_locked("patience", ENDLESS, partial(patience_of, self._policy))
 
     def _refused_locked(self, state: SendState) -> int:
         """Ask the policy which classes it refuses in `state`; one that fails refuses nothing."""
@@ -1838,28 +1504,23 @@ class Sender:
 
     def _open_episode_locked(self, now: float) -> None:
         if self._episode is None:
-            self._episode = DropEpisode(now, self._outbox.dropped(), self._pictures_locked(), self._slow)
+            self._episode = DropEpisode(now, self._outbox.dropped(), self._judgement.pictures(), self._judgement.slow)
 
     def _pictures_wanted_locked(self, before: tuple[int, int], after: tuple[int, int]) -> None:
         """Keep out of all shares the step that counts of pictures make where a viewer wants none, or some again."""
         if before == after:
             return
-        if self._slow is not None:
-            self._slow.pictures.forget()
+        if self._judgement.slow is not None:
+            self._judgement.slow.pictures.forget()
         if self._episode is not None:
             self._episode.skip(before, after)
 
     def _close_episode_locked(self, now: float, *, force: bool = False) -> None:
         """End the episode of drops once everything is accepted again; one entry of the ledger for all of it."""
         episode = self._episode
-        if episode is None or ((self._mask or self._outbox.waiting_for_key) and not force):
+        if episode is None or ((self._judgement.mask or self._outbox.waiting_for_key) and not force):
             return
         self._episode = None
-        entry = episode.end(now, self._outbox.dropped(), self._pictures_locked(), self._slow)
+        entry = episode.end(now, self._outbox.dropped(), self._judgement.pictures(), self._judgement.slow)
         if entry is not None:
             self._note_locked(entry)
-
-    def _pictures_locked(self) -> tuple[int, int]:
-        """Return the pictures of the followed log, and those of them that were not sent: see `LogCursor.pictures`."""
-        cursor = self._outbox.cursor
-        return (0, 0) if cursor is None else cursor.pictures()

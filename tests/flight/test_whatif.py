@@ -59,7 +59,7 @@ class ShowingRun(Run):
                 continue  # what it has not been offered yet says nothing about it
             # Not `log_grew`: a look also arms timers and polls for key frames, and comes when the fan-out says so.
             with sender._lock:
-                load = sender._counted_locked(now)
+                load = sender._judgement.counted(now)
                 sender._settle_locked(sender._core.queued(load, now), now)
 
 

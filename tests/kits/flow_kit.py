@@ -257,23 +257,23 @@ def check_life(viewer: Viewer) -> None:
     with sender._lock:
         core, cursor = sender._core, sender._outbox.cursor
         if sender._close_reason is not None:
-            assert sender._closing
+            assert sender.closed
             assert cursor is sender._cohort is sender._episode is None
             assert not sender._waiters
             assert not any(sender._outbox.figures()[2])
         assert sender._cohort is None or cursor is not None
         assert (sender.stands is Standing.GONE) is (sender._cohort is None)
         if sender.stands is Standing.COHORT:
-            assert not sender._mask
-            assert not sender._blocked
+            assert not sender._judgement.mask
+            assert not sender.blocked
             assert not core.would_block
-        if sender._blocked:
+        if sender.blocked:
             assert core.would_block
-            assert sender._lagging
-            assert sender._slow is not None
+            assert sender._judgement.lagging
+            assert sender._judgement.slow is not None
         if sender._close_reason is None:
-            assert (sender._held is not None) is (core.state is SendState.HARD_LIMIT)
-        assert sender._close_deadline == inf or sender._closing
+            assert (sender._judgement.held is not None) is (core.state is SendState.HARD_LIMIT)
+        assert sender._close_deadline == inf or sender.closed
 
 
 def check_stream(viewer: Viewer, published: Published, *, key_wait_expired: bool = False) -> None:

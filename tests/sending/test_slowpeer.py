@@ -234,7 +234,7 @@ def test_drain_when_there_is_no_target_delay_knows_that_a_viewer_stalls_again():
     viewer.peer.room = 0
     stage.publish("IA")
     stage.group.run(2 * STALL_S)
-    assert viewer.sender._slow.drain.stalled(stage.group.now())
+    assert viewer.sender._judgement.slow.drain.stalled(stage.group.now())
     stage.check()
 
 

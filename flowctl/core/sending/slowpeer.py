@@ -12,6 +12,7 @@ See `flowctl.core.flow.meters`, `flowctl.core.flow.timing` and `flowctl.core.flo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from flowctl.core.flow.forecast import Forecast, time_to_hard
@@ -36,84 +37,53 @@ _EARLY_S: Final = 0.001
 _NEVER: Final = float("-inf")
 
 
+@dataclass(eq=False, slots=True)
 class SlowPeer:
-    """Meters and counts of one peer. Not thread-safe: its Sender's lock guards it.
+    """Meters and counts of one peer. Not thread-safe: its Sender's lock guards it."""
 
-    Attributes:
-        by_delay: whether the delay counts as age against the limits.
-        last_share: that share, of the log that was left last; asked for after the end.
-        behind_ms: how old the oldest was that it had not taken, at the last sample.
-        behind_max_ms: the largest of these since the open episode of drops began.
-        waited: whether something has waited for the peer ever since the last sample of the drain rate.
-        ahead_bytes: how much the kernel takes ahead, as it was told. 0: as usual.
-        returns: times old media were skipped.
-        delay_removed_ms: what skipping and thinning took off the age of the queue.
-    """
+    settings: SenderSettings
+    trail: Trail = field(default_factory=lambda: Trail(0, 0.0))
+    delay: DelayMeter = field(default_factory=DelayMeter)
+    drain: DrainMeter = field(default_factory=DrainMeter)
+    pictures: PictureMeter = field(default_factory=PictureMeter)
+    last_share: float = 1.0  # of the pictures, in the log that was left last; asked for after the end
+    delay_ms: float = 0.0
+    behind_ms: float = 0.0  # how old the oldest was that it had not taken, at the last sample
+    behind_max_ms: float = 0.0  # the largest of these since the open episode of drops began
+    waited: bool = False  # something has waited for the peer ever since the last sample of the drain rate
+    ahead_bytes: int = 0  # how much the kernel takes ahead, as it was told; 0: as usual
+    _allowed_bytes: int = 0  # of that, what the kernel was not given since it last told that it takes more
+    returns: int = 0  # times old media were skipped
+    delay_removed_ms: float = 0.0  # what skipping and thinning took off the age of the queue
+    _cutting: bool = False  # something was left out for being late since the peer last kept up
+    _late: int = 0  # messages that the followed log has left out, when last looked
+    _left_out_at: float = _NEVER  # when it was last seen to leave something out
+    _sampled_at: float = _NEVER  # time of the last sample
+    # Time of the last sample that was acted on: the timer counts from here, so that statistics of another thread,
+    # which only measure, cannot keep the peer from being looked at.
+    _acted_at: float = _NEVER
+    _before_ms: float = 0.0  # the delay at the sample before
+    _kept_bytes: int = 0  # what was written or is queued, at the last sample
+    _fill_bytes_per_s: float = 0.0  # what is added to the queue and kept, for a peer that follows no log
 
-    __slots__ = (
-        "_acted_at",
-        "_allowed_bytes",
-        "_before_ms",
-        "_cutting",
-        "_fill_bytes_per_s",
-        "_kept_bytes",
-        "_late",
-        "_left_out_at",
-        "_sampled_at",
-        "_settings",
-        "ahead_bytes",
-        "behind_max_ms",
-        "behind_ms",
-        "by_delay",
-        "delay",
-        "delay_ms",
-        "delay_removed_ms",
-        "drain",
-        "last_share",
-        "pictures",
-        "returns",
-        "trail",
-        "waited",
-    )
-
-    def __init__(self, settings: SenderSettings, trail: Trail | None = None) -> None:
-        self._settings = settings
-        self.by_delay = settings.age_from is AgeSource.DELAY
-        self.delay = DelayMeter()
-        self.drain = DrainMeter()
-        self.pictures = PictureMeter()
-        self.last_share = 1.0
-        self.delay_ms = self.behind_ms = self.behind_max_ms = 0.0
-        self.trail = trail or Trail(0, 0.0)
-        self.waited = False
-        self.ahead_bytes = 0
-        self._allowed_bytes = 0  # of that, what the kernel was not given since it last told that it takes more
-        self.returns = 0
-        self.delay_removed_ms = 0.0
-        self._cutting = False  # something was left out for being late since the peer last kept up
-        self._late = 0  # messages that the followed log has left out, when last looked
-        self._left_out_at = _NEVER  # when it was last seen to leave something out
-        self._sampled_at = _NEVER  # time of the last sample
-        # Time of the last sample that was acted on: the timer counts from here, so that statistics of another thread,
-        # which only measure, cannot keep the peer from being looked at.
-        self._acted_at = _NEVER
-        self._before_ms = 0.0  # the delay at the sample before
-        self._kept_bytes = 0  # what was written or is queued, at the last sample
-        self._fill_bytes_per_s = 0.0  # what is added to the queue and kept, for a peer that follows no log
+    @property
+    def by_delay(self) -> bool:
+        """Whether the delay counts as age against the limits."""
+        return self.settings.age_from is AgeSource.DELAY
 
     # -- samples
 
     def due(self, now: float) -> bool:
         """Return whether it is time for a sample that is acted on."""
-        return now - self._acted_at >= self._settings.sample_s - _EARLY_S
+        return now - self._acted_at >= self.settings.sample_s - _EARLY_S
 
     def asked_too_soon(self, now: float) -> bool:
         """Return whether a sample would disturb the rhythm of the meters: the last answer is given again."""
-        return now - self._sampled_at < self._settings.sample_s - _EARLY_S
+        return now - self._sampled_at < self.settings.sample_s - _EARLY_S
 
     def next_sample_at(self, now: float) -> float:
         """Return when the next sample is due, in seconds, not before `now`."""
-        return max(self._acted_at, now - self._settings.sample_s) + self._settings.sample_s
+        return max(self._acted_at, now - self.settings.sample_s) + self.settings.sample_s
 
     def put_off(self, now: float) -> None:
         """Leave out the sample that is due: our own thread is late, and would measure itself."""
@@ -150,7 +120,7 @@ class SlowPeer:
     def why_return(self, now: float, queue_age_ms: float) -> str | None:
         """Judge the last sample: return why the peer is to be brought back to live. None: it is not."""
         self._acted_at = now
-        behind_ms, limit_ms = max(self.age_ms, queue_age_ms), self._settings.return_delay_s * 1000
+        behind_ms, limit_ms = max(self.age_ms, queue_age_ms), self.settings.return_delay_s * 1000
         too_far = 0 < limit_ms <= behind_ms and not self.drain.stalled(now)
         return f"{behind_ms / 1000:.1f} s behind" if too_far else None
 

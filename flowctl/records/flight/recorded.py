@@ -141,7 +141,7 @@ class NotingSender(Sender):
     def _note_locked(self, entry: LedgerEntry) -> None:
         super()._note_locked(entry)
         # The edge was decided on the load of this moment, so that looking once more changes nothing.
-        self._noted(entry, self._load_locked(entry.at) if entry.kind is LedgerKind.STATE else None)
+        self._noted(entry, self._judgement.load(entry.at) if entry.kind is LedgerKind.STATE else None)
 
     @property
     def refused(self) -> bool:
@@ -224,7 +224,7 @@ class RecordedSender(NotingSender):
         host, tape = self._real_host, self.tape
         tape.enter(host.now(), foreign=not host.in_thread())
         self._blocked_before = self._core.would_block
-        if self._feed is not None and not self._closing:  # who is leaving takes nothing that is published from now on
+        if self._feed is not None and not self.closed:  # who is leaving takes nothing that is published from now on
             self._feed.run()
 
     def _end_call_locked(self) -> None:
@@ -256,7 +256,7 @@ class RecordedSender(NotingSender):
                     self._begin_call_locked()
                     if cursor is not None and cursor.refuses and tape.on and self._close_reason is None:
                         tape.call("look")
-                        self._load_locked(tape.time_s(0.0))
+                        self._judgement.load(tape.time_s(0.0))
                     tape.leave()
                 return getattr(super(), name)()
         finally:
@@ -278,7 +278,7 @@ class RecordedSender(NotingSender):
         """End the recording; the connection goes on. Any thread; harmless when it has ended."""
         with self._entered("end_flight"), self._lock:
             self.tape.call("look")
-            self._load_locked(self.tape.now_us / MICROSECONDS)
+            self._judgement.load(self.tape.now_us / MICROSECONDS)
             if self.tape.on:
                 self._end_flight_locked(END_LIMIT)
 
@@ -293,7 +293,7 @@ class RecordedSender(NotingSender):
     ) -> SendResult:
         data = owned_bytes(data)
         with self._entered("send") as outermost, self._lock:
-            refused = self._closing or not data or (message_class in NEEDED and droppable is not False)
+            refused = self.closed or not data or (message_class in NEEDED and droppable is not False)
             if outermost and not refused:  # what is refused never reaches the core
                 detail = {} if droppable is None else {"droppable": droppable}
                 tape = self.tape
@@ -309,7 +309,7 @@ class RecordedSender(NotingSender):
         wait_for_key: bool = False,
     ) -> None:
         with self._entered("follow"), self._lock:
-            if self._cohort is None and not self._closing:
+            if self._cohort is None and not self.closed:
                 feed = self._feed = LogFeed(cohort.log, start or cohort.log.tail, self.tape)
                 self.tape.call("follow", {"prefix": [len(part) for part in prefix], "wait_for_key": wait_for_key})
                 cohort, start = PrivateCohort(cohort, feed.private), feed.first

@@ -72,7 +72,7 @@ def test_limits_when_the_file_changes_are_those_of_open_and_new_connections(live
     new = clients.play(server)
     wait_for_viewers(server, 2)
     assert connection_to(server, new).sender.limits == new_limits
-    assert connection_to(server, new).sender._settings.stuck_s == 20.0
+    assert connection_to(server, new).sender.settings.stuck_s == 20.0
     wait_until(
         lambda: connection_to(server, old).sender.settings.stuck_s == 20.0, "the times of the viewer that is there"
     )

@@ -7,6 +7,7 @@ import structlog
 from live_kit import World, audio, config, inter, key
 
 from flowctl.core.flow.state import MessageClass, SendState
+from flowctl.core.sending.judgement import Judgement
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.live.config import SecondPublisher
 from flowctl.live.oversight.oversight import Oversight
@@ -276,8 +277,8 @@ def test_acknowledgement_when_it_has_become_too_high_makes_no_delay(monkeypatch,
     publisher, viewer = world.publisher(), world.player()
     sender = viewer.connection.sender
     # As if so much had been sent before: nobody sends 4 GB in a test.
-    known = sender._bytes_sent_locked
-    monkeypatch.setattr(type(sender), "_bytes_sent_locked", lambda self: known() + start)
+    known = Judgement.bytes_sent.fget
+    monkeypatch.setattr(Judgement, "bytes_sent", property(lambda self: known(self) + start))
     delays = []
     for step in range(40):
         broadcast(world, publisher, 30, start=1000 * step)

@@ -1,0 +1,447 @@
+"""What a Sender judges its peer by: what counts as load, whether it lags, what is late, and what time alone changes.
+
+Theory of operation. The Sender shows each event to the `FlowCore`, and does to the queue what follows. In between it
+asks the `Judgement`: how much of what is queued counts against the limits, whether what is late is left out by the
+picture (so that the state need not refuse pictures), by what a message is late, whether a joiner is slow, since when
+the kernel has taken nothing, and when to look again. It gives back values and does nothing to queue or socket. There is
+no lock and no clock here; of the line it asks what the kernel holds, and whether our own thread is late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from operator import sub
+from typing import Final, Protocol
+
+from flowctl.core.flow.forecast import Forecast
+from flowctl.core.flow.limits import OFF_MARK, Limits
+from flowctl.core.flow.meters import Trail
+from flowctl.core.flow.state import EMPTY_LOAD, FlowCore, Load, MessageClass, SendState
+from flowctl.core.flow.timing import ENDLESS, Timing, crowded
+from flowctl.core.outgoing.outbox import Outbox
+from flowctl.core.sending.clocks import JOIN_CHECK_S, KEY_POLL_S, Clocks
+from flowctl.core.sending.settings import AgeSource, SenderSettings
+from flowctl.core.sending.slowpeer import HEALTHY_MS, SlowPeer, healthy_delay_ms
+from flowctl.core.sending.standing import Standing
+from flowctl.reasons import CloseReason
+
+_COHORT: Final = Standing.COHORT
+_JOIN_GRACE_S: Final = 2.0
+"""How long a joiner is not judged on its load where the age axis is off: half of the usual soft mark of age."""
+_LOOK_BYTES: Final = 512 * 1024
+_LOOK_MESSAGES: Final = 1024
+"""How much a log may grow before a lagging viewer is looked at even where it can reach no limit: what it holds of the
+log is to be copied out in time (`LogCursor.compact`), and without limits, timers and video nothing else would come."""
+
+
+class Line(Protocol):
+    """What a judgement asks of the connection; see `core.sending.contract.SenderHost`."""
+
+    def kernel_bytes(self) -> int:
+        """Return what the kernel has taken and the peer has not acknowledged."""
+
+    def strained(self) -> bool:
+        """Return whether the owning thread had no room a moment ago."""
+
+
+@dataclass(eq=False, slots=True)
+class Judgement:
+    """What is known of one peer, and what follows from it. Not thread-safe: its Sender's lock guards it."""
+
+    core: FlowCore  # the state, shared with the Sender
+    outbox: Outbox  # what is queued, shared with the Sender
+    line: Line
+    settings: SenderSettings
+    progress_at: float  # when the kernel last took something, or began to refuse
+    patience: tuple[float, ...] = ENDLESS  # the drop policy's, by class
+    mask: int = 0  # classes refused in the present state
+    # All but control and headers are refused, for the hard limit is held; then (messages, wire bytes) of these that
+    # were queued when that began.
+    held: tuple[int, int] | None = None
+    stands: Standing = Standing.GONE  # where it stands with its fan-out
+    blocked: bool = False  # the last write met EAGAIN and the kernel has not called back
+    lagging: bool = False  # the last write left something
+    closing: bool = False  # nothing more is accepted
+    ended_at: float = inf  # when the Sender ended
+    slow: SlowPeer | None = None  # what is known of a slow peer; None: it was never slow, or lost nothing by it
+    _longest_stall_s: float = 0.0
+    _joined_check: tuple[float, int] | None = None  # (time, load) of a joiner's last check
+
+    # -- what is queued, and since when
+
+    def load(self, now: float) -> Load:
+        """Return all that is queued."""
+        return self.outbox.load(now, self.core.limits.overhead_bytes)
+
+    def counted(self, now: float, limits: Limits | None = None, *, refused: bool | None = None) -> Load:
+        """Return the load that counts against the limits.
+
+        What was queued or published since the last write has not been offered to the kernel yet: it is no sign of a
+        slow peer and does not count, or a burst would cost a peer messages that its link has room for. What EAGAIN
+        has left behind does, with all that follows, until everything is taken. What joining gave does not. And age
+        does not of a joiner, nor where what is late is left out, while the peer takes something (`SlowPeer.served`);
+        while our own thread is late nothing is left out, and it does.
+        """
+        if self.core.would_block if refused is None else refused:
+            load = self.outbox.counted(now, limits or self.core.limits, log=self.stands is not _COHORT)
+        else:
+            load = EMPTY_LOAD
+        slow = self.slow
+        if slow is None:
+            return load
+        joining = self.joining
+        if not joining:
+            load = slow.aged(load)
+        if load.age_ms and (joining or self.judges_pictures(self.mask)) and not self.line.strained():
+            return slow.served(load, self.outbox.backlog, now)
+        return load
+
+    def queued_bytes(self, load: Load) -> int:
+        """Return what waits here for the peer, without the overhead that limits count."""
+        return load.size_bytes - load.messages * self.core.limits.overhead_bytes
+
+    @property
+    def bytes_sent(self) -> int:
+        """Wire bytes that the kernel has taken, those that the cohort wrote for us included."""
+        cursor = self.outbox.cursor
+        return self.outbox.bytes_sent + (cursor.entry.offset if self.stands is _COHORT and cursor is not None else 0)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits that is for the Sender to write: the log of a member is for the cohort."""
+        return self.outbox.empty(with_log=self.stands is not _COHORT)
+
+    def oldest(self, now: float) -> float:
+        """Return since when the oldest message that is not in flight waits; `now` where none does."""
+        cursor, since = self.outbox.cursor, self.outbox.backlog.oldest_at
+        oldest = cursor.oldest_at() if cursor is not None else None
+        return min(now if oldest is None else oldest, now if since is None else since)
+
+    @property
+    def undroppable(self) -> tuple[int, int]:
+        """(messages, wire bytes) of what is queued and not refused by anything: control and headers."""
+        queued = self.outbox.accounts()[2]
+        kept = (MessageClass.CONTROL, MessageClass.HEADER)
+        return sum(queued.messages[item] for item in kept), sum(queued.sizes_bytes[item] for item in kept)
+
+    def control_over(self) -> str | None:
+        """Return by how much the control lane is over its limit, in words. None: it is not."""
+        backlog, settings = self.outbox.backlog, self.settings
+        size_bytes, messages = backlog.control_bytes, len(backlog.control or ())
+        if size_bytes <= settings.control_bytes and messages <= settings.control_messages:
+            return None
+        return (
+            f"control lane holds {size_bytes} bytes in {messages} messages, "
+            f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
+        )
+
+    def held_over(self) -> str | None:
+        """Return by how much a held hard limit let in more headers than the control lane may hold. None: it did not.
+
+        Nothing else bounds them then: they are never refused, so that a peer that recovers can decode what comes.
+        """
+        if self.held is None:
+            return None
+        messages, size_bytes = map(sub, self.undroppable, self.held)
+        settings = self.settings
+        if messages <= settings.control_messages and size_bytes <= settings.control_bytes:
+            return None
+        return (
+            f"since the hard limit is held, {size_bytes} bytes in {messages} headers and control messages wait, "
+            f"the limit is {settings.control_bytes} bytes, {settings.control_messages} messages"
+        )
+
+    def next_crossing(self, now: float) -> tuple[int, int]:
+        """Where in the log to look again, as (offset, sequence): where the next limit can be reached, or before."""
+        cursor = self.outbox.cursor
+        if cursor is None or not self.lagging:
+            return OFF_MARK, OFF_MARK
+        tail = cursor.log.tail  # read first: what is published meanwhile makes the answer too early, never too late
+        size_bytes, messages = self.core.room(self.counted(now))
+        return tail.offset + min(size_bytes, _LOOK_BYTES), tail.sequence + min(messages, _LOOK_MESSAGES)
+
+    # -- a peer that takes nothing
+
+    def waits(self) -> bool:
+        """Return whether the kernel owes us progress: something waits, here or with it, that it did not take.
+
+        Not for a viewer that counts as one that lags because pictures were left out lately, and has taken all.
+        """
+        slow = self.slow
+        return self.core.would_block and (self.blocked or slow is None or slow.waited)
+
+    def progress(self, now: float) -> None:
+        """The kernel has taken something."""
+        if self.waits():
+            self._longest_stall_s = max(self._longest_stall_s, now - self.progress_at)
+        self.progress_at = now
+
+    def stalled_since(self, now: float) -> float:
+        """Return since when the kernel has taken nothing while something was queued, in seconds; `now` for not at all.
+
+        No longer than the oldest queued message has waited: before that there was nothing to take. But while a log is
+        followed there always is: thinning may empty our queue, and the kernel still holds what it was given.
+        """
+        cursor = self.outbox.cursor
+        if self.core.would_block and cursor is not None:
+            if not self.waits():
+                return now
+            since = max(self.progress_at, cursor.joined_at)  # a stall from before does not count against a new log
+            slow = self.slow
+            # A kernel that was told to take less ahead may take nothing for as long as it sends what it has; and a few
+            # bytes at a time, each time it is asked, of what no peer takes.
+            if slow is not None and slow.ahead_bytes:
+                since = max(cursor.joined_at, slow.drain.waits_since(now))
+            return since
+        load = self.load(now)
+        return max(self.progress_at, now - load.age_ms / 1000) if load.messages else now
+
+    def stalled_s(self, now: float) -> float:
+        """Return for how long the kernel has taken nothing while something is queued."""
+        return now - self.stalled_since(now) if self.core.would_block else 0.0
+
+    def longest_stall_s(self, now: float) -> float:
+        return max(self._longest_stall_s, self.stalled_s(now))
+
+    # -- a peer that lags
+
+    def lags(self) -> bool:
+        """Return whether it lags behind a log that it follows, and limits and policy leave out what is late."""
+        cursor = self.outbox.cursor
+        return (
+            self.core.would_block
+            and self.core.limits.target_delay_ms != 0
+            and cursor is not None
+            and self.stands is not _COHORT
+            and cursor.joining_to is None
+            and not self.closing
+            and self.patience != ENDLESS
+        )
+
+    def judges_pictures(self, refused: int) -> bool:
+        """Return whether what is late is left out, by the picture, so that the state need not refuse pictures.
+
+        Not where key frames are among the classes that are `refused`: none would end a cut, so nothing is cut.
+        """
+        return not refused >> MessageClass.KEY & 1 and self.lags() and self.patience[MessageClass.INTER] < inf
+
+    def lagging_peer(self, now: float) -> SlowPeer | None:
+        """Return the peer, if it lags and takes something meanwhile: then what is late may be left out of its queue.
+
+        None while our own thread is late too, which is no fault of the peer.
+        """
+        slow = self.slow
+        if slow is None or not self.lags() or slow.drain.stalled(now) or self.line.strained():
+            return None
+        return slow
+
+    def nears_hard(self, load: Load, now: float) -> bool:
+        """Return whether a queue nears its hard marks though what is late is left out: `core.flow.timing.crowded`."""
+        return (
+            crowded(self.core.limits, load)
+            and self.core.state is not SendState.HARD_LIMIT
+            and not (self.slow is not None and self.slow.drain.stalled(now))
+        )
+
+    def timing(self, slow: SlowPeer, now: float) -> Timing | None:
+        """Measure what a viewer that lags takes, and return by what its messages are late; None: nothing is.
+
+        Nothing is while its rate is not known, while it has stalled, and while it is our own thread that is late. How
+        much the kernel is to take ahead is in `slow.ahead_bytes` then.
+        """
+        cursor, line = self.outbox.cursor, self.line
+        written, kernel_bytes = self.bytes_sent, line.kernel_bytes()
+        slow.drain.sample(now, written - kernel_bytes, waited=slow.waited)
+        rate = slow.drain.known(now)
+        if cursor is None or (rate is None and not cursor.log.rates.bytes_per_s):
+            return None
+        # With no rate measured, it may be as high as that of the stream.
+        slow.paces_anew(cursor.log.rates.bytes_per_s if rate is None else rate)
+        if rate is None or line.strained() or slow.drain.stalled(now):
+            return None
+        if self._joined_check is not None and 0 < cursor.log.bytes_per_s <= rate:
+            return None  # it has never had all, takes more than is published, and catches up without losing any
+        held_bytes = slow.delay.untaken_bytes(now, written, kernel_bytes)
+        return slow.timing(now, rate, held_bytes, cursor.log, self.core.limits, self.patience)
+
+    def known_slow(self, now: float) -> SlowPeer:
+        """Return what is known of a slow peer; there is something from now on."""
+        if self.slow is None:
+            # What was written before anybody noted it came at the rate of the log.
+            cursor, written = self.outbox.cursor, self.bytes_sent
+            began_at = now - sum(self.core.time_in_states(now)) if cursor is None else cursor.joined_at
+            rate = 0.0 if cursor is None else cursor.log.rates.bytes_per_s
+            trail = Trail(written - rate * (now - began_at) if rate else 0, began_at)
+            trail.note(written, now)
+            self.slow = SlowPeer(self.settings, trail)
+        return self.slow
+
+    def began_to_wait(self, slow: SlowPeer, now: float) -> None:
+        """Something is left after a write: from now on, what the peer takes tells its rate."""
+        if not slow.waited:
+            if slow.drain.sampled_at < now:  # else it was before the write
+                slow.drain.sample(now, self.bytes_sent - self.line.kernel_bytes(), waited=False)
+            slow.waited = True
+        self._note_pictures(slow, now)  # there need be no timer that does
+
+    def sample(self, slow: SlowPeer, now: float, kernel_bytes: int | None = None) -> None:
+        """Measure how far behind the peer is."""
+        load = self.load(now)
+        waiting = self.line.kernel_bytes() if kernel_bytes is None else kernel_bytes
+        slow.sample(now, self.queued_bytes(load), self.bytes_sent, waiting, load.age_ms)
+        self._note_pictures(slow, now)
+
+    def sample_healthy(self, now: float, kernel_bytes: int) -> float:
+        """Return the delay of a peer that is in no trouble, in ms; begin to measure it where that is worth it."""
+        cursor = self.outbox.cursor
+        rate = cursor.log.rates.bytes_per_s if cursor is not None and self.stands is _COHORT else 0.0
+        delay_ms = healthy_delay_ms(kernel_bytes, rate)
+        if delay_ms is not None:
+            return delay_ms
+        slow = self.known_slow(now)
+        self.sample(slow, now, kernel_bytes)
+        return slow.behind_ms
+
+    def behind_ms(self, slow: SlowPeer, now: float) -> float:
+        """Return how old the oldest is that the peer has not taken, in ms; once ended, as last sampled."""
+        if self.ended_at < inf:
+            return slow.behind_ms
+        behind_ms = slow.behind(now, self.bytes_sent, self.line.kernel_bytes())
+        return self.load(now).age_ms if behind_ms is None else behind_ms
+
+    def held_until(self, slow: SlowPeer) -> float:
+        """Return until when this peer counts as one that lags although all is taken."""
+        cursor = self.outbox.cursor
+        return 0.0 if cursor is None or self.closing else slow.held_until(cursor.log.gop_duration_s)
+
+    def forget_slow(self) -> None:
+        """Give back what was measured of a peer that is well again, and to which nothing was done."""
+        slow = self.slow
+        if slow is not None and self.core.state is SendState.READY and slow.harmless and slow.healthy:
+            self.slow = None
+
+    def forecast(self, now: float) -> Forecast | None:
+        """Return when the hard limit will be reached if all goes on as now; None: never, or nothing is known."""
+        slow, core, cursor = self.slow, self.core, self.outbox.cursor
+        if slow is None or not core.would_block or self.ended_at < inf:
+            return None
+        if not slow.drain.stalled(now) and self.judges_pictures(self.mask):
+            return None  # what its line cannot carry is left out, and its queue does not grow
+        per_second = None
+        if cursor is not None:
+            tail = cursor.log.tail
+            per_second = cursor.log.rates.per_second(now, tail.counts, tail.sizes)
+        return slow.forecast(now, self.counted(now), core.limits, per_second, self.mask)
+
+    def remarks(self, now: float) -> list[str]:
+        """Return what is told of shares, samples and forecast, for `Sender.why`."""
+        slow, cursor = self.slow, self.outbox.cursor
+        if slow is None:
+            return []
+        needed = cursor.log.rates.bytes_per_s if cursor is not None and self.core.would_block else None
+        queued_bytes = self.queued_bytes(self.load(now))
+        remarks = slow.remarks(queued_bytes, self.picture_share(now), needed, self.behind_ms(slow, now))
+        forecast = self.forecast(now)
+        if forecast is not None:
+            axis = forecast.axis.value.removesuffix("_ms")
+            remarks.append(f"the hard limit ({axis}) is {forecast.seconds:.0f} s away")
+        return remarks
+
+    def pictures(self) -> tuple[int, int]:
+        """Return the pictures of the followed log, and those of them that were not sent: see `LogCursor.pictures`."""
+        cursor = self.outbox.cursor
+        return (0, 0) if cursor is None else cursor.pictures()
+
+    def picture_share(self, now: float) -> float:
+        """Return the share of the pictures of the last 20 s that were sent, 0 to 1; once ended, as at the end."""
+        slow, cursor = self.slow, self.outbox.cursor
+        if slow is None or cursor is None:
+            return slow.last_share if slow is not None and self.ended_at < inf else 1.0
+        return slow.pictures.share(now, *cursor.pictures())
+
+    def _note_pictures(self, slow: SlowPeer, now: float) -> None:
+        cursor = self.outbox.cursor
+        if cursor is not None:
+            slow.pictures.note(now, *cursor.pictures(), cursor.joined_at)
+
+    # -- a joiner
+
+    @property
+    def joining(self) -> bool:
+        cursor = self.outbox.cursor
+        return cursor is not None and self.stands is not _COHORT and cursor.joining_to is not None
+
+    def joined(self) -> None:
+        """It begins to follow a log."""
+        self._joined_check = None
+
+    def ends_joining(self, now: float) -> bool:
+        """Return whether a joiner is none any more: the cache is taken, or it is old enough and its load stays."""
+        cursor = self.outbox.cursor
+        if cursor is None or cursor.joining_to is None:
+            return False
+        age_limits = self.core.limits.age_ms
+        grace_s = (age_limits.low or 0) / 1000 if age_limits.on else _JOIN_GRACE_S
+        load = self.outbox.joining_load_bytes
+        checked = self._joined_check
+        slow = False
+        if checked is None or now - cursor.joined_at <= grace_s:
+            self._joined_check = (now, load)
+        elif now - checked[0] >= JOIN_CHECK_S:
+            self._joined_check = (now, load)
+            slow = load >= checked[1]
+        return slow or (self.lagging and self.outbox.cache_taken)
+
+    def forget_joining(self) -> None:
+        """Everything is taken: give back what was measured of a joiner while it took the cache, if it went well.
+
+        The kernel refuses nearly every joiner something, as the cache comes at once. That is no sign of a slow link,
+        and must not cost a healthy viewer meters and timers.
+        """
+        joined, self._joined_check = self._joined_check is not None, None
+        slow = self.slow
+        if (
+            joined
+            and slow is not None
+            and slow.harmless
+            and (slow.healthy or not slow.by_delay)
+            and self.core.state < SendState.SOFT_LIMIT
+        ):
+            self.slow = None
+
+    # -- times
+
+    def clocks(self, now: float, closes_at: float) -> Clocks:
+        """Return what runs, and until when."""
+        settings, core, outbox, slow = self.settings, self.core, self.outbox, self.slow
+        stuck_at = soft_at = rises_at = looks_at = held_until = samples_at = inf
+        if core.would_block:
+            load, cursor = self.counted(now), outbox.cursor
+            age_mark = core.marks_above(load)[2]
+            if age_mark < OFF_MARK and (cursor is not None or load.messages):
+                # A viewer of a log also where thinning has emptied the queue: what comes next is as old in that time,
+                # and a single message makes no look at a viewer. Without a log, the next message that is queued asks
+                # for this by itself. A delay does not grow by waiting, only by the next sample.
+                least_ms = 1.0 if settings.age_from is AgeSource.QUEUE else 50.0
+                rises_at = now + max(age_mark - load.age_ms, least_ms) / 1000
+            if settings.stuck_s and (cursor is not None or self.load(now).messages):
+                stuck_at = self.stalled_since(now) + settings.stuck_s
+            if cursor is not None and cursor.joining_to is not None:
+                looks_at = now + JOIN_CHECK_S
+            elif outbox.waiting_for_key:
+                looks_at = now + KEY_POLL_S
+            if slow is not None and (until := self.held_until(slow)) > now:
+                held_until = until
+        if settings.soft_too_long_s and core.slow_since is not None:
+            soft_at = core.slow_since + settings.soft_too_long_s
+        if slow is not None and (
+            (core.would_block and (settings.steers or self.lags()))
+            or (slow.by_delay and (slow.delay_ms >= HEALTHY_MS or core.state >= SendState.SOFT_LIMIT))
+        ):
+            samples_at = slow.next_sample_at(now)
+        return Clocks(closes_at, stuck_at, soft_at, rises_at, looks_at, held_until, samples_at)
+
+    def overdue(self, clocks: Clocks, now: float) -> tuple[CloseReason, str] | None:
+        """Return what has taken too long, as reason and details of the end. None: nothing has."""
+        return clocks.overdue(now, self.settings, waits=self.blocked or not self.empty)
