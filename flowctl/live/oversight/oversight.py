@@ -22,9 +22,9 @@ import structlog
 
 from flowctl.connection import Connection
 from flowctl.core.flow.state import SendState
-from flowctl.core.loop.faults import as_exception
+from flowctl.core.loop.faults import as_exception, log_error
 from flowctl.core.loop.locks import OwnedLock
-from flowctl.core.outgoing.streamlog import StreamLog
+from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.settings import AgeSource
 from flowctl.core.text.addresses import address_key
 from flowctl.live.config import LiveConfig
@@ -99,10 +99,9 @@ class Oversight:
         streams: Callable[[], dict[Stream, int]],
         age_from: AgeSource = AgeSource.QUEUE,
     ) -> None:
-        self.report: Callable[[str, Exception], None] = _log_error
+        self.report: Callable[[str, Exception], None] = log_error
         self.signals: Final = Signals(self._report)
         self.age_from = age_from
-        self._config = config
         self._clock = clock
         self._call_later = call_later
         self._streams = streams
@@ -182,7 +181,7 @@ class Oversight:
             standby_bytes = stream.standby_bytes
             for wire in stream.wires:
                 headers_bytes, standby_bytes = wire.headers.size_bytes + standby_bytes, 0
-                cached_bytes = _cached_bytes(wire.log)
+                cached_bytes = _bytes_from(wire.log.cached, wire.log)
                 if cached_bytes:
                     caches.setdefault(stream, {})[wire.log] = cached_bytes
                 logs[wire.log] = cached_bytes + headers_bytes
@@ -315,19 +314,14 @@ class Oversight:
         )
 
 
-def _log_error(where: str, error: Exception) -> None:
-    _log.error("handler failed", where=where, error=f"{type(error).__name__}: {error}")
-
-
-def _cached_bytes(log: StreamLog) -> int:
-    """Return what the GOP cache of a log holds, overhead included."""
-    cached, tail = log.cached, log.tail
-    return 0 if cached is None else span_bytes(tail.offset - cached.offset, tail.sequence - cached.sequence)
+def _bytes_from(entry: Entry | None, log: StreamLog) -> int:
+    """Return what a log holds from `entry` on, overhead included. None: nothing."""
+    tail = log.tail
+    return 0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)
 
 
 def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) -> _Seen:
     account = sender.account(rows=False)
-    entry, tail = account.entry, log.tail
     return _Seen(
         stream,
         log,
@@ -335,8 +329,7 @@ def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) ->
         account.state,
         account.picture_share,
         account.delay_ms,
-        headers_bytes
-        + (0 if entry is None else span_bytes(tail.offset - entry.offset, tail.sequence - entry.sequence)),
+        headers_bytes + _bytes_from(account.entry, log),
         span_bytes(account.own_bytes, account.own_messages),
     )
 

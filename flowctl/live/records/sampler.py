@@ -181,7 +181,12 @@ class Sampler:
                 if seen is not None:
                     squads[squad] = seen
         self._squads = squads
-        for connection in pace(self._apart(work, squads.values())):
+        connections = self._connections()
+        if self._rows:
+            connections = work.left(connections, squads.values())
+        else:
+            connections = [item for item in connections if item.sender.pulse is None]  # in trouble
+        for connection in pace(connections):
             work.connection(connection)
         self._tell(work)
 
@@ -227,13 +232,6 @@ class Sampler:
                 if again:
                     self._again.append((now - now % _TOGETHER_S + OPENS_EVERY_S, number))
                 yield connection
-
-    def _apart(self, work: Round, squads: Iterable[Seen]) -> Iterable[Connection]:
-        """Return those who have to be looked at by themselves: without samples, who is in trouble."""
-        connections = self._connections()
-        if self._rows:
-            return work.left(connections, squads)
-        return [connection for connection in connections if connection.sender.pulse is None]
 
 
 def line_columns(connection: Connection) -> dict[str, int]:

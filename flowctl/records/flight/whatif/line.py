@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Final
 
@@ -50,7 +50,8 @@ class Line:
         events = self._events = viewer.events
         self.known = any(what == HELD and size > 0 for _, what, size in events)
         if self.known:
-            before = _before(events)
+            written = (size if what in (TAKEN, REFUSED) else 0 for _, what, size in events)
+            before = [*accumulate(written, initial=0.0)][:-1]
             acknowledged = _acknowledged(events, before)
             self._held = [max(a - b, 0.0) for a, b in zip(before, acknowledged, strict=True)]
             self._carried = _carried(events, acknowledged, self._held)
@@ -71,14 +72,6 @@ class Line:
         if self.writes:
             self.lagging = what == REFUSED
             self.after += size
-
-
-def _before(events: Sequence[Event]) -> list[float]:
-    total, found = 0.0, []
-    for _, what, size in events:
-        found.append(total)
-        total += size if what in (TAKEN, REFUSED) else 0
-    return found
 
 
 def _acknowledged(events: Sequence[Event], before: Sequence[float]) -> list[float]:

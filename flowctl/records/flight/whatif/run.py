@@ -393,14 +393,10 @@ class Run:
 
     def _write(self, *, blocked: bool) -> None:
         """A write at which choices may fare differently."""
-        if self._members and not blocked:
-            entry, tail = self._place.entry, self.log.tail
-            age_s = 0.0 if entry is tail else self.now - entry.enqueued_at
-            self._common.note(age_s, self.now - self._wrote_at)
-            self._place.entry = tail
-            self._work.inputs += len(self._members)
-        elif self._members:
+        if self._members and blocked:
             self._refuse_members()
+        elif self._members:
+            self._move_members()
         for seat in list(self._alone.values()):
             self._measure(seat)
             self._serve(seat)
