@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from flowctl.errors import DamagedFlightError
     from flowctl.records.flight.reading import Flight
-    from flowctl.records.flight.replay import Comparison, ReplayResult
+    from flowctl.records.flight.replay import ReplayComparison, ReplayResult
     from flowctl.records.flight.words import FlightRow
     from flowctl.records.telemetry.flightfiles import FlightSummary
 
@@ -229,7 +229,7 @@ def _list(there: list[FlightSummary], *, as_json: bool) -> None:
         )
 
 
-def _show(flight: Flight, summary: FlightSummary, comparison: Comparison) -> None:
+def _show(flight: Flight, summary: FlightSummary, comparison: ReplayComparison) -> None:
     where = f"{summary.peer_ip or 'unknown peer'}, {summary.role or 'unknown role'} {summary.stream}".strip()
     say(f"{flight}: {where}, began {summary.began_at or 'unknown'}, {flight.duration_s:.1f} s")
     say(f"limits: {flight.limits}")
@@ -284,7 +284,7 @@ def _reasons(row: FlightRow) -> str:
 
 
 def _as_json(
-    flight: Flight, result: ReplayResult, comparison: Comparison, other: dict[str, Any] | None
+    flight: Flight, result: ReplayResult, comparison: ReplayComparison, other: dict[str, Any] | None
 ) -> dict[str, Any]:
     import dataclasses
 

@@ -25,7 +25,7 @@ from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.gate import Gate
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
-from flowctl.live.oversight.pace import Pace
+from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.owner import Owner
 from flowctl.live.settings.levels import Role
 from flowctl.live.statistics import (
@@ -551,7 +551,7 @@ class Hub:
             ended, closed, limits_hit = list(self._ended), dict(self._closed), dict(self._limits_hit)
         found = self.oversight.statistics()
         streams = {}
-        pace = Pace().over
+        pace = RestingPace().over
         for name, (stream, viewers) in members.items():
             figures = [viewer.viewer_statistics() for viewer in pace(viewers)]
             totals = sum((item.totals for item in figures), past[name])
@@ -594,7 +594,7 @@ class Hub:
         found = self.oversight.statistics()
         states, missing = [0, 0, 0, 0], 0
         least_share, worst_ms, dropped, returns = 1.0, 0.0, 0, 0
-        for viewer in Pace().over(viewers):
+        for viewer in RestingPace().over(viewers):
             sender = viewer.connection.sender
             account = sender.account(rows=False)
             states[account.state] += 1

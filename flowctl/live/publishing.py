@@ -13,7 +13,7 @@ from flowctl.live.access.request import LiveRequest
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Publisher, line_fields
 from flowctl.live.judging.shares import ViewerShares
-from flowctl.live.oversight.signals import EVENT_NAME, Subscription, message_values, publisher_settings
+from flowctl.live.oversight.signals import EVENT_NAME, ShareSubscription, message_values, publisher_settings
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import MEDIA_TYPES, Stream
@@ -58,7 +58,7 @@ class Publishing:
         self._messages = 0
         self._discarded = 0  # of these, not passed on because another publisher counts
         self._limits_told: frozenset[str] = frozenset()  # limits on what is kept of its headers that were logged
-        self._signal: Subscription | None = None  # tells it how its viewers are doing; None: it has not asked for it
+        self._signal: ShareSubscription | None = None  # tells it how its viewers are doing; None: it has not asked
         self.stream_id = stream_id
         self.stream = stream
         self.look_at = self._next_look(now, self._settings.rtmp.limits.first_media_s, now)

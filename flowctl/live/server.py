@@ -34,7 +34,7 @@ from flowctl.live.changes import Change, Changes
 from flowctl.live.config import Difference, LiveConfig, Source, worker_count
 from flowctl.live.hooks import HookRunner, LiveHooks, load_hooks
 from flowctl.live.hub import Hub
-from flowctl.live.judging.penalties import Penalties, Verdict
+from flowctl.live.judging.penalties import Overflow, Penalties
 from flowctl.live.playing import ViewerSession
 from flowctl.live.records.flights import make_flights
 from flowctl.live.records.meters import Meters
@@ -380,13 +380,13 @@ class LiveServer(Server):
             self.clock,
         )
 
-    def _punish(self, verdicts: list[Verdict]) -> None:
+    def _punish(self, verdicts: list[Overflow]) -> None:
         """Decide about addresses that have done too much, and carry that out; the thread of the files."""
         behaving = self.end_guilty(verdicts)
         words = self.book.ban(bans_of(verdicts, behaving, datetime.now(UTC)))
         self._put_words_in_force(words, PENALTY)
 
-    def end_guilty(self, verdicts: Iterable[Verdict]) -> list[int]:
+    def end_guilty(self, verdicts: Iterable[Overflow]) -> list[int]:
         """End the connections that are guilty, and return of each verdict how many others behave. Any thread."""
         behaving = []
         for verdict in verdicts:

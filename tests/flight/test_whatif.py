@@ -16,7 +16,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
 from flowctl.records.flight.whatif.engine import evaluate, extended, recorded_viewer
-from flowctl.records.flight.whatif.run import Run
+from flowctl.records.flight.whatif.run import WhatifRun
 from flowctl.records.flight.whatif.types import (
     GRID_S,
     HELD,
@@ -48,7 +48,7 @@ SMALL = [
 ]
 
 
-class ShowingRun(Run):
+class ShowingRun(WhatifRun):
     """A run of one choice that is shown each message and each limit that it may cross, whether it can matter or not."""
 
     def _grew(self):

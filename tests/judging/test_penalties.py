@@ -28,11 +28,11 @@ ONE = "203.0.113.7"
 
 
 def overflow(penalties, address, now, offence=Offence.REFUSED):
-    """Fill a bucket at one moment until it overflows; return the verdict of the address."""
+    """Fill a bucket at one moment until it overflows; return the overflow of the address."""
     for _ in range(11):
-        for verdict in penalties.charge(address, offence, 1, now):
-            if not verdict.wide:
-                return verdict
+        for overflow in penalties.charge(address, offence, 1, now):
+            if not overflow.wide:
+                return overflow
     raise AssertionError("it did not overflow")
 
 
@@ -41,9 +41,9 @@ def test_bucket_when_more_is_done_than_allowed_overflows_once():
     penalties = Penalties(FEW)
     for _ in range(10):
         assert penalties.charge(ONE, Offence.REFUSED, 1, 0.0, "login") == []
-    (verdict,) = penalties.charge(ONE, Offence.REFUSED, 1, 0.0, "play")
-    assert (verdict.cidr, verdict.repeats, verdict.wide) == (f"{ONE}/32", 1, False)
-    assert verdict.evidence == {"login": 10.0, "play": 1.0}
+    (overflow,) = penalties.charge(ONE, Offence.REFUSED, 1, 0.0, "play")
+    assert (overflow.cidr, overflow.repeats, overflow.wide) == (f"{ONE}/32", 1, False)
+    assert overflow.evidence == {"login": 10.0, "play": 1.0}
     assert penalties.charge(ONE, Offence.REFUSED, 1, 0.0) == []
 
 
@@ -98,10 +98,10 @@ def test_network_when_many_of_its_addresses_offend_a_little_is_found(block):
     """Who spreads over many addresses, each below its allowance, fills the bucket of the network."""
     penalties = Penalties(FEW)
     wide = [
-        verdict
+        overflow
         for n in range(1, 100)
-        for verdict in penalties.charge(block.format(n), Offence.REFUSED, 5, 0.0)
-        if verdict.wide
+        for overflow in penalties.charge(block.format(n), Offence.REFUSED, 5, 0.0)
+        if overflow.wide
     ]
     assert wide[0].cidr == networks_of(block.format(1))[1]
     assert len(wide) == 99 * 5 // (10 * NETWORK_TIMES + 5)
@@ -110,9 +110,9 @@ def test_network_when_many_of_its_addresses_offend_a_little_is_found(block):
 def test_network_when_one_address_offends_for_hours_is_left_alone():
     """What an address does while it serves a penalty is its own affair."""
     penalties = Penalties(FEW)
-    found = [verdict for n in range(36_000) for verdict in penalties.charge(ONE, Offence.REFUSED, 1, float(n))]
+    found = [overflow for n in range(36_000) for overflow in penalties.charge(ONE, Offence.REFUSED, 1, float(n))]
     assert found
-    assert not any(verdict.wide for verdict in found)
+    assert not any(overflow.wide for overflow in found)
 
 
 def test_addresses_when_there_are_more_than_are_remembered_forget_the_least_guilty():
@@ -167,7 +167,7 @@ CHARGE = st.tuples(
 @settings(max_examples=150)
 @given(st.lists(CHARGE, max_size=60))
 def test_penalties_when_anything_happens_punish_only_who_did_more_than_allowed(history):
-    """No verdict without more than a bucket of one's own, by a model that adds up; and lengths are bounded."""
+    """No overflow without more than a bucket of one's own, by a model that adds up; and lengths are bounded."""
     penalties, now = Penalties(FEW), 0.0
     done = {}
     for address, offence, amount, passed_s in history:
@@ -175,13 +175,13 @@ def test_penalties_when_anything_happens_punish_only_who_did_more_than_allowed(h
         own, network = networks_of(address)
         for cidr in (own, network):
             done[cidr, offence] = done.get((cidr, offence), 0.0) + amount
-        for verdict in penalties.charge(address, offence, amount, now):
-            most = 10 * (NETWORK_TIMES if verdict.wide else 1)
-            assert done[verdict.cidr, offence] > most
-            assert verdict.cidr in {own, network}
-            assert FIRST_S <= length_of(verdict.repeats) <= MOST_S
-            assert sum(verdict.evidence.values()) > 0
-            done[verdict.cidr, offence] = 0.0
+        for overflow in penalties.charge(address, offence, amount, now):
+            most = 10 * (NETWORK_TIMES if overflow.wide else 1)
+            assert done[overflow.cidr, offence] > most
+            assert overflow.cidr in {own, network}
+            assert FIRST_S <= length_of(overflow.repeats) <= MOST_S
+            assert sum(overflow.evidence.values()) > 0
+            done[overflow.cidr, offence] = 0.0
 
 
 @settings(max_examples=60)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import NO_FIGURES
 from flowctl.records.telemetry.felt import PER_OCTAVE, STALL_MS, Felt, tells
-from flowctl.records.telemetry.sampling import NOTHING, Condition, sums
+from flowctl.records.telemetry.sampling import NOTHING, SampledCondition, sums
 
 ERROR = 2 ** (0.5 / PER_OCTAVE) - 1
 LOST = (0, 0, 0, 3, 0, 0, 0, *(0,) * 7)
@@ -19,7 +19,7 @@ LOST = (0, 0, 0, 3, 0, 0, 0, *(0,) * 7)
 
 def slow(delay_ms=0.0, ms=1000.0, **values):
     """Return how a connection stands that is not READY."""
-    return Condition(ms, **{"state": "OVERLOADED", "viewer_delay_ms": delay_ms, **values})
+    return SampledCondition(ms, **{"state": "OVERLOADED", "viewer_delay_ms": delay_ms, **values})
 
 
 def felt(*samples, sampled_ms=None, left_at=(), target_ms=0.0):
@@ -66,14 +66,14 @@ def test_stall_when_several_samples_see_it_is_one():
 
 def test_trouble_when_ready_and_without_some_pictures_is_trouble():
     """Not READY, or READY without all pictures: the time of both, and of nothing else."""
-    samples = [slow(), Condition(300.0, picture_share=0.9), Condition(200.0)]
+    samples = [slow(), SampledCondition(300.0, picture_share=0.9), SampledCondition(200.0)]
     assert felt(*((condition, NOTHING) for condition in samples))["trouble_ms"] == 1300.0
 
 
 def test_line_when_measured_tells_what_it_carried_and_what_was_published():
     """Only while a drain rate is known and there is trouble: bytes of its line against bytes of the stream."""
     accepted = sums(0, (*(0,) * 7, 10, 20, 30, 40, 50, 0, 0), NO_FIGURES, NO_FIGURES)
-    samples = [slow(drain_bytes_per_s=4000.0, ms=500.0), slow(), Condition(1000.0, drain_bytes_per_s=9.0)]
+    samples = [slow(drain_bytes_per_s=4000.0, ms=500.0), slow(), SampledCondition(1000.0, drain_bytes_per_s=9.0)]
     found = felt(*((condition, accepted) for condition in samples))
     assert (found["line_bytes"], found["line_stream_bytes"]) == (2000, 150)
 
@@ -92,13 +92,13 @@ def test_leaving_when_ready_was_left_in_the_interval_counts_that_sample():
 def test_drops_when_nothing_forced_them_are_counted_apart():
     """Messages dropped in READY while nothing stood still; others, the link or the thread forced."""
     lost = sums(0, NO_FIGURES, NO_FIGURES, LOST)
-    assert felt((Condition(1000.0), lost))["unforced_drops"] == 3
-    assert felt((slow(), lost), (Condition(1000.0, stalled_ms=10.0), lost))["unforced_drops"] == 0
+    assert felt((SampledCondition(1000.0), lost))["unforced_drops"] == 3
+    assert felt((slow(), lost), (SampledCondition(1000.0, stalled_ms=10.0), lost))["unforced_drops"] == 0
 
 
 def test_sample_when_its_connection_kept_up_tells_nothing():
     """A sample is worth keeping if anything but READY, all pictures, no delay, no stall and no drops is in it."""
-    assert not tells(Condition(1000.0, viewer_delay_ms=None), NOTHING)
+    assert not tells(SampledCondition(1000.0, viewer_delay_ms=None), NOTHING)
     odd = [{"state": "OVERLOADED"}, {"picture_share": 0.99}, {"stalled_ms": 1.0}, {"viewer_delay_ms": 1.0}]
-    assert all(tells(Condition(1000.0, **values), NOTHING) for values in odd)
-    assert tells(Condition(1000.0), sums(0, NO_FIGURES, NO_FIGURES, LOST))
+    assert all(tells(SampledCondition(1000.0, **values), NOTHING) for values in odd)
+    assert tells(SampledCondition(1000.0), sums(0, NO_FIGURES, NO_FIGURES, LOST))

@@ -7,7 +7,7 @@ from telemetry_kit import read
 
 from flowctl.core.flow.state import MessageClass
 from flowctl.live.records.round import Round
-from flowctl.records.telemetry.sampling import NOTHING, Condition, Crowd, Run, SampleBlock
+from flowctl.records.telemetry.sampling import NOTHING, Identities, SampleBlock, SampledCondition, SharedRows
 from flowctl.records.telemetry.schema import FLOW_SAMPLES
 
 OWN = bytes((2, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0, 0, 1))
@@ -84,12 +84,12 @@ def test_member_when_it_leaves_its_squad_is_in_no_later_run(tmp_path):
 def block(ts_us, first, count):
     """Return a block with a run of `count` connections, the second asked for its kernel's figures, and a row."""
     made = SampleBlock(ts_us)
-    run = Run((ts_us, *USE, *Condition(1000.0), *NOTHING))
+    run = SharedRows((ts_us, *USE, *SampledCondition(1000.0), *NOTHING))
     run.add(first, "192.0.2.1", 1)
-    run.add_crowd(Crowd(list(range(first + 1, first + count)), ["192.0.2.2"] * (count - 1), [None] * (count - 1)))
+    run.add_crowd(Identities(list(range(first + 1, first + count)), ["192.0.2.2"] * (count - 1), [None] * (count - 1)))
     run.kernel[1] = (55, 66)
     made.add_run(run)
-    condition = Condition(500.0, state="SOFT_LIMIT", rtt_us=77, unsent_bytes=88)
+    condition = SampledCondition(500.0, state="SOFT_LIMIT", rtt_us=77, unsent_bytes=88)
     made.add_row((first + count, "192.0.2.3", 3, *USE), condition, (9, *NOTHING[1:]), ts_us + 1)
     return made
 
@@ -131,7 +131,7 @@ def test_writer_when_a_block_does_not_fit_loses_that_and_nothing_else(tmp_path):
     world = RecordedWorld(tmp_path)
     writer = world.recorder._writers[FLOW_SAMPLES.name]
     wrong = SampleBlock(1_500_000)
-    wrong.add_row((1, "192.0.2.3", "no port", *USE), Condition(1.0), NOTHING)
+    wrong.add_row((1, "192.0.2.3", "no port", *USE), SampledCondition(1.0), NOTHING)
     writer.add_block(wrong)
     assert writer.finish()
     assert writer.books.refused_rows == 1

@@ -14,7 +14,7 @@ from flowctl.analyze.whatif.grid import in_force
 from flowctl.core.flow.state import MessageClass
 from flowctl.errors import FlowctlError
 from flowctl.records.flight.whatif.engine import evaluate, recorded_viewer
-from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, Outcome, RecordedViewer
+from flowctl.records.flight.whatif.types import REFUSED, TAKEN, Choice, ChoiceOutcome, RecordedViewer
 from flowctl.records.telemetry.schema import CLASS_NAMES
 
 ALL_CHOICES: Final = -1
@@ -114,7 +114,7 @@ def _calibrate(recorded: Any, totals: Sequence[Counter[str]]) -> None:
             total[name] = max(total[name] + known.get(name, 0) - tried[name], 0)
 
 
-def of_outcome(outcome: Outcome) -> dict[str, int]:
+def of_outcome(outcome: ChoiceOutcome) -> dict[str, int]:
     """Return the sums of what became of one stretch, by measure; whole numbers."""
     return {
         "disconnected": int(outcome.closed is not None),

@@ -29,7 +29,7 @@ from flowctl.core.text.addresses import Network, address_key, meanings
 from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.bans.book import PENALTY
-from flowctl.live.judging.penalties import FIRST_S, USUAL, Offence, Penalties, Verdict, networks_of, sentence
+from flowctl.live.judging.penalties import FIRST_S, USUAL, Offence, Overflow, Penalties, networks_of, sentence
 from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import events as rtmp_events
@@ -40,7 +40,7 @@ _GUILTY_SHARE: Final = 0.02
 """Of an allowance: a connection whose own part is smaller is not guilty of an overflow."""
 _TOO_FAST: Final = "new_per_address_and_s"
 _MOST_WAITING: Final = 1024
-"""Verdicts that wait to be carried out; an address whose verdict finds no place offends again."""
+"""Overflows that wait to be carried out; an address whose overflow finds no place offends again."""
 _OTHER_POINTS: Final = 1.0
 """Of a limit that is in no table."""
 _MOST_OFFENDERS: Final = 4096
@@ -124,7 +124,7 @@ class PenaltyWatch(Observer):
         connections: Callable[[], list[Connection]],
         spared: Container[str],
         soon: Callable[[Callable[[], None]], None],
-        decide: Callable[[list[Verdict]], None],
+        decide: Callable[[list[Overflow]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._penalties: Final = penalties
@@ -139,7 +139,7 @@ class PenaltyWatch(Observer):
         refused = penalties.allowances.get(Offence.REFUSED)
         self._tried: Final = _Tried(FIRST_S if refused is None else refused.period_s)  # guarded by _lock
         self._offenders: OrderedDict[str, None] = OrderedDict()  # of whom the last end was one; guarded by _lock
-        self._verdicts: deque[Verdict] = deque()  # guarded by _lock
+        self._overflows: deque[Overflow] = deque()  # guarded by _lock
 
     # -- what is told
 
@@ -260,9 +260,9 @@ class PenaltyWatch(Observer):
             return
         with self._lock:
             found = self._penalties.charge(address, offence, amount, now, name)
-            first = not self._verdicts
-            room = _MOST_WAITING - len(self._verdicts)
-            self._verdicts.extend(found[:room])
+            first = not self._overflows
+            room = _MOST_WAITING - len(self._overflows)
+            self._overflows.extend(found[:room])
             if found:
                 self._tried.forget(address_key(address))
         if found and first:
@@ -270,24 +270,24 @@ class PenaltyWatch(Observer):
 
     def _carry_out(self) -> None:
         with self._lock:
-            verdicts = list(self._verdicts)
-            self._verdicts.clear()
-        if verdicts:
-            self.decide(verdicts)
+            overflows = list(self._overflows)
+            self._overflows.clear()
+        if overflows:
+            self.decide(overflows)
 
     # -- who is guilty, and who is not
 
-    def behaving_and_guilty(self, verdict: Verdict) -> tuple[int, list[Connection]]:
+    def behaving_and_guilty(self, overflow: Overflow) -> tuple[int, list[Connection]]:
         """Return how many connections of its address or network behave, and which are guilty.
 
         Guilty are those with a part that is more than a trifle and at least half of the largest: neither the neighbour
         whose single wrong key was the one too many, nor only one of sixteen that shared the work.
         """
-        within = [item for item in self._connections() if item.ended is None and _is_of(item.peer[0], verdict)]
-        least = self._penalties.allowances[verdict.offence].count * _GUILTY_SHARE
+        within = [item for item in self._connections() if item.ended is None and _is_of(item.peer[0], overflow)]
+        least = self._penalties.allowances[overflow.offence].count * _GUILTY_SHARE
         with self._lock:
             levels = {
-                item.number: part.levels.get(verdict.offence, 0.0)
+                item.number: part.levels.get(overflow.offence, 0.0)
                 for item in within
                 if (part := self._parts.get(item.number)) is not None
             }
@@ -307,34 +307,34 @@ def _over_http(connection: Connection) -> bool:
     return not hasattr(connection.session, "asked_count")
 
 
-def _is_of(address: str, verdict: Verdict) -> bool:
+def _is_of(address: str, overflow: Overflow) -> bool:
     found = networks_of(address)
-    return found is not None and found[verdict.wide] == verdict.cidr
+    return found is not None and found[overflow.wide] == overflow.cidr
 
 
-def verdict_line(verdict: Verdict) -> list[object]:
-    """Return a verdict as JSON has it, for another process; `verdict_of` makes it of that again."""
-    return [*verdict[:1], verdict.offence.value, *verdict[2:]]
+def overflow_line(overflow: Overflow) -> list[object]:
+    """Return an overflow as JSON has it, for another process; `overflow_of` makes it of that again."""
+    return [*overflow[:1], overflow.offence.value, *overflow[2:]]
 
 
-def verdict_of(line: Sequence[Any]) -> Verdict:
-    """Return the verdict of a line that a process of the same server has written."""
+def overflow_of(line: Sequence[Any]) -> Overflow:
+    """Return the overflow of a line that a process of the same server has written."""
     cidr, offence, repeats, evidence, allowance, wide = line
-    return Verdict(cidr, Offence(offence), repeats, evidence, allowance, wide)
+    return Overflow(cidr, Offence(offence), repeats, evidence, allowance, wide)
 
 
-def bans_of(verdicts: Iterable[Verdict], behaving: Sequence[int], now: datetime) -> list[Ban]:
+def bans_of(overflows: Iterable[Overflow], behaving: Sequence[int], now: datetime) -> list[Ban]:
     made = []
-    for verdict, count in zip(verdicts, behaving, strict=True):
-        found = sentence(verdict, count)
+    for overflow, count in zip(overflows, behaving, strict=True):
+        found = sentence(overflow, count)
         made.append(
             Ban(
-                cidr=verdict.cidr,
+                cidr=overflow.cidr,
                 expires=now.astimezone(UTC) + timedelta(seconds=found.length_s),
                 action=BanAction.BAN if found.ban else BanAction.LIMIT,
                 reason=found.reason,
-                score=float(verdict.repeats),
-                evidence=verdict.evidence,
+                score=float(overflow.repeats),
+                evidence=overflow.evidence,
                 source=PENALTY,
             )
         )

@@ -1,4 +1,4 @@
-"""A memory budget for what waits for slow peers, and who is to give way when it is exceeded: fair victims (pure).
+"""A memory budget for what waits for slow peers, and which of them give way when it is exceeded (pure).
 
 What is counted. A stream log holds everything from the oldest place at which a viewer stands, or from its GOP cache
 if that begins earlier, up to its tail, and the headers that newcomers need. Those bytes are shared: they are counted
@@ -35,7 +35,7 @@ header of the bytes object. Measured with tracemalloc on CPython 3.11: 471 to 48
 MESSAGE_OVERHEAD_BYTES: Final = 130
 """What one message of a viewer's own costs beside its bytes: a tuple, a time, the header of the bytes object."""
 _SETTLE_S: Final = 0.5
-"""Who was told to thin is left alone for so long: it is done on the viewer's own thread, in its next flush."""
+"""A viewer that was told to thin is left alone for so long: its own thread does it, in its next flush."""
 _DEFAULT_LOW_SHARE: Final = 0.8
 
 
@@ -128,7 +128,7 @@ def held_by(logs: Mapping[Hashable, int], holdings: Iterable[Holding]) -> Held:
 def choose(
     logs: Mapping[Hashable, int], holdings: Iterable[Holding], excess_bytes: int, *, per_address: bool = False
 ) -> list[tuple[Holding, int]]:
-    """Return who has to give way so that `excess_bytes` are freed, with what each of them frees; most first."""
+    """Return the viewers that have to give way so that `excess_bytes` are freed, with what each frees; most first."""
     pieces: list[_Piece] = []
     for log, items in _by_log(holdings).items():
         if log is None:
@@ -190,14 +190,14 @@ def _pieces(items: list[Holding], floor: int, *, per_address: bool) -> list[_Pie
 
 
 def _without_ties(chosen: list[tuple[Holding, int]]) -> list[tuple[Holding, int]]:
-    """Leave out those at the end whose going would free nothing without those that are not chosen."""
+    """Leave out viewers at the end that free nothing unless others, which are not chosen, go as well."""
     while chosen and not chosen[-1][1]:
         chosen.pop()
     return chosen
 
 
 class MemoryBudget:
-    """Watches what is held and says who has to give way. Not thread-safe: one thread looks."""
+    """Watches what is held and says which viewers give way. Not thread-safe: one thread looks."""
 
     def __init__(self, limit_bytes: int, *, low_bytes: int | None = None, per_address: bool = False) -> None:
         if limit_bytes < 0:
@@ -221,7 +221,7 @@ class MemoryBudget:
     def caches_to_empty(
         self, caches: Mapping[_Key, int], logs: Mapping[Hashable, int], holdings: Iterable[Holding]
     ) -> list[_Key]:
-        """Return whose GOP caches have to give way before any viewer does; none below the limit."""
+        """Return the streams whose GOP caches give way before any viewer does; none below the limit."""
         left = sum(caches.values())
         most = self.limit_bytes // 2
         if not self.limit_bytes or left <= most or held_by(logs, holdings).total_bytes <= self.limit_bytes:
@@ -236,7 +236,7 @@ class MemoryBudget:
         return chosen
 
     def judge(self, logs: Mapping[Hashable, int], holdings: Iterable[Holding], now: float) -> list[Victim]:
-        """Look at what is held; return who has to give way now, and how. O(viewers that lag), and their sorting."""
+        """Look at what is held; return the viewers that give way now, and how. O(viewers that lag), and sorting."""
         items = list(holdings)
         held = self._held = held_by(logs, items)
         if not self._active and self.limit_bytes and held.total_bytes > self.limit_bytes:

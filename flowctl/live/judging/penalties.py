@@ -1,12 +1,12 @@
 """Penalties: what addresses and networks may do in a time, and what follows when they do more (pure).
 
 Each kind of thing that costs a server has an allowance, a token bucket: so many in so long. Each address (IPv4, or
-the /64 of IPv6) has a bucket per kind, and so has each network (/24, /48), eight times as large, for those who spread
-over many addresses. What an address does while it serves a penalty does not count for its network: that has been
+the /64 of IPv6) has a bucket per kind, and so has each network (/24, /48), eight times as large, against peers that
+spread over many addresses. What an address does while it serves a penalty does not count for its network: that has been
 dealt with.
 
 One rule says what is put into them: *a connection is judged by what it does, and an address by what its connections do
-beyond what well-behaved ones of their kind do* (`USUAL`, and who tells of an offence). So a crowd behind one address,
+beyond what well-behaved ones of their kind do* (`USUAL`, and what tells of an offence). So a crowd behind one address,
 however many it are, sums up to nothing; and what a page can have its visitors' browsers do is never put in.
 
 The first bucket that overflows leads to a *limit* (few new connections at a time), the next to a *ban*, and each
@@ -15,7 +15,7 @@ above that:
 
 - Connections that came to nothing, and all that comes over HTTP, lead to a limit that ends with its cause (`MILD`,
   `MILD_S`): it grows not, and makes nothing else a repeat.
-- Where others behave, nobody is banned: the address or network is limited, for as long as the ban would have been.
+- Where others behave, there is no ban: the address or network is limited, for as long as the ban would have been.
 - Memory is bounded: of the addresses seen longest ago the least guilty is forgotten.
 
 Time is an argument, and nothing here is asked for per frame.
@@ -44,7 +44,7 @@ MOST_S: Final = 86_400.0
 MILD_S: Final = 60.0
 """Length of that of a mild offence, however often."""
 HALF_LIFE_S: Final = 6 * 3600.0
-"""Time in which half of a repeat is forgotten: who did it once in the morning begins anew in the evening."""
+"""Time in which half of a repeat is forgotten: an offence of the morning counts for little in the evening."""
 NETWORK_TIMES: Final = 8
 """Allowance of a network in those of an address: as many offenders, as the pipeline wants for a ban of a subnet."""
 MOST_RECORDS: Final = 16_384
@@ -102,8 +102,8 @@ class Allowance:
 USUAL: Final[Mapping[Offence, Allowance]] = MappingProxyType(
     {Offence.COMMANDS: Allowance(20, 40), Offence.CONTROL: Allowance(30, 3)}
 )
-"""What a well-behaved connection does, which counts for nobody: six commands to publish, three to play, then somebody
-who pauses; librtmp acknowledges each 250 kB, ten times a second at 20 Mbit/s."""
+"""What a well-behaved connection does, which is never charged: six commands to publish, three to play, then pauses;
+librtmp acknowledges each 250 kB, ten times a second at 20 Mbit/s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ class PenaltyLimits:
         return {offence: allowance for offence, allowance in found.items() if allowance.count and self.on}
 
 
-class Verdict(NamedTuple):
+class Overflow(NamedTuple):
     """A bucket has overflowed.
 
     Attributes:
@@ -168,15 +168,15 @@ class Sentence(NamedTuple):
     reason: str
 
 
-def sentence(verdict: Verdict, behaving_count: int) -> Sentence:
-    length_s = MILD_S if verdict.offence in MILD else length_of(verdict.repeats)
-    reason = f"{verdict.offence.value}: more than {verdict.allowance}"
-    if verdict.repeats > 1:
-        reason += f", repeat {verdict.repeats - 1}"
+def sentence(overflow: Overflow, behaving_count: int) -> Sentence:
+    length_s = MILD_S if overflow.offence in MILD else length_of(overflow.repeats)
+    reason = f"{overflow.offence.value}: more than {overflow.allowance}"
+    if overflow.repeats > 1:
+        reason += f", repeat {overflow.repeats - 1}"
     if behaving_count:
         s, its = ("", "behaves") if behaving_count == 1 else ("s", "behave")
         reason += f"; shared: {behaving_count} other connection{s} of it {its}"
-    ban = verdict.repeats > 1 and verdict.offence not in MILD and not behaving_count
+    ban = overflow.repeats > 1 and overflow.offence not in MILD and not behaving_count
     return Sentence(ban, length_s, reason)
 
 
@@ -227,8 +227,8 @@ class _Book:
         found = self._records.get(cidr)
         return found is not None and now < found.serves_until
 
-    def charge(self, cidr: str, offence: Offence, amount: float, name: str, now: float) -> Verdict | None:
-        """Count an offence; return the verdict, if that is one too many."""
+    def charge(self, cidr: str, offence: Offence, amount: float, name: str, now: float) -> Overflow | None:
+        """Count an offence; return the overflow, if that is one too many."""
         record, allowance = self._record(cidr, now), self._allowances[offence]
         record.age(now, self._allowances)
         level = record.levels[offence] = record.levels.get(offence, 0.0) + amount
@@ -246,7 +246,7 @@ class _Book:
             length_s = length_of(repeats)
         record.serves_until = max(record.serves_until, now + length_s)
         said = f"{allowance.count:g} in {format_duration(allowance.period_s)}"
-        return Verdict(cidr, offence, repeats, evidence, said, self._wide)
+        return Overflow(cidr, offence, repeats, evidence, said, self._wide)
 
     def _record(self, cidr: str, now: float) -> _Record:
         records = self._records
@@ -279,7 +279,7 @@ class Penalties:
     def record_count(self) -> int:
         return len(self._addresses) + len(self._networks)
 
-    def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Verdict]:
+    def charge(self, address: str, offence: Offence, amount: float, now: float, name: str = "") -> list[Overflow]:
         """Count what an address has done."""
         if offence not in self.allowances:
             return []
@@ -289,11 +289,11 @@ class Penalties:
         own, network = found
         served = self._addresses.serves(own, now)
         name = name or offence.value
-        verdicts = [self._addresses.charge(own, offence, amount, name, now)]
+        overflows = [self._addresses.charge(own, offence, amount, name, now)]
         if not served:
             most = self.allowances[offence].count  # one alone, at one moment, is no network
-            verdicts.append(self._networks.charge(network, offence, min(amount, most), name, now))
-        return [item for item in verdicts if item is not None]
+            overflows.append(self._networks.charge(network, offence, min(amount, most), name, now))
+        return [item for item in overflows if item is not None]
 
 
 def networks_of(address: str) -> tuple[str, str] | None:

@@ -1,11 +1,11 @@
 """Looks at all viewers that lag, a few times a second: memory budget, shares of viewers, delay.
 
 Theory of operation. One timer on the server's first poll group. A *look* asks the fan-outs who is served from its own
-cursor, and each of those Senders for a `Account`; who keeps up costs nothing here. A look is done in slices of a few
-milliseconds: in between the thread serves its viewers. The next one begins after it has ended. What is held goes to the
-`MemoryBudget`, whose victims are relieved or closed through their Senders, which do it on their own threads. States and
-pictures are counted per stream for the `Signals`. Where the delay is the age axis, all viewers are sampled in turn,
-each once in two seconds, on their own threads.
+cursor, and each of those Senders for an `Account`; a viewer that keeps up costs nothing here. A look is done in slices
+of a few milliseconds: in between the thread serves its viewers. The next one begins after it has ended. What is held
+goes to the `MemoryBudget`, whose victims are relieved or closed through their Senders, which do it on their own
+threads. States and pictures are counted per stream for the `Signals`. Where the delay is the age axis, all viewers are
+sampled in turn, each once in two seconds, on their own threads.
 
 Threads: looks run on the first poll group; `statistics` may be called from any.
 """
@@ -87,7 +87,7 @@ class Oversight:
     """The looks of one server.
 
     Attributes:
-        signals: who is told about the shares of viewers.
+        signals: subscriptions to the shares of viewers.
         report: told of exceptions of subscribers: (where, error). Replaced before `start`.
     """
 
@@ -197,7 +197,7 @@ class Oversight:
     def _judge_memory(
         self, logs: dict[Hashable, int], caches: dict[Stream, dict[Hashable, int]], seen: list[_Seen], now: float
     ) -> Generator[None, None, None]:
-        # Who is closed after a flush is shown too: until then it holds what it held. Who is closed holds nothing.
+        # One that is closed after a flush is shown too: until then it holds what it held. A closed one holds nothing.
         holdings = [
             Holding(item.sender, item.log, address_key(_peer(item.sender)[0]), item.behind_bytes, item.own_bytes)
             for item in seen
@@ -249,7 +249,7 @@ class Oversight:
     # -- shares
 
     def _count_shares(self, streams: dict[Stream, int], seen: list[_Seen], now: float) -> Generator[None, None, None]:
-        """Count states and shares of the pictures by stream: who does not lag is READY and gets all."""
+        """Count states and shares of the pictures by stream: a viewer that does not lag is READY and gets all."""
         states = {stream.name: [0] * STATE_COUNT for stream in streams}
         missing = {stream.name: [0, 0.0] for stream in streams}  # viewers, and the pictures they miss
         delays: dict[str, float] = {}

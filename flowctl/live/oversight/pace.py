@@ -19,12 +19,12 @@ _REST_S: Final = 0.001
 """Long enough for a group to make some tens of system calls."""
 
 _MOST_REST_S: Final = 30.0
-"""Whoever has to keep within a share is not silent for longer than that, whatever it has used."""
+"""A thread that keeps within a share is not silent for longer than that, whatever it has used."""
 
 _T = TypeVar("_T")
 
 
-class Pace:
+class RestingPace:
     """Goes over viewers with rests in between; without rests on the thread of a loop, where others wait for the end."""
 
     def __init__(self) -> None:

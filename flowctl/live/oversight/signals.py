@@ -1,8 +1,8 @@
-"""Who is told how the viewers of a stream are doing: subscriptions of the application and of publishers.
+"""Tells the application and publishers that have subscribed how the viewers of a stream are doing.
 
 `Signals.subscribe` is for the application. A publisher asks with the parameter ``viewer_states`` of its stream name
-(``room?viewer_states=5``) and gets a data message ``onViewerStates`` at most every so many seconds. Nobody is told who
-did not ask: encoders do not know the message.
+(``room?viewer_states=5``) and gets a data message ``onViewerStates`` at most every so many seconds. A publisher
+that did not ask is not told: encoders do not know the message.
 
 Threads: subscribing and cancelling from any; callbacks are called on the server's first poll group, one at a time, with
 no lock held. They must not block. What they raise is reported and does not end the subscription.
@@ -29,7 +29,7 @@ _MOST_PUBLISHER_S: Final = 3600.0
 SharesCallback = Callable[[ViewerShares], object]
 
 
-class Subscription:
+class ShareSubscription:
     """One subscriber; see `Signals.subscribe`.
 
     Attributes:
@@ -70,18 +70,18 @@ class Signals:
     def __init__(self, report: Callable[[str, Exception], None]) -> None:
         self._report = report
         self._lock = OwnedLock()
-        self._subscriptions: tuple[Subscription, ...] = ()  # guarded by _lock
+        self._subscriptions: tuple[ShareSubscription, ...] = ()  # guarded by _lock
 
     def subscribe(
         self, callback: SharesCallback, *, stream: str | None = None, settings: ShareSettings | None = None
-    ) -> Subscription:
+    ) -> ShareSubscription:
         """Have `callback` called with a `ViewerShares` when the shares of viewers have changed. Any thread."""
-        subscription = Subscription(self, stream, callback, settings or ShareSettings())
+        subscription = ShareSubscription(self, stream, callback, settings or ShareSettings())
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
 
-    def remove(self, subscription: Subscription) -> None:
+    def remove(self, subscription: ShareSubscription) -> None:
         with self._lock:
             self._subscriptions = tuple(item for item in self._subscriptions if item is not subscription)
 

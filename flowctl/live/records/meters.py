@@ -20,7 +20,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.figures import Account
 from flowctl.core.text.printable import foreign
 from flowctl.live.observer import Observer
-from flowctl.live.oversight.pace import Pace
+from flowctl.live.oversight.pace import RestingPace
 from flowctl.reasons import CloseReason
 
 MOST_NAMED: Final = 50
@@ -135,7 +135,7 @@ class Meters(Observer):
         """Return all sums; `ended` is told of those that end meanwhile."""
         total: dict[Whose, Sums] = defaultdict(Sums)
         counted: set[int] = set()
-        for item in Pace().over(connections):
+        for item in RestingPace().over(connections):
             whose = self._whose_is(item)
             if whose is None:
                 continue

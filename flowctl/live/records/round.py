@@ -23,11 +23,11 @@ from flowctl.records.telemetry.events import ConnectionEvents
 from flowctl.records.telemetry.felt import NOTHING_FELT, Felt, tells
 from flowctl.records.telemetry.sampling import (
     NOTHING,
-    Condition,
-    Crowd,
+    Identities,
     Mark,
-    Run,
     SampleBlock,
+    SampledCondition,
+    SharedRows,
     following,
     minus,
     sums,
@@ -48,7 +48,7 @@ _Sums = tuple[int, Figures, Figures, Figures]
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
+class SampledSquad:
     """A squad, or one viewer, where it stood when it was sampled last.
 
     Attributes:
@@ -64,7 +64,7 @@ class Seen:
     at: float
     odd: frozenset[int] = frozenset()
     connections: list[Connection] = field(default_factory=list)
-    crowds: dict[tuple[str | None, ...], Crowd] = field(default_factory=dict)
+    crowds: dict[tuple[str | None, ...], Identities] = field(default_factory=dict)
 
     def settle(self, odd: frozenset[int], records: Mapping[int, ConnectionEvents]) -> None:
         """Let the members of these indices stand for themselves, and the others be sampled in one go."""
@@ -80,7 +80,7 @@ class Seen:
                 address, port, *use = record.who
                 crowd = self.crowds.get(tuple(use))
                 if crowd is None:
-                    crowd = self.crowds[tuple(use)] = Crowd()
+                    crowd = self.crowds[tuple(use)] = Identities()
                 crowd.add(record.conn_id, address, port)
                 self.connections.append(connection)
 
@@ -109,7 +109,7 @@ class Book:
     dropped: Figures = NO_FIGURES
     sent_bytes: int = 0
     pulse: int | None = None
-    seen: Seen | None = None
+    seen: SampledSquad | None = None
     round: int = -1
     still: bool = False
 
@@ -165,7 +165,7 @@ class Round:
         self._now = now
         self._number = number
         self._block = SampleBlock(wall_us(now))
-        self._runs: dict[Any, Run] = {}
+        self._runs: dict[Any, SharedRows] = {}
         self._threads: dict[Any, _Thread] = {}  # how busy each poll group is
 
     def _book(self, connection: Connection) -> Book:
@@ -175,7 +175,7 @@ class Round:
             book = self._books[number] = Book(connection.opened_at)
         return book
 
-    def left(self, connections: Iterable[Connection], squads: Iterable[Seen]) -> list[Connection]:
+    def left(self, connections: Iterable[Connection], squads: Iterable[SampledSquad]) -> list[Connection]:
         """Return those that have not been in this round: few, where most are members of a squad."""
         number, left = self._number, []
         others = set(connections).difference(*[seen.connections for seen in squads])
@@ -192,7 +192,7 @@ class Round:
 
     # -- those who keep up
 
-    def squad(self, fanout: Fanout, squad: Squad, before: Seen | None) -> Seen | None:
+    def squad(self, fanout: Fanout, squad: Squad, before: SampledSquad | None) -> SampledSquad | None:
         """Sample the members of a squad; return what to compare with next time. None: it has no members."""
         log = fanout.log
         mark = Mark.of(log, squad.entry, log.tail)  # the place first: the log does not end before it
@@ -200,7 +200,7 @@ class Round:
         pulses = [member.pulse for member in members]
         thread = self._thread(fanout.host)
         if before is None or before.members != members or before.mark.log is not log:
-            before = Seen(members, pulses, mark, self._number, self._now)
+            before = SampledSquad(members, pulses, mark, self._number, self._now)
             apart = frozenset(range(len(members)))
         elif before.pulses == pulses:
             apart = before.odd
@@ -215,7 +215,7 @@ class Round:
         return before if members else None
 
     def _apart(
-        self, seen: Seen, pulses: list[int | None], mark: Mark, thread: _Thread, indices: frozenset[int]
+        self, seen: SampledSquad, pulses: list[int | None], mark: Mark, thread: _Thread, indices: frozenset[int]
     ) -> None:
         """Sample these members of a squad one by one, and let those who stand at its mark now be part of it."""
         # Who moved by itself is asked before the mark of `seen` moves: it is what its books are about.
@@ -228,7 +228,7 @@ class Round:
         if odd != seen.odd:
             seen.settle(odd, self._records)
 
-    def _member(self, sender: Sender, pulse: int | None, seen: Seen, mark: Mark, thread: _Thread) -> bool:
+    def _member(self, sender: Sender, pulse: int | None, seen: SampledSquad, mark: Mark, thread: _Thread) -> bool:
         """Sample a member of a squad by itself; return whether it stands at `mark` with the others now."""
         connection = sender.host
         if not isinstance(connection, Connection) or (record := self._records.get(connection.number)) is None:
@@ -247,7 +247,7 @@ class Round:
         book.seen = seen
         return True
 
-    def _together(self, seen: Seen, mark: Mark, thread: _Thread) -> None:
+    def _together(self, seen: SampledSquad, mark: Mark, thread: _Thread) -> None:
         """Sample those of a squad who stood at its mark and went on with it, all at once."""
         for use, crowd in seen.crowds.items():
             run = self._run(use, seen, mark, thread)
@@ -259,21 +259,21 @@ class Round:
                     line = connection.line_figures()
                     run.kernel[first + index] = (line and line.rtt_us, connection.kernel_bytes())
 
-    def _run(self, use: tuple[str | None, ...], old: Seen, mark: Mark, thread: _Thread) -> Run:
+    def _run(self, use: tuple[str | None, ...], old: SampledSquad, mark: Mark, thread: _Thread) -> SharedRows:
         """Return the run of those who went from the mark of `old` to another."""
         was = old.mark
         key = (id(mark.log), was.sequence, was.end_sequence, mark.sequence, mark.end_sequence, old.at, use, thread)
         run = self._runs.get(key)
         if run is None:
             condition = self._keeping_up(mark, thread, (self._now - old.at) * 1000)
-            run = self._runs[key] = Run((self._block.ts_us, *use, *condition, *following(was, mark)))
+            run = self._runs[key] = SharedRows((self._block.ts_us, *use, *condition, *following(was, mark)))
         return run
 
-    def _keeping_up(self, mark: Mark, thread: _Thread, interval_ms: float) -> Condition:
+    def _keeping_up(self, mark: Mark, thread: _Thread, interval_ms: float) -> SampledCondition:
         """Return how those stand who have taken everything but what the next flush brings them."""
         waiting = mark.end_sequence - mark.sequence
         age_ms = max(self._now - mark.since, 0.0) * 1000 if waiting and mark.since else 0.0
-        return Condition(
+        return SampledCondition(
             interval_ms,
             queued_bytes=mark.end_offset - mark.offset,
             queued_messages=waiting,
@@ -296,8 +296,8 @@ class Round:
             use = record.who[2:]
             run = self._runs.get(("still", book.at, use))
             if run is None:
-                condition = Condition((self._now - book.at) * 1000)
-                run = self._runs["still", book.at, use] = Run((self._block.ts_us, *use, *condition, *NOTHING))
+                condition = SampledCondition((self._now - book.at) * 1000)
+                run = self._runs["still", book.at, use] = SharedRows((self._block.ts_us, *use, *condition, *NOTHING))
             run.add(record.conn_id, *record.who[:2])
             book.at, book.round = self._now, self._number
             return
@@ -315,7 +315,7 @@ class Round:
         busy, strained = self._thread(connection.group)
         load = account.load
         cached_bytes = account.cached_bytes if account.joined_at >= book.since else 0
-        condition = Condition(
+        condition = SampledCondition(
             max(self._now - book.since, 0.0) * 1000,
             account.state.name,
             account.picture_share,
@@ -344,7 +344,7 @@ class Round:
     def _feel(
         self,
         book: Book,
-        condition: Condition,
+        condition: SampledCondition,
         happened: Row,
         at: float,
         record: ConnectionEvents,
@@ -372,7 +372,7 @@ class Round:
             minus(sent, sent_before),
             NO_FIGURES if dropped == book.dropped else minus(dropped, book.dropped),
         )
-        book.seen = None if mark is None else Seen([], [], mark, self._number, self._now)
+        book.seen = None if mark is None else SampledSquad([], [], mark, self._number, self._now)
         # Less the mark, viewers who came at one place have the same books, and keep one object of them.
         book.accepted = accepted if mark is None else _shared(minus(accepted, mark.end))
         book.sent = sent if mark is None else _shared(minus(sent, mark.place))
@@ -389,7 +389,7 @@ class Round:
         """Record what a connection that has ended was sent since its last sample; return what all its samples say."""
         book = self._book(connection)
         count, log = book.count + 1, None if book.seen is None else book.seen.mark.log
-        condition = Condition(
+        condition = SampledCondition(
             max(at - book.since, 0.0) * 1000,
             statistics.state.name,
             picture_share=statistics.picture_share,

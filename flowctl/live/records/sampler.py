@@ -3,10 +3,10 @@
 Theory of operation. What a member of a cohort is sent is the distance that its squad's place has moved, so the sampler
 reads one place per squad, and of each member only its *pulse* (`Sender.pulse`): a number that stands still while
 nothing but the log is written to it and nothing is wrong with it. A squad with the members and the pulses of the last
-round is one `Run` of the `SampleBlock`: nothing is done per viewer but comparing two lists. Where members came or went,
-each is looked at by itself; where a pulse has moved, or there is none, that one Sender is asked (`Sender.account`), and
-the difference to the books of the last sample is the record. So sums over a connection's records are its totals,
-whatever way each was made.
+round is one `SharedRows` of the `SampleBlock`: nothing is done per viewer but comparing two lists. Where members came
+or went, each is looked at by itself; where a pulse has moved, or there is none, that one Sender is asked
+(`Sender.account`), and the difference to the books of the last sample is the record. So sums over a connection's
+records are its totals, whatever way each was made.
 
 The kernel (round-trip time, unacknowledged bytes) is asked for those in trouble, and for others once in
 `KERNEL_ROUNDS` rounds. Samples only read: they feed no meter and cause no edge.
@@ -35,8 +35,8 @@ from flowctl.core.fanout.cohort import Squad
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.state import SendState
 from flowctl.core.sending.figures import SenderStatistics
-from flowctl.live.oversight.pace import CpuShare, Pace
-from flowctl.live.records.round import Book, Round, Seen
+from flowctl.live.oversight.pace import CpuShare, RestingPace
+from flowctl.live.records.round import Book, Round, SampledSquad
 from flowctl.records.telemetry.events import ConnectionEvents, Events
 from flowctl.records.telemetry.schema import FLOW_CLOSES, FLOW_OPENS, FLOW_SAMPLES, OPENS_EVERY_S, OPENS_FIRST_S
 
@@ -52,9 +52,9 @@ _CREDIT_S: Final = 20.0
 _MOST_ENDED: Final = 65_536
 """Connections that ended since the last round: as many as can be open at a time."""
 _TELL_S: Final = 1.0
-"""Who has ended is told of within this time, however long samples are apart."""
+"""A connection that has ended is told of within this time, however long samples are apart."""
 _TOGETHER_S: Final = 60.0
-"""Records of those who are open are made together once in this time: a file of a hundred columns takes 8 ms, and with
+"""Records of open connections are made together once in this time: a file of a hundred columns takes 8 ms, and with
 each of them at a moment of its own there would be one in every interval of rotation."""
 _JOIN_S: Final = 5.0
 _SAY_S: Final = 60.0
@@ -98,7 +98,7 @@ class Sampler:
         # With samples the events of those who are merely overloaded would say everything twice.
         self._told_from = SendState.SOFT_LIMIT if self._rows else SendState.OVERLOADED
         self._books: dict[int, Book] = {}  # by number of the connection; the sampler's thread
-        self._squads: dict[Squad, Seen] = {}  # the same
+        self._squads: dict[Squad, SampledSquad] = {}  # the same
         self._ended: deque[_Ended] = deque()  # any thread
         self._said_at = float("-inf")
         self.rounds = 0
@@ -173,8 +173,8 @@ class Sampler:
     def round(self) -> None:
         self.rounds += 1
         work = self._work()
-        pace = Pace().over
-        squads: dict[Squad, Seen] = {}
+        pace = RestingPace().over
+        squads: dict[Squad, SampledSquad] = {}
         for fanout in self._fanouts() if self._rows else ():
             for squad in pace(fanout.squads):
                 seen = work.squad(fanout, squad, self._squads.get(squad))
@@ -200,7 +200,7 @@ class Sampler:
 
     def _tell(self, work: Round) -> None:
         """Do that, and queue the samples of `work`."""
-        pace = Pace().over
+        pace = RestingPace().over
         for _ in pace(range(len(self._ended))):
             connection, record, statistics, at, more = self._ended.popleft()
             felt = work.end(connection, record, statistics, at)

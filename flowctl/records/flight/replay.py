@@ -74,7 +74,7 @@ class ReplayResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class ReplayComparison:
     """Whether a replay brought what was recorded.
 
     Args:
@@ -350,7 +350,7 @@ def replay(flight: Flight) -> ReplayResult:
     )
 
 
-def compare(flight: Flight, result: ReplayResult) -> Comparison:
+def compare(flight: Flight, result: ReplayResult) -> ReplayComparison:
     """Return whether `result`, of a replay of `flight`, is what was recorded; if not, the first difference."""
     recorded, figures = flight.outputs, flight.figures
     difference: str | None = None
@@ -373,7 +373,7 @@ def compare(flight: Flight, result: ReplayResult) -> Comparison:
             name = names[0]
             difference = f"{name} is {again_figures.get(name)}, recorded is {figures[name]}"
     same = recorded if number is None else [row for row in recorded if row.number < number]
-    return Comparison(
+    return ReplayComparison(
         identical=difference is None,
         transitions=sum(row.kind == FlightKind.STATE.value for row in same),
         dropped_messages=sum(row.dropped_messages or 0 for row in same),

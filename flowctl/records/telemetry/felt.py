@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from flowctl.core.flow.state import CLASS_COUNT, SendState
-from flowctl.records.telemetry.sampling import Condition
+from flowctl.records.telemetry.sampling import SampledCondition
 from flowctl.records.telemetry.schema import Row
 
 STALL_MS: Final = 500.0
@@ -36,7 +36,7 @@ def middle_ms(bucket: int) -> float:
     return math.pow(2.0, (bucket + 0.5) / PER_OCTAVE) if bucket else 0.0
 
 
-def tells(condition: Condition, happened: Row) -> bool:
+def tells(condition: SampledCondition, happened: Row) -> bool:
     """Return whether a sample says more of its connection than that it kept up."""
     delay_ms, share = condition.viewer_delay_ms, condition.picture_share
     calm = condition.state == _READY and share >= 1 and not condition.stalled_ms and (delay_ms or 0.0) < 1
@@ -65,7 +65,7 @@ class Felt:
 
     def add_sample(
         self,
-        condition: Condition,
+        condition: SampledCondition,
         happened: Row,
         until: float,
         left_at: tuple[float, ...],

@@ -2,9 +2,9 @@
 
 Theory of operation. Viewers who keep up with a stream have been sent exactly what lies between two places of its log:
 accepted, sent and queued are differences of the totals at two `Mark`s, equal for all who stood at the same marks. Their
-records differ in identity alone. A `Run` is such a group: crowds of identities, and one tuple of everything else. Who
-is in trouble, or did anything of its own, has a whole row. A `SampleBlock` of runs and rows becomes one Arrow array per
-column without going over the viewers in Python: at a thousand viewers that is what makes a sample a second cheap.
+records differ in identity alone. `SharedRows` are such a group: identities, and one tuple of everything else. Who is in
+trouble, or did anything of its own, has a whole row. A `SampleBlock` of shared and whole rows becomes one Arrow array
+per column without going over the viewers in Python: at a thousand viewers that is what makes a sample a second cheap.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def minus(after: Figures, before: Figures) -> Figures:
     return tuple(map(sub, after, before))
 
 
-class Condition(NamedTuple):
+class SampledCondition(NamedTuple):
     """How a connection stands at the end of an interval: the columns between identity and sums.
 
     Attributes:
@@ -112,7 +112,7 @@ NOTHING: Final = sums(0, NO_FIGURES, NO_FIGURES, NO_FIGURES)
 
 
 @dataclass(slots=True, eq=False)
-class Crowd:
+class Identities:
     """Identities of connections, in an order that does not change: written once, and used by each round they share."""
 
     conn_ids: list[int] = field(default_factory=list)
@@ -143,25 +143,25 @@ class Crowd:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class SharedRows:
     """Connections whose records differ in identity alone."""
 
-    shared: Row  # columns but those of `Crowd`
+    shared: Row  # columns but those of `Identities`
     size: int = 0
-    crowds: list[Crowd] = field(default_factory=list)
+    crowds: list[Identities] = field(default_factory=list)
     kernel: dict[int, tuple[int | None, int]] = field(default_factory=dict)  # of those whose kernel was asked, by index
-    _single: Crowd | None = None  # those who came one by one
+    _single: Identities | None = None  # those who came one by one
 
     def add(self, conn_id: int, address: str | None, port: int | None) -> None:
         """Add a connection."""
         single = self._single
         if single is None or self.crowds[-1] is not single:  # the order is what `kernel` is about
-            single = self._single = Crowd()
+            single = self._single = Identities()
             self.crowds.append(single)
         single.add(conn_id, address, port)
         self.size += 1
 
-    def add_crowd(self, crowd: Crowd) -> None:
+    def add_crowd(self, crowd: Identities) -> None:
         """Add many, at the cost of one."""
         self.crowds.append(crowd)
         self.size += len(crowd)
@@ -177,16 +177,18 @@ class SampleBlock:
     """
 
     ts_us: int
-    items: list[Run | Row] = field(default_factory=list)  # runs, and rows of those who stand for themselves
+    items: list[SharedRows | Row] = field(default_factory=list)  # runs, and rows of those who stand for themselves
     rows: int = 0
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, run: SharedRows) -> None:
         """Add connections who share everything but identity."""
         if run.size:
             self.items.append(run)
             self.rows += run.size
 
-    def add_row(self, who: tuple[Any, ...], condition: Condition, happened: Row, ts_us: int | None = None) -> None:
+    def add_row(
+        self, who: tuple[Any, ...], condition: SampledCondition, happened: Row, ts_us: int | None = None
+    ) -> None:
         """Add one connection."""
         self.items.append((self.ts_us if ts_us is None else ts_us, *who, *condition, *happened))
         self.rows += 1
@@ -206,12 +208,12 @@ class SampleBlock:
         shared: list[Row] = []  # rows of the small table: `_SHARED` columns
         numbers = array("i")  # of the row of it that each record has
         who: list[list[Any]] = []  # columns of the identities of each crowd, in order
-        single = Crowd()
+        single = Identities()
         kernel: tuple[list[int | None], ...] = ([None] * self.rows, [None] * self.rows)
         for item in self.items:
             first = len(numbers)
-            numbers.extend(array("i", [len(shared)]) * (item.size if isinstance(item, Run) else 1))
-            if not isinstance(item, Run):
+            numbers.extend(array("i", [len(shared)]) * (item.size if isinstance(item, SharedRows) else 1))
+            if not isinstance(item, SharedRows):
                 shared.append((item[0], *item[4:]))
                 single.add(*item[1:4])
                 kernel[0][first], kernel[1][first] = item[_RTT], item[_RTT + 1]
@@ -221,7 +223,7 @@ class SampleBlock:
                 kernel[0][first + index], kernel[1][first + index] = figures
             if len(single):
                 who.append(single.columns())
-                single = Crowd()
+                single = Identities()
             who += [crowd.columns() for crowd in item.crowds]
         if len(single):
             who.append(single.columns())

@@ -14,11 +14,11 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.bans import Ban, BanList
 from flowctl.errors import RpcError, RpcTimeoutError
 from flowctl.live.bans.book import BanBook
-from flowctl.live.bans.penalties import verdict_line, verdict_of
+from flowctl.live.bans.penalties import overflow_line, overflow_of
 from flowctl.live.bans.words import Stamp, Word
 from flowctl.live.changes import Changes
 from flowctl.live.cluster.workers.operating import MOST_PAGE, Operating, behaving, carry_out, take_words
-from flowctl.live.judging.penalties import Offence, Verdict
+from flowctl.live.judging.penalties import Offence, Overflow
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.peers.peer import ConnectionID
 
@@ -258,7 +258,7 @@ def test_fleet_when_it_says_something_is_told_to_all_workers(crew):
 
 def test_penalty_when_others_behave_at_another_worker_is_a_limit_everywhere(crew, monkeypatch):
     """The supervisor decides by who behaves at any worker, and what it decides is in force in all and one change."""
-    verdict = Verdict("192.0.2.1/32", Offence.REFUSED, 2, {"login": 600.0}, "600 in 5 min", wide=False)
+    verdict = Overflow("192.0.2.1/32", Offence.REFUSED, 2, {"login": 600.0}, "600 in 5 min", wide=False)
     crew.operating.punish([verdict])
     assert [ban.action.value for item in crew.workers for ban in item.server.admission.bans.bans] == ["ban", "ban"]
     monkeypatch.setattr(crew.workers[1].server, "end_guilty", lambda verdicts: [3 for _ in verdicts])
@@ -274,5 +274,5 @@ def test_penalty_when_others_behave_at_another_worker_is_a_limit_everywhere(crew
 
 def test_verdict_when_it_went_over_the_link_is_the_same():
     """A worker tells the supervisor what it saw, in JSON."""
-    verdict = Verdict("2001:db8::/48", Offence.CONTROL, 1, {"control messages": 9.5}, "9 in 1 s", wide=True)
-    assert verdict_of(json.loads(json.dumps(verdict_line(verdict)))) == verdict
+    verdict = Overflow("2001:db8::/48", Offence.CONTROL, 1, {"control messages": 9.5}, "9 in 1 s", wide=True)
+    assert overflow_of(json.loads(json.dumps(overflow_line(verdict)))) == verdict

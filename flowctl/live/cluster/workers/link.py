@@ -17,11 +17,11 @@ import structlog
 from flowctl.control import effects
 from flowctl.control.summary import figures_of
 from flowctl.errors import ClosedError
-from flowctl.live.bans.penalties import verdict_line
+from flowctl.live.bans.penalties import overflow_line
 from flowctl.live.changes import Change
 from flowctl.live.cluster.workers.operating import behaving, carry_out, take_words
 from flowctl.live.cluster.workers.order import WORKER, WORKERS, Order
-from flowctl.live.judging.penalties import Verdict
+from flowctl.live.judging.penalties import Overflow
 from flowctl.live.server import LiveServer
 from flowctl.nodes.rpc.access.access import AuthLevel
 from flowctl.nodes.rpc.message import RpcMessage
@@ -105,9 +105,9 @@ class Link:
         if said["limits"] is not None:
             effects.limits(self._server, said["limits"])
 
-    def _tell_verdicts(self, verdicts: list[Verdict]) -> None:
+    def _tell_verdicts(self, verdicts: list[Overflow]) -> None:
         """Have the supervisor decide, which knows who behaves at the other workers."""
-        self.node.send(self.conn, f"{WORKERS}.verdicts", json.dumps([verdict_line(item) for item in verdicts]))
+        self.node.send(self.conn, f"{WORKERS}.verdicts", json.dumps([overflow_line(item) for item in verdicts]))
 
     def _behaving(self, message: RpcMessage) -> bytes:
         """Say who behaves of addresses that are about to be punished, and end the guilty."""

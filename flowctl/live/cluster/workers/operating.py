@@ -27,11 +27,11 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.bans import Ban, parse_ban
 from flowctl.errors import ClosedError, FlowctlError, RpcError
 from flowctl.live.bans.book import PENALTY, BanBook
-from flowctl.live.bans.penalties import bans_of, verdict_line, verdict_of
+from flowctl.live.bans.penalties import bans_of, overflow_line, overflow_of
 from flowctl.live.bans.words import BUCKETS, LIMITS, Word, WordKind
 from flowctl.live.changes import Change, Changes
 from flowctl.live.cluster.workers.order import WORKER
-from flowctl.live.judging.penalties import Verdict
+from flowctl.live.judging.penalties import Overflow
 from flowctl.live.server import BanOutcome, Fleet, LiveServer, not_stored
 from flowctl.log import redact_text
 from flowctl.nodes.rpc.node import RpcNode
@@ -113,13 +113,13 @@ class Operating:
         """Carry out an operation; see `flowctl.control.operations.answer`."""
         return answer_with(self._effect, name, call, permission, caller)
 
-    def punish(self, verdicts: list[Verdict]) -> None:
+    def punish(self, verdicts: list[Overflow]) -> None:
         """Decide about addresses that have done too much at a worker, by what behaves there at any of them.
 
         Not on the thread of the node.
         """
         totals = [0] * len(verdicts)
-        call = json.dumps([verdict_line(item) for item in verdicts])
+        call = json.dumps([overflow_line(item) for item in verdicts])
         for reply in self._request(self._now(), f"{WORKER}.behaving", call):
             for at, count in enumerate(json.loads(reply.octets or b"[]")):
                 totals[at] += count
@@ -387,7 +387,7 @@ def carry_out(server: LiveServer, call: bytes) -> bytes:
 
 def behaving(server: LiveServer, call: bytes) -> bytes:
     """Say, in a worker, how many connections behave of each address of verdicts, and end the guilty ones."""
-    return json.dumps(server.end_guilty(verdict_of(item) for item in json.loads(call))).encode()
+    return json.dumps(server.end_guilty(overflow_of(item) for item in json.loads(call))).encode()
 
 
 def words_call(words: Iterable[Word], origin: str | None) -> str:

@@ -39,7 +39,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.program import ServerProgram
 from flowctl.core.text.printable import printable
 from flowctl.errors import ClosedError, ConfigError, FlowctlError, RpcError
-from flowctl.live.bans.penalties import verdict_of
+from flowctl.live.bans.penalties import overflow_of
 from flowctl.live.bans.words import WordKind
 from flowctl.live.changes import Changes
 from flowctl.live.cluster.workers.counts import REGION, clear
@@ -525,7 +525,7 @@ class Supervisor:
 
     async def _take_verdicts(self, message: RpcMessage) -> None:
         """Have it decided what becomes of addresses that have done too much at a worker."""
-        verdicts = [verdict_of(item) for item in json.loads(message.data[0])]
+        verdicts = [overflow_of(item) for item in json.loads(message.data[0])]
         self._jobs.put(lambda: self.operating.punish(verdicts))
 
     def _do_jobs(self) -> None:

@@ -2,8 +2,8 @@
 
 A *recorded viewer* is a list of what happened to it in order: messages that were published for it, and writes, each
 with what the kernel took and whether it met EAGAIN. A *choice* is a set of limits with a target delay, a drop policy,
-and times. `evaluate` runs all choices over one viewer at once and returns an `Outcome` for each. Every choice has a
-real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
+and times. `evaluate` runs all choices over one viewer at once and returns a `ChoiceOutcome` for each. Every choice has
+a real `Sender` with a real `LogCursor`, policy and ledger; only the socket, the clock and the fan-out are stood in for
 (`flowctl.records.flight.whatif.run`), so the answer is what the server would do, not a model of it.
 
 The link is known only from what the kernel took, so this is what is assumed (`LinkModel` does the arithmetic):
@@ -17,7 +17,7 @@ The link is known only from what the kernel took, so this is what is assumed (`L
   line that has nothing to carry does not make up for it later.
 - Where nothing is known of the kernel (samples) what was taken while the recorded viewer was blocked is
   what the line carried, writes come when it wrote, and lateness is judged by what was taken alone.
-- Who is not blocked while the recorded viewer is, is offered a write at each flush interval.
+- A choice that is not blocked while the recorded viewer is gets a write offered at each flush interval.
 
 The choice that was recorded therefore meets the answers that were recorded, and does nearly what was done: with limits
 alone to the byte, with a target delay within some per cent, for moments decide there. Limits that were changed while
@@ -42,7 +42,7 @@ from typing import Final
 
 from flowctl.errors import ConfigError
 from flowctl.reasons import SLOW_ENDS
-from flowctl.records.flight.whatif.run import Run, untroubled
+from flowctl.records.flight.whatif.run import WhatifRun, untroubled
 from flowctl.records.flight.whatif.types import (
     EXTEND_S,
     GRID_S,
@@ -53,8 +53,8 @@ from flowctl.records.flight.whatif.types import (
     RESTART_BYTES,
     TAKEN,
     Choice,
+    ChoiceOutcome,
     Event,
-    Outcome,
     RecordedViewer,
     Work,
     on_grid,
@@ -79,7 +79,7 @@ def evaluate(
     choices: Sequence[Choice],
     *,
     work: Work | None = None,
-) -> list[Outcome]:
+) -> list[ChoiceOutcome]:
     if not 1 <= len(choices) <= MOST_CHOICES:
         raise ConfigError(f"there are {len(choices)} choices to evaluate, it must be 1 to {MOST_CHOICES}")
     work = work if work is not None else Work()
@@ -88,7 +88,7 @@ def evaluate(
     collects = gc.isenabled()
     gc.disable()  # else a third of the time goes into looking through the log for garbage
     try:
-        return Run(viewer, choices, work).run()
+        return WhatifRun(viewer, choices, work).run()
     finally:
         if collects:
             gc.enable()

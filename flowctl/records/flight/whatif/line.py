@@ -30,7 +30,7 @@ _PLENTY: Final = 1 << 24
 """What an idle line of unknown rate may have carried since the event before: more than a kernel holds."""
 
 
-class Line:
+class RecordedLine:
     """The line of one recorded viewer, event by event.
 
     Attributes:
@@ -123,7 +123,8 @@ def _carried(events: Sequence[Event], acknowledged: Sequence[float], held: Seque
 def _levels(events: Sequence[Event], held: Sequence[float]) -> list[float]:
     """Return how much the kernel takes at each event before it refuses, as long as it was not told to take less.
 
-    Who begins to lag was given as much as usual; who has lagged for a while is given less, so that the highest counts.
+    A viewer that begins to lag was given as much as usual; one that has lagged for a while is given less, so that the
+    highest counts.
     """
     level, lagging, found = inf, False, []
     for (_, what, size), holds in zip(events, held, strict=True):

@@ -30,7 +30,7 @@ from flowctl.core.flow.timing import LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES
 from flowctl.core.outgoing.streamlog import Entry, Place, StreamLog
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.records.flight.whatif.line import Line
+from flowctl.records.flight.whatif.line import RecordedLine
 from flowctl.records.flight.whatif.types import (
     GRID_S,
     HELD,
@@ -40,8 +40,8 @@ from flowctl.records.flight.whatif.types import (
     REFUSED,
     TAKEN,
     Choice,
+    ChoiceOutcome,
     Event,
-    Outcome,
     RecordedViewer,
     Work,
     bucket_of,
@@ -49,7 +49,7 @@ from flowctl.records.flight.whatif.types import (
 from flowctl.sender import FlushResult, Sender
 
 _FLUSH_S: Final = 0.04
-"""Flush interval of the live server: how often who is not blocked is offered a write between recorded ones."""
+"""Flush interval of the live server: how often a choice that is not blocked is offered a write in between."""
 _CLASSES: Final = tuple(MessageClass)
 _KEY: Final = int(MessageClass.KEY)
 _PLENTY: Final = 1 << 60
@@ -99,7 +99,7 @@ class Seat:
         noted_at: when delay and memory were last noted for it alone.
     """
 
-    run: Run
+    run: WhatifRun
     index: int
     choice: Choice
     held: float = field(init=False)
@@ -238,7 +238,7 @@ class Seat:
 _EAGAIN: Final = BlockingIOError(errno.EAGAIN, "the link has no room")
 
 
-class Run:
+class WhatifRun:
     """All choices over one viewer; the fan-out of their Senders (`CohortLike`).
 
     Arguments as of `flowctl.records.flight.whatif.engine`.
@@ -251,7 +251,7 @@ class Run:
         self._viewer = viewer
         self._restart = (bytes(viewer.restart_bytes),) if viewer.restart_bytes else ()
         self._work = work
-        self.line = Line(viewer)
+        self.line = RecordedLine(viewer)
         self._members: dict[int, Seat] = {}
         self._place = Place(self.log.tail)
         self._common = Gauge()
@@ -294,7 +294,7 @@ class Run:
 
     # -- the run
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[ChoiceOutcome]:
         events = self._viewer.events
         first = self._join(events)
         work, append, line, lagged = self._work, self.log.append, self.line, False
@@ -492,14 +492,14 @@ class Run:
 
     # -- the end
 
-    def _outcome(self, seat: Seat) -> Outcome:
+    def _outcome(self, seat: Seat) -> ChoiceOutcome:
         figures = seat.sender.statistics()
         dropped = [0] * CLASS_COUNT
         for reason, counts in figures.dropped.items():
             if reason is not DropReason.CLOSED:
                 dropped = [a + b for a, b in zip(dropped, counts.messages, strict=True)]
         began = self._viewer.events[0][0] if self._viewer.events else 0.0
-        return Outcome(
+        return ChoiceOutcome(
             closed=seat.reason,
             watched_s=(self.now if seat.closed_at is None else seat.closed_at) - began,
             offered_messages=figures.accepted.messages,
@@ -519,7 +519,7 @@ class Run:
         )
 
 
-def untroubled(viewer: RecordedViewer, work: Work, choices: int) -> Outcome:
+def untroubled(viewer: RecordedViewer, work: Work, choices: int) -> ChoiceOutcome:
     """Return the outcome of a viewer that was never refused anything: the same whatever the choice."""
     offered = [0] * CLASS_COUNT
     gauge = Gauge()
@@ -538,7 +538,7 @@ def untroubled(viewer: RecordedViewer, work: Work, choices: int) -> Outcome:
             sent = tuple(offered)
     work.inputs += len(viewer.events) * choices
     watched_s = max(viewer.ended_at, wrote_at) - began
-    return Outcome(
+    return ChoiceOutcome(
         closed=None,
         watched_s=watched_s,
         offered_messages=tuple(offered),

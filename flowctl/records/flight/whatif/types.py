@@ -157,7 +157,7 @@ def on_grid(seconds: float) -> float:
     return round(seconds / GRID_S) * GRID_S
 
 
-class Outcome(NamedTuple):
+class ChoiceOutcome(NamedTuple):
     """What one choice did for one viewer.
 
     Attributes:
