@@ -30,17 +30,6 @@ class ServeCommand(TyperCommand):
         name, *own = super().get_params(ctx)
         return [name, *_setting_options(), *own]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but for an option that was there once: of that it says what became of it."""
-        from flowctl.errors import ConfigError
-        from flowctl.live.settings.sources import hint_for_former
-
-        for word in args:
-            option = word.partition("=")[0]
-            if option.startswith("--") and (hint := hint_for_former(option[2:].replace("-", "_"))):
-                raise ConfigError(f"there is no option {option} any more", hint=hint)
-        return super().parse_args(ctx, args)
-
 
 @functools.cache  # typer asks several times
 def _setting_options() -> list[Any]:

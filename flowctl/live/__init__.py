@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flowctl.live.access.request import LiveRequest, Refusal, Why
-    from flowctl.live.config import Audience, LiveConfig, SecondPublisher
+    from flowctl.live.config import LiveConfig, SecondPublisher
     from flowctl.live.hooks import LiveFrame, LiveHooks
     from flowctl.live.server import LiveServer, build_live_server
     from flowctl.live.settings.levels import Level, Role
     from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 
 __all__ = [
-    "Audience",
     "EndedViewer",
     "HubStatistics",
     "Level",
@@ -39,7 +38,7 @@ __all__ = [
 
 _HOMES = {
     "flowctl.live.access.request": ("LiveRequest", "Refusal", "Why"),
-    "flowctl.live.config": ("Audience", "LiveConfig", "SecondPublisher"),
+    "flowctl.live.config": ("LiveConfig", "SecondPublisher"),
     "flowctl.live.hooks": ("LiveFrame", "LiveHooks"),
     "flowctl.live.server": ("LiveServer", "build_live_server"),
     "flowctl.live.statistics": ("EndedViewer", "HubStatistics", "StreamStatistics", "ViewerStatistics"),

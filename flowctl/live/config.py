@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from flowctl.core.fanout.pacing import DEFAULT_FLUSH_INTERVAL_S, MOST_FLUSH_INTERVAL_S
-from flowctl.core.flow.limits import MOST_TARGET_MS, Limits, parse_target_delay, target_marks, write_marks
+from flowctl.core.flow.limits import Limits, write_marks
 from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.loop.work import WorkLimits
@@ -18,7 +18,7 @@ from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.program import ServeOptions
 from flowctl.core.text.addresses import LAST_PORT, Network, listen_addresses, listen_hosts
-from flowctl.core.text.fieldtypes import check_fields, check_type
+from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
 from flowctl.live.access.rules import Access
@@ -45,82 +45,6 @@ class SecondPublisher(enum.Enum):
     REFUSE = "refuse"
     REPLACE = "replace"
     STANDBY = "standby"
-
-
-@dataclass(frozen=True, slots=True)
-class Audience:
-    """What the viewers of some streams are given when they are slow, where it differs from the server's usual.
-
-    Args:
-        target_delay_ms: see `flowctl.core.flow.limits.Limits`; -1: as usual.
-        policy: key of `LIVE_POLICIES`. None: as usual.
-    """
-
-    streams: str
-    target_delay_ms: int | None = -1
-    policy: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.streams:
-            raise ConfigError("audiences: '' is no pattern of app/stream")
-        target_ms, policy = self.target_delay_ms, self.policy
-        if target_ms is not None and not -1 <= target_ms <= MOST_TARGET_MS:
-            raise ConfigError(
-                f"audiences, {self.streams!r:.60}: target_delay_ms must be 0 to {MOST_TARGET_MS}, or -1 (as usual)"
-            )
-        if policy is not None and policy not in LIVE_POLICIES:
-            raise ConfigError(f"audiences, {self.streams!r:.60}: policy is {policy!r:.40}, it must be {_POLICY_NAMES}")
-
-    @property
-    def level(self) -> Level:
-        """What it is: the level of the viewers of some streams."""
-        values: dict[str, Any] = {} if self.target_delay_ms == -1 else {"limits.target_delay_ms": self.target_delay_ms}
-        if self.policy is not None:
-            values["policy"] = self.policy
-        return Level(stream=self.streams, role=Role.VIEWER, values=values)
-
-    def __str__(self) -> str:
-        """As `parse_audiences` reads it."""
-        words = [] if self.target_delay_ms == -1 else [target_marks(Limits(target_delay_ms=self.target_delay_ms))]
-        return f"{self.streams}={' '.join(filter(None, [*words, self.policy]))}"
-
-
-_AUDIENCE_HINT: Final = (
-    f"write it like talk/*=800ms audio-first; the target delay is auto, off or a duration, the policy {_POLICY_NAMES}"
-)
-
-
-def parse_audiences(text: str) -> tuple[Audience, ...]:
-    """Return the audiences of a text like ``talk/*=800ms audio-first; cams/*=4s``."""
-    found = []
-    for part in map(str.strip, filter(str.strip, text.split(";"))):
-        streams, equals, words = map(str.strip, part.partition("="))
-        if not (equals and streams and words):
-            raise ConfigError(
-                f"audiences: {part!r:.100} is not app/stream=target delay and policy", hint=_AUDIENCE_HINT
-            )
-        given: dict[str, Any] = {}
-        for word in words.split():
-            value = word if word in LIVE_POLICIES else _audience_target_ms(word, streams)
-            name = "policy" if word in LIVE_POLICIES else "target_delay_ms"
-            if name in given:
-                raise ConfigError(
-                    f"audiences: {part!r:.100} has {word!r:.60} beside another one, leave one of the two out"
-                )
-            given[name] = value
-        found.append(Audience(streams, **given))
-    return tuple(found)
-
-
-def _audience_target_ms(word: str, streams: str) -> int | None:
-    try:
-        return parse_target_delay(word, f"audiences, {streams!r:.60}")
-    except ConfigError as error:
-        if word[:1].isdigit():
-            raise  # a duration was meant
-        said = f"audiences, {streams!r:.60}: {word!r:.60} is neither a target delay nor a policy"
-        raise ConfigError(said, hint=_AUDIENCE_HINT) from error
 
 
 class Difference(NamedTuple):
@@ -192,8 +116,6 @@ class LiveConfig(ServeOptions):
         work: how much of its thread one connection and one address may take with what they send; who goes over is
             slowed down, and cut if it goes on.
         levels: what differs for an application, a stream or a role, see `at`.
-        audiences: target delay and policy of the viewers of some streams: levels in few words, nearer than `levels`
-            of the same pattern.
         access: who may connect, publish and play; everybody, unless it says otherwise.
         hooks: ``package.module:Name`` of a `LiveHooks` class, where no object is given; empty: none.
         limits_file: limits that are read at the start, instead of `limits`, and again whenever the file changes; see
@@ -260,7 +182,6 @@ class LiveConfig(ServeOptions):
     memory_budget_per_address: bool = False
     work: WorkLimits = field(default_factory=WorkLimits)
     levels: tuple[Level, ...] = ()
-    audiences: tuple[Audience, ...] = ()
     access: Access = field(default_factory=Access)
     hooks: str = ""
     limits_file: Path | None = None
@@ -311,8 +232,6 @@ class LiveConfig(ServeOptions):
         ):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be 0 or more")
-        for item in self.audiences:
-            check_type("LiveConfig.audiences", item, Audience)
         for level in self.levels:
             check_type("LiveConfig.levels", level, Level)
         if not 0 <= self.workers <= MOST_WORKERS:
@@ -341,40 +260,29 @@ class LiveConfig(ServeOptions):
 
     def _check_levels(self) -> None:
         """See that each level goes with the server's settings; whatever comes of several then does, see `at`."""
-        if len(self.levels) + len(self.audiences) > MOST_LEVELS:
-            raise ConfigError(f"there are {len(self.levels) + len(self.audiences)} levels, {MOST_LEVELS} are allowed")
+        if len(self.levels) > MOST_LEVELS:
+            raise ConfigError(f"there are {len(self.levels)} levels, {MOST_LEVELS} are allowed")
         object.__setattr__(self, "_levels", Levels(()))
         for level in self.levels:
             try:
                 self.with_level(level)
             except (ConfigError, AttributeError, TypeError) as error:
                 raise ConfigError(f"{level}: {error}") from error
-        object.__setattr__(self, "_levels", Levels((*(item.level for item in self.audiences), *self.levels)))
+        object.__setattr__(self, "_levels", Levels(self.levels))
 
     def with_level(self, level: Level) -> LiveConfig:
         """Return what one level alone makes of these settings."""
-        soft, hard, low = (level.values.get(path) for path in MARKS)
-        if not soft is hard is low is None:
-            Limits.parse(soft or write_marks(self.limits, "soft"), hard, low)
+        soft, hard = (level.values.get(path) for path in MARKS)
+        if soft is not None or hard is not None:
+            Limits.parse(soft or write_marks(self.limits, "soft"), hard)
         return self._of([level])
 
     def _of(self, levels: list[Level]) -> LiveConfig:
         if not levels:
             return self
-        bare = replace(self, levels=(), audiences=(), limits=with_marks(self.limits, levels))
+        bare = replace(self, levels=(), limits=with_marks(self.limits, levels))
         found: LiveConfig = placed(bare, merged(levels))
         return found
-
-    @property
-    def all_audiences(self) -> tuple[Audience, ...]:
-        """The audiences, and what levels say of viewers in the same words: target delay and policy by stream."""
-        found = list(self.audiences)
-        for level in self.levels:
-            target, policy = level.values.get("limits.target_delay_ms", -1), level.values.get("policy")
-            if level.role is not Role.PUBLISHER and (target != -1 or policy is not None):
-                streams = level.stream or (f"{level.application}/*" if level.application else "*")
-                found.append(Audience(streams, target, policy))
-        return tuple(found)
 
     @property
     def has_levels(self) -> bool:

@@ -18,7 +18,6 @@ from flowctl.live.hooks import HookRunner
 from flowctl.live.settings.levels import Role
 
 _ROLES: Final[dict[Kind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
-_TOLD: Final[dict[Kind, str]] = {"connect": "on_close", "publish": "on_unpublish", "play": "on_stop"}
 _LOG_IN: Final = Refusal("A user and a password are needed.", Why.UNAUTHORIZED)
 _SPARE_S: Final = 1.0
 """Beyond the time of the hooks, so that their own word about it comes first."""
@@ -28,7 +27,7 @@ class _Known(NamedTuple):
     """What all levels of a configuration come to: what is told of, and the longest time of HTTP hooks, 0 without."""
 
     config: LiveConfig
-    told: frozenset[Kind]
+    told: bool
     timeout_s: float
 
 
@@ -73,18 +72,14 @@ class Gate:
         config, known = self._config(), self._known
         if known is None or known.config is not config:
             levels = [level.values for level in config.levels]
-            told: list[Kind] = [
-                kind
-                for kind, name in _TOLD.items()
-                if config.access.told(kind) or any(values.get(f"access.{name}") for values in levels)
-            ]
             times = [float(values.get("access.hook_timeout_s", 0.0)) for values in levels]
-            names = ("on_connect", "on_publish", "on_play")
-            asks = any(map(config.access.asked, _TOLD)) or any(
-                values.get(f"access.{name}") for values in levels for name in names
-            )
+
+            def given(name: str) -> bool:
+                return bool(getattr(config.access, name)) or any(values.get(f"access.{name}") for values in levels)
+
+            asks = any(map(given, ("on_connect", "on_publish", "on_play")))
             timeout_s = max([config.access.hook_timeout_s, *times]) + _SPARE_S if asks else 0.0
-            known = self._known = _Known(config, frozenset(told), timeout_s)
+            known = self._known = _Known(config, given("on_end"), timeout_s)
         return known
 
     def access(self, request: LiveRequest) -> Access:
@@ -180,7 +175,7 @@ class Gate:
 
     def hears(self, kind: Kind) -> bool:
         """Return whether anybody wants to hear of beginnings and ends of that kind; if not, no request need be kept."""
-        return kind in self._summary().told or (self.hooks is not None and kind in self.hooks.hears)
+        return self._summary().told or (self.hooks is not None and kind in self.hooks.hears)
 
     def check_news(self, request: LiveRequest) -> None:
         """See whether one more publication of this address can be told of; raises like `HookRunner.check_news`."""
@@ -197,7 +192,7 @@ class Gate:
         if self.hooks is not None:
             self.hooks.over(request, why)
         access = self.access(request)
-        if access.told(request.kind) and (web := self._web_hooks()) is not None:
+        if access.on_end and (web := self._web_hooks()) is not None:
             figures = {"send_bytes": sent_bytes, "recv_bytes": received_bytes} if request.kind == "connect" else {}
             web.tell(access, request, **figures)
 

@@ -119,13 +119,13 @@ def test_show_when_asked_for_a_stream_has_value_and_source_of_each(run, monkeypa
     """Pairs before variables before the file; only what is not the default, if asked so."""
     monkeypatch.setenv("FLOWCTL_ROLE__VIEWER__POLICY", "audio-first")
     args = ("show", "one.toml", "--stream", "talk/a", "--role", "viewer", "--changed", "--set", "stuck=4s")
-    result = run(*args, "--json", one="stuck = 5\nsoft_too_long = 7\n")
+    result = run(*args, "--json", one="stuck = 5\ntarget_delay = 7\n")
     assert json.loads(result.stdout) == {
         "stuck": {"value": "4s", "source": "--set stuck"},
-        "soft_too_long": {"value": "7s", "source": "one.toml, line 2: soft_too_long"},
+        "target_delay": {"value": "7000ms", "source": "one.toml, line 2: target_delay"},
         "policy": {"value": "audio-first", "source": "FLOWCTL_ROLE__VIEWER__POLICY"},
     }
-    assert "policy         audio-first  (FLOWCTL_ROLE__VIEWER__POLICY)\n" in run(*args).stdout
+    assert "policy        audio-first  (FLOWCTL_ROLE__VIEWER__POLICY)\n" in run(*args).stdout
 
 
 def test_show_when_there_is_no_file_shows_the_defaults(run):

@@ -38,7 +38,7 @@ def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_wi
     built = []
     monkeypatch.setattr(serve_module, "run_server", lambda program, options, *_, **__: built.append(options))
     path = tmp_path / "flowctl.toml"
-    path.write_text('soft_too_long = "1s"\nstuck = "1s"\nflush = "1s"\ngroups = 4\n')
+    path.write_text('target_delay = "1s"\nstuck = "1s"\nflush = "1s"\ngroups = 4\n')
     for source in ({"args": ["--config", str(path)]}, {"args": [], "FLOWCTL_CONFIG": str(path)}):
         arguments = source.pop("args")
         for name, value in source.items():
@@ -48,7 +48,7 @@ def test_settings_when_given_on_the_command_line_are_what_the_server_is_built_wi
         assert main(["serve", *arguments, "--flush", "3s", "--set", "groups=3"]) == 0
         (options,) = built
         assert isinstance(options, LiveConfig)
-        assert (options.settings.soft_too_long_s, options.settings.stuck_s) == (1.0, 2.0)
+        assert (options.limits.target_delay_ms, options.settings.stuck_s) == (1000, 2.0)
         assert (options.flush_interval_s, options.group_count, options.port) == (3.0, 3, 1935)
         built.clear()
 
@@ -101,9 +101,7 @@ def test_version_when_asked_for_text(capsys):
             "--policy is 'all', it must be all-or-cut, audio-first or pictures-first",
             "",
         ),
-        (["serve", "--age-axis", "media"], "--age-axis is 'media', allowed: queue|delay", ""),
-        (["serve", "--return-after", "soon"], "--return-after", "8s"),
-        (["serve", "--set", "audiences=x"], "audiences: 'x' is not app/stream=", ""),
+        (["serve", "--return-grace", "soon"], "--return-grace", "8s"),
         (["serve", "--flush", "soon"], "--flush", "8s"),
         (["serve", "--workers", "two"], "--workers is 'two', it must be a number of processes, or auto", ""),
         (["serve", "--workers", "2", "--origin", "127.0.0.1:0"], "cannot be an origin", "each one process"),
@@ -111,7 +109,6 @@ def test_version_when_asked_for_text(capsys):
         (["serve", "--set", "color=red"], "no setting 'color'", "--list-settings"),
         (["serve", "--set", "color"], "not name=value", ""),
         (["serve", "--set", "gop_cach=1"], "no setting 'gop_cach'", "did you mean gop_cache?"),
-        (["serve", "--chunk-streams", "8"], "no option --chunk-streams any more", "WireLimits"),
         (["serve", "--config", "/nowhere.toml"], "cannot read the settings in /nowhere.toml", "--config"),
         (["serve", "echo", "--set", "x=1"], "'echo' has no setting 'x'", "--list-settings"),
         (["serve", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1", "address"),

@@ -19,7 +19,7 @@ from flowctl.nodes.rpc.node import RpcNode
 from flowctl.wire.client.player import PlayProfile
 from flowctl.wire.media.synthetic import SyntheticSource
 
-OFF = ("--soft", "0,0,0", "--hard", "0,0,0", "--stuck", "0", "--soft-too-long", "0", "--notsent-lowat", "16KiB")
+OFF = ("--soft", "0,0,0", "--hard", "0,0,0", "--stuck", "0")
 
 
 @pytest.fixture

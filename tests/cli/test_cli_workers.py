@@ -204,7 +204,7 @@ def test_operations_when_there_are_workers_are_of_all_of_them(tmp_path):
 def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path):
     """The supervisor is the one writer: after kill -9 the next server has the bans, in each of its workers."""
     store = str(tmp_path / "bans.sqlite")
-    with served("live", "--workers", "2", "--ban-store", store, "--penalty-limits", "11/10min") as server:
+    with served("live", "--workers", "2", "--ban-store", store) as server:
         banned = asked(server, "ban", network="203.0.113.7", duration="10min", reason="test")
         assert (banned["in_store"], banned["kept"]) == (True, "in the ban store, and after a restart too")
         asked(server, "ban", network="203.0.113.8")
@@ -213,8 +213,13 @@ def test_bans_when_there_are_workers_and_a_store_outlive_a_kill_of_all(tmp_path)
             host="127.0.0.1", port=server.ready["port"], source="127.0.9.1", watch_s=0.05, probe=False
         )
         bomb = hostile_profile("nesting-bomb")
-        asyncio.run(replace(bomb, forms=bomb.forms[:1]).attack(context))  # the others go over other limits, maybe first
-        until(lambda: len(asked(server, "bans")["bans"]) >= 2)  # a worker saw it, the supervisor has decided
+        one = replace(bomb, forms=bomb.forms[:1])  # the others go over other limits, maybe first
+
+        def is_judged():
+            asyncio.run(one.attack(context))
+            return len(asked(server, "bans")["bans"]) >= 2
+
+        until(is_judged)  # workers saw it, the supervisor has decided
         pids = server.ready["workers"]
         server.process.kill()
         until(lambda: not any(map(alive, pids)))
@@ -291,7 +296,7 @@ def test_workers_when_one_hangs_kill_it(monkeypatch):
 def test_limits_of_connections_when_there_are_workers_hold_over_all(tmp_path):
     """An address has as many connections as it may have, and not as many in each worker; records name the workers."""
     events = tmp_path / "events"
-    settings = ("--per-address", "6", "--new-per-address", "0", "--events", str(events), "--events-node", "n")
+    settings = ("--per-address", "6", "--new-per-address", "0", "--events", str(events))
     with served("live", "--workers", "2", *settings) as server:
         answered = []
         with connected(server, 24) as peers:
@@ -302,7 +307,7 @@ def test_limits_of_connections_when_there_are_workers_hold_over_all(tmp_path):
     assert answered.count(b"\3") == 6
     assert (found["connections"], found["refused"]) == (6, {"connections_per_address": 18})
     names = {path.name.rpartition("-")[0].rpartition("-")[0] for path in events.rglob("*.parquet")}
-    assert names == {"n-1", "n-2"}
+    assert {name.rpartition("-")[2] for name in names} == {"1", "2"}
 
 
 def test_stream_when_a_worker_is_killed_goes_on_for_the_viewers_of_others():

@@ -12,8 +12,9 @@ from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LIVE_POLICIES, AudioFirst, DropDroppable, KeepAll, LivePolicy, PicturesFirst
 from flowctl.core.loop.loadmeter import STRAIN_S
 from flowctl.core.sending.settings import SenderSettings
-from flowctl.live.config import LiveConfig, parse_audiences
+from flowctl.live.config import LiveConfig
 from flowctl.live.records.recording import _described
+from flowctl.live.settings.levels import Level
 from flowctl.reasons import CloseReason
 from flowctl.records.flight.reading import read_flights
 from flowctl.records.flight.recorded import begin_detail
@@ -192,8 +193,8 @@ def test_choice_when_read_from_a_flight_has_the_policy_in_force(policy):
 @pytest.mark.parametrize("name", LIVE_POLICIES)
 def test_choice_when_read_from_the_start_of_a_server_has_its_policy(name, tmp_path):
     """The first record of a process names policy and audiences; where it does not, the policy is the usual one."""
-    audiences = parse_audiences("talk/*=audio-first")
-    detail = _described(LiveConfig(policy=name, audiences=audiences))
+    level = Level(application="talk", values={"policy": "audio-first"})
+    detail = _described(LiveConfig(policy=name, levels=(level,)))
     assert detail["audiences"] == "talk/*=audio-first"
     assert POLICIES[in_force(json.dumps(detail)).policy].__class__ is LIVE_POLICIES[name].__class__
     del detail["policy"]

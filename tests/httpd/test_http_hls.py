@@ -291,7 +291,7 @@ def test_hls_when_a_token_expires_goes_on_for_who_was_let_in(web, folder):
         play_auth=(Proof.TOKEN,),
         token_secrets=SecretFile("secrets", (SECRET,)),
         on_play=(hook.url("/play"),),
-        on_stop=(hook.url("/stop"),),
+        on_end=(hook.url("/stop"),),
     )
     found = web(handlers=hls_handlers(folder), access=access)
     found.server.hub.gate._now = lambda: now

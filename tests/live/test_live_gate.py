@@ -42,16 +42,6 @@ def asked(gate, *args, **more):
     return gate.ask(request_of(*args, **more), lambda *_: None)
 
 
-def test_who_connects_to_another_application_is_asked_about_the_one_it_names():
-    """Its networks and hooks count, whichever way the address is split; who was asked already is not asked again."""
-    levels = (Level(application="closed", values={"access.allow_connect": (ip_network("10.0.0.0/8"),)}),)
-    gate = Gate(lambda: LiveConfig(levels=levels))
-    assert asked(gate, "play", "rtmp://h/closed/room", connected="live").why is Why.FORBIDDEN
-    assert asked(gate, "publish", "rtmp://h/closed/a/room", connected="live").why is Why.FORBIDDEN
-    assert asked(gate, "play", "rtmp://h/closed/room", connected="closed") is None
-    assert asked(gate, "play", "rtmp://h/live/room", connected="other") is None
-
-
 def test_hooks_of_an_application_hear_of_who_connects_to_another_one():
     """The hook for connections of the application that is named decides, and then the one about the play."""
     server, actions = HookServer(), []
@@ -87,7 +77,7 @@ def test_levels_of_application_and_role_have_access_of_their_own():
     levels = (
         Level(application="vip", values={"access.play_auth": (Proof.KEY,), "access.keys": KEYS}),
         Level(application="vip", role=Role.PUBLISHER, values={"access.deny_publish": HERE}),
-        Level(application="closed", values={"access.deny_connect": HERE}),
+        Level(application="closed", values={"access.deny_play": HERE}),
     )
     gate = Gate(lambda: LiveConfig(levels=levels))
     assert asked(gate, "play") is None
@@ -96,8 +86,7 @@ def test_levels_of_application_and_role_have_access_of_their_own():
     assert asked(gate, "publish", f"rtmp://h/vip/room?key={KEY}").why is Why.FORBIDDEN
     assert asked(gate, "publish") is None
     assert asked(gate, "connect") is None
-    closed = LiveRequest(kind="connect", connection=1, peer=("192.0.2.1", 1), url=parse_url("rtmp://h/closed"))
-    assert gate.ask(closed, lambda *_: None).why is Why.FORBIDDEN
+    assert asked(gate, "play", "rtmp://h/closed/room", connected="live").why is Why.FORBIDDEN
 
 
 def test_settings_that_change_hold_for_the_next_who_asks():
@@ -129,7 +118,6 @@ def rejected(peer):
 @pytest.mark.parametrize(
     ("access", "ask", "name", "expected"),
     [
-        ({"deny_connect": HERE}, "play", "live/room", ("NetConnection.Connect.Rejected", "from your address")),
         ({"deny_publish": HERE}, "publish", "live/room", ("NetStream.Publish.BadName", "from your address")),
         ({"deny_play": HERE}, "play", "live/room", ("NetStream.Play.Failed", "from your address")),
         ({"publish_auth": (Proof.KEY,), "keys": KEYS}, "publish", "live/room?key=guessed",
@@ -189,8 +177,8 @@ def test_refused_publisher_that_stays_is_closed_soon():
         ("127.0.0.1", {}, []),
         ("0.0.0.0", {}, [("open to everybody", "publish and play")]),
         ("0.0.0.0", {"publish_auth": (Proof.KEY,), "keys": KEYS}, [("open to everybody", "play")]),
-        ("0.0.0.0", {"allow_connect": HERE}, []),
-        ("0.0.0.0", {"allow_connect": HERE, "play_auth": (Proof.KEY,)}, [("nobody will be let in", None)]),
+        ("0.0.0.0", {"allow_publish": HERE, "allow_play": HERE}, []),
+        ("0.0.0.0", {"allow_publish": HERE, "play_auth": (Proof.KEY,)}, [("nobody will be let in", None)]),
     ],
 )
 def test_server_that_others_can_reach_says_what_is_open_to_everybody(host, access, said):
@@ -270,10 +258,10 @@ def test_hooks_of_the_application_and_of_http_must_both_allow(hook, name, answer
 
 def test_hooks_of_http_are_those_of_the_application_and_heard_kinds_of_all(hook):
     """A level may name hooks of its own; without any, nothing is kept for telling, and no thread is started."""
-    levels = (Level(application="vip", values={"access.on_stop": (hook.url("/vip"),)}),)
+    levels = (Level(application="vip", values={"access.on_end": (hook.url("/vip"),)}),)
     both = LiveConfig(levels=levels), LiveConfig()
     gate, plain = Gate(lambda: both[0]), Gate(lambda: both[1])
-    assert [gate.hears(kind) for kind in ("connect", "publish", "play")] == [False, False, True]
+    assert [gate.hears(kind) for kind in ("connect", "publish", "play")] == [True, True, True]
     assert not any(plain.hears(kind) for kind in ("connect", "publish", "play"))
     gate.over(request_of("play"), "deleteStream")
     assert gate._web is None

@@ -10,7 +10,8 @@ from live_kit import AAC_HEADER, AVC_HEADER, World, audio, config, disposable, i
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import AudioFirst
 from flowctl.core.outgoing.streamlog import CacheLimits
-from flowctl.live.config import SecondPublisher, parse_audiences
+from flowctl.live.config import SecondPublisher
+from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp import commands
 from flowctl.wire.rtmp.events import PlayStarted, PublishStarted, StreamEnded
@@ -532,8 +533,13 @@ def test_settings_when_they_change_hold_for_who_publishes_and_who_waits():
     assert waiting.ended is not None
 
 
-def test_play_when_the_stream_has_an_audience_of_its_own_has_its_target_delay_and_policy_meanwhile():
-    world = World(config(audiences=parse_audiences("talk/*=800ms audio-first; cams/*=off")))
+def test_play_when_the_stream_has_a_level_of_its_own_has_its_target_delay_and_policy_meanwhile():
+    talk = {"limits.target_delay_ms": 800, "policy": "audio-first"}
+    levels = (
+        Level(application="talk", role=Role.VIEWER, values=talk),
+        Level(stream="cams/*", role=Role.VIEWER, values={"limits.target_delay_ms": 0}),
+    )
+    world = World(config(levels=levels))
     world.publisher("talk/room")
     viewer, other = world.player("talk/room"), world.player("live/room")
     sender, usual = viewer.connection.sender, other.connection.sender.limits

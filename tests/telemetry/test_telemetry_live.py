@@ -27,7 +27,7 @@ from flowctl.core.sending.figures import Account
 from flowctl.live import Level, LiveServer, Role
 from flowctl.live.access.request import UNDECIDED, Question, Refusal
 from flowctl.live.access.rules import Access
-from flowctl.live.config import Audience, LiveConfig
+from flowctl.live.config import LiveConfig
 from flowctl.live.playing import CONTROL_LANE
 from flowctl.live.records import sessions
 from flowctl.live.records.recording import Recording
@@ -580,21 +580,10 @@ def test_records_when_not_written_at_the_stop_are_counted_and_said(tmp_path, mon
         assert (last["rows"], last["lost"]) == (2, 0)
 
 
-def test_start_when_audiences_were_set_in_code_says_them(tmp_path, monkeypatch):
-    """What-if names who was judged with another target delay than its own, however set; no name of a stream."""
-    settings = LiveConfig(audiences=(Audience("talk/*", 800, "audio-first"), Audience("cams/s3cret", 0), Audience("*")))
-    server = LiveServer(replace(settings, events=EventsOptions(folder=str(tmp_path))))
-    said = []
-    monkeypatch.setattr(server.recording.events, "server_started", lambda now, detail: said.append(detail))
-    with server:
-        pass
-    assert re.fullmatch(r"talk/\*=800ms audio-first; cams/h:[0-9a-f]{16}=off; \*=", said[0]["audiences"])
-
-
 def test_start_when_levels_differ_for_viewers_says_them_as_audiences(tmp_path, monkeypatch):
     """What-if names all who were judged with another target delay or policy than its own, by hashes of streams."""
     levels = (
-        Level(application="talk", values={"policy": "audio-first", "media_silence_s": 1.0}),
+        Level(application="talk", values={"policy": "audio-first", "limits.target_delay_ms": 800}),
         Level(stream="cams/s3cret", role=Role.VIEWER, values={"limits.target_delay_ms": None}),
         Level(role=Role.PUBLISHER, values={"limits.target_delay_ms": 0}),
         Level(role=Role.VIEWER, values={"policy": "pictures-first"}),
@@ -605,7 +594,7 @@ def test_start_when_levels_differ_for_viewers_says_them_as_audiences(tmp_path, m
     with server:
         pass
     found = said[0]["audiences"]
-    assert re.fullmatch(r"talk/\*=audio-first; cams/h:[0-9a-f]{16}=auto; \*=pictures-first", found)
+    assert re.fullmatch(r"talk/\*=800ms audio-first; cams/h:[0-9a-f]{16}=auto; \*=pictures-first", found)
 
 
 @pytest.mark.parametrize(("mode", "cidr"), [(Addresses.HASHED, None), (Addresses.TRUNCATED, "203.0.113.0/24")])

@@ -176,12 +176,12 @@ def test_key_file_when_unfit_is_refused_without_showing_it(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"node": ".hidden"}, "events_node is '.hidden'"),
-        ({"node": "a/b"}, "events_node is 'a/b'"),
+        ({"node": ".hidden"}, "node is '.hidden'"),
+        ({"node": "a/b"}, "node is 'a/b'"),
         ({"node": "n" * 65}, "1 to 64"),
-        ({"interval_s": 0.01}, "events_interval is 0.01 s, allowed is 0.1 s to 1 h"),
-        ({"rotate_s": 4000}, "events_rotate is 4000 s"),
-        ({"rotate_s": float("nan")}, "events_rotate is nan s"),
+        ({"interval_s": 0.01}, "interval_s is 0.01 s, allowed is 0.1 s to 1 h"),
+        ({"rotate_s": 4000}, "rotate_s is 4000 s"),
+        ({"rotate_s": float("nan")}, "rotate_s is nan s"),
         ({"queue_rows": 1}, "events_queue_rows is 1"),
         ({"max_bytes": -1}, "events_max_bytes is -1"),
         ({"key": b"short"}, "has 5 bytes"),

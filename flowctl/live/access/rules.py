@@ -58,18 +58,14 @@ class Access:
         token_secrets: sign tokens. None: there are none.
         jwt_key: looks at web tokens. None: there is none.
         leeway_s: how far the clocks of those who make tokens may be apart from ours, seconds.
-        allow_connect: networks that may connect; empty: all.
-        deny_connect: networks that may not, whatever else is allowed.
-        allow_publish: likewise.
-        deny_publish: likewise.
-        allow_play: likewise.
-        deny_play: likewise.
-        on_connect: HTTP hooks (URLs) that are asked, all of them, when somebody connects.
-        on_publish: likewise.
-        on_play: likewise.
-        on_unpublish: HTTP hooks that are told when a publication is over.
-        on_stop: of a play.
-        on_close: of a connection.
+        allow_publish: networks that may publish; empty: all.
+        deny_publish: networks that may not, whatever else is allowed.
+        allow_play: networks that may play; empty: all.
+        deny_play: networks that may not, whatever else is allowed.
+        on_connect: HTTP hooks (URLs) that decide about connections; all of them must allow one.
+        on_publish: those that decide about publishing.
+        on_play: those that decide about playing.
+        on_end: HTTP hooks that are told when a connection, a publication or a play is over.
         hook_timeout_s: time that all hooks of a question have together.
         hook_failure: what happens when they fail.
 
@@ -83,8 +79,6 @@ class Access:
     token_secrets: SecretFile | None = None
     jwt_key: WebTokenKey | None = None
     leeway_s: float = 10.0
-    allow_connect: tuple[Network, ...] = ()
-    deny_connect: tuple[Network, ...] = ()
     allow_publish: tuple[Network, ...] = ()
     deny_publish: tuple[Network, ...] = ()
     allow_play: tuple[Network, ...] = ()
@@ -92,9 +86,7 @@ class Access:
     on_connect: tuple[str, ...] = ()
     on_publish: tuple[str, ...] = ()
     on_play: tuple[str, ...] = ()
-    on_unpublish: tuple[str, ...] = ()
-    on_stop: tuple[str, ...] = ()
-    on_close: tuple[str, ...] = ()
+    on_end: tuple[str, ...] = ()
     hook_timeout_s: float = 5.0
     hook_failure: HookFailure = HookFailure.REFUSE
 
@@ -104,7 +96,7 @@ class Access:
             raise ConfigError(f"leeway_s is {self.leeway_s}, it must be 0 to {_MOST_LEEWAY_S:g} s")
         if not 0.05 <= self.hook_timeout_s <= _MOST_HOOK_S:
             raise ConfigError(f"hook_timeout_s is {self.hook_timeout_s}, it must be 0.05 to {_MOST_HOOK_S:g} s")
-        for name in ("on_connect", "on_publish", "on_play", "on_unpublish", "on_stop", "on_close"):
+        for name in ("on_connect", "on_publish", "on_play", "on_end"):
             urls: tuple[str, ...] = getattr(self, name)
             if len(urls) > _MOST_HOOKS:
                 raise ConfigError(f"{name} has {len(urls)} addresses, at most {_MOST_HOOKS} are asked")
@@ -116,12 +108,6 @@ class Access:
         if kind == "connect":
             return self.on_connect
         return self.on_publish if kind == "publish" else self.on_play
-
-    def told(self, kind: Kind) -> tuple[str, ...]:
-        """Return the HTTP hooks that hear of its end."""
-        if kind == "connect":
-            return self.on_close
-        return self.on_unpublish if kind == "publish" else self.on_stop
 
     def missing(self) -> str | None:
         """Return which proof is asked for that nothing is there to check with. None: there is none such."""
@@ -140,7 +126,7 @@ class Access:
             protocol: by which; `on_connect` is asked about connections of ``"rtmp"`` alone.
         """
         proofs = self.publish_auth if kind == "publish" else self.play_auth
-        allowed = self.allow_connect or (self.allow_publish if kind == "publish" else self.allow_play)
+        allowed = self.allow_publish if kind == "publish" else self.allow_play
         connect = self.on_connect if protocol == "rtmp" else ()
         return not (proofs or allowed or connect or self.asked(kind))
 
@@ -159,19 +145,14 @@ class Access:
 
     def check_network(self, request: LiveRequest) -> Refusal | None:
         """Return why the network that a request comes from does not allow it. None: it does."""
-        allowed, denied = {
-            "connect": (self.allow_connect, self.deny_connect),
-            "publish": (self.allow_publish, self.deny_publish),
-            "play": (self.allow_play, self.deny_play),
-        }[request.kind]
-        allows = [allowed]
-        if request.protocol != "rtmp":
-            # It was not asked about its connection; the networks for that count all the same.
-            allows.append(self.allow_connect)
-            denied += self.deny_connect
-        if denied or any(allows):
+        if request.kind == "connect":
+            return None
+        publishes = request.kind == "publish"
+        allowed = self.allow_publish if publishes else self.allow_play
+        denied = self.deny_publish if publishes else self.deny_play
+        if denied or allowed:
             host = _host(request.peer[0])
-            if _covers(denied, host) or any(item and not _covers(item, host) for item in allows):
+            if _covers(denied, host) or (allowed and not _covers(allowed, host)):
                 return _NOT_FROM_THERE
         return None
 

@@ -274,7 +274,7 @@ class WebHooks:
         if full:
             return
         body = body_of(_ACTIONS[request.kind][1], request) | more
-        news = _News(access.told(request.kind), body, access.hook_timeout_s, key)
+        news = _News(access.on_end, body, access.hook_timeout_s, key)
         queue = self._news[request.connection % _TELLERS]
         with suppress(RuntimeError):  # the loop has ended
             self._thread.loop.call_soon_threadsafe(queue.put_nowait, news)

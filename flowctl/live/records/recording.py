@@ -14,11 +14,13 @@ import structlog
 
 from flowctl.connection import Connection
 from flowctl.core.fanout.fanout import Fanout
+from flowctl.core.flow.limits import Limits, target_marks
 from flowctl.core.server.admission import BANNED
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.records.sampler import Sampler
 from flowctl.live.records.sessions import SessionRecords
+from flowctl.live.settings.levels import Role
 from flowctl.records.flight.words import limits_as_dict
 from flowctl.records.telemetry.events import Events
 from flowctl.records.telemetry.options import Addresses, EventsOptions, Streams
@@ -65,8 +67,7 @@ class Recording:
     def start(self, config: LiveConfig) -> None:
         self.recorder.start()
         self._began = True
-        told = tuple(replace(item, streams=self._pattern(item.streams)) for item in config.all_audiences)
-        detail = _described(replace(config, levels=(), audiences=told, events=self.recorder.options))
+        detail = _described(replace(config, events=self.recorder.options), self._pattern)
         self.events.server_started(self._clock(), detail)
         self.sampler.start()
 
@@ -118,7 +119,22 @@ def in_force(config: LiveConfig) -> dict[str, Any]:
     }
 
 
-def _described(config: LiveConfig) -> dict[str, Any]:
+def _audiences(config: LiveConfig, pattern: Callable[[str], str]) -> str:
+    """Return what levels say of viewers, like ``talk/*=800ms audio-first; *=off``: what-if judges them all alike."""
+    found = []
+    for level in config.levels:
+        words = []
+        if "limits.target_delay_ms" in level.values:
+            words.append(target_marks(Limits(target_delay_ms=level.values["limits.target_delay_ms"])))
+        if "policy" in level.values:
+            words.append(level.values["policy"])
+        if words and level.role is not Role.PUBLISHER:
+            streams = level.stream or (f"{level.application}/*" if level.application else "*")
+            found.append(f"{pattern(streams)}={' '.join(words)}")
+    return "; ".join(found)
+
+
+def _described(config: LiveConfig, pattern: Callable[[str], str] = str) -> dict[str, Any]:
     version = "unknown"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("flowctl")
@@ -126,7 +142,7 @@ def _described(config: LiveConfig) -> dict[str, Any]:
     return {
         "version": version,
         **in_force(config),
-        "audiences": "; ".join(map(str, config.audiences)),
+        "audiences": _audiences(config, pattern),
         "age_from": settings.age_from.value,
         "flush_interval_s": config.flush_interval_s,
         "groups": config.group_count,

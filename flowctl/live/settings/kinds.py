@@ -20,7 +20,6 @@ from pydantic import (
 
 from flowctl.core.flow.limits import Limits, parse_marks, parse_target_delay, target_marks
 from flowctl.core.flow.policy import LIVE_POLICIES
-from flowctl.core.sending.settings import AgeSource
 from flowctl.core.text.addresses import Network
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
@@ -28,8 +27,7 @@ from flowctl.live.access.keys import KeyFile, read_keys
 from flowctl.live.access.rules import HookFailure, Proof
 from flowctl.live.access.tokens import SecretFile, read_secrets
 from flowctl.live.access.webtokens import WebTokenKey, read_web_token_key
-from flowctl.live.config import Audience, SecondPublisher, parse_audiences
-from flowctl.live.judging.penalties import Allowance
+from flowctl.live.config import SecondPublisher
 from flowctl.live.settings.relays import RelayRule, parse_relays
 from flowctl.records.flight.options import parse_networks
 from flowctl.records.telemetry.options import Addresses, Streams
@@ -92,20 +90,6 @@ def _marks(text: str, source: str) -> str:
     return text
 
 
-def _allowance(text: str, source: str) -> Allowance:
-    count, slash, period = text.partition("/")
-    if not slash:
-        raise ConfigError(f"{source} is {short(text)}, it must be a number in a time, such as 600/5min")
-    try:
-        return Allowance(_number(count, source), parse_duration(period, source))
-    except ConfigError as error:
-        raise ConfigError(f"{source} is {short(text)}: {error}", hint="write it like 600/5min") from error
-
-
-def _write_allowance(value: Allowance) -> str:
-    return f"{value.count:g}/{write_duration(value.period_s)}"
-
-
 def _workers(text: str, source: str) -> int:
     if text == "auto":
         return 0
@@ -154,7 +138,6 @@ Count = Annotated[int, _text(parse_count), _STRICT, Kind("number")]
 Workers = Annotated[int, _text(_workers), _STRICT, Kind("number|auto", lambda value: str(value) if value else "auto")]
 Rate = Annotated[float, _text(_number), _FINITE, Kind("rate", "{:g}".format)]
 Share = Annotated[float, _text(parse_share), _FINITE, Kind("share", "{:.15g}".format)]
-Allowed = Annotated[Allowance, _only_text(_allowance), Kind("number/duration", _write_allowance)]
 Flag = Annotated[bool, _text(_yes), _STRICT, Kind("yes|no", lambda value: "yes" if value else "no")]
 Text = Annotated[str, Kind("text")]
 Relays = Annotated[
@@ -174,16 +157,10 @@ Listening = Annotated[str, BeforeValidator(_items), Kind("off|addresses")]
 Admin = Annotated[str, Kind("off|host:port")]
 Folder = Annotated[str, _only_text(lambda text, source: str(_path(text, source))), Kind("path")]
 Policy = Annotated[str, Kind("|".join(LIVE_POLICIES))]
-Audiences = Annotated[
-    tuple[Audience, ...],
-    _only_text(lambda text, _: parse_audiences(text)),
-    Kind("app/stream=delay policy;...", lambda items: "; ".join(map(str, items))),
-]
 Proxies = Annotated[tuple[str, ...], _only_text(_proxies), BeforeValidator(_items), Kind("addresses", _commas)]
 Networks = Annotated[
     tuple[Network, ...], _only_text(parse_networks), BeforeValidator(_items), Kind("addresses", _commas)
 ]
-Age = Annotated[AgeSource, Kind("queue|delay", lambda item: item.value)]
 Second = Annotated[SecondPublisher, Kind("refuse|replace|standby", lambda item: item.value)]
 HowAddresses = Annotated[Addresses, Kind("plain|truncated|hashed", lambda item: item.value)]
 HowStreams = Annotated[Streams, Kind("hash|plain", lambda item: item.value)]

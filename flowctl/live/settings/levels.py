@@ -6,7 +6,7 @@ stream; it is nearer than any level without a role, and among those of a role th
 an application, and that one nearer than that of the whole server. Of two patterns that fit, a name without wildcards is
 nearest, then the one with more letters that are no wildcards, then the one that was written first.
 
-Each setting is that of the nearest level which says it. The marks of the limits are three settings (soft, hard, low)
+Each setting is that of the nearest level which says it. The marks of the limits are two settings (soft, hard)
 that have to go together, so a farther mark that does not go with a nearer one is left out: what is nobody's follows the
 soft one, as it does everywhere.
 """
@@ -30,11 +30,7 @@ MOST_LEVELS: Final = 1000
 _MOST_REMEMBERED: Final = 4096
 """Streams, by role, whose settings are remembered; one that is not there is looked up anew, in some 10 us per level."""
 _WILDCARDS: Final = frozenset("*?[")
-MARKS: Final[dict[str, Literal["soft", "hard", "low"]]] = {
-    "limits.soft": "soft",
-    "limits.hard": "hard",
-    "limits.low": "low",
-}
+MARKS: Final[dict[str, Literal["soft", "hard"]]] = {"limits.soft": "soft", "limits.hard": "hard"}
 """Values of a level that are texts: they become limits only together."""
 
 _T = TypeVar("_T")
@@ -63,7 +59,7 @@ class Level:
         application: pattern of the application, the first part of a stream's name; empty: any.
         stream: pattern of ``app/stream``, with ``*`` and ``?``; empty: any. Not together with `application`.
         values: by place in `flowctl.live.config.LiveConfig`: ``policy``, ``settings.stuck_s``; of the limits
-            ``limits.soft``, ``limits.hard`` and ``limits.low`` are texts (``2MiB,2048,4s``).
+            ``limits.soft`` and ``limits.hard`` are texts (``2MiB,2048,4s``).
     """
 
     application: str = ""
@@ -175,7 +171,7 @@ def with_marks(limits: Limits, levels: list[Level]) -> Limits:
 
     A hard or low mark of `limits` that is what follows from its soft one follows the new soft one.
     """
-    wanted = [
+    wanted: list[tuple[Literal["soft", "hard", "low"], str]] = [
         (which, level.values[path])
         for level in reversed(levels)
         for path, which in MARKS.items()

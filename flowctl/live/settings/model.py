@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -30,9 +30,6 @@ from flowctl.live.config import LiveConfig
 from flowctl.live.settings.credentials import read_credentials
 from flowctl.live.settings.kinds import (
     Admin,
-    Age,
-    Allowed,
-    Audiences,
     Count,
     Duration,
     Failure,
@@ -74,22 +71,17 @@ _PUBLISHER: Final = frozenset({Role.PUBLISHER})
 _BOTH: Final = frozenset(Role)
 _STREAM: Final[frozenset[Role]] = frozenset()
 """Of the stream itself: applications and streams may say it, roles may not."""
-OF_CONNECTIONS: Final = frozenset({"allow_connect", "deny_connect", "on_connect", "on_close"})
+OF_CONNECTIONS: Final = frozenset({"on_connect"})
 """Settings that applications may say, streams not: over RTMP a connection names no stream, what follows it does."""
 
 
-def _at(
-    path: str,
-    what: str,
-    *,
-    streams: bool | None = None,
-    takes: Takes = Takes.RESTART,
-    of: frozenset[Role] | None = None,
-) -> Any:
+_Roles: TypeAlias = frozenset[Role] | None
+
+
+def _at(path: str, what: str, *, streams: bool | None = None, takes: Takes | None = None, of: _Roles = None) -> Any:
     """Return the field of a setting that has a place in `LiveConfig`, with the default that stands there."""
     streams = path.partition(".")[0] not in _OF_ALL if streams is None else streams
-    extra: dict[str, Any] = {"path": path, "streams": streams, "takes": takes, "of": of}
-    return Field(default=value_at(_DEFAULTS, path), description=what, json_schema_extra=extra)
+    return _own(what, path=path, streams=streams, takes=takes, of=of, default=value_at(_DEFAULTS, path))
 
 
 def _own(
@@ -97,12 +89,15 @@ def _own(
     *,
     path: str | None = None,
     streams: bool = True,
-    takes: Takes = Takes.RESTART,
-    of: frozenset[Role] | None = None,
+    takes: Takes | None = None,
+    of: _Roles = None,
+    default: Any = None,
 ) -> Any:
     """Return the field of a setting that is not there unless it is given, or that takes more than putting somewhere."""
+    # What may differ by stream or role is looked up each time, and so in force at once.
+    takes = takes or (Takes.RESTART if of is None else Takes.NOW)
     extra: dict[str, Any] = {"path": path, "streams": streams, "takes": takes, "of": of}
-    return Field(default=None, description=what, json_schema_extra=extra)
+    return Field(default=default, description=what, json_schema_extra=extra)
 
 
 def value_at(settings: Any, path: str) -> Any:
@@ -130,45 +125,24 @@ class LiveSettings(BaseModel):
     trusted_proxies: Proxies = _at(
         "trusted_proxies", "Proxies that say first whom they speak for (PROXY protocol v1, v2)."
     )
-    notsent_lowat: Size = _at(
-        "socket_options.notsent_lowat_bytes", "Unsent bytes the kernel takes before it says stop; 0: its own choice."
-    )
 
-    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, takes=Takes.NOW, of=_BOTH)
-    hard: Marks = _own("Hard limit; without it twice the soft one.", streams=False, takes=Takes.NOW, of=_BOTH)
-    low: Marks = _own("Low mark; without it half the soft one.", streams=False, takes=Takes.NOW, of=_BOTH)
+    soft: Marks = _own("Soft limit of what waits for one peer.", streams=False, of=_BOTH)
+    hard: Marks = _own(
+        "Hard limit; without it twice the soft one. The low mark is half the soft one.", streams=False, of=_BOTH
+    )
     limits: File = _at("limits_file", "Read the limits from this TOML file, now and when it changes.")
     stuck: Duration = _at(
-        "settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.", takes=Takes.NOW, of=_BOTH
-    )
-    soft_too_long: Duration = _at(
-        "settings.soft_too_long_s", "Cut a peer above its soft limit for so long; 0: off.", takes=Takes.NOW, of=_BOTH
+        "settings.stuck_s", "Cut a peer whose connection takes nothing for so long; 0: off.", of=_BOTH
     )
     target_delay: Target = _at(
         "limits.target_delay_ms",
         "How late pictures may reach a slow viewer; later ones are left out.",
         streams=True,
-        takes=Takes.NOW,
         of=_BOTH,
     )
-    policy: Policy = _at("policy", "What is left out for slow viewers.", takes=Takes.NOW, of=_VIEWER)
-    audiences: Audiences = _at(
-        "audiences",
-        "Target delay and policy of viewers of some streams; the nearest that fits counts.",
-        takes=Takes.NOW,
-    )
-    age_axis: Age = _at("settings.age_from", "Age limit: of what is queued, or the viewer's whole delay.", streams=True)
-    return_after: Duration = _at(
-        "return_after_s",
-        "Bring a viewer back to live that took nothing for so long; 0: send all that is old.",
-        takes=Takes.NOW,
-        of=_VIEWER,
-    )
+    policy: Policy = _at("policy", "What is left out for slow viewers.", of=_VIEWER)
     memory_budget: Size = _at(
         "memory_budget_bytes", "What may wait for all slow viewers together; 0: no limit.", takes=Takes.NOW
-    )
-    memory_budget_per_address: Flag = _at(
-        "memory_budget_per_address", "Count the viewers of one address as one for the budget.", takes=Takes.NOW
     )
 
     max_connections: Count = _at(
@@ -181,134 +155,58 @@ class LiveSettings(BaseModel):
         "admission.new_per_address_and_s", "New connections of one address per second; 0: any number.", takes=Takes.NOW
     )
     publishers_per_address: Count = _at(
-        "publishers_per_address",
-        "Streams that one address may publish at a time; 0: any number.",
-        takes=Takes.NOW,
-        of=_PUBLISHER,
-    )
-    work_share_per_connection: Share = _at(
-        "work.share_per_connection",
-        "Of a thread's time, what the input of one connection may take; 0: any.",
-        takes=Takes.NEW,
-    )
-    work_share_per_address: Share = _at(
-        "work.share_per_address", "The same of all connections of one address; 0: any.", takes=Takes.NEW
+        "publishers_per_address", "Streams that one address may publish at a time; 0: any number.", of=_PUBLISHER
     )
     bans: File = _at("bans_file", "Keep out whom this file of JSON lines names, now and when it changes.")
     ban_store: File = _at("ban_store", "Keep the bans of commands and penalties in this SQLite file across restarts.")
     fleet: File = _at("fleet_file", "Have the same bans and limits as the other servers that this TOML file names.")
-    penalties: Flag = _at("penalties.on", "Limit, and then ban for a time, addresses that do too much of what costs.")
-    penalties_spare: Networks = _at("penalties_spare", "Addresses that are never punished: monitors, say.")
-    penalty_connections: Allowed = _at(
-        "penalties.connections", "Connections of one address that were not let in; 0/1s: any."
+    penalties_spare: Networks = _at(
+        "penalties_spare", "Addresses that are never limited or banned for what they do: monitors."
     )
-    penalty_refused: Allowed = _at("penalties.refused", "Its wrong keys, tokens and passwords; 0/1s: any.")
-    penalty_commands: Allowed = _at("penalties.commands", "Its commands, beyond what is usual; 0/1s: any.")
-    penalty_control: Allowed = _at("penalties.control", "Its control messages, likewise; 0/1s: any.")
-    penalty_limits: Allowed = _at("penalties.limits", "Its points for limits that it broke; 0/1s: any.")
     credentials_file: File = _own(
         "File of user:password lines for Adobe authentication; without it there is none.", takes=Takes.NEW
     )
     hooks: Text = _at("hooks", "package.module:Name of a LiveHooks class of yours: who may publish and play.")
 
     publish_auth: Proofs = _at(
-        "access.publish_auth",
-        "What publishers must bring, one of it: a key, a token; none.",
-        takes=Takes.NOW,
-        of=_PUBLISHER,
+        "access.publish_auth", "What publishers must bring, one of it: a key, a token; none.", of=_PUBLISHER
     )
-    play_auth: Proofs = _at("access.play_auth", "The same for viewers.", takes=Takes.NOW, of=_VIEWER)
+    play_auth: Proofs = _at("access.play_auth", "The same for viewers.", of=_VIEWER)
     keys_file: Keys = _at(
-        "access.keys",
-        "Hashes of stream keys, one per line, as flowctl key make writes them.",
-        takes=Takes.NOW,
-        of=_BOTH,
+        "access.keys", "Hashes of stream keys, one per line, as flowctl key make writes them.", of=_BOTH
     )
-    token_secret_file: Secrets = _at(
-        "access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", takes=Takes.NOW, of=_BOTH
-    )
-    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", takes=Takes.NOW, of=_BOTH)
-    token_leeway: Duration = _at(
-        "access.leeway_s", "How far clocks of those who make tokens may be apart.", takes=Takes.NOW, of=_BOTH
-    )
-    allow_connect: Networks = _at(
-        "access.allow_connect", "Networks that may connect, no others; empty: all.", takes=Takes.NOW, of=_STREAM
-    )
-    deny_connect: Networks = _at("access.deny_connect", "Networks that may not connect.", takes=Takes.NOW, of=_STREAM)
+    token_secret_file: Secrets = _at("access.token_secrets", "Secrets of signed tokens, of flowctl key sign.", of=_BOTH)
+    jwt_key: WebTokens = _at("access.jwt_key", "Algorithm and key file of JSON web tokens.", of=_BOTH)
     allow_publish: Networks = _at(
-        "access.allow_publish", "Networks that may publish, no others; empty: all.", takes=Takes.NOW, of=_PUBLISHER
+        "access.allow_publish", "Networks that may publish, no others; empty: all.", of=_PUBLISHER
     )
-    deny_publish: Networks = _at(
-        "access.deny_publish", "Networks that may not publish.", takes=Takes.NOW, of=_PUBLISHER
-    )
-    allow_play: Networks = _at(
-        "access.allow_play", "Networks that may play, no others; empty: all.", takes=Takes.NOW, of=_VIEWER
-    )
-    deny_play: Networks = _at("access.deny_play", "Networks that may not play.", takes=Takes.NOW, of=_VIEWER)
-    on_connect: Hooks = _at(
-        "access.on_connect", "HTTP hooks (SRS) that are asked who may connect.", takes=Takes.NOW, of=_STREAM
-    )
-    on_publish: Hooks = _at(
-        "access.on_publish", "HTTP hooks that are asked who may publish.", takes=Takes.NOW, of=_PUBLISHER
-    )
-    on_play: Hooks = _at("access.on_play", "HTTP hooks that are asked who may play.", takes=Takes.NOW, of=_VIEWER)
-    on_unpublish: Hooks = _at(
-        "access.on_unpublish", "HTTP hooks that are told of the end of a publication.", takes=Takes.NOW, of=_PUBLISHER
-    )
-    on_stop: Hooks = _at(
-        "access.on_stop", "HTTP hooks that are told of the end of a play.", takes=Takes.NOW, of=_VIEWER
-    )
-    on_close: Hooks = _at(
-        "access.on_close", "HTTP hooks that are told of the end of a connection.", takes=Takes.NOW, of=_STREAM
-    )
-    hook_timeout: Duration = _at(
-        "access.hook_timeout_s", "Time that HTTP hooks have for an answer.", takes=Takes.NOW, of=_BOTH
+    deny_publish: Networks = _at("access.deny_publish", "Networks that may not publish.", of=_PUBLISHER)
+    allow_play: Networks = _at("access.allow_play", "Networks that may play, no others; empty: all.", of=_VIEWER)
+    deny_play: Networks = _at("access.deny_play", "Networks that may not play.", of=_VIEWER)
+    on_connect: Hooks = _at("access.on_connect", "HTTP hooks (SRS) that are asked who may connect.", of=_STREAM)
+    on_publish: Hooks = _at("access.on_publish", "HTTP hooks that are asked who may publish.", of=_PUBLISHER)
+    on_play: Hooks = _at("access.on_play", "HTTP hooks that are asked who may play.", of=_VIEWER)
+    on_end: Hooks = _at(
+        "access.on_end", "HTTP hooks that are told of the end of a connection, a publication or a play.", of=_BOTH
     )
     hook_failure: Failure = _at(
-        "access.hook_failure",
-        "Who asks while HTTP hooks are dead or slow is refused or let in.",
-        takes=Takes.NOW,
-        of=_BOTH,
+        "access.hook_failure", "Who asks while HTTP hooks are dead or slow is refused or let in.", of=_BOTH
     )
 
-    flush: Duration = _at(
-        "flush_interval_s", "Longest time between two flushes of a stream.", takes=Takes.NOW, of=_STREAM
-    )
-    gop_cache: Size = _at("cache.size_bytes", "GOP cache of a stream; 0: none.", takes=Takes.NOW, of=_STREAM)
-    media_message: Size = _at(
-        "rtmp.limits.media_message_bytes", "Largest audio or video message that is taken.", takes=Takes.NEW
-    )
-    second_publisher: Second = _at(
-        "second_publisher", "What happens when a name is published twice.", takes=Takes.NOW, of=_PUBLISHER
-    )
+    flush: Duration = _at("flush_interval_s", "Longest time between two flushes of a stream.", of=_STREAM)
+    gop_cache: Size = _at("cache.size_bytes", "GOP cache of a stream; 0: none.", of=_STREAM)
+    second_publisher: Second = _at("second_publisher", "What happens when a name is published twice.", of=_PUBLISHER)
     return_grace: Duration = _at(
         "return_grace_s",
         "How long a publisher whose connection broke may stay away unnoticed; 0: not at all.",
-        takes=Takes.NOW,
-        of=_PUBLISHER,
-    )
-    first_media: Duration = _at(
-        "rtmp.limits.first_media_s",
-        "Cut a publisher that sends nothing at first; 0: never.",
-        takes=Takes.NOW,
         of=_PUBLISHER,
     )
     media_silence: Duration = _at(
-        "media_silence_s", "Cut a publisher without sound and picture; 0: never.", takes=Takes.NOW, of=_PUBLISHER
+        "media_silence_s", "Cut a publisher without sound and picture; 0: never.", of=_PUBLISHER
     )
-    players_may_wait: Flag = _at(
-        "players_may_wait", "Whether players may wait for a publisher.", takes=Takes.NOW, of=_VIEWER
-    )
-    player_wait: Duration = _at(
-        "rtmp.limits.player_wait_s", "How long they may wait; 0: for ever.", takes=Takes.NOW, of=_VIEWER
-    )
-    ping_after: Duration = _at(
-        "rtmp.limits.ping_after_s", "Ask a peer that is silent whether it is there; 0: never.", takes=Takes.NEW
-    )
+    players_may_wait: Flag = _at("players_may_wait", "Whether players may wait for a publisher.", of=_VIEWER)
 
     events: Folder = _at("events.folder", "Record what happens to each connection as Parquet files there.")
-    events_node: Text = _at("events.node", "Name of this server in records. Default: host name and port.")
-    events_interval: Duration = _at("events.interval_s", "Time between two samples of a connection.")
     events_rotate: Duration = _at(
         "events.rotate_s", "A file is finished after so long; a crash loses no more than that."
     )
@@ -319,7 +217,6 @@ class LiveSettings(BaseModel):
     events_streams: HowStreams = _at("events.streams", "Names of streams in records; they may be keys.")
     events_key_file: File = _own("File with the key of the hashes; without it they differ after each restart.")
     flights: Share = _at("flights.share", "Share of the connections to record for flowctl replay, such as 1%.")
-    flights_addresses: Networks = _at("flights.addresses", "Addresses whose connections are all recorded.")
     flights_at_once: Count = _at("flights.most_at_once", "Connections recorded at a time.")
 
     http: Text = _at("http", "Play streams over HTTP and WebSocket as FLV at host:port[,host:port].")
@@ -374,7 +271,7 @@ class LiveSettings(BaseModel):
         for name in self.model_fields_set:
             if (path := place(name)) is not None:
                 put(tree, path, getattr(self, name))
-        if self.model_fields_set & {"soft", "hard", "low", "target_delay"}:
+        if self.model_fields_set & {"soft", "hard", "target_delay"}:
             tree["limits"] = self._limits()
         if self.credentials_file is not None:
             put(tree, "rtmp.credentials", read_credentials(self.credentials_file))
@@ -387,7 +284,7 @@ class LiveSettings(BaseModel):
         """Return the limits; the soft marks are the default where only others are given."""
         usual = write_marks(_DEFAULTS.limits, "soft")
         try:
-            return Limits.parse(self.soft or usual, self.hard, self.low, target_delay_ms=self.target_delay)
+            return Limits.parse(self.soft or usual, self.hard, target_delay_ms=self.target_delay)
         except ConfigError as error:
             if self.soft is not None:
                 raise
@@ -450,7 +347,7 @@ def kind_of(name: str) -> Kind:
 
 
 def settings_of(program: ServerProgram | None = None) -> list[Setting]:
-    usual = {name: write_marks(_DEFAULTS.limits, name) for name in ("soft", "hard", "low")}
+    usual = {name: write_marks(_DEFAULTS.limits, name) for name in ("soft", "hard")}
     found = []
     for name, field in LiveSettings.model_fields.items():
         if program is not None and of_streams(name) and not program.has_streams:

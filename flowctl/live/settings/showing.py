@@ -68,7 +68,7 @@ def effective(
     sources: list[Mapping[str, str]] = [server]
     if stream or role:
         found = options.at(stream, role)
-        sources = [*_levels_that_fit(options, given, stream, role), server]
+        sources = [*_levels_that_fit(given, stream, role), server]
     values = validated({name: item for name, item in given[SERVER].items() if name not in program.extra})
     shown = []
     for name in LiveSettings.model_fields:
@@ -114,13 +114,9 @@ def _of_limits_file(file: LimitsFile, named: Given) -> dict[str, str]:
     return dict.fromkeys(said, source)
 
 
-def _levels_that_fit(options: LiveConfig, given: Settings, stream: str, role: Role | None) -> list[Mapping[str, str]]:
+def _levels_that_fit(given: Settings, stream: str, role: Role | None) -> list[Mapping[str, str]]:
     """Return where the settings of the levels that fit come from, by name, the nearest first."""
-    by_path = {place(name) or f"limits.{name}": name for name in LiveSettings.model_fields}
     levels: list[tuple[Level, dict[str, str]]] = []
-    for item in options.audiences:
-        source = given[SERVER]["audiences"].source
-        levels.append((item.level, {by_path[path]: source for path in item.level.values}))
     for where, values in given.items():
         if where != SERVER and values:
             level = Level(application=where.application, stream=where.stream, role=where.role)

@@ -39,35 +39,11 @@ from flowctl.live.settings.model import (
     taken,
     value_at,
 )
-from flowctl.wire.rtmp.limits import WireLimits
 
 _ROLES: Final = {item.value: item for item in Role}
 ENVIRONMENT: Final = "FLOWCTL_"
 _NOT_SETTINGS: Final = frozenset({"CACHE", "CONFIG", "FFMPEG", "KEY", "LOG_LEVEL", "MASTER", "SERVER"})
 """Variables of other parts of flowctl, without their prefix."""
-RENAMED: Final = {
-    "cache_bytes": "gop_cache",
-    "first_media_s": "first_media",
-    "media_message_bytes": "media_message",
-    "ping_after_s": "ping_after",
-    "player_wait_s": "player_wait",
-}
-GONE: Final = {
-    "cache_messages": "CacheLimits in docs/reference.md",
-    "cache_s": "CacheLimits in docs/reference.md",
-    "events_queue": "EventsOptions in docs/telemetry.md",
-    "events_samples": "EventsOptions in docs/telemetry.md",
-    "flights_rows": "docs/flight.md",
-    "flights_time": "docs/flight.md",
-    "flush_adaptive": "LiveConfig in docs/reference.md",
-    "work_cut_after_s": "WorkLimits in docs/reference.md",
-    **{
-        item.name: "WireLimits in docs/rtmp.md"
-        for item in dataclasses.fields(WireLimits)
-        if type(item.default) in {int, float}
-    },
-}
-"""Settings of former versions, and where the figure stands now."""
 
 
 class Given(NamedTuple):
@@ -220,13 +196,13 @@ def check_hosts(now: ServeOptions, before: LiveConfig | None = None) -> None:
 _GATES: Final = frozenset(
     {"credentials_file"}
     | {f"{proof}_auth" for proof in ("publish", "play")}
-    | {f"{rule}_{what}" for rule in ("allow", "deny", "on") for what in ("connect", "publish", "play")}
+    | {f"{rule}_{what}" for rule in ("allow", "deny", "on") for what in ("publish", "play")}
+    | {"on_connect"}
 )
 """Settings that decide who may come in: a file that leaves one out would let in everybody whom it kept out."""
 _PLACES: Final = {
     "soft": "limits",
     "hard": "limits",
-    "low": "limits",
     "target_delay": "limits",
     "credentials_file": "rtmp.credentials",
     "events_key_file": "events.key",
@@ -244,7 +220,7 @@ def differences(before: LiveConfig, now: LiveConfig) -> list[Difference]:
     found = []
     for path, of in names.items():
         if value_at(before, path) != (value := value_at(now, path)):
-            told = _changed_marks(before.limits, now.limits) if path == "limits" else of
+            told = _changed_marks(before.limits, now.limits) or [path] if path == "limits" else of
             found.append(Difference(", ".join(told), path, value, taken(of[0])))
     if now.port not in {0, before.port}:  # a server that asked for any port has one
         found.append(Difference("port", "port", now.port, Takes.RESTART))
@@ -284,7 +260,7 @@ def gather(
 
 def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
     server = given[SERVER]
-    if marks := server.keys() & {"soft", "hard", "low", "target_delay"} if "limits" in server else ():
+    if marks := server.keys() & {"soft", "hard", "target_delay"} if "limits" in server else ():
         raise ConfigError(
             f"{server[min(marks)].source} and {server['limits'].source} both set the limits",
             hint="leave one of the two out",
@@ -306,7 +282,7 @@ def settings_of_all(program: ServerProgram, given: Settings) -> ServeOptions:
             try:
                 options.with_level(level)
             except ConfigError as error:
-                name = min(values.keys() & {"soft", "hard", "low"}, default=min(values))
+                name = min(values.keys() & {"soft", "hard"}, default=min(values))
                 raise ConfigError(f"{values[name].source}: {error}", hint=error.hint) from error
             levels.append(level)
     return dataclasses.replace(options, levels=tuple(levels)) if levels else options
@@ -472,7 +448,7 @@ def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Plac
         if name in program.extra and level == SERVER:
             continue
         if name not in LiveSettings.model_fields:
-            hint = hint_for_former(name) or _hint(name, program)
+            hint = _hint(name, program)
             raise ConfigError(f"{source}: server {program.name!r} has no setting {short(name)}", hint=hint)
         if of_streams(name) and not program.has_streams:
             raise ConfigError(f"server {program.name!r} has no streams, it would ignore {source}", hint="leave it out")
@@ -486,22 +462,13 @@ def _check_known(program: ServerProgram, given: Mapping[str, Given], level: Plac
                 + ", ".join(item for item in LiveSettings.model_fields if roles_of(item) is not None),
             )
         if level.stream and name in OF_CONNECTIONS:
-            verbs = ("unpublish", "stop") if name == "on_close" else ("publish", "play")
-            instead = " and ".join(f"{name.partition('_')[0]}_{verb}" for verb in verbs)
             raise ConfigError(
                 f"{source}: {name} is of connections, and over RTMP a connection names an application, no stream",
-                hint=f"set {instead} for the stream, or {name} for the application",
+                hint="set on_publish and on_play for the stream, or on_connect for the application",
             )
         if level.role is not None and level.role not in roles:
             whose = f"of a {next(iter(roles)).value}" if roles else "of the stream itself, whatever the role"
             raise ConfigError(f"{source}: {name} is {whose}", hint="set it for the application or the stream")
-
-
-def hint_for_former(name: str) -> str | None:
-    """Return what became of a setting of former versions. None: there was none of that name."""
-    if name in RENAMED:
-        return f"it is called {RENAMED[name]} now"
-    return f"it is a fixed figure now, see {GONE[name]}; leave it out" if name in GONE else None
 
 
 def _hint(name: str, program: ServerProgram) -> str:

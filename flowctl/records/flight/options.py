@@ -29,7 +29,7 @@ class FlightOptions:
         if not 0 <= self.share <= 1:
             raise ConfigError(f"the share of recorded connections is {self.share:g}, it must be 0 to 1 (100%)")
         if len(self.addresses) > _MOST_NETWORKS:
-            raise ConfigError(f"flights_addresses names {len(self.addresses)} networks, {_MOST_NETWORKS} are allowed")
+            raise ConfigError(f"the flights name {len(self.addresses)} networks, {_MOST_NETWORKS} are allowed")
         if not 1 <= self.most_at_once <= 100_000:
             raise ConfigError(f"flights_at_once is {self.most_at_once}, it must be 1 to 100000")
 
@@ -39,6 +39,6 @@ class FlightOptions:
         return self.share > 0 or bool(self.addresses)
 
 
-def parse_networks(text: str, field: str = "flights_addresses") -> tuple[Network, ...]:
+def parse_networks(text: str, field: str = "addresses") -> tuple[Network, ...]:
     """Return the networks in ``127.0.0.9,10.0.0.0/8``; an address is a network of one."""
     return tuple(parse_network(part.strip(), field) for part in text.split(",") if part.strip())

@@ -73,13 +73,13 @@ class EventsOptions:
         check_fields(self)
         if self.node and not _NODE.fullmatch(self.node):
             raise ConfigError(
-                f"events_node is {self.node!r}, it must be 1 to 64 letters, digits, '.', '_' or '-', "
+                f"node is {self.node!r}, it must be 1 to 64 letters, digits, '.', '_' or '-', "
                 "and begin with a letter or digit"
             )
         for name, least in (("interval_s", _LEAST_INTERVAL_S), ("rotate_s", _LEAST_ROTATE_S)):
             value = getattr(self, name)
             if not least <= value <= _MOST_S:
-                raise ConfigError(f"events_{name.removesuffix('_s')} is {value:g} s, allowed is {least:g} s to 1 h")
+                raise ConfigError(f"{name} is {value:g} s, allowed is {least:g} s to 1 h")
         for name, smallest in (("file_bytes", 1024), ("max_bytes", 0), ("queue_rows", 100)):
             if getattr(self, name) < smallest:
                 raise ConfigError(f"events_{name} is {getattr(self, name)}, it must be {smallest} or more")

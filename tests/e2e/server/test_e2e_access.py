@@ -29,7 +29,7 @@ def hook():
 @pytest.fixture
 def server(hook):
     """A live server that asks for a key, a token and a web server."""
-    names = ("on_connect", "on_publish", "on_play", "on_unpublish", "on_stop", "on_close")
+    names = ("on_connect", "on_publish", "on_play", "on_end")
     access = Access(
         publish_auth=(Proof.KEY,),
         play_auth=(Proof.TOKEN,),

@@ -82,7 +82,7 @@ def test_config_when_the_file_changes_is_in_force_for_open_connections_at_once(c
     assert {fanout.pacing.ceiling_s for fanout in stream._wires[1].fanouts.active} == {0.08}
     assert told == {
         "changed": [
-            "soft, hard, low",
+            "soft, hard",
             "stuck",
             "policy",
             "memory_budget",
@@ -181,9 +181,9 @@ def test_config_when_there_is_a_limits_file_leaves_the_limits_to_it(configured, 
     limits.write_text(render_limits(LimitsFile(limits=Limits.parse("5MiB,500,5s"), stuck_s=5.0)), "utf-8")
     text = f'limits = "{limits}"\ncontrol = "off"\n'
     server = start(text)
-    reload(server, path, text + 'stuck = "1s"\nsoft_too_long = "7s"\n')
+    reload(server, path, text + 'stuck = "1s"\nreturn_grace = "7s"\n')
     assert server.limits == server.hub.config.limits == Limits.parse("5MiB,500,5s")
-    assert (server.hub.config.settings.stuck_s, server.hub.config.settings.soft_too_long_s) == (5.0, 7.0)
+    assert (server.hub.config.settings.stuck_s, server.hub.config.return_grace_s) == (5.0, 7.0)
     put(limits, render_limits(LimitsFile(limits=Limits.parse("6MiB,600,6s"))))
     server.reload.do(server.reload.read_now)
     assert server.limits == Limits.parse("6MiB,600,6s")

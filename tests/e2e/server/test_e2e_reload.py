@@ -18,7 +18,7 @@ from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.core.flow.limitsfile import render as render_limits
 from flowctl.core.server.bans import Ban, render
-from flowctl.live.config import parse_audiences
+from flowctl.live.settings.levels import Level, Role
 from flowctl.reasons import CloseReason
 
 FAR = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
@@ -82,7 +82,8 @@ def test_limits_when_the_file_changes_reach_a_viewer_with_a_target_delay_of_its_
     """New marks come with that target delay, and never first with that of the file; others have the file's."""
     path = tmp_path / "limits.toml"
     path.write_text(limits_text("1MiB,1000,4s"), "utf-8")
-    server = live(limits_file=path, audiences=parse_audiences(f"{NAME}=800ms"))
+    level = Level(stream=NAME, role=Role.VIEWER, values={"limits.target_delay_ms": 800})
+    server = live(limits_file=path, levels=(level,))
     viewer, other = clients.play(server), clients.play(server, name="live/other")
     wait_for_viewers(server, 1)
     wait_for_viewers(server, 1, name="live/other")

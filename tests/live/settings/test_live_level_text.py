@@ -111,24 +111,9 @@ def test_set_when_the_name_of_a_stream_is_quoted_may_have_any_character():
         ("role = { viewer = { policy = 'no' } }", "f.toml, line 1: role.viewer.policy is 'no'", ""),
         ('[application.""]\npolicy = "a"', "the name is empty", "[application.NAME]"),
         (
-            '[stream."live/x"]\ndeny_connect = "10.0.0.0/8"',
-            'f.toml, line 2: stream."live/x".deny_connect: deny_connect is of connections, and over RTMP a connection',
-            "set deny_publish and deny_play for the stream, or deny_connect for the application",
-        ),
-        (
             '[stream."live/x"]\non_connect = "http://127.0.0.1:1/x"',
             'f.toml, line 2: stream."live/x".on_connect: on_connect is of connections, and over RTMP a connection',
             "set on_publish and on_play for the stream, or on_connect for the application",
-        ),
-        (
-            '[stream."live/x"]\non_close = "http://127.0.0.1:1/x"',
-            'f.toml, line 2: stream."live/x".on_close: on_close is of connections, and over RTMP a connection',
-            "set on_unpublish and on_stop for the stream, or on_close for the application",
-        ),
-        (
-            '[stream."live/*"]\nallow_connect = "10.0.0.0/8"',
-            'line 2: stream."live/*".allow_connect: allow_connect is of connections',
-            "set allow_publish and allow_play for the stream, or allow_connect for the application",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowctl.core.flow.limits import Limits
 from flowctl.errors import ConfigError
-from flowctl.live.config import Audience, LiveConfig
+from flowctl.live.config import LiveConfig
 from flowctl.live.settings import levels as levels_module
 from flowctl.live.settings.levels import Level, Role
 
@@ -122,19 +122,12 @@ def test_marks_when_a_farther_one_does_not_go_with_a_nearer_one_leave_it_out():
     """What comes of several levels is always valid: the nearest mark stays, and no session breaks of it."""
     config = LiveConfig(
         levels=(
-            Level(application="talk", values={"limits.soft": "1MiB,100,1s", "limits.low": "900KiB,90,900ms"}),
-            Level(role=Role.VIEWER, values={"limits.soft": "500KiB,50,500ms"}),
+            Level(application="talk", values={"limits.soft": "1MiB,100,1s", "limits.hard": "1100KiB,110,1100ms"}),
+            Level(role=Role.VIEWER, values={"limits.soft": "5MiB,500,5s"}),
         )
     )
-    assert config.at("talk/a", Role.VIEWER).limits == Limits.parse("500KiB,50,500ms")
-    assert config.at("talk/a", Role.PUBLISHER).limits == Limits.parse("1MiB,100,1s", low="900KiB,90,900ms")
-
-
-def test_audience_when_a_level_of_the_same_streams_says_otherwise_counts():
-    """An audience is a level of viewers in few words, as options and variables can say it, and those go first."""
-    level = Level(stream="talk/*", role=Role.VIEWER, values={"policy": "pictures-first", "media_silence_s": 1.0})
-    config = LiveConfig(levels=(level,), audiences=(Audience("talk/*", 800, "audio-first"),)).at("talk/a", Role.VIEWER)
-    assert (config.policy, config.limits.target_delay_ms, config.media_silence_s) == ("audio-first", 800, 1.0)
+    assert config.at("talk/a", Role.VIEWER).limits == Limits.parse("5MiB,500,5s")
+    assert config.at("talk/a", Role.PUBLISHER).limits == Limits.parse("1MiB,100,1s", "1100KiB,110,1100ms")
 
 
 @pytest.mark.parametrize(

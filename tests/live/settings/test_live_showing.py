@@ -62,10 +62,10 @@ def test_effective_when_shown_for_the_server_names_the_source_of_each_setting():
 
 def test_effective_when_shown_for_a_stream_and_a_role_names_the_level():
     """What the levels make of it, from the nearest that says it; what is the server's alone is not shown."""
-    found = shown(stream="talk/a", role=Role.VIEWER, options={"audiences": "talk/*=800ms"})
+    found = shown(stream="talk/a", role=Role.VIEWER, pairs=['stream."talk/*".viewer.target_delay=800ms'])
     assert found["policy"] == ("pictures-first", "f.toml, line 12: role.viewer.policy")
     assert found["stuck"] == ("3s", "f.toml, line 9: application.talk.stuck")
-    assert found["target_delay"] == ("800ms", "--audiences")
+    assert found["target_delay"] == ("800ms", '--set stream."talk/*".viewer.target_delay')
     assert found["soft"] == ("1MiB,100,1s", "f.toml, line 2: soft")
     assert "port" not in found
     assert "media_silence" not in found
@@ -78,7 +78,7 @@ def test_effective_when_compared_with_the_settings_is_what_holds():
     for stream in ("talk/a", "x/y"):
         for role in Role:
             found = shown(stream=stream, role=role)
-            text = "".join(f"{name} = '{found[name][0]}'\n" for name in ("soft", "hard", "low", "stuck"))
+            text = "".join(f"{name} = '{found[name][0]}'\n" for name in ("soft", "hard", "stuck"))
             again = read_settings(LIVE, file=Path("f.toml"), text=text)
             assert (again.limits, again.settings) == (config.at(stream, role).limits, config.at(stream, role).settings)
 
@@ -117,7 +117,7 @@ def test_sample_when_its_defaults_are_taken_in_changes_nothing(tmp_path):
     lines = re.findall(r"^#(\w+) = (.*)$", SAMPLE.read_text("utf-8").partition("\n#[")[0], re.MULTILINE)
     assert [name for name, _ in lines] == [item.name for item in settings_of()]
     given = [f"{name} = {value}" for name, value in lines if "<" not in value]
-    assert len(given) >= 40
+    assert len(given) > 25
     usual = read_settings(LIVE, options={"events": str(tmp_path)})
     text = "\n".join([*given, f'events = "{tmp_path}"'])
     assert read_settings(LIVE, file=Path("f.toml"), text=text) == usual
