@@ -140,12 +140,28 @@ class Session:
         connection: set before `opened` is called.
         pinned: whether the connection stays on the thread where it began; set it where a session shares state with what
             else lives there.
+        user_agent: what the peer calls itself; empty: it does not say.
     """
 
     __slots__ = ("connection",)
 
     connection: Connection
     pinned: ClassVar[bool] = False
+    user_agent: str = ""
+
+    @property
+    def protocol(self) -> str:
+        """What the peer speaks, such as ``rtmp``, for lists of connections. Any thread."""
+        return ""
+
+    @property
+    def role(self) -> str:
+        """What the peer does, such as ``viewer``; empty: nothing yet. Any thread."""
+        return ""
+
+    def streams(self) -> list[str]:
+        """Return the names of the streams in which the peer takes part. Any thread."""
+        return []
 
     def opened(self) -> Awaitable[None] | None:
         """The connection is there; the first call."""

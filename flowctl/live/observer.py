@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry
-from flowctl.live.access.request import LiveRequest
+from flowctl.live.access.request import Kind, LiveRequest
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp import events as rtmp_events
 
 
 class Observer:
@@ -19,8 +20,20 @@ class Observer:
     def opened(self, connection: Connection) -> None:
         """Note a new connection."""
 
-    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-        """Note an event of the wire session that is no media, before it is answered."""
+    def greeted(self, connection: Connection, now: float, *, style: str) -> None:
+        """The handshake of its protocol is over."""
+
+    def connected(self, connection: Connection, now: float, *, agent: str, app_named: bool) -> None:
+        """It asks to be let into an application; `app_named`: it has said into which."""
+
+    def asked(self, connection: Connection, kind: Kind, stream: str, now: float) -> None:
+        """It asks to publish or to play `stream`; before that is answered."""
+
+    def command(self, connection: Connection, name: str, detail: Mapping[str, str], now: float) -> None:
+        """It has said something else that is recorded; before that is answered."""
+
+    def login_failed(self, connection: Connection, now: float) -> None:
+        """It has given a wrong password."""
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         """It publishes `stream`, or stands by for it."""
@@ -39,5 +52,5 @@ class Observer:
     def ledger_entry(self, connection: Connection, entry: LedgerEntry) -> None:
         """Note what its Sender did."""
 
-    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
-        """Note the end."""
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
+        """Note the end, and the limit that brought it about, if one did."""

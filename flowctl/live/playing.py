@@ -1,8 +1,8 @@
-"""What a live connection does on the message stream on which it plays: it waits, follows the log, pauses and mutes.
+"""What a live connection does with the stream that it plays: it waits, follows the log, pauses and mutes.
 
-A player follows the log of its stream (`Stream.join`) behind the replies of the wire session. It is told that the
-publisher went or came by the log, so that the notice stands at its place between the frames; a player that has left
-the log, paused, is told by the wire session.
+A player follows the log of its stream (`Stream.join`) behind the replies of its session. It is told that the publisher
+went or came by the log, so that the notice stands at its place between the frames; a player that has left the log,
+paused, is told by the session.
 
 `ViewerSession` is what a session that plays is to hub, oversight, records and operators, whatever protocol its peer
 speaks: what a slow one's input does, its figures, what is set for its stream, what is told of its end. The session of a
@@ -12,7 +12,7 @@ protocol derives from it and adds the protocol.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -35,8 +35,6 @@ from flowctl.live.stream import StartPlace, Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason, DropReason
-from flowctl.wire.rtmp import events as rtmp_events
-from flowctl.wire.rtmp.server.states import StreamState
 
 _log: Final = structlog.get_logger("flowctl.live")
 _FLOW: Final = "flow control"
@@ -77,95 +75,38 @@ def figures_of(connection: Connection) -> FlowTotals:
     return totals_of(connection.sender.statistics(), connection.receiver.statistics())
 
 
-class PlayWords(Protocol):
-    """What a play tells its player, in the words of the protocol, and where it stands with it.
+class PlayWords:
+    """What a play tells its player, in the words of the protocol; here of one that has none."""
 
-    `flowctl.wire.rtmp.server.session.ServerSession` has these; a protocol without message streams leaves the ids aside.
-    """
+    __slots__ = ()
 
-    def stream_state(self, stream_id: int) -> StreamState | None:
-        """Return PLAYING, WAITING, or a state in which it does neither."""
+    def begin(self, *, send: bool) -> None:
+        """It plays from now on; not `send`: the log tells the player."""
 
-    def accept_play(self, stream_id: int) -> None:
-        """It plays from now on."""
+    def wait(self, *, send: bool) -> None:
+        """It waits for a publisher from now on; not `send`: the log tells the player."""
 
-    def play_waiting(self, stream_id: int) -> None:
-        """It waits for a publisher from now on."""
-
-    def publish_notify(self, stream_id: int, *, send: bool) -> None:
-        """The stream is published: it plays from now on; not `send`: the log tells the player."""
-
-    def unpublish_notify(self, stream_id: int, *, send: bool) -> None:
-        """The publisher has gone: it waits from now on; not `send`: the log tells the player."""
-
-    def repeat_notify(self, stream_id: int) -> None:
+    def repeat(self) -> None:
         """Tell the player once more which of the two it is."""
 
-    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
+    def limit(self, limit: str, value: float, maximum: float) -> None:
         """Tell the player of a limit that is about to end the connection."""
 
 
-class WordlessPlay:
-    """`PlayWords` of protocols that have no words for them: it is kept where the play stands, and no more."""
-
-    __slots__ = ("state",)
-
-    def __init__(self) -> None:
-        self.state = StreamState.WAITING
-
-    def stream_state(self, stream_id: int) -> StreamState:
-        """Return where it stands."""
-        del stream_id
-        return self.state
-
-    def accept_play(self, stream_id: int) -> None:
-        """It plays from now on."""
-        del stream_id
-        self.state = StreamState.PLAYING
-
-    def play_waiting(self, stream_id: int) -> None:
-        """It waits for a publisher."""
-        del stream_id
-        self.state = StreamState.WAITING
-
-    def publish_notify(self, stream_id: int, *, send: bool) -> None:
-        del stream_id, send
-        self.state = StreamState.PLAYING
-
-    def unpublish_notify(self, stream_id: int, *, send: bool) -> None:
-        """The publisher has gone: it waits on."""
-        del stream_id, send
-        self.state = StreamState.WAITING
-
-    def repeat_notify(self, stream_id: int) -> None:
-        """Say nothing."""
-
-    def limit_status(self, stream_id: int, limit: str, value: float, maximum: float) -> None:
-        """Say nothing."""
-
-
 class Playing:
-    """The message stream on which the peer plays; one per connection. Its connection's thread.
+    """The stream that the peer plays; one per connection. Its connection's thread.
 
     Attributes:
-        before: the connection's figures when it began.
+        waiting: whether it waits for a publisher.
         waits_until: when waiting for a publisher is given up. None: it is published, or the wait has no limit.
     """
 
     __slots__ = (
-        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_own_times", "_policy_name"),
-        *("_video", "_viewer", "_wire", "_words", "began_at", "before", "paused", "stream", "stream_id", "waits_until"),
+        *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_own_times", "_policy_name", "_video"),
+        *("_viewer", "_wire", "_words", "began_at", "before", "paused", "stream", "waiting", "waits_until"),
     )
 
-    def __init__(
-        self,
-        viewer: Viewer,
-        words: PlayWords,
-        hub: Hub,
-        stream_id: int,
-        stream: Stream,
-        wire: WireLog,
-    ) -> None:
+    def __init__(self, viewer: Viewer, words: PlayWords, hub: Hub, stream: Stream, wire: WireLog) -> None:
         self._viewer = viewer
         self._connection = viewer.connection
         self._words = words
@@ -176,8 +117,8 @@ class Playing:
         self._own_limits: Limits | None = None  # those of this stream that its Sender was given
         self._own_times = False  # whether the times of its Sender are those of this stream
         self._policy_name = hub.config.policy  # of its Sender, but for what is muted
-        self.stream_id = stream_id
         self.stream = stream
+        self.waiting = True
         self.began_at = self._connection.now()
         self.before = figures_of(self._connection).baseline()
         self.waits_until: float | None = None
@@ -190,12 +131,12 @@ class Playing:
         self.put_settings()
         # In this order: what ends the stream after the look stands in the log that the player then follows.
         place = self.stream.start_place(self._wire)
-        waiting = self.stream.ended
-        if waiting:
-            self._words.play_waiting(self.stream_id)
+        self.waiting = self.stream.ended
+        if self.waiting:
+            self._words.wait(send=True)
             self._wait()
         else:
-            self._words.accept_play(self.stream_id)
+            self._words.begin(send=True)
             self._tell_start()
         return place
 
@@ -228,15 +169,16 @@ class Playing:
 
     def _note_end(self) -> None:
         """Let it wait from now on; one that has left the log, paused, is told here, others by the log."""
-        if self._words.stream_state(self.stream_id) is StreamState.PLAYING:
-            self._words.unpublish_notify(self.stream_id, send=self._connection.place is None)
+        if not self.waiting:
+            self.waiting = True
+            self._words.wait(send=self._connection.place is None)
 
     def _note_begin(self) -> None:
         """Let it play from now on if it waits; it is told as in `_note_end`."""
-        if self._words.stream_state(self.stream_id) is StreamState.WAITING:
-            self._words.publish_notify(self.stream_id, send=self._connection.place is None)
-        if self._words.stream_state(self.stream_id) is StreamState.PLAYING:
-            self._tell_start()
+        if self.waiting:
+            self.waiting = False
+            self._words.begin(send=self._connection.place is None)
+        self._tell_start()
 
     def _tell_start(self) -> None:
         for observer in self._hub.observers:
@@ -258,24 +200,14 @@ class Playing:
         """Give up waiting for a publisher when the time is over."""
         if self.waits_until is not None and now >= self.waits_until:
             limit_s = self._settings.rtmp.limits.player_wait_s
-            self._words.limit_status(self.stream_id, "player_wait_s", limit_s, limit_s)
+            self._words.limit("player_wait_s", limit_s, limit_s)
             raise LimitExceededError(
                 "player_wait_s", limit_s, limit_s, f"nobody published {self.stream.name} within {limit_s:g} s"
             )
 
     # -- at the player's word
 
-    def obey(self, event: rtmp_events.PauseRequested | rtmp_events.ReceiveAudio | rtmp_events.ReceiveVideo) -> None:
-        """Do what the player asks for."""
-        match event:
-            case rtmp_events.PauseRequested():
-                self._pause(pause=event.pause)
-            case rtmp_events.ReceiveAudio():
-                self._mute(audio=event.enabled, video=self._video)
-            case rtmp_events.ReceiveVideo():
-                self._mute(audio=self._audio, video=event.enabled)
-
-    def _pause(self, *, pause: bool) -> None:
+    def pause(self, *, pause: bool) -> None:
         """Stop delivery, or go on at the live edge: a live stream has no place to go back to."""
         if self.paused == pause:
             return
@@ -300,12 +232,13 @@ class Playing:
         lost = sender.statistics().dropped.get(DropReason.UNFOLLOWED, NO_COUNTS).of(MessageClass.CONTROL) - before
         # Begin and end take turns, so an even number of lost ones changes nothing. Where the hub's own word has not
         # come yet, it will be sent, for there is no log any more.
-        published = self._words.stream_state(self.stream_id) is StreamState.PLAYING
-        if lost % 2 and published is self._wire.published:
-            self._words.repeat_notify(self.stream_id)
+        if lost % 2 and self._wire.published is not self.waiting:
+            self._words.repeat()
 
-    def _mute(self, *, audio: bool, video: bool) -> None:
-        self._audio, self._video = audio, video
+    def mute(self, *, audio: bool | None = None, video: bool | None = None) -> None:
+        """Send sound and picture, or leave them out; None: as before."""
+        self._audio = self._audio if audio is None else audio
+        self._video = self._video if video is None else video
         self._put_policy()
 
     @property
@@ -333,7 +266,7 @@ class Playing:
         if (changed or own_times or self._own_times) and sender.settings != mine.sender:
             sender.set_settings(mine.sender)
         self._own_times = own_times
-        if changed and self._words.stream_state(self.stream_id) is StreamState.WAITING:
+        if changed and self.waiting:
             self._wait()
         if mine.policy != self._policy_name:
             self._policy_name = mine.policy
@@ -403,7 +336,6 @@ class ViewerSession(Session):
 
     Attributes:
         refusal: why its last request to play or publish was refused, in a word of records. None: none was.
-        user_agent: what the peer calls itself; "" when it does not say.
         harmless: whether a connection that ends so says nothing against its peer: it was let in, could not be decided
             about, or is what a page can have a browser open.
     """
@@ -421,13 +353,7 @@ class ViewerSession(Session):
         self.harmless = False
 
     @property
-    def protocol(self) -> str:
-        """See above."""
-        return "rtmp"
-
-    @property
     def role(self) -> str:
-        """``viewer``; empty: it plays nothing yet. Any thread."""
         return "" if self._playing is None else "viewer"
 
     def behaves(self) -> bool:
@@ -435,7 +361,6 @@ class ViewerSession(Session):
         return self._playing is not None
 
     def streams(self) -> list[str]:
-        """Return the name of the stream that it plays. Any thread."""
         playing = self._playing
         return [] if playing is None else [playing.stream.name]
 
@@ -602,7 +527,7 @@ class ViewerSession(Session):
             work_s=round(connection.work.work_s, 3),
         )
         for observer in self._hub.observers:
-            observer.closed(connection, reason, details, self._limit_hit, self.user_agent)
+            observer.closed(connection, reason, details, self._limit_hit)
 
     def _refused(self, what: str, stream: str, error: LimitExceededError) -> None:
         self.refusal = "limit"

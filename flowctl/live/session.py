@@ -10,10 +10,11 @@ episode. Who else wants to know what happens, records for one, is an `Observer` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
+from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import MessageClass
@@ -23,9 +24,10 @@ from flowctl.live.access.request import TOO_SLOW, Kind, LiveRequest, Question, R
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate, weight_of
+from flowctl.live.observer import Observer
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.owner import Owner
-from flowctl.live.playing import Playing, ViewerSession, refusal_word
+from flowctl.live.playing import Playing, PlayWords, ViewerSession, refusal_word
 from flowctl.live.publishing import Publishing
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
@@ -39,6 +41,7 @@ from flowctl.wire.rtmp.handshake.handshake import is_stun
 from flowctl.wire.rtmp.messages import Acknowledgement
 from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.server.states import ConnectionState, StreamState
+from flowctl.wire.rtmp.url import DEFAULT_APP
 from flowctl.wire.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -61,6 +64,7 @@ _BY_BROWSERS: Final = (b"\x16", b"\x80\x46\x01", b"GET ", b"POST", b"HEAD", b"PU
 """What a browser begins with, wherever a page sends it: TLS, the hello of SSL 2 (ICE over ``ssltcp``), or a request."""
 _HOOK: Final = "hook"
 _DECIDING: Final = frozenset({StreamState.PUBLISH_DECIDING, StreamState.PLAY_DECIDING})
+_WATCHING: Final = frozenset({StreamState.PLAYING, StreamState.WAITING})
 _StreamRequest = rtmp_events.PublishRequested | rtmp_events.PlayRequested
 _Request = rtmp_events.ConnectRequested | _StreamRequest
 _Step = Callable[[memoryview, float], list[rtmp_events.ServerEvent]]
@@ -88,11 +92,41 @@ _KINDS: Final[dict[type[_Request], Kind]] = {
 }
 
 
+class RtmpPlayWords(PlayWords):
+    """What a play tells its player in RTMP: a message stream that has been closed is told nothing more."""
+
+    __slots__ = ("_rtmp", "stream_id")
+
+    def __init__(self, rtmp: ServerSession, stream_id: int) -> None:
+        self._rtmp = rtmp
+        self.stream_id = stream_id
+
+    def begin(self, *, send: bool) -> None:
+        match self._rtmp.stream_state(self.stream_id):
+            case StreamState.PLAY_DECIDING:
+                self._rtmp.accept_play(self.stream_id)
+            case StreamState.WAITING:
+                self._rtmp.publish_notify(self.stream_id, send=send)
+
+    def wait(self, *, send: bool) -> None:
+        match self._rtmp.stream_state(self.stream_id):
+            case StreamState.PLAY_DECIDING:
+                self._rtmp.play_waiting(self.stream_id)
+            case StreamState.PLAYING:
+                self._rtmp.unpublish_notify(self.stream_id, send=send)
+
+    def repeat(self) -> None:
+        if self._rtmp.stream_state(self.stream_id) in _WATCHING:
+            self._rtmp.repeat_notify(self.stream_id)
+
+    def limit(self, limit: str, value: float, maximum: float) -> None:
+        self._rtmp.limit_status(self.stream_id, limit, value, maximum)
+
+
 class LiveSession(ViewerSession):
     """Server side of one RTMP connection.
 
     Attributes:
-        protocol: what the peer speaks, for lists of connections.
         ingest: how well its media comes in. None: it has never published.
     """
 
@@ -108,9 +142,9 @@ class LiveSession(ViewerSession):
         "_rtmp",
         "_seen_bytes",
         "_user",
+        "_words",
         "ingest",
     )
-    protocol: ClassVar[str] = "rtmp"
 
     def __init__(self, hub: Hub, now: float) -> None:
         super().__init__(hub)
@@ -122,6 +156,7 @@ class LiveSession(ViewerSession):
         self._question: _Asked | None = None  # a publish or play that a hook decides
         self._rate: InputRate | None = None  # made for a peer that sends several messages at a time
         self._user: str | None = None  # who logged in
+        self._words: RtmpPlayWords | None = None  # of what it plays, or has played last
         self.ingest: Ingest | None = None
         self._application = ""  # that it was let into
         self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
@@ -130,14 +165,16 @@ class LiveSession(ViewerSession):
         """Return whether it plays or publishes: what has not begun to in time, or breaks a limit, is ended anyway."""
         return bool(self._publishing) or super().behaves()
 
+    @property
+    def protocol(self) -> str:
+        return "rtmp"
+
     def streams(self) -> list[str]:
-        """Return the names of the streams that it plays or publishes. Any thread."""
         names = [publishing.stream.name for publishing in tuple(self._publishing.values())]
         return [*names, *super().streams()]
 
     @property
     def role(self) -> str:
-        """``publisher`` or ``viewer``; empty: neither yet. Any thread."""
         return "publisher" if self._publishing else super().role
 
     @property
@@ -301,7 +338,7 @@ class LiveSession(ViewerSession):
                     else:
                         lazy = False
                         for observer in self._hub.observers:
-                            observer.asked(connection, event, now)
+                            _tell(observer, connection, event, now)
                         self._treat(event, now)
                 if not (resume and self._rtmp.backlog) or connection.ended is not None:
                     break
@@ -354,7 +391,7 @@ class LiveSession(ViewerSession):
                 self._stream_closed(event)
             case rtmp_events.PauseRequested() | rtmp_events.ReceiveAudio() | rtmp_events.ReceiveVideo():
                 if (playing := self._playing_on(event.stream_id)) is not None:
-                    playing.obey(event)
+                    _obey(playing, event)
             case rtmp_events.Acknowledged():
                 self._acknowledged(event.sequence_number)
             case rtmp_events.Ignored():
@@ -363,8 +400,8 @@ class LiveSession(ViewerSession):
                 pass
 
     def _playing_on(self, stream_id: int) -> Playing | None:
-        playing = self._playing
-        return playing if playing is not None and playing.stream_id == stream_id else None
+        words = self._words
+        return self._playing if words is not None and words.stream_id == stream_id else None
 
     def _ignored(self, event: rtmp_events.Ignored, now: float) -> None:
         """Log what is not obeyed, once per kind and connection; no more than a hint, since real clients are odd."""
@@ -600,12 +637,12 @@ class LiveSession(ViewerSession):
             self._rtmp.reject_play(event.stream_id, commands.PLAY_FAILED, str(error))
             self._refused("play refused", name, error)
             return
-        playing = self._playing = Playing(self, self._rtmp, self._hub, event.stream_id, stream, wire)
+        self._words = RtmpPlayWords(self._rtmp, event.stream_id)
+        playing = self._playing = Playing(self, self._words, self._hub, stream, wire)
         place = playing.begin()
         self._send_replies()  # they go first: the log follows behind them
         playing.follow(place)
-        waiting = self._rtmp.stream_state(event.stream_id) is StreamState.WAITING
-        _log.info("play started", **self._fields(name), waiting=waiting, agent=self.user_agent)
+        _log.info("play started", **self._fields(name), waiting=playing.waiting, agent=self.user_agent)
         if self._hub.gate.hears("play"):
             self._played = request
             self._hub.gate.began(request)
@@ -668,3 +705,45 @@ class LiveSession(ViewerSession):
         if self._publishing:
             times += [publishing.look_at for publishing in self._publishing.values()]
         connection.set_timer(min((when for when in times if when is not None), default=None))
+
+
+def _obey(
+    playing: Playing, event: rtmp_events.PauseRequested | rtmp_events.ReceiveAudio | rtmp_events.ReceiveVideo
+) -> None:
+    match event:
+        case rtmp_events.PauseRequested():
+            playing.pause(pause=event.pause)
+        case rtmp_events.ReceiveAudio():
+            playing.mute(audio=event.enabled)
+        case rtmp_events.ReceiveVideo():
+            playing.mute(video=event.enabled)
+
+
+def _tell(observer: Observer, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
+    """Tell an observer, in words that all protocols share, what the peer has said."""
+    match event:
+        case rtmp_events.HandshakeDone():
+            observer.greeted(connection, now, style=event.style)
+        case rtmp_events.ConnectRequested():
+            named = event.url.app != DEFAULT_APP
+            observer.connected(connection, now, agent=redact_text(event.flash_ver), app_named=named)
+        case rtmp_events.ConnectRefused():
+            observer.command(connection, "connect", {"refused": event.reason}, now)
+            if event.reason == "auth-failed":
+                observer.login_failed(connection, now)
+        case rtmp_events.PublishRequested() | rtmp_events.PlayRequested():
+            observer.asked(connection, _KINDS[type(event)], event.url.path, now)
+        case rtmp_events.PauseRequested():
+            observer.command(connection, "pause" if event.pause else "unpause", {}, now)
+        case rtmp_events.SeekRefused():
+            observer.command(connection, "seek", {}, now)
+        case rtmp_events.ReceiveAudio():
+            observer.command(connection, "receiveAudio", {}, now)
+        case rtmp_events.ReceiveVideo():
+            observer.command(connection, "receiveVideo", {}, now)
+        case rtmp_events.StreamClosed():
+            observer.command(connection, event.reason, {}, now)
+        case rtmp_events.Ignored():  # once per kind and connection
+            observer.command(connection, "ignored", {"what": event.what}, now)
+        case _:
+            pass

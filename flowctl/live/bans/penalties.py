@@ -32,7 +32,6 @@ from flowctl.live.bans.book import PENALTY
 from flowctl.live.judging.penalties import FIRST_S, USUAL, Offence, Overflow, Penalties, networks_of, sentence
 from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
-from flowctl.wire.rtmp import events as rtmp_events
 
 POLL_S: Final = 2.0
 """Between two looks at the counts of all connections: a microsecond for each, a thousandth of a thread for 2000."""
@@ -143,10 +142,8 @@ class PenaltyWatch(Observer):
 
     # -- what is told
 
-    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-        """Count a login that failed."""
-        if type(event) is rtmp_events.ConnectRefused and event.reason == "auth-failed":
-            self._charge(connection, Offence.REFUSED, 1.0, now, "login")
+    def login_failed(self, connection: Connection, now: float) -> None:
+        self._charge(connection, Offence.REFUSED, 1.0, now, "login")
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         """Note that who comes from there is let in."""
@@ -175,9 +172,9 @@ class PenaltyWatch(Observer):
         if points:
             self._charge(connection, Offence.LIMITS, points, now, limit)
 
-    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
         """Count what it did since it was looked at last, and a connection that came to nothing."""
-        del details, limit, agent
+        del details, limit
         now = self._clock()
         self._count(connection, now, last=True)
         with self._lock:

@@ -36,11 +36,11 @@ from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.wire.client.base import ClientEnd, RtmpClient
 from flowctl.wire.client.connect import connect_socket, place_client
-from flowctl.wire.rtmp.events import ClientEvent, PublishRequested, StreamEnded
+from flowctl.wire.rtmp.events import ClientEvent, StreamEnded
 from flowctl.wire.rtmp.media.media import inspect
 from flowctl.wire.rtmp.messages import EVENT_PING_REQUEST, UserControl, encode_control
 from flowctl.wire.rtmp.session_config import ClientSessionConfig
-from flowctl.wire.rtmp.url import RtmpUrl, url_of
+from flowctl.wire.rtmp.url import RtmpUrl
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO, Message
 
 _log: Final = structlog.get_logger("flowctl.cluster")
@@ -215,15 +215,13 @@ class _Link(RtmpClient):
     def _tell(self, inflow: Inflow, now: float) -> None:
         """Tell that it brings the stream: not before, for one that never does is no publisher."""
         self._told = True
-        url = url_of(inflow.name, self.url.host)
-        asked = PublishRequested(stream_id=0, name=url.stream, query=url.query, kind="live", url=url)
-        inflow.observer.asked(self.connection, asked, now)
+        inflow.observer.asked(self.connection, "publish", inflow.name, now)
         inflow.observer.publish_started(self.connection, inflow.name, now, standby=False)
 
     def closed(self, reason: CloseReason, details: str) -> None:
         """Tell of the end, too."""
         if self._told and self._inflow is not None:
-            self._inflow.observer.closed(self.connection, reason, self.url.masked(details), None, "")
+            self._inflow.observer.closed(self.connection, reason, self.url.masked(details), None)
         super().closed(reason, details)
 
     def event(self, event: ClientEvent, now: float) -> None:

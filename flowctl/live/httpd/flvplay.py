@@ -1,4 +1,4 @@
-"""A response that is a stream: what a play tells its player over HTTP, which is little: it begins, and it ends."""
+"""A response that is a stream: its head, and what has to be known before that can be sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from flowctl import flv
 from flowctl.live.httpd.exchange import Headers
 from flowctl.live.httpd.formats import CHUNKS, FlvTags
 from flowctl.live.httpd.websocket import WebSocketPeer
-from flowctl.live.playing import WordlessPlay
 from flowctl.live.stream import Stream
 
 SETTLE_S: Final = 1.0
@@ -17,8 +16,8 @@ are, and mpegts.js waits for ever for one that was announced and does not come."
 FLV_TYPE: Final = "video/x-flv"
 
 
-class FlvPlay(WordlessPlay):
-    """Where the play of one response stands; the response and its status say what RTMP says in messages.
+class FlvPlay:
+    """Where the response stands that is a stream.
 
     Attributes:
         look_at: when to look again what the stream shows. None: it need not be.
@@ -28,7 +27,6 @@ class FlvPlay(WordlessPlay):
     __slots__ = ("begun", "gives_up_at", "look_at", "taken", "websocket", "wire_format")
 
     def __init__(self, wire_format: FlvTags, websocket: WebSocketPeer | None, gives_up_at: float) -> None:
-        super().__init__()
         self.wire_format: Final = wire_format
         self.begun = self.taken = False
         self.websocket: Final = websocket

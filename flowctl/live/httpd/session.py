@@ -32,15 +32,13 @@ from flowctl.live.httpd.limits import HttpLimits
 from flowctl.live.httpd.websocket import VERSION, WebSocketPeer
 from flowctl.live.hub import Hub
 from flowctl.live.inputrate import InputRate
-from flowctl.live.playing import Playing, ViewerSession, refusal_word
+from flowctl.live.playing import Playing, PlayWords, ViewerSession, refusal_word
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream
 from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.receiver import DONE, InputResult, InputVerdict
-from flowctl.wire.rtmp import events as rtmp_events
 from flowctl.wire.rtmp.handshake.handshake import is_stun
-from flowctl.wire.rtmp.server.states import StreamState
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 
 _log: Final = structlog.get_logger("flowctl.live")
@@ -63,8 +61,6 @@ _PREFLIGHT_S: Final = 86_400
 _AGENT_CHARS: Final = 256
 _LOOK_S: Final = 0.05
 _HOST: Final = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]@/?#\s]*))(?::(\d{1,5}))?$")
-_MSID: Final = 1
-"""Stands for the message stream that HTTP does not have."""
 
 
 class _Asked(NamedTuple):
@@ -133,7 +129,6 @@ class HttpSession(ViewerSession):
 
     @property
     def protocol(self) -> str:
-        """What it speaks."""
         if self._flv is None:
             return "http"
         return (CHUNKS if self._flv.websocket is None else FRAMES).name
@@ -538,12 +533,12 @@ class HttpSession(ViewerSession):
         wire_format = FRAMES if websocket is not None else TAGS if request.version == "1.0" else CHUNKS
         self._flv = FlvPlay(wire_format, websocket, now + self._limits.wait_s)
         wire = stream.join_format(wire_format)
-        self._playing = Playing(self, self._flv, self._hub, _MSID, stream, wire)
+        self._playing = Playing(self, PlayWords(), self._hub, stream, wire)
         self._playing.begin()
         if self._hub.gate.hears("play"):
             self._played = live
             self._hub.gate.began(live)
-        if self._flv.state is StreamState.WAITING:
+        if self._playing.waiting:
             _log.info("play started", **self._fields(name), waiting=True, agent=self.user_agent)
         self._begin_if_settled(now)
         self._arm()
@@ -557,23 +552,13 @@ class HttpSession(ViewerSession):
         return not origin or ANY_ORIGIN in self._origins or origin in self._origins
 
     def _tell_observers(self, live: LiveRequest) -> None:
-        url, now = live.url, self.connection.now()
-        event = rtmp_events.PlayRequested(
-            stream_id=_MSID,
-            name=url.stream,
-            query=url.query,
-            start_ms=-1000,
-            duration_ms=None,
-            reset=True,
-            url=url,
-        )
         for observer in self._hub.observers:
-            observer.asked(self.connection, event, now)
+            observer.asked(self.connection, "play", live.stream, self.connection.now())
 
     def _begin_if_settled(self, now: float) -> None:
         """Begin the response when it is known what the stream shows."""
         flv, playing, exchange = self._flv, self._playing, self._exchange
-        if flv is None or playing is None or exchange is None or flv.begun or flv.state is not StreamState.PLAYING:
+        if flv is None or playing is None or exchange is None or flv.begun or playing.waiting:
             return
         if not flv.settled(playing.stream, now):
             flv.look_at = now + _LOOK_S
@@ -723,7 +708,7 @@ class HttpSession(ViewerSession):
     def _check_wait(self, now: float) -> None:
         """Give up waiting for a publisher when the time is over."""
         flv, playing = self._flv, self._playing
-        if flv is None or playing is None or flv.begun or flv.state is not StreamState.WAITING:
+        if flv is None or playing is None or flv.begun or not playing.waiting:
             return
         try:
             playing.check_wait(now)
@@ -757,8 +742,7 @@ class HttpSession(ViewerSession):
         if playing is not None and flv is not None:
             times.append(playing.quiet_at)
             if not flv.begun:
-                waits = flv.state is StreamState.WAITING
-                times += [playing.waits_until, flv.gives_up_at] if waits else [flv.look_at]
+                times += [playing.waits_until, flv.gives_up_at] if playing.waiting else [flv.look_at]
         connection.set_timer(min((when for when in times if when is not None), default=None))
 
 

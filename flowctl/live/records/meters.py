@@ -160,9 +160,7 @@ class Meters(Observer):
 
     def _whose_is(self, connection: Connection) -> Whose | None:
         """Return where a connection is counted. None: it has ended, and is counted, or will be, as of the past."""
-        session = connection.session
-        role = getattr(session, "role", "")
-        streams: list[str] = getattr(session, "streams", list)()
+        role, streams = connection.session.role, connection.session.streams()
         with self._lock:
             known = self._whose.get(connection.number)
             if known is not None and known.role != "none":
@@ -199,7 +197,7 @@ class Meters(Observer):
         with self._lock:
             self._limits[limit] += 1
 
-    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
         sums = Sums()
         sums.add_connection(connection, connection.sender.account(rows=False))
         sums.closed[reason.value] += 1

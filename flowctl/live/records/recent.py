@@ -56,14 +56,13 @@ class RecentEvents(Observer):
         return found, begin + len(found), max(0, oldest - number)
 
     def _note(self, what: str, connection: Connection, **more: Any) -> None:
-        session = connection.session
-        streams: list[str] = getattr(session, "streams", list)()
+        session, streams = connection.session, connection.session.streams()
         event = {
             "at": round(self._wall(), 3),
             "what": what,
             "connection": connection.number,
             "peer": f"{connection.peer[0]}:{connection.peer[1]}",
-            "role": getattr(session, "role", "") or "none",
+            "role": session.role or "none",
             "stream": foreign(streams[0], _TEXT) if streams else None,
             **more,
         }
@@ -94,5 +93,5 @@ class RecentEvents(Observer):
             lost = sum(counts.total_messages for counts in (entry.dropped or {}).values())
             self._note(entry.kind.value, connection, dropped=lost, why=why)
 
-    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
         self._note("close", connection, reason=reason.value, why=foreign(details, _TEXT), limit=limit)

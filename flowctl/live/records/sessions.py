@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
+from flowctl.live.access.request import Kind
 from flowctl.live.observer import Observer
 from flowctl.live.records.flights import name_flight
 from flowctl.live.records.sampler import Sampler, line_columns
-from flowctl.log import redact_text
 from flowctl.reasons import CloseReason
 from flowctl.records.telemetry.events import ConnectionEvents, Events
 from flowctl.records.telemetry.schema import Role
-from flowctl.wire.rtmp import events as rtmp_events
-from flowctl.wire.rtmp.url import DEFAULT_APP
 
 
 class SessionRecords(Observer):
@@ -35,40 +34,25 @@ class SessionRecords(Observer):
             self._events.open[connection.number] = record
         return record
 
-    def asked(self, connection: Connection, event: rtmp_events.ServerEvent, now: float) -> None:
-        """Record a command of the peer, and whose stream the connection is about from now on."""
-        record = self._record(connection)
-        match event:
-            case rtmp_events.HandshakeDone():
-                record.handshake_done(now, event.style)
-            case rtmp_events.ConnectRequested():
-                record.connected(now, redact_text(event.flash_ver), app_named=event.url.app != DEFAULT_APP)
-            case rtmp_events.ConnectRefused():
-                record.command(now, "connect", {"refused": event.reason})
-            case rtmp_events.PublishRequested():
-                record.asked(now, Role.PUBLISH, event.url.path, agent_of(connection))
-                name_flight(connection.sender, record.who)
-            case rtmp_events.PlayRequested():
-                over_http = getattr(connection.session, "protocol", "rtmp").startswith("http")
-                role = Role.HTTP_FLV if over_http else Role.PLAY
-                record.asked(now, role, event.url.path, agent_of(connection))
-                name_flight(connection.sender, record.who)
-                if not record.served:
-                    self._sampler.began(connection, now)
-            case rtmp_events.PauseRequested():
-                record.command(now, "pause" if event.pause else "unpause")
-            case rtmp_events.SeekRefused():
-                record.command(now, "seek")
-            case rtmp_events.ReceiveAudio():
-                record.command(now, "receiveAudio")
-            case rtmp_events.ReceiveVideo():
-                record.command(now, "receiveVideo")
-            case rtmp_events.StreamClosed():
-                record.command(now, event.reason)
-            case rtmp_events.Ignored():  # once per kind and connection
-                record.command(now, "ignored", {"what": event.what})
-            case _:
-                pass
+    def greeted(self, connection: Connection, now: float, *, style: str) -> None:
+        self._record(connection).handshake_done(now, style)
+
+    def connected(self, connection: Connection, now: float, *, agent: str, app_named: bool) -> None:
+        self._record(connection).connected(now, agent, app_named=app_named)
+
+    def asked(self, connection: Connection, kind: Kind, stream: str, now: float) -> None:
+        """Record whose stream the connection is about from now on."""
+        record, session = self._record(connection), connection.session
+        role = Role.PUBLISH if kind == "publish" else Role.PLAY
+        if kind == "play" and session.protocol.startswith("http"):
+            role = Role.HTTP_FLV
+        record.asked(now, role, stream, session.user_agent)
+        name_flight(connection.sender, record.who)
+        if kind == "play" and not record.served:
+            self._sampler.began(connection, now)
+
+    def command(self, connection: Connection, name: str, detail: Mapping[str, str], now: float) -> None:
+        self._record(connection).command(now, name, detail or None)
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
         record = self._record(connection)
@@ -99,16 +83,10 @@ class SessionRecords(Observer):
             return
         record.ledger_entry(entry, connection.sender.account())
 
-    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None, agent: str) -> None:
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
         record = self._record(connection)
         at = connection.now() if record.ended_at is None else record.ended_at
         statistics = connection.sender.statistics()
-        record.closed(at, reason, details, statistics, limit, agent)
+        record.closed(at, reason, details, statistics, limit, connection.session.user_agent)
         self._sampler.ended(connection, record, statistics, at)
         del self._events.open[connection.number]
-
-
-def agent_of(connection: Connection) -> str:
-    """Return what the peer calls itself; "": it has not said yet."""
-    agent: str = getattr(connection.session, "user_agent", "")
-    return agent

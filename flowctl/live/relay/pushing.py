@@ -16,7 +16,7 @@ import structlog
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
 from flowctl.errors import LimitExceededError
 from flowctl.live.hub import Hub
-from flowctl.live.playing import Playing, ViewerSession, WordlessPlay
+from flowctl.live.playing import Playing, PlayWords, ViewerSession
 from flowctl.live.settings.relays import place_of
 from flowctl.live.stream import Stream
 from flowctl.live.wirelog import RtmpChunks
@@ -98,7 +98,6 @@ class PushSession(ViewerSession):
 
     @property
     def protocol(self) -> str:
-        """What it speaks."""
         return "rtmp-push"
 
     def behaves(self) -> bool:
@@ -168,7 +167,7 @@ class PushSession(ViewerSession):
             return
         self.accepted = True
         wire = stream.join_format(PushChunks(stream_id, self._hub.config.rtmp.out_chunk_size))
-        self._playing = Playing(self, WordlessPlay(), self._hub, stream_id, stream, wire)
+        self._playing = Playing(self, PlayWords(), self._hub, stream, wire)
         place = self._playing.begin()
         if stream.ended:
             self._leave("the publisher has gone")

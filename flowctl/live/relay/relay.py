@@ -294,4 +294,4 @@ class _Watch(Observer):
         self._relays = relays
 
     def publish_started(self, connection: Connection, stream: str, now: float, *, standby: bool) -> None:
-        self._relays.published(stream, getattr(connection.session, "user_agent", ""))
+        self._relays.published(stream, connection.session.user_agent)
