@@ -93,7 +93,7 @@ def everything(server: LiveServer) -> dict[str, Any]:
         "queued_messages": messages,
         "cache_bytes": cache_bytes(server),
         "states": dict(states),
-        "closed": {reason.value: count for reason, count in list(server.hub._closed.items())},  # noqa: SLF001 - a snapshot would cost per viewer
+        "closed": {reason.value: count for reason, count in server.closed_by_reason.items()},
         "blocks": sys.getallocatedblocks(),
         "garbage_runs": sum(int(generation["collections"]) for generation in gc.get_stats()),
         "threads": threading.active_count(),

@@ -21,9 +21,9 @@ import structlog
 
 from flowctl.core.flow.state import SendState
 from flowctl.core.loop.sockets import SocketOptions
+from flowctl.core.sending.figures import SenderStatistics
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.live import LiveConfig, LiveServer
-from flowctl.live.statistics import ViewerStatistics
 from kit import processes
 from kit.machine import PROGRAMS
 
@@ -37,8 +37,9 @@ def build(lowat_bytes: int) -> LiveServer:
     return LiveServer(LiveConfig(admission=admission, socket_options=options))
 
 
-def viewers(server: LiveServer) -> list[ViewerStatistics]:
-    return [viewer for stream in server.hub.snapshot().streams.values() for viewer in stream.viewers]
+def viewers(server: LiveServer) -> dict[int, SenderStatistics]:
+    """Return the figures of all viewers, by the numbers of their connections."""
+    return {viewer.number: viewer.connection.sender.statistics() for _, viewer in server.hub.viewing()}
 
 
 def start(name: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -58,12 +59,15 @@ def healthy(lowat_bytes: int, seconds: float, settle_s: float) -> tuple[int, int
             time.sleep(1)
             with start("crowd.py", *crowd) as reading:
                 processes.read_json(reading)
-                before = {viewer.number: viewer.sender.transitions for viewer in viewers(server)}
+                before = viewers(server)
                 processes.tell(reading, "go")
                 time.sleep(seconds)
                 after = viewers(server)
-        edges = [viewer.sender.transitions - before.get(viewer.number, 0) for viewer in after]
-        longest = max((viewer.sender.longest_stall_s for viewer in after), default=0.0)
+        edges = [
+            found.transitions - (before[number].transitions if number in before else 0)
+            for number, found in after.items()
+        ]
+        longest = max((found.longest_stall_s for found in after.values()), default=0.0)
         return sum(1 for item in edges if item), sum(edges) // 2, longest
 
 
@@ -87,11 +91,12 @@ def stalled(lowat_bytes: int, receive_buffer_bytes: int, settle_s: float) -> tup
 def _until_overloaded(server: LiveServer) -> tuple[float | None, float]:
     """Wait for the one viewer to be noticed, 20 s at most."""
     began = time.monotonic()
-    sent = viewers(server)[0].sender.bytes_sent
+    (number,) = viewers(server)
+    sent = viewers(server)[number].bytes_sent
     while time.monotonic() - began < 20:
-        viewer = viewers(server)[0]
+        viewer = viewers(server)[number]
         if viewer.state >= SendState.OVERLOADED:
-            return time.monotonic() - began, viewer.sender.bytes_sent - sent
+            return time.monotonic() - began, viewer.bytes_sent - sent
         time.sleep(0.01)
     return None, sent
 

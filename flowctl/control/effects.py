@@ -43,7 +43,7 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     def wanted(connection: Connection) -> bool:
         if number is not None and connection.number != number:
             return False
-        if stream is not None and stream not in getattr(connection.session, "streams", list)():
+        if stream is not None and stream not in connection.session.streams():
             return False
         return network is None or lies_in(connection.peer[0], network)
 
@@ -51,6 +51,13 @@ def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     if not kicked and number is not None:
         raise LocalProtocolError(f"there is no such connection {number}", hint="flowctl connections lists them")
     return {"kicked": len(kicked), "connections": [item.number for item in kicked[:_TOLD]]}
+
+
+def find_connection(server: LiveServer, number: int) -> Connection:
+    found = next((item for item in server.connections() if item.number == number), None)
+    if found is None:
+        raise LocalProtocolError(f"there is no connection {number}", hint="flowctl connections lists them")
+    return found
 
 
 def lies_in(address: str, network: Any) -> bool:
@@ -66,9 +73,7 @@ def limits(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     if asked.get("stream") is not None:
         return _limits_of_stream(server, asked)
     if number is not None:
-        connection = next((item for item in server.connections() if item.number == number), None)
-        if connection is None:
-            raise LocalProtocolError(f"there is no connection {number}", hint="flowctl connections lists them")
+        connection = find_connection(server, number)
     now = server.limits if connection is None else connection.sender.limits
     wanted = _limits_asked(now, asked)
     if wanted is None:
@@ -86,9 +91,7 @@ def _limits_of_stream(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Show the limits of those who play or publish a stream, or set them; those who come later have the usual ones."""
     pattern = asked["stream"]
     found = [
-        item
-        for item in server.connections()
-        if any(fnmatchcase(name, pattern) for name in getattr(item.session, "streams", list)())
+        item for item in server.connections() if any(fnmatchcase(name, pattern) for name in item.session.streams())
     ]
     if not found:
         raise LocalProtocolError(f"nobody plays or publishes {pattern}", hint="flowctl streams lists them")

@@ -1,47 +1,93 @@
-"""Streams and connections of a running server as lists that can be narrowed down, sorted and read page by page."""
+"""What operations tell that only look: figures, streams and connections page by page, events, sums for monitoring."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from flowctl.control.effects import lies_in
-from flowctl.control.figures import TEXT, address_of, is_slow, ledger_rows, paced
+from flowctl.control.effects import find_connection, lies_in
 from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
-from flowctl.core.flow.counts import Counts
-from flowctl.core.flow.limits import Axis, AxisLimits, Limits
-from flowctl.core.flow.state import CLASS_COUNT, SendState
-from flowctl.core.text.printable import foreign
-from flowctl.errors import LocalProtocolError
+from flowctl.core.flow.state import CLASS_COUNT
+from flowctl.live.oversight.pace import Pace
+from flowctl.live.rows import add_viewer, address_of, connection_in_full, connection_row, is_slow, stream_row
 
 if TYPE_CHECKING:
     from flowctl.connection import Connection
     from flowctl.core.sending.figures import Account
     from flowctl.live.server import LiveServer
-    from flowctl.reasons import DropReason
 
 Json = dict[str, Any]
 _COSTLY: Final = frozenset({"queued", "dropped"})
 """Orders for which the queues themselves are looked at."""
+_VIEWERS: Final = {"role": "viewer", "protocol": None, "peer": None, "sort": "worst", "reverse": False}
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A companion of a server that has figures of its own."""
+
+    title: str
+
+    def figures(self) -> Json:
+        """Return them, as JSON. Any thread."""
+
+
+def stats(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Return figures of the server, and a page of its streams and of its viewers."""
+    shown = streams(server, {**asked, "sort": "viewers", "reverse": False})
+    viewers: Json = {"connections": [], "found": {"connections": 0}}
+    if asked["viewers"] != "none":
+        state = "slow" if asked["viewers"] == "slow" else None
+        viewers = connections(server, {**asked, **_VIEWERS, "connection": None, "state": state})
+    return {
+        "server": _server(server),
+        "streams": shown["streams"],
+        "viewers": viewers["connections"],
+        "found": shown["found"] | {"viewers": viewers["found"]["connections"]},
+        **{item.title: item.figures() for item in server.companions if isinstance(item, Described)},
+    }
+
+
+def _server(server: LiveServer) -> Json:
+    groups = [group.statistics() for group in server.groups.groups]
+    drains_for_s = server.drains_for_s
+    figures: Json = {
+        "url": f"rtmp://{server.address[0]}:{server.address[1]}/",
+        "listeners": [{"name": item.name or "rtmp", "address": address_of(item.address)} for item in server.listeners],
+        "pid": os.getpid(),
+        "up_s": round(server.clock() - server.started_at, 1),
+        "busy": round(max(group.busy_fraction for group in groups), 3),
+        "connections": len(server.connections()),
+        "accepted": server.accepted_count,
+        "refused": server.admission.refused,
+        "closed": {reason.value: count for reason, count in server.closed_by_reason.items()},
+        "limits": str(server.limits),
+        "limits_from": server.limits_from,
+        "bans": len(server.admission.bans),
+        "change": server.changes.version,
+    }
+    for name, status in server.reload.status.items():
+        figures[f"{name}_file"] = status.fault or status.state
+    if drains_for_s is not None:
+        figures["drains_for_s"] = round(drains_for_s, 1)
+    return figures
 
 
 def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Return a page of the streams, each with its viewers by state."""
     first, end = asked["offset"], asked["offset"] + asked["limit"]
     found = {
-        stream.name: _stream(stream, count)
+        stream.name: stream_row(stream, count)
         for stream, count in server.hub.streams().items()
         if fnmatchcase(stream.name, asked["stream"])
     }
-    for name, viewer in paced(server.hub.viewing()):
-        row = found.get(name)
-        if row is not None:
-            account = viewer.connection.sender.account(rows=False)
-            row["states"][account.state.name] += 1
-            row["sent_bytes"] += account.bytes_sent
-            row["slow"] += is_slow(account)
+    for name, viewer in Pace().over(server.hub.viewing() if found else ()):
+        if (row := found.get(name)) is not None:
+            add_viewer(row, viewer.connection.sender.account(rows=False))
     rows = sorted(found.values(), key=STREAM_SORTS[asked["sort"]], reverse=asked["reverse"])
     return {
         "streams": rows[first:end],
@@ -49,94 +95,42 @@ def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     }
 
 
-def _stream(stream: Any, viewers: int) -> Json:
-    publisher = stream.publisher
-    follows = publisher is not None and not publisher.peer[1]
-    return {
-        "stream": foreign(stream.name, TEXT),
-        "publisher": None if publisher is None else address_of(publisher.peer),
-        "connection": None if publisher is None or follows else publisher.number,
-        "media": stream.media,
-        "codecs": {kind: foreign(codec, TEXT) for kind, codec in tuple(stream.codecs.items()) if codec},
-        "viewers": viewers,
-        "states": {state.name: 0 for state in SendState},
-        "slow": 0,
-        "standby": len(stream.standby),
-        "in_bytes": stream.bytes_in,
-        "in_messages": sum(stream.messages_in),
-        "in_frames": stream.messages_by_type[0],
-        "sent_bytes": 0,
-    }
-
-
 def connections(server: LiveServer, asked: Mapping[str, Any]) -> Json:
     """Return a page of the connections that fit what is asked for, or one with its ledger."""
     if asked["connection"] is not None:
-        return {"connection": _in_full(find(server, asked["connection"]))}
-    first, end, sort = asked["offset"], asked["offset"] + asked["limit"], asked["sort"]
-    ranked = [
-        (_in_short(item, account), item)
-        for item, account in paced(_accounts(_fitting(server.connections(), asked), costly=sort in _COSTLY))
-        if asked["state"] is None or fits_state(account, asked["state"])
-    ]
+        return {"connection": connection_in_full(find_connection(server, asked["connection"]))}
+    first, end, sort, wanted = asked["offset"], asked["offset"] + asked["limit"], asked["sort"], asked["state"]
+    ranked = []
+    for item in Pace().over(_fitting(server, asked)):
+        account = item.sender.account(rows=sort in _COSTLY)
+        if wanted is None or (is_slow(account) if wanted == "slow" else account.state.name == wanted):
+            ranked.append((_rank_row(item, account), item))
     key = CONNECTION_SORTS[sort]
     ranked.sort(key=lambda pair: key(pair[0]), reverse=asked["reverse"])
     return {
-        "connections": [row_of(item) for _, item in paced(ranked[first:end])],
+        "connections": [connection_row(item) for _, item in Pace().over(ranked[first:end])],
         "found": {"connections": len(ranked), "offset": first, "limit": asked["limit"]},
     }
 
 
-def find(server: LiveServer, number: int) -> Connection:
-    found = next((item for item in server.connections() if item.number == number), None)
-    if found is None:
-        raise LocalProtocolError(f"there is no connection {number}", hint="flowctl connections lists them")
-    return found
-
-
-def streams_of(connection: Connection) -> list[str]:
-    """Return the names of the streams that a connection plays or publishes."""
-    found: list[str] = getattr(connection.session, "streams", list)()
-    return found
-
-
-def role_of(connection: Connection) -> str:
-    """Return ``publisher`` or ``viewer``; empty: neither yet."""
-    return str(getattr(connection.session, "role", ""))
-
-
-def protocol_of(connection: Connection) -> str:
-    """Return what the peer speaks, such as ``rtmp``."""
-    return str(getattr(connection.session, "protocol", ""))
-
-
-def _fitting(found: Iterable[Connection], asked: Mapping[str, Any]) -> Iterator[Connection]:
+def _fitting(server: LiveServer, asked: Mapping[str, Any]) -> Iterator[Connection]:
     """Iterate over the connections that fit by what they are; how they stand costs more, and is looked at later."""
     network = None if asked["peer"] is None else ip_network(asked["peer"])
     pattern, role, protocol = asked["stream"], asked["role"], asked["protocol"]
-    for item in found:
-        if role is not None and (role_of(item) or "none") != role:
+    for item in server.connections():
+        session = item.session
+        if role is not None and (session.role or "none") != role:
             continue
-        if protocol is not None and protocol_of(item) != protocol:
+        if protocol is not None and session.protocol != protocol:
             continue
         if network is not None and not lies_in(item.peer[0], network):
             continue
-        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in streams_of(item)):
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in session.streams()):
             continue
         yield item
 
 
-def _accounts(found: Iterable[Connection], *, costly: bool) -> Iterator[tuple[Connection, Account]]:
-    for item in found:
-        yield item, item.sender.account(rows=costly)
-
-
-def fits_state(account: Account, wanted: str) -> bool:
-    """Return whether a connection stands as `wanted` says: a state's name, or ``slow``."""
-    return is_slow(account) if wanted == "slow" else account.state.name == wanted
-
-
-def _in_short(connection: Connection, account: Account) -> Json:
+def _rank_row(connection: Connection, account: Account) -> Json:
     """Return what a connection is sorted by."""
     return {
         "connection": connection.number,
@@ -150,61 +144,44 @@ def _in_short(connection: Connection, account: Account) -> Json:
     }
 
 
-def row_of(connection: Connection) -> Json:
-    """Return one connection as lists show it."""
-    sender, names, now = connection.sender, streams_of(connection), connection.now()
-    found, limits = sender.statistics(), sender.limits
-    return {
-        "connection": connection.number,
-        "peer": address_of(connection.peer),
-        "protocol": protocol_of(connection),
-        "role": role_of(connection) or "none",
-        "stream": foreign(names[0], TEXT) if names else None,
-        "state": found.state.name,
-        "since_s": round(max(0.0, now - found.since), 1),
-        "axes": _axes(limits, found.load),
-        "delay_ms": round(sender.sample_delay()),
-        "pictures": round(found.picture_share, 3),
-        "rate_bytes_per_s": None if found.drain_bytes_per_s is None else round(found.drain_bytes_per_s),
-        "stalled_s": round(found.stalled_s, 1),
-        "queued_bytes": found.load.size_bytes,
-        "sent_bytes": found.bytes_sent,
-        "received_bytes": connection.receiver.statistics().bytes_in,
-        "dropped": found.dropped_messages,
-        "drops": _drops(found.dropped),
-        "open_s": round(now - connection.opened_at, 1),
-        "agent": foreign(getattr(connection.session, "user_agent", ""), TEXT),
-        "why": connection.why(),
+def events(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Return the events after a cursor, and the cursor to go on from.
+
+    A cursor has ``run:number`` for each process of the server, with commas between them.
+    """
+    recent = server.recent
+    parts = (part.partition(":") for part in asked["since"].split(","))
+    known = {run: int(number) for run, _, number in parts if run and number.isascii() and number.isdecimal()}
+    # A process that a cursor does not know is new, and has all to tell.
+    number = known.get(recent.run, 0) if known else None
+    found, last, lost = recent.since(number, asked["limit"])
+    return {"events": found, "cursor": f"{recent.run}:{last}", "lost": lost}
+
+
+def metrics(server: LiveServer, asked: Mapping[str, Any]) -> Json:
+    """Return sums and gauges of this process, as the only part of the answer."""
+    del asked
+    figures = {
+        "pid": os.getpid(),
+        "at": round(time.time(), 3),
+        "up_s": round(server.clock() - server.started_at, 1),
+        **server.meters.figures(server.connections, server.hub.fanouts()),
+        "accepted": server.accepted_count,
+        "refused": server.admission.refused,
+        "threads": {group.name: _thread(group.statistics()) for group in server.groups.groups},
+        "streams": sum(stream.publisher is not None for stream in server.hub.streams()),
+        "bans": len(server.admission.bans),
+        "draining": server.drains_for_s is not None,
     }
+    return {"parts": [figures]}
 
 
-def _axes(limits: Limits, load: Any) -> Json:
-    """Return what waits on each axis beside its marks; a mark of 0 is off."""
+def _thread(found: Any) -> Json:
     return {
-        Axis.BYTES.value: _axis(load.size_bytes, limits.size),
-        Axis.MESSAGES.value: _axis(load.messages, limits.messages),
-        Axis.AGE.value: _axis(round(load.age_ms), limits.age_ms),
-    }
-
-
-def _axis(value: int, marks: AxisLimits) -> Json:
-    return {"value": value, "low": marks.low or 0, "soft": marks.soft, "hard": marks.hard or 0}
-
-
-def _drops(dropped: Mapping[DropReason, Counts]) -> Json:
-    """Return the numbers of messages that were dropped, by reason and class."""
-    return {reason.value: counts.by_name() for reason, counts in dropped.items() if counts.total_messages}
-
-
-def _in_full(connection: Connection) -> Json:
-    """Return all that is known of one connection: figures, limits, and its ledger in words."""
-    sender = connection.sender
-    found = sender.statistics()
-    return row_of(connection) | {
-        "streams": [foreign(name, TEXT) for name in streams_of(connection)],
-        "limits": str(sender.limits),
-        "time_in_states_s": {state.name: round(found.time_in_states_s[state], 1) for state in SendState},
-        "longest_stall_s": round(found.longest_stall_s, 1),
-        "returns": found.returns,
-        "ledger": ledger_rows(connection),
+        "busy": round(found.busy_fraction, 4),
+        "longest_turn_s": round(found.longest_turn_s, 4),
+        "turns": found.turns,
+        "errors": found.errors,
+        "received_bytes": found.bytes_in,
+        "sent_bytes": found.bytes_out,
     }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from flowctl.control import effects, events, figures, listings, metrics, together
+from flowctl.control import effects, listings, together
 from flowctl.control.arguments import (
     Argument,
     choice,
@@ -108,6 +108,10 @@ _PAGE: Final = (
     Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of each list, up to {MOST_PAGE}.", default=50),
     Argument(name="offset", kind=number(0, 10**9), what="How many of each list to pass over.", default=0),
 )
+_PAGE_OF_ROWS: Final = (
+    Argument(name="limit", kind=number(1, MOST_ROWS), what=f"Most of each list, up to {MOST_ROWS}.", default=50),
+    _PAGE[1],
+)
 _NETWORK: Final = Argument(
     name="network",
     kind=network(),
@@ -122,12 +126,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         permission=Permission.BASIC,
         summary="Show a running server: figures, streams, and who is slow and why.",
         arguments=(
-            Argument(name="connection", kind=_CONNECTION, what="Only this one, with its ledger.", first=True),
             Argument(name="stream", kind=text(), what=_FITS, default="*"),
             Argument(name="viewers", kind=choice("slow", "all", "none"), what="Which viewers.", default="slow"),
-            *_PAGE,
+            *_PAGE_OF_ROWS,
         ),
-        effect=figures.stats,
+        effect=listings.stats,
         together=together.STATS,
         looks=True,
     ),
@@ -158,8 +161,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="peer", kind=network(), what="Who comes from this address or network."),
             Argument(name="sort", kind=choice(*CONNECTION_SORTS), what="In which order.", default="worst"),
             _REVERSE,
-            Argument(name="limit", kind=number(1, MOST_ROWS), what=f"Most of the list, up to {MOST_ROWS}.", default=50),
-            _PAGE[1],
+            *_PAGE_OF_ROWS,
         ),
         effect=listings.connections,
         together=together.CONNECTIONS,
@@ -173,7 +175,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="since", kind=text(most=MOST_CURSOR), what="The cursor of the last answer.", default=""),
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=200),
         ),
-        effect=events.events,
+        effect=listings.events,
         together=together.EVENTS,
         looks=True,
     ),
@@ -182,7 +184,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         permission=Permission.BASIC,
         summary="Tell sums for monitoring: by stream, role, state and reason, for each process.",
         arguments=(),
-        effect=metrics.metrics,
+        effect=listings.metrics,
         together=together.METRICS,
         looks=True,
     ),
@@ -191,7 +193,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         permission=Permission.ADMIN,
         summary="End connections: one, or all that fit what is given; they may come again.",
         arguments=(
-            Argument(name="connection", kind=_CONNECTION, what="Its number, as stats shows it.", first=True),
+            Argument(name="connection", kind=_CONNECTION, what="Its number, as lists show it.", first=True),
             Argument(name="stream", kind=text(), what="Who plays or publishes this app/stream."),
             Argument(name="peer", kind=network(), what="Who comes from this address or network."),
             Argument(name="reason", kind=text(), what="Why: for the log, the records and the ledger.", default=""),

@@ -8,7 +8,6 @@ that fails or does not answer is named in a warning, and the others' answers cou
 from __future__ import annotations
 
 import enum
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ Asked: TypeAlias = Mapping[str, Any]
 Results: TypeAlias = Sequence[tuple[int, Json]]
 """What was answered, with the number of the process, by number."""
 MOST_PAGE: Final = 1000
-"""Longest page of a list: half a megabyte of viewers with their reasons."""
+"""Longest page of a list: half a megabyte of bans with their reasons."""
 MOST_ROWS: Final = 500
 """Longest page of connections: each has a kilobyte with its axes, drops and reasons."""
 MOST_PLACES: Final = 80
@@ -102,36 +101,11 @@ def combine(how: Together, asked: Asked, answers: Sequence[Answer]) -> Json:
 
 def _stats(asked: Asked, results: Results) -> Json:
     """Join figures, streams by name, and the viewers in the order that each process has them in."""
-    first, end = asked["offset"], asked["offset"] + asked["limit"]
-    streams = _streams(results)
-    viewers = heapq.merge(*([row | {"worker": n} for row in found["viewers"]] for n, found in results), key=worst_first)
-    return {
-        "server": _server(results),
-        "streams": streams[first:end],
-        "viewers": list(viewers)[first:end],
-        "found": {
-            "streams": len(streams),
-            "viewers": sum(found["found"]["viewers"] for _, found in results),
-            "offset": first,
-            "limit": asked["limit"],
-        },
-    }
-
-
-def _streams(results: Results) -> list[Json]:
-    """Return the streams, those with most viewers first; each is published in one process and followed by others."""
-    found: dict[str, Json] = {}
-    for number, result in results:
-        for row in result["streams"]:
-            known = found.setdefault(row["stream"], row | {"viewers": 0, "standby": 0, "in_bytes": 0})
-            if _publishes(row) and not _publishes(known):
-                known |= {"publisher": row["publisher"], "media": row["media"], "worker": number}
-            elif _publishes(row):
-                known.setdefault("worker", number)
-            known["viewers"] += row["viewers"]
-            known["standby"] += row["standby"]
-            known["in_bytes"] = max(known["in_bytes"], row["in_bytes"])
-    return sorted(found.values(), key=lambda item: (-item["viewers"], item["stream"]))
+    streams = _stream_list({**asked, "sort": "viewers", "reverse": False}, results)
+    count = sum(found["found"]["viewers"] for _, found in results)
+    rows = [row | {"worker": number} for number, found in results for row in found["viewers"]]
+    viewers = _page({**asked, "reverse": False}, "viewers", rows, worst_first, count)
+    return {"server": _server(results), **viewers, **streams, "found": streams["found"] | viewers["found"]}
 
 
 def _stream_list(asked: Asked, results: Results) -> Json:
@@ -272,7 +246,7 @@ def _metrics(asked: Asked, results: Results) -> Json:
     return {"parts": [part | {"worker": number} for number, found in results for part in found["parts"]]}
 
 
-STATS: Final = Together(merge=_stats, lists=("streams", "viewers"), whole=frozenset({"streams"}))
+STATS: Final = Together(merge=_stats, lists=("streams", "viewers"), whole=frozenset({"streams"}), page=MOST_ROWS)
 STREAMS: Final = Together(merge=_stream_list, lists=("streams",), whole=frozenset({"streams"}))
 CONNECTIONS: Final = Together(merge=_connection_list, lists=("connections",), page=MOST_ROWS)
 METRICS: Final = Together(merge=_metrics)

@@ -36,6 +36,7 @@ from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.admin.listener import AdminListener, admin_of
 from flowctl.live.httpd.serving import serve_http
+from flowctl.live.oversight.pace import Pace
 from flowctl.load.results.result import RunResult, RunSample
 from flowctl.load.run import run_load
 from flowctl.pollgroup import PollGroup
@@ -86,13 +87,14 @@ class _Looker:
         self._watch = watch
         self._server = server
         self._display = display
+        server.hub.add_observer(watch)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="demo-look", daemon=True)
 
     def _look(self) -> None:
         start = time.monotonic()
         while not self._over.wait(_LOOK_S):
-            changed = self._watch.look(self._server.hub.snapshot())
+            changed = self._watch.look(Pace().over(self._server.hub.viewing()))
             self._display.looked(time.monotonic() - start, self._watch.viewers, changed)
 
     def __enter__(self) -> None:
@@ -102,7 +104,7 @@ class _Looker:
         self._over.set()
         self._thread.join()
         # Those who closed by themselves have done so before the run was over.
-        self._watch.look(self._server.hub.snapshot())
+        self._watch.look(self._server.hub.viewing())
 
 
 class _Meter:
@@ -150,7 +152,7 @@ def watch_demo(
         meter = _Meter()
         result = run_load(load, meter.look)
         meter.finish(result)
-    floods_cut = server.hub.snapshot().limits_hit.get(FLOOD_LIMIT, 0)
+    floods_cut = server.hub.limits_hit.get(FLOOD_LIMIT, 0)
     if result.interrupted:
         raise KeyboardInterrupt
     for warning in result.warnings:

@@ -1,20 +1,36 @@
 """Watches the demonstration's viewers at the server: where each is now, where it has been, and how it ended.
 
 The server knows a viewer by its address; each peer of the crowd has one of its own. An attacker may have several
-connections: each is watched. Snapshots are taken a few times a second, so a state that lasted shorter may not be seen,
-but nothing is lost by that: times, drops and the end come from the server's own account of each connection.
+connections: each is watched. It looks at them a few times a second, so a state that lasted shorter may not be seen, but
+nothing is lost by that: times, drops and the end come from the server's own account of each connection.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from flowctl.connection import Connection
 from flowctl.core.flow.state import EMPTY_LOAD, Load, SendState
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.demo.plan import ViewerPlan
-from flowctl.live import EndedViewer, HubStatistics, ViewerStatistics
+from flowctl.live.access.request import Kind
+from flowctl.live.hub import Viewer
+from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
+
+
+class Ended(NamedTuple):
+    """A viewer that has gone."""
+
+    number: int
+    host: str
+    reason: CloseReason
+    details: str
+    sender: SenderStatistics
+    connected_s: float
 
 
 @dataclass(slots=True)
@@ -43,14 +59,15 @@ class WatchedViewer:
     cut: str | None = None
     cut_details: str = ""
 
-    def update(self, viewer: ViewerStatistics) -> None:
+    def update(self, connection: Connection) -> None:
         """Take over what the server says of a viewer that is there."""
-        self.load = viewer.sender.load
-        self.why = viewer.why
-        self.connected_s = viewer.connected_s
-        self._take(viewer.sender)
+        sender = connection.sender.statistics()
+        self.load = sender.load
+        self.why = connection.why()
+        self.connected_s = connection.now() - connection.opened_at
+        self._take(sender)
 
-    def end(self, viewer: EndedViewer) -> None:
+    def end(self, viewer: Ended) -> None:
         """Take over the server's last word on a viewer."""
         self.load = EMPTY_LOAD
         self.connected_s = viewer.connected_s
@@ -113,7 +130,7 @@ _NO_CUT = frozenset(
 )
 
 
-class ViewerWatch:
+class ViewerWatch(Observer):
     """All viewers of the demonstration.
 
     Attributes:
@@ -124,6 +141,17 @@ class ViewerWatch:
         self.viewers = [WatchedViewer(viewer) for viewer in viewers]
         self._by_host = {watched.plan.host: watched for watched in self.viewers}
         self._by_connection: dict[int, WatchedViewer] = {}
+        self._players: set[int] = set()  # numbers of the connections that have asked to play; any thread
+        self._ended: deque[Ended] = deque()  # any thread
+
+    def asked(self, connection: Connection, kind: Kind, stream: str, now: float) -> None:
+        if kind == "play":
+            self._players.add(connection.number)
+
+    def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
+        if connection.number in self._players:
+            sender, open_s = connection.sender.statistics(), connection.now() - connection.opened_at
+            self._ended.append(Ended(connection.number, connection.peer[0], reason, details, sender, open_s))
 
     def _find(self, number: int, host: str) -> WatchedViewer | None:
         """Return who is on connection `number` from `host`. None: nobody of ours."""
@@ -142,19 +170,19 @@ class ViewerWatch:
         self._by_connection[number] = watched
         return watched
 
-    def look(self, hub: HubStatistics) -> list[WatchedViewer]:
-        """Take over a snapshot; return the viewers whose state has changed or that have gone, in their order."""
+    def look(self, viewing: Iterable[tuple[str, Viewer]]) -> list[WatchedViewer]:
+        """Look at all viewers; return those whose state has changed or that have gone, in their order."""
         changed: list[WatchedViewer] = []
-        for stream in hub.streams.values():
-            for viewer in stream.viewers:
-                watched = self._find(viewer.number, viewer.peer[0])
-                if watched is not None and watched.cut is None:
-                    before = watched.state
-                    watched.update(viewer)
-                    if watched.state is not before:
-                        changed.append(watched)
-        for ended in hub.ended:
-            watched = self._find(ended.number, ended.peer[0])
+        for _, viewer in viewing:
+            watched = self._find(viewer.number, viewer.peer[0])
+            if watched is not None and watched.cut is None:
+                before = watched.state
+                watched.update(viewer.connection)
+                if watched.state is not before:
+                    changed.append(watched)
+        while self._ended:
+            ended = self._ended.popleft()
+            watched = self._find(ended.number, ended.host)
             if watched is not None and watched.cut is None:
                 watched.end(ended)
                 changed.append(watched)

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
     from flowctl.live.hooks import LiveFrame, LiveHooks
     from flowctl.live.server import LiveServer, build_live_server
     from flowctl.live.settings.levels import Level, Role
-    from flowctl.live.statistics import EndedViewer, HubStatistics, StreamStatistics, ViewerStatistics
 
 __all__ = [
-    "EndedViewer",
-    "HubStatistics",
     "Level",
     "LiveConfig",
     "LiveFrame",
@@ -30,8 +27,6 @@ __all__ = [
     "Refusal",
     "Role",
     "SecondPublisher",
-    "StreamStatistics",
-    "ViewerStatistics",
     "Why",
     "build_live_server",
 ]
@@ -41,7 +36,6 @@ _HOMES = {
     "flowctl.live.config": ("LiveConfig", "SecondPublisher"),
     "flowctl.live.hooks": ("LiveFrame", "LiveHooks"),
     "flowctl.live.server": ("LiveServer", "build_live_server"),
-    "flowctl.live.statistics": ("EndedViewer", "HubStatistics", "StreamStatistics", "ViewerStatistics"),
     "flowctl.live.settings.levels": ("Level", "Role"),
 }
 

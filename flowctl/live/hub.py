@@ -7,7 +7,6 @@ has to tell a member it does through the member's own thread (`Member.on_thread`
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -17,7 +16,6 @@ from flowctl.connection import Connection
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.sending.settings import AgeSource
-from flowctl.core.server.totals import NO_FLOW, FlowTotals
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.access.visits import Visits
@@ -25,21 +23,11 @@ from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.gate import Gate
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
-from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.owner import Owner
 from flowctl.live.settings.levels import Role
-from flowctl.live.statistics import (
-    EndedViewer,
-    HubStatistics,
-    HubSummary,
-    StreamStatistics,
-    ViewerStatistics,
-)
 from flowctl.live.stream import Stream, StreamMember, Taker
-from flowctl.reasons import CloseReason
 
 _log: Final = structlog.get_logger("flowctl.live")
-_ENDED_KEPT: Final = 256
 _SILENT_S: Final = 1.0
 """A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
 encoders send both many times a second."""
@@ -67,9 +55,6 @@ class Viewer(StreamMember, Protocol):
 
     def stream_published(self, stream: Stream) -> None:
         """The stream is published (again)."""
-
-    def viewer_statistics(self) -> ViewerStatistics:
-        """Return figures. Any thread."""
 
     @property
     def connection(self) -> Connection:
@@ -134,11 +119,6 @@ class _Publication(NamedTuple):
     right: Right
 
 
-def _counts(entered: tuple[Stream, StreamMember], publication: _Publication) -> bool:
-    """Return whether it is a copy from another server, and the publication that counts."""
-    return publication.right is Right.FOLLOWS and entered[0].publisher is entered[1]
-
-
 class Hub:
     """Streams by name.
 
@@ -170,10 +150,7 @@ class Hub:
         self._publications: dict[tuple[Stream, StreamMember], _Publication] = {}
         self._published_from: dict[str, int] = {}  # streams published, by address; guarded by _lock
         self._kept_for: dict[str, int] = {}  # names kept for publishers that may be back, by address; guarded by _lock
-        self._ended: deque[EndedViewer] = deque(maxlen=_ENDED_KEPT)  # guarded by _lock
-        self._closed: dict[CloseReason, int] = {}  # guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
-        self._past = NO_FLOW  # of the viewers of streams that were forgotten; guarded by _lock
         self.gate: Final = Gate(lambda: self.config)
         self.visits: Final = Visits(self.gate, clock, call_later)
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
@@ -423,13 +400,12 @@ class Hub:
             self.demand(name)
         return stream
 
-    def leave(self, stream: Stream, viewer: Viewer, figures: FlowTotals = NO_FLOW) -> None:
+    def leave(self, stream: Stream, viewer: Viewer) -> None:
         """Take `viewer` out; harmless when it is not in."""
         with self._lock:
             if viewer in stream.viewers:
                 del stream.viewers[viewer]
                 del self._viewers[viewer]
-                stream.past += figures
             last = not stream.viewers
             self._forget_if_idle_locked(stream)
         if last and self.demand is not None:
@@ -483,12 +459,6 @@ class Hub:
         idle = idle and not (stream.viewers or stream.links or stream.standby)
         if idle and self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
-            self._past += stream.past
-
-    def viewer_ended(self, viewer: EndedViewer) -> None:
-        """Keep the last figures of a viewer that has gone."""
-        with self._lock:
-            self._ended.append(viewer)
 
     def add_observer(self, observer: Observer) -> None:
         """Tell `observer` too from now on; of connections that are open it may hear anything first. Any thread."""
@@ -496,7 +466,7 @@ class Hub:
             self.observers = (*self.observers, observer)
 
     def limit_hit(self, limit: str) -> None:
-        """Count a request that was refused because of a limit."""
+        """Count a limit that has ended a connection, refused a request or slowed input down."""
         with self._lock:
             self._limits_hit[limit] = self._limits_hit.get(limit, 0) + 1
 
@@ -509,11 +479,16 @@ class Hub:
         for observer in self.observers:
             observer.limit_hit(connection, error.limit, error.value, error.maximum, connection.now())
 
-    def connection_ended(self, reason: CloseReason, limit: str | None) -> None:
+    @property
+    def limits_hit(self) -> dict[str, int]:
+        """How often limits have ended connections, refused requests or slowed input down, by name. Any thread."""
         with self._lock:
-            self._closed[reason] = self._closed.get(reason, 0) + 1
-            if limit is not None:
-                self._limits_hit[limit] = self._limits_hit.get(limit, 0) + 1
+            return dict(self._limits_hit)
+
+    def find_stream(self, name: str) -> Stream | None:
+        """Return the stream of that name, which is published, kept or waited for. Any thread."""
+        with self._lock:
+            return self._streams.get(name)
 
     def streams(self) -> dict[Stream, int]:
         """Return all streams, with their numbers of viewers. Any thread."""
@@ -531,88 +506,3 @@ class Hub:
             for wire in stream.wires:
                 if not wire.for_links:
                     yield from wire.fanouts.active
-
-    def snapshot(self) -> HubStatistics:
-        """Return figures of all streams and viewers. Any thread; not on that of a poll group, where others wait for it.
-
-        O(viewers), some 0.1 ms each, but no lock is held for longer than it takes to copy a list, and a thread of its
-        own rests in between, so that the streams go on. `summary` is cheap.
-        """
-        with self._lock:
-            members = {
-                name: (stream, [self._viewers[item] for item in stream.viewers])
-                for name, stream in self._streams.items()
-            }
-            past = {name: stream.past for name, stream in self._streams.items()}
-            follows = {
-                item[0].name: item[1].peer[0] for item, found in self._publications.items() if _counts(item, found)
-            }
-            whole = self._past
-            ended, closed, limits_hit = list(self._ended), dict(self._closed), dict(self._limits_hit)
-        found = self.oversight.statistics()
-        streams = {}
-        pace = RestingPace().over
-        for name, (stream, viewers) in members.items():
-            figures = [viewer.viewer_statistics() for viewer in pace(viewers)]
-            totals = sum((item.totals for item in figures), past[name])
-            whole += totals
-            states, missing = [0, 0, 0, 0], 0
-            for item in figures:
-                states[item.state] += 1
-                missing += item.sender.picture_share < 1
-            publisher = stream.publisher
-            streams[name] = StreamStatistics(
-                name=name,
-                publisher=None if publisher is None or name in follows else publisher.peer,
-                follows=follows.get(name, ""),
-                media=stream.media,
-                standby=len(stream.standby),
-                messages_in=tuple(stream.messages_in),
-                bytes_in=stream.bytes_in,
-                states=(states[0], states[1], states[2], states[3]),
-                viewers=figures,
-                before_key_count=stream.before_key_count,
-                totals=totals,
-                missing_pictures=missing,
-                held_bytes=found.held_by_stream.get(name, 0),
-            )
-        return HubStatistics(
-            streams=streams,
-            ended=ended,
-            closed=closed,
-            limits_hit=limits_hit,
-            totals=whole,
-            budget=found.budget,
-        )
-
-    def summary(self) -> HubSummary:
-        """Return sums over all streams. Any thread; as `snapshot`, but viewers that always kept up cost some 3 us."""
-        with self._lock:
-            copies = sum(_counts(item, found) for item, found in self._publications.items())
-            published = sum(stream.publisher is not None for stream in self._streams.values()) - copies
-            viewers = list(self._viewers.values())
-        found = self.oversight.statistics()
-        states, missing = [0, 0, 0, 0], 0
-        least_share, worst_ms, dropped, returns = 1.0, 0.0, 0, 0
-        for viewer in RestingPace().over(viewers):
-            sender = viewer.connection.sender
-            account = sender.account(rows=False)
-            states[account.state] += 1
-            if not (account.lagging or account.noted):
-                continue  # what was dropped is in the ledger, and so is that it was asked for
-            statistics = sender.statistics()
-            missing += account.picture_share < 1
-            least_share = min(least_share, account.picture_share)
-            worst_ms = max(worst_ms, account.delay_ms)
-            dropped += statistics.dropped_messages
-            returns += statistics.returns
-        return HubSummary(
-            streams=published,
-            states=(states[0], states[1], states[2], states[3]),
-            missing_pictures=missing,
-            least_picture_share=least_share,
-            worst_delay_ms=worst_ms,
-            dropped_messages=dropped,
-            returns=returns,
-            budget=found.budget,
-        )

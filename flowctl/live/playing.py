@@ -16,21 +16,19 @@ from typing import Any, Final
 
 import structlog
 
-from flowctl.connection import Connection, Session
+from flowctl.connection import Session
 from flowctl.core.fanout.following import FollowPlace
 from flowctl.core.flow.counts import NO_COUNTS, Counts, total
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.policy import LIVE_POLICIES, DropPolicy, Thin, Verdict
 from flowctl.core.flow.state import MessageClass, SendState, StateChange
-from flowctl.core.server.totals import NO_FLOW, FlowTotals, totals_of
 from flowctl.errors import LimitExceededError, LocalProtocolError
 from flowctl.live.access.request import LiveRequest, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub, Viewer, line_fields
 from flowctl.live.oversight.episodes import Episode
 from flowctl.live.settings.levels import Role
-from flowctl.live.statistics import EndedViewer, ViewerStatistics
 from flowctl.live.stream import StartPlace, Stream
 from flowctl.live.wirelog import WireLog
 from flowctl.log import redact_text
@@ -70,11 +68,6 @@ class Muted:
         return self.policy.patience(message_class)
 
 
-def figures_of(connection: Connection) -> FlowTotals:
-    """Return what a connection was sent and spared so far."""
-    return totals_of(connection.sender.statistics(), connection.receiver.statistics())
-
-
 class PlayWords:
     """What a play tells its player, in the words of the protocol; here of one that has none."""
 
@@ -103,7 +96,7 @@ class Playing:
 
     __slots__ = (
         *("_audio", "_connection", "_episode", "_hub", "_own_limits", "_own_times", "_policy_name", "_video"),
-        *("_viewer", "_wire", "_words", "began_at", "before", "paused", "stream", "waiting", "waits_until"),
+        *("_viewer", "_wire", "_words", "began_at", "paused", "stream", "waiting", "waits_until"),
     )
 
     def __init__(self, viewer: Viewer, words: PlayWords, hub: Hub, stream: Stream, wire: WireLog) -> None:
@@ -120,7 +113,6 @@ class Playing:
         self.stream = stream
         self.waiting = True
         self.began_at = self._connection.now()
-        self.before = figures_of(self._connection).baseline()
         self.waits_until: float | None = None
         self.paused = False
 
@@ -310,7 +302,7 @@ class Playing:
         self._leave_settings()
         # Also out of what waits to be sent to it: what it was offered of the stream is settled when it leaves.
         self.stream.leave(self._wire)
-        self._hub.leave(self.stream, self._viewer, figures_of(connection).settled() - self.before)
+        self._hub.leave(self.stream, self._viewer)
         if self._episode is not None:
             self._episode.end(connection.now(), None)
         statistics = connection.sender.statistics()
@@ -402,27 +394,6 @@ class ViewerSession(Session):
     def server_stops(self) -> None:
         """The server stops, and what is queued goes out: the last moment to say so. RTMP has asked to reconnect."""
 
-    def viewer_statistics(self) -> ViewerStatistics:
-        """Return figures. Any thread."""
-        connection = self.connection
-        statistics, received = connection.sender.statistics(), connection.receiver.statistics()
-        playing = self._playing  # may end meanwhile, on its own thread
-        before = NO_FLOW if playing is None else playing.before
-        return ViewerStatistics(
-            number=connection.number,
-            peer=connection.peer,
-            protocol=self.protocol,
-            user_agent=self.user_agent,
-            state=statistics.state,
-            why=connection.why(),
-            sender=statistics,
-            input_pauses=dict(received.pauses),
-            connected_s=connection.now() - connection.opened_at,
-            totals=totals_of(statistics, received) - before,
-            viewer_delay_ms=connection.sender.sample_delay(),
-            work_s=connection.work.work_s,
-        )
-
     # -- limits and trouble
 
     def work_exceeded(self, error: LimitExceededError, *, ends: bool) -> None:
@@ -500,22 +471,9 @@ class ViewerSession(Session):
             self._tell_limit(CONTROL_LANE, None, None)
         if connection.secure and not connection.receiver.bytes_in:
             self.harmless = True  # a browser that does not trust the certificate leaves without a word
-        self._hub.connection_ended(reason, self._limit_hit)
-        playing = self._playing
-        if playing is not None:
-            statistics = connection.sender.statistics()
-            self._hub.viewer_ended(
-                EndedViewer(
-                    connection.number,
-                    connection.peer,
-                    playing.stream.name,
-                    reason,
-                    details,
-                    statistics,
-                    connection.now() - connection.opened_at,
-                )
-            )
-            self._end_playing(f"{reason.value}: {details}" if details else reason.value)
+        if self._limit_hit is not None:
+            self._hub.limit_hit(self._limit_hit)
+        self._end_playing(f"{reason.value}: {details}" if details else reason.value)
         _log.info(
             "connection closed",
             connection=connection.number,

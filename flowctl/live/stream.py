@@ -16,7 +16,6 @@ from typing import Final, Protocol
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry
-from flowctl.core.server.totals import NO_FLOW
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
 from flowctl.live.owner import Owner
@@ -120,7 +119,6 @@ class Stream:
         self.bytes_in = 0
         self.before_key_count = 0
         self.takeovers = 0  # changes of `publisher`; guarded by _lock
-        self.past = NO_FLOW  # of the viewers that have gone; guarded by the hub's lock
         self.codecs: dict[str, str] = {}  # "video" and "audio", as the publisher last showed them
 
     def configure(self, config: LiveConfig) -> None:

@@ -52,7 +52,7 @@ def test_sums_when_a_connection_ends_while_they_are_made_have_it_once():
     def ends():
         first.sent = 150
         first.ended = CloseReason.PEER_CLOSED
-        meters.closed(first, CloseReason.PEER_CLOSED, "", None, "")
+        meters.closed(first, CloseReason.PEER_CLOSED, "", None)
 
     during = rows_of(meters, [first, second], ends)["live/a", "viewer"]
     assert (during["sent_bytes"], during["closed"].get("peer closed", 0)) == (200, 0)
@@ -69,7 +69,7 @@ def test_sums_when_a_connection_has_ended_before_it_was_seen_are_without_it():
     late = Peer(3)
     late.ended = CloseReason.KICKED
     assert rows_of(meters, [late]) == {}
-    meters.closed(late, CloseReason.KICKED, "", None, "")
+    meters.closed(late, CloseReason.KICKED, "", None)
     assert rows_of(meters, [late])["", "none"]["closed"] == {"kicked": 1}
 
 

@@ -115,7 +115,7 @@ def test_operations_when_called_as_commands_do_what_they_say(runtime, clients, t
 
 def shown_ledger(number):
     """Return what was done to a connection, in words, from its new limits on."""
-    ledger = quickly("stats", connection=number)["connection"]["ledger"]
+    ledger = quickly("connections", connection=number)["connection"]["ledger"]
     places = [at for at, entry in enumerate(ledger) if entry["what"] == "limits"]
     return ledger[places[-1] :] if places else []
 

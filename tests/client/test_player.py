@@ -6,6 +6,7 @@ import io
 import time
 
 from client_kit import address, client_group, live_server, small_source, start_player, wait_until
+from live_kit import ends_of, viewer_figures
 
 from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import MessageClass, SendState
@@ -40,11 +41,7 @@ def viewer(server, player):
     """Return what the live server says of `player`, None if it does not know it (any more)."""
     sock = player.sock
     port = sock.getsockname()[1] if sock is not None else 0
-    for stream in server.hub.snapshot().streams.values():
-        for item in stream.viewers:
-            if item.peer[1] == port:
-                return item
-    return None
+    return next((viewer_figures(item) for _, item in server.hub.viewing() if item.peer[1] == port), None)
 
 
 def test_play_when_the_player_waits_for_the_publisher():
@@ -141,8 +138,7 @@ def test_play_when_it_stalls_for_good():
         publish(group, server, bit_rate=2_500_000)
         player = play(group, server, PlayProfile(stall_after_s=0.2))
         wait_until(lambda: player.ended, "the cut")
-        wait_until(lambda: server.hub.snapshot().ended, "the server's account")
-        (ended,) = server.hub.snapshot().ended
+        (ended,) = wait_until(lambda: ends_of(server), "the server's account")
     assert ended.reason is CloseReason.HARD_LIMIT
     assert "limit 1.5 s" in ended.details
     assert player.end.reason is CloseReason.PEER_RESET
@@ -162,8 +158,7 @@ def test_play_when_it_stalls_and_nothing_moves():
         publish(group, server, bit_rate=2_500_000)
         player = play(group, server, PlayProfile(stall_after_s=0.0))
         wait_until(lambda: player.ended, "the cut")
-        wait_until(lambda: server.hub.snapshot().ended, "the server's account")
-        (ended,) = server.hub.snapshot().ended
+        (ended,) = wait_until(lambda: ends_of(server), "the server's account")
     assert ended.reason is CloseReason.STUCK
 
 
@@ -190,8 +185,7 @@ def test_play_when_it_floods_pings():
         publish(group, server)
         player = play(group, server, PlayProfile(pings_per_s=2000))
         wait_until(lambda: player.ended, "the cut")
-        wait_until(lambda: server.hub.snapshot().ended, "the server's account")
-        (ended,) = server.hub.snapshot().ended
+        (ended,) = wait_until(lambda: ends_of(server), "the server's account")
     assert ended.reason is CloseReason.LIMIT_HIT
     assert "control_messages_per_second" in ended.details
     assert player.statistics().pings_sent >= 200

@@ -10,7 +10,7 @@ import pytest
 from edge_kit import Encoder, House, frames, until
 from structlog.testing import capture_logs
 
-from flowctl.control.figures import stats
+from flowctl.control.listings import stats
 from flowctl.errors import ConfigError
 from flowctl.live.cluster.edge import edge as edge_module
 from flowctl.live.cluster.edge.upstream import OriginAddress

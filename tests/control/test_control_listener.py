@@ -66,7 +66,7 @@ def test_call_when_by_the_socket_of_the_user_may_do_all(listening):
         call_operation(address, "ban", {})
     assert caught.value.hint.startswith("NETWORK")
     with pytest.raises(OperationError, match="there is no connection 7") as refused:
-        call_operation(address, "stats", {"connection": 7_777_777})
+        call_operation(address, "connections", {"connection": 7_777_777})
     assert refused.value.code == "NOT_POSSIBLE"
     with pytest.raises(OperationError) as unknown:
         call_operation(address, "fly", {})

@@ -89,7 +89,7 @@ def test_table_when_read_has_each_operation_once_with_words_for_all_of_it():
         ("ban", {"network": "192.0.2.7", "action": "kill"}, "it must be ban or limit", None),
         ("limits", {"soft": "lots"}, "soft: 'lots' is not bytes,messages", "2MiB,2048"),
         ("limits", {"target_delay": "soon"}, "target_delay: 'soon'", "auto is by the stream"),
-        ("stats", {"limit": 1001}, "limit is 1001, it must be a whole number from 1 to 1000", None),
+        ("bans", {"limit": 1001}, "limit is 1001, it must be a whole number from 1 to 1000", None),
         ("stats", {"viewers": 3}, "it must be slow or all or none", None),
         ("reload", {"now": True}, "reload: unknown argument 'now'", "it has none"),
     ],
@@ -168,7 +168,7 @@ def test_stats_when_asked_tells_server_streams_and_viewers(live, clients):
     assert json.loads(json.dumps(found)) == found
 
 
-def test_stats_when_of_one_connection_has_its_ledger_in_words(live, clients):
+def test_connections_when_of_one_have_its_ledger_in_words(live, clients):
     """What was done to a connection stands there with how long ago and why."""
     server = live()
     client = clients.play(server)
@@ -176,14 +176,15 @@ def test_stats_when_of_one_connection_has_its_ledger_in_words(live, clients):
     connection = connection_to(server, client)
     do(server, "limits", connection=connection.number, soft="1MiB,100")
     found = wait_until(
-        lambda: (shown := do(server, "stats", connection=connection.number)["connection"])["ledger"] and shown, "ledger"
+        lambda: (shown := do(server, "connections", connection=connection.number)["connection"])["ledger"] and shown,
+        "ledger",
     )
     assert found["ledger"][-1]["what"] == LedgerKind.LIMITS.value
     assert "1.0 MiB, 100 messages" in found["ledger"][-1]["why"]
     assert found["streams"] == [NAME]
     assert found["state"] == "READY"
     with pytest.raises(LocalProtocolError, match="there is no connection 99999999"):
-        do(server, "stats", connection=99999999)
+        do(server, "connections", connection=99999999)
 
 
 # -- kick

@@ -35,9 +35,10 @@ def viewer(number, **figures):
 
 
 def stream(name, viewers=0, publisher=None, media="", in_bytes=0):
-    """Return a stream as stats shows it."""
-    found = {"stream": name, "publisher": publisher, "media": media, "viewers": viewers, "standby": 0}
-    return found | {"in_bytes": in_bytes}
+    """Return a stream as lists show it."""
+    found = {"stream": name, "publisher": publisher, "media": media, "viewers": viewers, "standby": 0, "slow": 0}
+    found |= {"connection": None, "codecs": {}, "in_messages": 0, "in_frames": 0, "sent_bytes": 0}
+    return found | {"in_bytes": in_bytes, "states": {"READY": viewers}}
 
 
 def stats(number, viewers=(), streams=(), **figures):
@@ -71,7 +72,7 @@ def test_stats_when_a_stream_is_followed_is_one_stream_of_its_publisher():
     here = stream("live/a", viewers=2, publisher="192.0.2.1:5", media="h264", in_bytes=100)
     there = stream("live/a", viewers=3, publisher="follows worker 2", media="h264", in_bytes=90)
     found = come_to("stats", stats(1, streams=[there]), stats(2, streams=[here]))
-    assert found["streams"] == [here | {"viewers": 5, "worker": 2}]
+    assert found["streams"] == [here | {"viewers": 5, "states": {"READY": 5}, "worker": 2}]
     assert found["found"]["streams"] == 1
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -20,7 +21,6 @@ from flowctl.demo.runner import cache_directory
 from flowctl.demo.show import ViewerDisplay
 from flowctl.demo.watch import ViewerWatch, WatchedViewer
 from flowctl.errors import ConfigError
-from flowctl.live import EndedViewer, HubStatistics
 from flowctl.load.results.result import PeerKind, PeerResult, RunResult, RunSample
 from flowctl.log import configure
 from flowctl.reasons import CloseReason
@@ -162,24 +162,24 @@ def test_plan_when_asked_for_viewers():
 # ------------------------------------------------------------------------------------------------ watch
 
 
-def ended(number, host, reason, details=""):
-    sender = dataclasses.replace(IDLE, state=SendState.HARD_LIMIT)
-    return EndedViewer(number, (host, 5000 + number), "demo/sample", reason, details, sender, 1.5)
+def end(watch, number, host, reason, details=""):
+    """Have a viewer play and end."""
+    sender = SimpleNamespace(statistics=lambda: dataclasses.replace(IDLE, state=SendState.HARD_LIMIT))
+    made = SimpleNamespace(number=number, peer=(host, 5000 + number), sender=sender, now=lambda: 2.5, opened_at=1.0)
+    watch.asked(made, "play", "demo/sample", 1.0)
+    watch.closed(made, reason, details, None)
 
 
 def test_watch_when_an_attacker_has_several_connections():
     viewers = QUICK.viewers(LOAD)
     hostile = viewers[-1]
     watch = ViewerWatch(viewers)
-    gone = [
-        ended(7, hostile.host, CloseReason.HARD_LIMIT, "age_ms 5001, limit 5000"),
-        ended(8, hostile.host, CloseReason.STUCK),
-        ended(9, "127.99.9.9", CloseReason.STUCK),
-    ]
-    hub = HubStatistics(streams={}, ended=gone, closed={}, limits_hit={})
-    changed = watch.look(hub)
+    end(watch, 7, hostile.host, CloseReason.HARD_LIMIT, "age_ms 5001, limit 5000")
+    end(watch, 8, hostile.host, CloseReason.STUCK)
+    end(watch, 9, "127.99.9.9", CloseReason.STUCK)
+    changed = watch.look([])
     assert [(item.plan.label, item.cut) for item in changed] == [("hostile", "hard limit"), ("hostile 2", "stuck")]
-    assert watch.look(hub) == []
+    assert watch.look([]) == []
     assert len(watch.viewers) == len(viewers) + 1
 
 

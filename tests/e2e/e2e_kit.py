@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from traceback import format_exception
 
+from live_kit import ends_of, viewer_figures
+
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.flv import TAG_AUDIO, TAG_VIDEO, FlvReader
@@ -76,8 +78,8 @@ def address_of(server, name=NAME):
 
 
 def figures(server, name=NAME):
-    """Return the statistics of a stream. None: there is no such stream."""
-    return server.hub.snapshot().streams.get(name)
+    """Return a stream. None: there is no such stream."""
+    return server.hub.find_stream(name)
 
 
 def wait_for_viewers(server, count, name=NAME):
@@ -101,13 +103,13 @@ def wait_for_states(server, number, *states, name=NAME):
 
 def viewer_of(server, number, name=NAME):
     """Return the figures of the viewer with this connection number. None: it is not there."""
-    stream = figures(server, name)
-    return next((viewer for viewer in stream.viewers if viewer.number == number), None) if stream else None
+    found = (viewer for its, viewer in server.hub.viewing() if its == name and viewer.number == number)
+    return next(map(viewer_figures, found), None)
 
 
 def ended_viewer(server, number):
-    """Return the last figures of a viewer that has gone. None: it has not."""
-    return next((viewer for viewer in server.hub.snapshot().ended if viewer.number == number), None)
+    """Return how a viewer has ended. None: it has not."""
+    return next((item for item in ends_of(server) if item.number == number), None)
 
 
 def connection_to(server, client):

@@ -159,7 +159,7 @@ def test_viewers_go_on_with_the_standby_when_the_first_publisher_goes(
     first = programs.publish(server, sample("plain"))
     wait_for_keys(server, 1)
     standby = programs.publish(server, sample("other"))
-    wait_until(lambda: figures(server).standby == 1, "a publisher on standby")
+    wait_until(lambda: len(figures(server).standby) == 1, "a publisher on standby")
     wait_for_keys(server, 3)
     if orderly:
         first.process.terminate()  # FFmpeg takes it as the wish to end in order

@@ -158,7 +158,7 @@ def test_stalled_viewer_is_reset_with_its_reason_and_others_lose_nothing(case, l
         wait_for_viewers(server, HEALTHY_VIEWERS)
         assert reason is ended.reason
         assert words in ended.details
-        assert {reason: 1} == server.hub.snapshot().closed
+        assert {reason: 1} == server.closed_by_reason
         with pytest.raises(ConnectionResetError):
             stalled.read_to_end()
         wait_for_end(publishing, *healthy)

@@ -6,7 +6,7 @@ import socket
 import time
 
 from connection_kit import WAIT_S
-from live_kit import AAC_HEADER, AVC_HEADER, audio, inter, key
+from live_kit import AAC_HEADER, AVC_HEADER, audio, ends_of, inter, key
 
 from flowctl.core.server.admission import AdmissionLimits
 from flowctl.flv import FlvReader
@@ -159,10 +159,10 @@ class Web:
         return Publisher(self.server, name, **options)
 
     def viewers(self):
-        return [found for stream in self.server.hub.snapshot().streams.values() for found in stream.viewers]
+        return [viewer for _, viewer in self.server.hub.viewing()]
 
     def ended(self):
-        return self.server.hub.snapshot().ended
+        return ends_of(self.server)
 
     def stop(self) -> None:
         for client in self.clients:

@@ -67,13 +67,13 @@ def test_server_when_attacked_over_http_contains_it_and_nobody_loses_anything(pr
     viewer.send(f"GET /live/stream.flv HTTP/1.1\r\n{HOST}\r\n")
     viewer.answer()
     (number,) = [item.number for item in wait_for(arena.viewers)]
-    before = dict(arena.server.hub.snapshot().limits_hit)
+    before = dict(arena.server.hub.limits_hit)
     context = AttackContext(host="127.0.0.1", port=arena.address[1], duration_s=2.5, watch_s=1.5, rng=random.Random(1))
     verdict = asyncio.run(profile.attack(context))
     assert {item.form: item.outcome for item in verdict.forms} == SEEN[profile.id], verdict
     assert verdict.met is not False, verdict
     assert (verdict.newcomer, verdict.witness) == (True, True)
-    after = arena.server.hub.snapshot().limits_hit
+    after = arena.server.hub.limits_hit
     gained = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
     names, count = LIMITS.get(profile.id, ({"frames_per_second"}, None))
     assert gained.keys() <= names
@@ -81,6 +81,7 @@ def test_server_when_attacked_over_http_contains_it_and_nobody_loses_anything(pr
     _, tags = viewer.tags(40)
     pictures = [tag.timestamp for tag in tags if tag.type_id == 9][1:]
     assert {later - earlier for earlier, later in pairwise(pictures)} == {40}
-    assert [item.sender.dropped_messages for item in arena.viewers() if item.number == number] == [0]
+    (session,) = [item for item in arena.viewers() if item.number == number]
+    assert session.connection.sender.statistics().dropped_messages == 0
     viewer.close()
     wait_for(lambda: not arena.server.connections())

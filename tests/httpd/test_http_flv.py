@@ -259,7 +259,7 @@ def test_viewer_when_ended_by_the_server_has_the_reason_that_one_of_rtmp_has(web
     wait_for(web.viewers)
     end(web.server)
     wait_for(web.ended)
-    assert [viewer.reason for viewer in web.ended()] == [reason]
+    assert [item.reason for item in web.ended()] == [reason]
     assert wait_for(lambda: web.server.closed_by_reason) == {reason: 1}
 
 
@@ -287,7 +287,7 @@ def test_response_that_has_not_begun_when_its_publisher_goes_costs_no_turn_of_th
     publisher.send(TYPE_AUDIO, AAC_HEADER)
     web.client().send(f"GET /live/room.flv HTTP/1.1\r\n{HOST}\r\n")
     (session,) = wait_for(lambda: [c.session for c in web.server.connections() if c.session.role == "viewer"])
-    wait_for(lambda: session.viewer_statistics().state is not None and calls)
+    wait_for(lambda: session.connection.sender.state is not None and calls)
     publisher.end()
     other = web.client()
     for _ in range(100):

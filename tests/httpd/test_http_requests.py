@@ -123,8 +123,8 @@ def test_request_when_it_is_wrong_or_too_long_is_answered_and_ends_the_connectio
     found, headers, _ = client.answer()
     assert (found, headers["connection"]) == (status, "close")
     assert client.to_end() == b""
-    wait_for(lambda: web.server.hub.snapshot().closed)
-    assert web.server.hub.snapshot().limits_hit == ({} if limit is None else {limit: 1})
+    wait_for(lambda: web.server.closed_by_reason)
+    assert web.server.hub.limits_hit == ({} if limit is None else {limit: 1})
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_request_when_it_does_not_come_whole_in_time_gets_408(web, octets):
     client.send(octets)
     assert client.answer()[0] == 408
     assert client.to_end() == b""
-    assert wait_for(lambda: web.server.hub.snapshot().limits_hit) == {"request_time_s": 1}
+    assert wait_for(lambda: web.server.hub.limits_hit) == {"request_time_s": 1}
 
 
 def test_connection_when_nothing_comes_or_it_idles_too_long_is_closed_without_a_word(web):

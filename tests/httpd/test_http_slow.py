@@ -49,12 +49,12 @@ def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, oc
     publisher.group()
     client = player(web, octets)
     (before,) = wait_for(web.viewers)
-    assert before.state is SendState.READY
+    assert before.connection.sender.state is SendState.READY
     for _ in range(4):
         publisher.group(b"x", 60_000)
-    wait_for(lambda: web.viewers()[0].state >= SendState.SOFT_LIMIT)
-    wait_for(lambda: web.viewers()[0].input_pauses == {"soft limit": 1})
-    assert "KiB" in web.viewers()[0].why
+    wait_for(lambda: web.viewers()[0].connection.sender.state >= SendState.SOFT_LIMIT)
+    wait_for(lambda: web.viewers()[0].connection.receiver.statistics().pauses == {"soft limit": 1})
+    assert "KiB" in web.viewers()[0].connection.why()
     publisher.group(b"y", 60_000)
     publisher.group(b"z", 60_000)
     wait_for(lambda: web.server.statistics().totals.dropped_messages)
@@ -64,7 +64,7 @@ def test_player_when_it_does_not_read_is_at_its_soft_limit_with_a_reason(web, oc
     def is_back() -> bool:
         with contextlib.suppress(TimeoutError):
             client.read()
-        return web.viewers()[0].state is SendState.READY
+        return web.viewers()[0].connection.sender.state is SendState.READY
 
     wait_for(is_back)
     figures = web.server.statistics().totals
@@ -78,7 +78,7 @@ def test_frames_when_there_are_too_many_slow_the_player_down_alone(web):
     publisher = web.publisher()
     publisher.group()
     player(web).send(masked(0x89, b"p") * 200)
-    wait_for(lambda: web.server.hub.snapshot().limits_hit == {"frames_per_second": 1})
+    wait_for(lambda: web.server.hub.limits_hit == {"frames_per_second": 1})
     other = web.client()
     assert other.get()[0] == 200
     assert other.tags(6)[1][3].payload == key()

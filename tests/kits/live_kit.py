@@ -8,6 +8,7 @@ octets and time until everything is quiet.
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 
 from flowctl.connection import Connection
 from flowctl.core.flow.limits import NO_LIMITS
@@ -16,6 +17,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Hub
 from flowctl.live.session import LiveSession
+from flowctl.reasons import CloseReason
 from flowctl.testing import ManualClock
 from flowctl.testing.driving import HandGroup, MemoryWire
 from flowctl.wire.rtmp import commands
@@ -57,6 +59,25 @@ def audio(tag: bytes = b"") -> bytes:
 def config(*, wire: dict | None = None, rtmp: dict | None = None, **fields) -> LiveConfig:
     """Return live settings; `wire` and `rtmp` are fields of the wire limits and of the RTMP sessions."""
     return LiveConfig(rtmp=ServerSessionConfig(limits=WireLimits(**(wire or {})), **(rtmp or {})), **fields)
+
+
+def viewer_figures(viewer):
+    """Return what a viewer's connection says of itself."""
+    connection = viewer.connection
+    sender = connection.sender.statistics()
+    pauses = dict(connection.receiver.statistics().pauses)
+    return SimpleNamespace(
+        number=viewer.number, peer=viewer.peer, state=sender.state, sender=sender, input_pauses=pauses
+    )
+
+
+def ends_of(server):
+    """Return the connections of a server that have ended, oldest first: number, reason and details."""
+    return [
+        SimpleNamespace(number=event["connection"], reason=CloseReason(event["reason"]), details=event["why"])
+        for event in server.recent.since(None, 1000)[0]
+        if event["what"] == "close"
+    ]
 
 
 class Peer:
@@ -250,5 +271,4 @@ class World:
         raise AssertionError("the world does not come to rest")
 
     def stream(self, name="live/room"):
-        """Return the figures of a stream."""
-        return self.hub.snapshot().streams[name]
+        return self.hub.find_stream(name)

@@ -134,7 +134,7 @@ def test_client_of_rtmp_is_refused_in_its_words(access, ask, name, expected):
     ((code, description),) = rejected(peer)
     assert code == expected[0]
     assert expected[1] in description
-    assert world.hub.snapshot().streams == {}
+    assert world.hub.streams() == {}
     assert world.group.failures == []
 
 

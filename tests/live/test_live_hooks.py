@@ -99,7 +99,7 @@ def test_refusal_reaches_the_client_in_the_words_of_the_hook(world, asked, ask, 
     asked.questions[0][1].tell(Refusal("This key has expired."))
     world.run()
     assert descriptions(peer) == [(code, "This key has expired.")]
-    assert (asked.news, world.hub.snapshot().streams) == ([], {})
+    assert (asked.news, world.hub.streams()) == ([], {})
 
 
 def test_only_the_connection_that_asks_waits(world, asked):
@@ -118,7 +118,7 @@ def test_only_the_connection_that_asks_waits(world, asked):
     assert not slow.connection.receiver.paused
     slow.video(0, key(b"s"))
     world.run(0.1)
-    assert world.hub.snapshot().streams["live/slow"].messages_in[MessageClass.KEY] == 1
+    assert world.hub.find_stream("live/slow").messages_in[MessageClass.KEY] == 1
 
 
 def test_hook_that_does_not_answer_refuses(world, asked):
@@ -126,7 +126,7 @@ def test_hook_that_does_not_answer_refuses(world, asked):
     peer = world.connect().publish()
     world.run(asked.decide_s + STEP_S)
     assert descriptions(peer) == [("NetStream.Publish.BadName", TOO_SLOW.text)]
-    assert world.hub.snapshot().limits_hit["decide_s"] == 1
+    assert world.hub.limits_hit["decide_s"] == 1
     asked.questions[0][1].tell(None)
     world.run()
     assert (started(peer), asked.news) == (False, [])
@@ -139,7 +139,7 @@ def test_client_that_has_gone_is_not_let_in(world, asked):
     world.run(0.1)
     asked.questions[0][1].tell(None)
     world.run()
-    assert (asked.news, world.hub.snapshot().streams) == ([], {})
+    assert (asked.news, world.hub.streams()) == ([], {})
 
 
 @pytest.mark.parametrize("between", [0, 6000], ids=["same piece", "later piece"])
@@ -502,7 +502,7 @@ def test_publish_when_the_application_has_not_heard_of_so_many_is_refused(world,
     world.run()
     assert not started(peer)
     assert peer.codes == [commands.PUBLISH_BAD_NAME]
-    assert world.hub.snapshot().limits_hit["hook_news"] == 1
+    assert world.hub.limits_hit["hook_news"] == 1
     assert not world.hub.is_published("live/room")
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from live_kit import World, audio, config, inter, key
+from live_kit import World, key
 
 from flowctl.core.flow.limits import Limits
-from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import LiveConfig, SecondPublisher
 from flowctl.live.hub import Hub
 from flowctl.live.owner import Owner
-from flowctl.reasons import CloseReason
-from flowctl.sender import Sender
 from flowctl.testing import ManualClock, ManualGroup
 from flowctl.wire.rtmp import commands
 
@@ -93,7 +88,7 @@ def test_publish_when_the_owner_is_back_replaces_a_silent_predecessor_of_its_own
     hub.unpublish(stream, old, grace=True)
     assert stream.publisher is new
     hub.unpublish(stream, new, grace=False)
-    assert hub.snapshot().streams == {}
+    assert hub.streams() == {}
 
 
 @pytest.mark.parametrize("viewed", [False, True])
@@ -132,7 +127,7 @@ def test_unpublish_when_an_address_has_broken_off_many_keeps_as_many_names_as_it
     hub.unpublish(hub.publish(names[2], publisher), publisher, grace=True)
     assert [hub.is_published(name) for name in names[:3]] == [False, True, True]
     group.run(3.1)
-    assert (hub.snapshot().streams, hub._kept_for) == ({}, {})
+    assert (hub.streams(), hub._kept_for) == ({}, {})
 
 
 @pytest.mark.parametrize("policy", list(SecondPublisher))
@@ -213,7 +208,7 @@ def test_publisher_when_it_has_two_streams_ends_each_alone():
     assert (None, publisher) == (one.publisher, two.publisher)
     hub.unpublish(two, publisher, grace=False)
     assert two.publisher is None
-    assert hub.snapshot().streams == {}
+    assert hub.streams() == {}
 
 
 def test_standby_when_the_first_goes_takes_over_in_the_order_of_coming():
@@ -249,7 +244,7 @@ def test_grace_when_nobody_views_runs_too_and_leaves_nothing():
     hub.unpublish(stream, publisher, grace=True)
     assert hub.is_published("live/a")
     group.run(3.0)
-    assert hub.snapshot().streams == {}
+    assert hub.streams() == {}
 
 
 def test_grace_when_nobody_views_keeps_no_media():
@@ -277,137 +272,3 @@ def test_grace_when_zero_tells_viewers_at_once_and_otherwise_after_it():
         assert viewer.told == ["ended"]
         hub.publish("live/a", publisher)
         assert viewer.told == ["ended", "published"]
-
-
-def slow_and_healthy(world):
-    """Publish to a healthy viewer, one that is slow for a while, and one that is cut; return them."""
-    publisher = world.publisher()
-    healthy, slow, stuck = world.player(), world.player(), world.player()
-    for number in range(60):
-        slow.wire.room = 2000 if number < 30 else None
-        stuck.wire.room = 0
-        publisher.video(number * 40, key(b"%d" % number, 600) if number % 10 == 0 else inter(b"%d" % number, 600))
-        publisher.audio(number * 40 + 1, audio(b"%d" % number))
-        if number < 30:
-            slow.reads = number % 8 == 0
-    slow.reads = True
-    world.run(1)
-    return publisher, healthy, slow, stuck
-
-
-def test_totals_when_viewers_come_slow_down_and_go_are_conserved():
-    """Accepted = sent + dropped + queued per viewer, stream and process, present and past viewers together."""
-    world = World(limits=TIGHT)
-    _, healthy, slow, stuck = slow_and_healthy(world)
-    sums = [world.stream().totals, world.hub.snapshot().totals]
-    sums += [viewer.totals for viewer in world.stream().viewers]
-    assert [item.conserved for item in sums] == [True] * len(sums)
-    before = world.stream().totals
-    assert before.connections == 3
-    assert before.dropped_messages > 0
-    assert before.recoveries >= 1
-    assert before.transitions >= 2
-    assert before.time_in_states_s[SendState.OVERLOADED] > 0
-    assert before.input_pauses["soft limit"] >= 1
-    for viewer in (healthy, slow, stuck):
-        viewer.vanish()
-    after = world.stream().totals
-    assert world.stream().viewers == []
-    assert after.conserved
-    assert after.connections == 3
-    assert after.queued.total_messages == 0
-    assert after.accepted.of(MessageClass.KEY) == before.accepted.of(MessageClass.KEY)
-    assert len(world.hub.snapshot().ended) == 3
-
-
-def test_totals_when_a_stream_is_forgotten_stay_in_those_of_the_process():
-    """The name goes, the counts stay."""
-    world = World(config(return_grace_s=0.0), limits=TIGHT)
-    publisher, healthy, slow, stuck = slow_and_healthy(world)
-    for peer in (healthy, slow, stuck, publisher):
-        peer.vanish()
-    snapshot = world.hub.snapshot()
-    assert snapshot.streams == {}
-    assert snapshot.totals.connections == 3
-    assert snapshot.totals.sent.of(MessageClass.KEY) >= 6
-    assert snapshot.totals.conserved
-    assert snapshot.closed == {CloseReason.PEER_RESET: 4}
-
-
-def test_totals_when_one_connection_plays_two_streams_are_kept_apart():
-    """Each stream's books have what the viewer was sent of it, and the sums are the connection's own."""
-    world = World()
-    for name in ("live/1", "live/2"):
-        publisher = world.publisher(name)
-        publisher.video(0, key(b"k"))
-    viewer = world.player("live/1")
-    viewer.command("deleteStream", None, 1.0, stream_id=0)
-    viewer.command("play", None, "2", stream_id=1)
-    one, two = (world.stream(name).totals for name in ("live/1", "live/2"))
-    assert (one.sent.of(MessageClass.KEY), two.sent.of(MessageClass.KEY)) == (1, 1)
-    assert one.conserved
-    assert two.conserved
-    whole = viewer.connection.sender.statistics()
-    assert whole.sent.of(MessageClass.HEADER) == one.sent.of(MessageClass.HEADER) + two.sent.of(MessageClass.HEADER)
-
-
-def lossy():
-    """Return a world with a viewer that lost frames, one that lags, and five that always kept up."""
-    world = World(limits=TIGHT)
-    publisher = world.publisher()
-    lost, lagging, *healthy = [world.player() for _ in range(7)]
-    for viewer in (lost, lagging):
-        viewer.reads, viewer.wire.room = False, len(viewer.wire.down) + 10
-    for number in range(12):
-        publisher.video(40 * number, inter(b"i", 1000) if number else key(b"k", 1000))
-    lost.reads, lost.wire.room = True, None
-    world.run(1.0)
-    for number in range(12, 14):
-        publisher.video(40 * number, key(b"k", 1000))
-    world.hub.oversight.look()
-    return world, healthy
-
-
-def test_summary_when_some_have_lost_frames_agrees_with_the_snapshot():
-    """The cheap sums are those of the statistics of every viewer."""
-    world, _ = lossy()
-    summary, snapshot = world.hub.summary(), world.hub.snapshot()
-    (stream,) = snapshot.streams.values()
-    assert summary.streams == 1
-    assert (summary.states, summary.missing_pictures) == (stream.states, stream.missing_pictures)
-    assert summary.states[SendState.READY] == 6
-    dropped = [viewer.sender.dropped_messages for viewer in stream.viewers]
-    assert summary.dropped_messages == sum(dropped)
-    assert sorted(map(bool, dropped)) == [False] * 5 + [True] * 2
-    assert summary.worst_delay_ms > 0
-    assert summary.least_picture_share == min(viewer.sender.picture_share for viewer in stream.viewers)
-    assert summary.budget == snapshot.budget
-
-
-def test_summary_when_viewers_always_kept_up_asks_them_for_no_statistics(monkeypatch):
-    """A figure for each second must not cost what a snapshot does: only who was slow once is asked."""
-    world, healthy = lossy()
-    asked = []
-    statistics = Sender.statistics
-    monkeypatch.setattr(Sender, "statistics", lambda sender: asked.append(sender) or statistics(sender))
-    world.hub.summary()
-    assert len(asked) == 2
-    assert not {viewer.connection.sender for viewer in healthy} & set(asked)
-
-
-@pytest.mark.parametrize("figures", [Hub.snapshot, Hub.summary])
-def test_figures_when_asked_for_by_a_thread_of_its_own_rest_in_between(figures, monkeypatch):
-    """A thread that gathers figures lets the loops go on every few viewers; the thread of a loop does not rest."""
-    world, _ = lossy()
-    rests, passed = [], iter(range(1000))
-    monkeypatch.setattr("flowctl.live.oversight.pace.time.sleep", rests.append)
-    monkeypatch.setattr("flowctl.live.oversight.pace.time.perf_counter", lambda: next(passed) * 0.0002)
-    figures(world.hub)
-    assert len(rests) == 3  # 7 viewers, two at a time
-    assert set(rests) == {0.001}
-
-    async def ask():
-        figures(world.hub)
-
-    asyncio.run(ask())
-    assert len(rests) == 3

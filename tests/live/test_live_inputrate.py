@@ -81,7 +81,7 @@ def test_flood_when_beyond_the_rate_is_slowed_and_loses_nothing(monkeypatch):
         world.run(4)
     assert viewer.payloads[2:] == [audio(b"%0118d" % number) for number in range(3000)]
     assert publisher.ended is None
-    assert world.hub.snapshot().limits_hit == {"messages_per_second": 1}
+    assert world.hub.limits_hit == {"messages_per_second": 1}
     found = [line for line in lines if line["event"] == "input slowed"]
     assert [(line["limit"], line["connection"]) for line in found] == [
         ("messages_per_second", publisher.connection.number)
@@ -102,7 +102,7 @@ def test_flood_when_it_goes_on_is_cut_and_says_so():
     assert reason is CloseReason.LIMIT_HIT
     assert details.startswith("messages_per_second: more than 100 a second")
     assert len(viewer.payloads) < 9000
-    assert world.hub.snapshot().limits_hit == {"messages_per_second": 2}  # it was slowed, and it was cut
+    assert world.hub.limits_hit == {"messages_per_second": 2}  # it was slowed, and it was cut
 
 
 def test_flood_when_the_rate_is_off_is_taken_at_once():
@@ -121,7 +121,7 @@ def test_flood_when_it_ends_and_begins_again_is_an_episode_of_its_own():
     octets = b"".join(publisher.session.send_audio(number, audio(bytes(12))) for number in range(3000))
     publisher.send(octets)
     world.run(10)
-    assert world.hub.snapshot().limits_hit == {"messages_per_second": 2}
+    assert world.hub.limits_hit == {"messages_per_second": 2}
 
 
 @pytest.mark.parametrize(("size", "times"), [(1, 10.0), (13, 120 / 13), (60, 2.0), (120, 1.0), (1500, 1.0)])
@@ -151,7 +151,7 @@ def test_flood_when_nobody_takes_it_is_slowed_as_well():
     publisher.send(b"".join(stray))
     assert publisher.connection.receiver.paused
     assert publisher.live._rtmp.counters["media-without-publish"] < 3000
-    assert world.hub.snapshot().limits_hit == {"messages_per_second": 1}
+    assert world.hub.limits_hit == {"messages_per_second": 1}
 
 
 def test_flood_when_held_is_still_cut_by_its_limits_of_time():

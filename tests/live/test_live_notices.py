@@ -148,7 +148,7 @@ def test_request_when_withdrawn_in_the_same_breath_is_forgotten(world, name):
     gone = commands.command("deleteStream", 0, None, float(peer.session.stream_id), stream_id=0)
     peer.send(asked + peer.session.send_message(gone))
     assert peer.connection.ended is None
-    assert set(world.hub.snapshot().streams) <= {"live/room"}
+    assert {stream.name for stream in world.hub.streams()} <= {"live/room"}
 
 
 def far_behind(world):

@@ -70,4 +70,4 @@ def test_flood_of_the_control_lane_when_nothing_observes_is_counted_all_the_same
     for _ in range(1100):
         player.live.connection.sender.send(b"y" * 300, MessageClass.CONTROL)
     world.run(1.0)
-    assert world.hub.snapshot().limits_hit == {CONTROL_LANE: 1}
+    assert world.hub.limits_hit == {CONTROL_LANE: 1}

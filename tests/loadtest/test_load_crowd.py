@@ -6,6 +6,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from live_kit import viewer_figures
 from load_kit import open_server, unacknowledged, url_of
 
 from flowctl.load.plan import LoadPlan
@@ -48,8 +49,7 @@ def crowd(tmp_path_factory):
 
         def look(sample):
             if sample.at_s == 4.0:
-                stream = server.hub.snapshot().streams["live/room"]
-                seen["viewers"] = {viewer.peer[1]: viewer for viewer in stream.viewers}
+                seen["viewers"] = {viewer.peer[1]: viewer_figures(viewer) for _, viewer in server.hub.viewing()}
                 seen["unacknowledged"] = unacknowledged(port)
 
         plan = LoadPlan(
@@ -64,7 +64,7 @@ def crowd(tmp_path_factory):
             server_pid=os.getpid(),
         )
         result = run_load(plan, look)
-        closed = dict(server.hub.snapshot().closed)
+        closed = server.closed_by_reason
     rows = {name: [peer for peer in result.peers if peer.profile == name] for name in names}
     return SimpleNamespace(result=result, rows=rows, closed=closed, trace=f"trace@{link}", **seen)
 

@@ -207,10 +207,12 @@ class Changes(Answer):
 
 
 class Stats(Answer):
-    """Figures of the server, its streams, and its viewers that are slow; or one connection."""
+    """Figures of the server, its streams, and its viewers that are slow."""
 
-    server: dict[str, Any] | None = None
-    connection: dict[str, Any] | None = None
+    server: dict[str, Any]
+    streams: list[Stream]
+    viewers: list[Connection]
+    found: Found
 
 
 class Anything(Answer):

@@ -19,6 +19,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.text.printable import foreign
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.observer import Observer
+from flowctl.live.rows import identity_row
 from flowctl.reasons import CloseReason
 
 KEPT: Final = 1024
@@ -56,16 +57,7 @@ class RecentEvents(Observer):
         return found, begin + len(found), max(0, oldest - number)
 
     def _note(self, what: str, connection: Connection, **more: Any) -> None:
-        session, streams = connection.session, connection.session.streams()
-        event = {
-            "at": round(self._wall(), 3),
-            "what": what,
-            "connection": connection.number,
-            "peer": f"{connection.peer[0]}:{connection.peer[1]}",
-            "role": session.role or "none",
-            "stream": foreign(streams[0], _TEXT) if streams else None,
-            **more,
-        }
+        event = {"at": round(self._wall(), 3), "what": what, **identity_row(connection), **more}
         with self._lock:
             self._count += 1
             self._kept.append(event)

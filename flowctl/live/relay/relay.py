@@ -99,10 +99,10 @@ class Push:
         row: dict[str, Any] = {"stream": self.stream, "to": place_of(self._url), "state": self.state, "why": self.why}
         row |= {"connections": self._connections, "tries": self._tries, "connection": None}
         if session is not None and session.accepted:
-            figures = session.viewer_statistics()
-            sent, dropped = figures.sender.sent, figures.sender.dropped
-            row |= {"connection": figures.number, "flow": figures.why or "", "sent_bytes": sent.total_bytes}
-            row |= {"dropped": {reason.value: counts.by_name() for reason, counts in dropped.items()}}
+            figures = session.connection.sender.statistics()
+            row |= {"connection": session.number, "flow": session.connection.why()}
+            row |= {"sent_bytes": figures.sent.total_bytes}
+            row |= {"dropped": {reason.value: counts.by_name() for reason, counts in figures.dropped.items()}}
         return row
 
     def _connect(self, parameters: str) -> None:

@@ -10,11 +10,11 @@ docs/security.md says so, too.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from traceback import format_exception
 
+from flowctl.core.flow.state import SendState
 from flowctl.core.loop.sockets import SocketOptions
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.live.config import LiveConfig, SecondPublisher
@@ -55,20 +55,17 @@ def build(failures: list[str]) -> LiveServer:
 
 def figures(server: LiveServer, failures: list[str]) -> dict:
     """Return what the server knows of itself."""
-    snapshot = server.hub.snapshot()
     streams = {
-        name: {
-            "published": stream.publisher is not None,
-            "viewers": len(stream.viewers),
-            "trouble": sum(stream.states[1:]),
-        }
-        for name, stream in snapshot.streams.items()
+        stream.name: {"published": stream.publisher is not None, "viewers": count, "trouble": 0}
+        for stream, count in server.hub.streams().items()
     }
+    for name, viewer in server.hub.viewing():
+        streams[name]["trouble"] += viewer.connection.sender.state is not SendState.READY
     return {
-        "closed": {reason.name: count for reason, count in snapshot.closed.items()},
-        "limits_hit": snapshot.limits_hit,
+        "closed": {reason.name: count for reason, count in server.closed_by_reason.items()},
+        "limits_hit": server.hub.limits_hit,
         "streams": streams,
-        "ended": [dataclasses.asdict(item)["details"] for item in snapshot.ended],
+        "ended": [item["why"] for item in server.recent.since(None, 1000)[0] if item["what"] == "close"],
         "connections": len(server.connections()),
         "refused": server.admission.refused,
         "failures": failures,

@@ -87,7 +87,7 @@ def is_refused(server):
 
 def closed(server, reason):
     """Return how many connections ended for a reason."""
-    return server.hub.snapshot().closed.get(reason, 0)
+    return server.closed_by_reason.get(reason, 0)
 
 
 def chunk(type_id, length, body=b"", csid=3):
@@ -126,7 +126,7 @@ def test_peer_is_cut_when_it_goes_over_a_limit_of_the_wire(case, live, clients):
         sock.sendall(octets)
         assert is_cut(sock)
         wait_until(lambda: closed(server, CloseReason.LIMIT_HIT) == 1, "the limit counted")
-        assert server.hub.snapshot().limits_hit == {limit: 1}
+        assert server.hub.limits_hit == {limit: 1}
 
 
 @pytest.mark.parametrize("octets", [b"", b"\x03" + bytes(700)], ids=["silent", "half"])
@@ -155,7 +155,7 @@ def test_peer_is_cut_when_it_says_nothing_after_the_handshake(live, clients):
     server = live(wire={"first_command_s": 0.3})
     with nobody_disturbed(server, clients), shake_hands(server) as sock:
         assert is_cut(sock)
-        wait_until(lambda: server.hub.snapshot().limits_hit == {"first_command_s": 1}, "the limit counted")
+        wait_until(lambda: server.hub.limits_hit == {"first_command_s": 1}, "the limit counted")
 
 
 def test_player_is_told_and_cut_when_nobody_publishes(live, clients):
@@ -165,7 +165,7 @@ def test_player_is_told_and_cut_when_nobody_publishes(live, clients):
         waiting = clients.play(server, name="live/nothing", profile=PlayProfile(stay=True))
         wait_for_end(waiting)
         assert any("player_wait_s" in status.description for status in waiting.player.statuses)
-        wait_until(lambda: server.hub.snapshot().limits_hit == {"player_wait_s": 1}, "the limit counted")
+        wait_until(lambda: server.hub.limits_hit == {"player_wait_s": 1}, "the limit counted")
 
 
 def test_memory_follows_what_was_received_when_messages_are_announced(live, clients):
@@ -218,7 +218,7 @@ def test_ping_flooder_is_cut_at_the_limit_of_control_messages(live, clients):
         flooder = clients.play(server, PlayProfile(pings_per_s=5000), name=BYSTANDER)
         wait_for_end(flooder)
         wait_until(lambda: closed(server, CloseReason.LIMIT_HIT) == 1, "the limit counted")
-        assert server.hub.snapshot().limits_hit == {"control_messages_per_second": 1}
+        assert server.hub.limits_hit == {"control_messages_per_second": 1}
 
 
 def test_pings_below_the_limit_are_answered_once_per_interval(live, clients):

@@ -113,8 +113,7 @@ def test_push_when_a_stream_is_published_gives_the_other_server_every_frame(live
         (row,) = relays.figures()["push"]
         assert row["state"] == "publishing"
         assert "SECRET" not in str(relays.figures())
-        viewers = server.hub.snapshot().streams[NAME].viewers
-        assert [viewer.protocol for viewer in viewers] == ["rtmp-push"]
+        assert [viewer.protocol for viewer in server.hub.find_stream(NAME).viewers] == ["rtmp-push"]
         clients.group.call_soon(publisher.publisher.finish, "enough")
         wait_until(lambda: not relays.figures()["push"], "the end of the push")
         wait_until(lambda: not target.hub.is_published("copy/stream"), "its end at the other server")
@@ -202,7 +201,7 @@ def test_push_when_servers_name_each_other_ends_after_some_relays(clients):
         servers = [stack.enter_context(relaying_at(port, rule)) for port, rule in zip(ports, rules, strict=True)]
         clients.publish(servers[0][0], source())
         wait_until(lambda: sum(relays.figures()["loops_refused"] for _, relays in servers) == 1, "the end of the loop")
-        names = {stream for server, _ in servers for stream in server.hub.snapshot().streams}
+        names = {stream.name for server, _ in servers for stream in server.hub.streams()}
         assert names == {"live/stream", "live/c-stream", "live/c-c-stream", "live/c-c-c-stream"}
 
 

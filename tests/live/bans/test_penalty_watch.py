@@ -41,7 +41,7 @@ class World:
     def leave(self, connection):
         self.open.remove(connection)
         connection.ended = (CloseReason.PEER_CLOSED, "")
-        self.watch.closed(connection, CloseReason.PEER_CLOSED, "", None, "")
+        self.watch.closed(connection, CloseReason.PEER_CLOSED, "", None)
 
     def deny(self, connection, token, *, guess=True):
         url = RtmpUrl(scheme="rtmp", host="h", vhost="h", port=1935, raw_query=f"token={token}").with_stream("live/a")

@@ -58,9 +58,9 @@ def test_budget_when_a_stalled_viewer_holds_too_much_thins_it_then_closes_it():
     assert not healthy.connection.sender.statistics().dropped
     assert DropReason.RETURNED not in near.connection.sender.statistics().dropped
     look(world)
-    snapshot = world.hub.snapshot()
-    assert (snapshot.budget.thinned, snapshot.budget.closed, snapshot.budget.active) == (1, 0, False)
-    assert snapshot.budget.held.total_bytes < 600_000
+    budget = world.hub.oversight.statistics().budget
+    assert (budget.thinned, budget.closed, budget.active) == (1, 0, False)
+    assert budget.held.total_bytes < 600_000
     assert world.group.failures == []
 
 
@@ -70,18 +70,18 @@ def test_budget_when_a_stream_keeps_headers_counts_them_once(lags):
     world = World(config(second_publisher=SecondPublisher.STANDBY))
     publisher = world.publisher()
     look(world)
-    before = world.hub.snapshot().budget.held.total_bytes
+    before = world.hub.oversight.statistics().budget.held.total_bytes
     viewers = [world.player(), world.player()]
     if lags:
         slow(viewers[0])
         broadcast(world, publisher, 5)
         look(world)
-        before = world.hub.snapshot().budget.held.total_bytes
+        before = world.hub.oversight.statistics().budget.held.total_bytes
     for sender in (publisher, world.publisher()):
         for track in range(8):
             sender.video(0, bytes([0x96, 0x00]) + b"avc1" + bytes([track]) + b"." * 60_000)
     look(world)
-    grown = world.hub.snapshot().budget.held.total_bytes - before
+    grown = world.hub.oversight.statistics().budget.held.total_bytes - before
     # What a viewer that lags was offered of them stands in the log as well.
     assert 2 * 8 * 60_000 < grown < (3 if lags else 2) * 8 * 61_000
     assert world.group.failures == []
@@ -98,9 +98,9 @@ def test_budget_when_publishers_fill_it_with_their_caches_costs_no_viewer_of_oth
     for publisher in hostile:
         broadcast(world, publisher, 200)
     look(world)
-    snapshot = world.hub.snapshot()
-    assert (snapshot.budget.emptied, snapshot.budget.thinned, snapshot.budget.closed) == (3, 0, 0)
-    assert snapshot.budget.held.total_bytes < 2_000_000
+    budget = world.hub.oversight.statistics().budget
+    assert (budget.emptied, budget.thinned, budget.closed) == (3, 0, 0)
+    assert budget.held.total_bytes < 2_000_000
     cached = {stream.name: any(wire.log.cached for wire in stream.wires) for stream in world.hub.streams()}
     assert cached.pop("live/room")
     assert not any(cached.values())
@@ -128,7 +128,7 @@ def test_budget_when_thinning_is_not_enough_closes_with_its_own_reason():
     look(world)
     assert stalled.ended is not None
     assert stalled.ended[0] is CloseReason.MEMORY_BUDGET
-    assert world.hub.snapshot().budget.closed == 1
+    assert world.hub.oversight.statistics().budget.closed == 1
 
 
 def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream():
@@ -140,10 +140,10 @@ def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream():
     broadcast(world, one, 50)
     broadcast(world, two, 10)
     look(world)
-    snapshot = world.hub.snapshot()
-    held = {name: stream.held_bytes for name, stream in snapshot.streams.items()}
+    found = world.hub.oversight.statistics()
+    held = found.held_by_stream
     assert held["live/one"] > 50 * FRAME > held["live/two"] > 10 * FRAME
-    assert sum(held.values()) == snapshot.budget.held.shared_bytes
+    assert sum(held.values()) == found.budget.held.shared_bytes
 
 
 def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready():
@@ -205,12 +205,12 @@ def test_budget_when_a_viewer_is_closed_after_a_flush_counts_what_it_still_holds
     broadcast(world, publisher, 100, start=2000)
     broadcast(world, publisher, 2, start=6000)
     look(world)
-    assert world.hub.snapshot().budget.held.total_bytes > 150 * FRAME
+    assert world.hub.oversight.statistics().budget.held.total_bytes > 150 * FRAME
     for _ in range(6):
         world.run(0.5)
         look(world)
     assert leaving.ended is not None
-    assert world.hub.snapshot().budget.held.total_bytes < 400_000
+    assert world.hub.oversight.statistics().budget.held.total_bytes < 400_000
 
 
 def test_look_when_it_fails_is_reported_and_the_next_one_comes():

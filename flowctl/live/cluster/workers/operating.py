@@ -304,10 +304,8 @@ class Operating:
     # -- figures
 
     def _stats(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
-        """Ask all for figures: of one connection, or whole lists up to the end of the page, page by page."""
+        """Ask all for figures, and whole lists up to the end of the page, page by page."""
         answers = self._looked(operation, asked)
-        if asked["connection"] is not None:
-            return combine(operation.together, asked, answers)
         made = combine(operation.together, asked, answers)
         # A worker that has said nothing has no link, or lost it while it was asked, or got it after that.
         down = sorted(set(self._expected()).difference(reply.worker for reply in answers))

@@ -1,0 +1,123 @@
+"""Connections and streams as rows: of figures, lists, the API and events; plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from flowctl.core.flow.limits import Axis, AxisLimits
+from flowctl.core.flow.state import SendState
+from flowctl.core.text.printable import foreign
+
+if TYPE_CHECKING:
+    from flowctl.connection import Connection
+    from flowctl.core.sending.figures import Account
+    from flowctl.live.stream import Stream
+
+Json = dict[str, Any]
+TEXT: Final = 100
+"""Longest name of a player or stream that is told, characters."""
+
+
+def address_of(peer: tuple[str, int]) -> str:
+    """Return address and port; a peer that is this server itself says whom it follows, and has no port."""
+    host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
+    return f"{host}:{peer[1]}" if peer[1] else peer[0]
+
+
+def is_slow(account: Account) -> bool:
+    """Return whether a viewer is in trouble, has something left over, or does not get all of the pictures."""
+    return account.state is not SendState.READY or account.lagging or account.picture_share < 1
+
+
+def identity_row(connection: Connection) -> Json:
+    """Return who is on a connection."""
+    streams = connection.session.streams()
+    return {
+        "connection": connection.number,
+        "peer": address_of(connection.peer),
+        "role": connection.session.role or "none",
+        "stream": foreign(streams[0], TEXT) if streams else None,
+    }
+
+
+def connection_row(connection: Connection) -> Json:
+    """Return one connection as lists show it."""
+    sender, now = connection.sender, connection.now()
+    found, limits = sender.statistics(), sender.limits
+    return identity_row(connection) | {
+        "protocol": connection.session.protocol,
+        "state": found.state.name,
+        "since_s": round(max(0.0, now - found.since), 1),
+        "axes": {
+            Axis.BYTES.value: _axis(found.load.size_bytes, limits.size),
+            Axis.MESSAGES.value: _axis(found.load.messages, limits.messages),
+            Axis.AGE.value: _axis(round(found.load.age_ms), limits.age_ms),
+        },
+        "delay_ms": round(sender.sample_delay()),
+        "pictures": round(found.picture_share, 3),
+        "rate_bytes_per_s": None if found.drain_bytes_per_s is None else round(found.drain_bytes_per_s),
+        "stalled_s": round(found.stalled_s, 1),
+        "queued_bytes": found.load.size_bytes,
+        "sent_bytes": found.bytes_sent,
+        "received_bytes": connection.receiver.statistics().bytes_in,
+        "dropped": found.dropped_messages,
+        "drops": {reason.value: counts.by_name() for reason, counts in found.dropped.items() if counts.total_messages},
+        "open_s": round(now - connection.opened_at, 1),
+        "agent": foreign(connection.session.user_agent, TEXT),
+        "why": connection.why(),
+    }
+
+
+def _axis(value: int, marks: AxisLimits) -> Mapping[str, int]:
+    """Return what waits on an axis beside its marks; a mark of 0 is off."""
+    return {"value": value, "low": marks.low or 0, "soft": marks.soft, "hard": marks.hard or 0}
+
+
+def connection_in_full(connection: Connection) -> Json:
+    """Return all that is known of one connection: figures, limits, and its ledger in words."""
+    found, now = connection.sender.statistics(), connection.now()
+    return connection_row(connection) | {
+        "streams": [foreign(name, TEXT) for name in connection.session.streams()],
+        "limits": str(connection.sender.limits),
+        "time_in_states_s": {state.name: round(found.time_in_states_s[state], 1) for state in SendState},
+        "longest_stall_s": round(found.longest_stall_s, 1),
+        "returns": found.returns,
+        "ledger": [
+            {
+                "ago_s": round(now - entry.at, 1),
+                "what": entry.kind.value,
+                "state": None if entry.change is None else entry.change.new.name,
+                "why": entry.why,
+            }
+            for entry in connection.sender.ledger()
+        ],
+    }
+
+
+def stream_row(stream: Stream, viewers: int) -> Json:
+    """Return one stream, to whose states its viewers are still to be added (`add_viewer`)."""
+    publisher = stream.publisher
+    follows = publisher is not None and not publisher.peer[1]
+    return {
+        "stream": foreign(stream.name, TEXT),
+        "publisher": None if publisher is None else address_of(publisher.peer),
+        "connection": None if publisher is None or follows else publisher.number,
+        "media": stream.media,
+        "codecs": {kind: foreign(codec, TEXT) for kind, codec in tuple(stream.codecs.items()) if codec},
+        "viewers": viewers,
+        "states": {state.name: 0 for state in SendState},
+        "slow": 0,
+        "standby": len(stream.standby),
+        "in_bytes": stream.bytes_in,
+        "in_messages": sum(stream.messages_in),
+        "in_frames": stream.messages_by_type[0],
+        "sent_bytes": 0,
+    }
+
+
+def add_viewer(row: Json, account: Account) -> None:
+    """Add a viewer to the row of its stream."""
+    row["states"][account.state.name] += 1
+    row["sent_bytes"] += account.bytes_sent
+    row["slow"] += is_slow(account)
