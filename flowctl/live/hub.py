@@ -7,8 +7,8 @@ has to tell a member it does through the member's own thread (`Member.on_thread`
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -19,8 +19,9 @@ from flowctl.core.sending.settings import AgeSource
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.access.visits import Visits
-from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.config import LiveConfig
 from flowctl.live.gate import Gate
+from flowctl.live.namebook import NameBook, Rules, Verdict
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.owner import Owner
@@ -31,7 +32,6 @@ _log: Final = structlog.get_logger("flowctl.live")
 _SILENT_S: Final = 1.0
 """A publisher that sent neither sound nor picture for so long is not there, when its owner asks for the name again:
 encoders send both many times a second."""
-_TAKEN_HINT: Final = "choose another name, or start the server with --second-publisher replace"
 _LEAST_TOLD_S: Final = 1.0
 """Between two ends of a stream that are told to its viewers, and so between two beginnings: sooner, the name is kept as
 within the grace time, and a publisher that is back goes on where it stopped."""
@@ -40,8 +40,6 @@ _TURN_S: Final = 0.5
 MOST_STREAMS: Final = 10_000
 """Streams published or waited for at a time: far more than one process can serve. Names cost memory, and players may
 wait for any number of them."""
-_MOST_STANDBY: Final = 8
-"""Publishers that may stand by for one name."""
 
 
 class Viewer(StreamMember, Protocol):
@@ -85,6 +83,14 @@ class Right(enum.Enum):
     FOLLOWS = "follows"  #: a copy from another server, which takes the name from no publisher of this one
 
 
+_DECIDED: Final = {
+    Right.ASKS: None,
+    Right.STANDS_BY: Verdict.STANDS_BY,
+    Right.GRANTED: Verdict.GRANTED,
+    Right.FOLLOWS: Verdict.GRANTED,
+}
+
+
 class Claim(Protocol):
     """A name that was asked for."""
 
@@ -109,14 +115,6 @@ class Names(Protocol):
 
     def left(self, name: str, number: int, *, grace: bool) -> None:
         """The publication has ended; `grace`: its connection broke, so that its owner may be back soon."""
-
-
-class _Publication(NamedTuple):
-    """Who publishes, or stands by, whose the name is then, and by what right."""
-
-    publisher: Publisher
-    owner: Owner
-    right: Right
 
 
 class Hub:
@@ -146,10 +144,8 @@ class Hub:
         self._lock = OwnedLock()
         self._streams: dict[str, Stream] = {}  # guarded by _lock
         self._viewers: dict[StreamMember, Viewer] = {}  # guarded by _lock
-        # One connection may publish several streams, so a publication is a pair; guarded by _lock
-        self._publications: dict[tuple[Stream, StreamMember], _Publication] = {}
-        self._published_from: dict[str, int] = {}  # streams published, by address; guarded by _lock
-        self._kept_for: dict[str, int] = {}  # names kept for publishers that may be back, by address; guarded by _lock
+        self._book: NameBook[Publisher] = NameBook(self._rules)  # guarded by _lock
+        self._copies: set[Publisher] = set()  # of streams of other servers; guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
         self.gate: Final = Gate(lambda: self.config)
         self.visits: Final = Visits(self.gate, clock, call_later)
@@ -158,6 +154,10 @@ class Hub:
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
         self.names: Names | None = None  # set before the first connection
         self.demand: Callable[[str], None] | None = None  # likewise
+
+    def _rules(self, name: str) -> Rules:
+        found = self.config.at(name, Role.PUBLISHER)
+        return Rules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
 
     def configure(self, config: LiveConfig) -> None:
         """Take other settings, for streams that are there too; sessions are told by the server. Any thread."""
@@ -179,109 +179,60 @@ class Hub:
         owner's next publish at once; and while it may be back, nobody else gets the name.
         """
         now = self._clock()
-        replaced: StreamMember | None = None
         with self._lock:
-            address = address_key(publisher.peer[0])
-            owner = owner or Owner(address)
-            replaces = self._replaces_locked(name, publisher, owner, right, now)
-            stream = self._enter_locked(name, publisher, owner, right, now, replaces=replaces)
-            current = stream.publisher
-            if right is Right.STANDS_BY or (current is not None and not replaces):
-                stream.standby.append(publisher)
+            known = self._streams.get(name)
+            if known is None:
+                self._check_room_locked()
+            if right is Right.FOLLOWS and not self._copies.issuperset(filter(None, [self._book.holder_of(name)])):
+                raise BusyError(f"stream {name} is being published here")
+            silent = known is None or now - known.media_at >= _SILENT_S
+            owner = owner or Owner(address_key(publisher.peer[0]))
+            verdict, rival = self._book.claim(name, publisher, owner, silent=silent, decided=_DECIDED[right])
+            if right is Right.FOLLOWS:
+                self._copies.add(publisher)
+            stream = self._stream_locked(name, now)
+            if verdict is Verdict.STANDS_BY:
                 stream.stand_by(publisher)
                 return stream
-            replaced = current
             waiting = self._begin_locked(stream, publisher, now)
-        if replaced is not None:
-            self._tell_publisher(replaced, stream)
-        for viewer in waiting:
-            viewer.on_thread(viewer.stream_published, stream)
+        self._tell_begun(stream, rival, waiting)
         return stream
 
-    def _replaces_locked(self, name: str, publisher: Publisher, owner: Owner, right: Right, now: float) -> bool:
-        """Return whether `publisher` takes the place of the one that there is; False where there is none."""
-        self._lock.assert_owned()
-        stream, policy = self._streams.get(name), self.config.at(name, Role.PUBLISHER).second_publisher
-        if stream is None or stream.ended:
-            return False  # nobody publishes it, nor may be back
-        known = stream.owner is not None and stream.owner.same(owner)
-        if right is Right.STANDS_BY:
-            return False
-        current = None if stream.publisher is None else self._publications[stream, stream.publisher]
-        if current is None:
-            if right is Right.ASKS and policy is SecondPublisher.REFUSE and not known:
-                raise BusyError(f"stream {name} is kept for its publisher, which may be back", hint=_TAKEN_HINT)
-            return False
-        if (stream, publisher) in self._publications:
-            raise BusyError(f"this connection publishes stream {name} already", hint="close the other publication")
-        if right is Right.GRANTED or (right is Right.FOLLOWS and current.right is Right.FOLLOWS):
-            return True
-        if right is Right.FOLLOWS:
-            raise BusyError(f"stream {name} is being published here")
-        if policy is SecondPublisher.REPLACE or (known and now - stream.media_at >= _SILENT_S):
-            return True
-        if policy is SecondPublisher.REFUSE:
-            raise BusyError(f"stream {name} is being published already", hint=_TAKEN_HINT)
-        return False
-
-    def _enter_locked(
-        self, name: str, publisher: Publisher, owner: Owner, right: Right, now: float, *, replaces: bool
-    ) -> Stream:
-        """Enter a publication in the books, if the limits allow it, and return its stream."""
-        self._lock.assert_owned()
-        address, most = address_key(publisher.peer[0]), self.config.at(name, Role.PUBLISHER).publishers_per_address
-        known = self._streams.get(name)
-        count = self._published_from.get(address, 0)
-        # The one that is replaced gives its place up: its owner may have no other.
-        was = None if known is None or not replaces else known.publisher
-        freed = was is not None and address_key(was.peer[0]) == address
-        if most and count - freed >= most and right is Right.ASKS:
-            raise LimitExceededError("publishers_per_address", count - freed + 1, most)
-        if known is not None and known.publisher is not None and not replaces and len(known.standby) >= _MOST_STANDBY:
-            raise LimitExceededError("standby_publishers", len(known.standby) + 1, _MOST_STANDBY)
-        stream = self._stream_locked(name, now)
-        self._published_from[address] = count + 1
-        self._publications[stream, publisher] = _Publication(publisher, owner, right)
-        return stream
-
-    def _begin_locked(self, stream: Stream, publisher: StreamMember, now: float) -> list[Viewer]:
+    def _begin_locked(self, stream: Stream, publisher: Publisher, now: float) -> list[Viewer]:
         """Let `publisher`'s messages count from now on; return the viewers who were told that nobody publishes."""
         announce = stream.ended
         waiting = [self._viewers[item] for item in stream.viewers] if announce else []
         stream.ended = False
-        self._keep_no_longer_locked(stream)
-        publication = self._publications[stream, publisher]
-        stream.owner = publication.owner
-        stream.take_over(publisher, now, announce=announce, batched=publication.right is Right.FOLLOWS)
+        stream.take_over(publisher, now, announce=announce, batched=publisher in self._copies)
         return waiting
+
+    @staticmethod
+    def _tell_begun(stream: Stream, rival: Publisher | None, waiting: Iterable[Viewer]) -> None:
+        if rival is not None:
+            rival.on_thread(rival.publish_replaced, stream)
+        for viewer in waiting:
+            viewer.on_thread(viewer.stream_published, stream)
 
     def promote(self, name: str, number: int) -> None:
         """Let the publisher on standby that is connection `number` be the one that counts, if there is one."""
         now = self._clock()
         with self._lock:
-            stream = self._streams.get(name)
-            found = [] if stream is None else [item for item in stream.standby if item.number == number]
+            entry, stream = self._book.entries.get(name), self._streams.get(name)
+            found = [] if entry is None else [item for item in entry.standby if item.number == number]
             if stream is None or not found:
                 return
-            replaced, publisher = stream.publisher, found[0]
-            stream.standby.remove(publisher)
-            waiting = self._begin_locked(stream, publisher, now)
-        if replaced is not None:
-            self._tell_publisher(replaced, stream)
-        for viewer in waiting:
-            viewer.on_thread(viewer.stream_published, stream)
+            rival = self._book.promote(name, found[0])
+            waiting = self._begin_locked(stream, found[0], now)
+        self._tell_begun(stream, rival, waiting)
 
     def revoke(self, name: str, number: int) -> None:
         """Tell a publisher that another one has taken its name. Harmless if there is none."""
         with self._lock:
-            stream = self._streams.get(name)
-            found = [
-                item.publisher
-                for (its, member), item in self._publications.items()
-                if its is stream and member.number == number
-            ]
-        for publisher in found if stream is not None else ():
-            publisher.on_thread(publisher.publish_replaced, stream)
+            entry, stream = self._book.entries.get(name), self._streams.get(name)
+            publishers = () if entry is None else (entry.holder, *entry.standby)
+        for publisher in publishers:
+            if publisher is not None and publisher.number == number and stream is not None:
+                publisher.on_thread(publisher.publish_replaced, stream)
 
     def silent(self, name: str) -> bool:
         """Return whether the stream's publisher has sent neither sound nor picture for a while, or has gone."""
@@ -298,88 +249,50 @@ class Hub:
         """
         with self._lock:
             if stream.publisher is publisher:
-                batched = self._publications[stream, publisher].right is Right.FOLLOWS
-                stream.take_over(publisher, self._clock(), batched=batched)
-
-    def _keep_locked(self, stream: Stream, address: str) -> bool:
-        """Keep a name for its publisher; return whether it may: as many are kept for an address as it may publish.
-
-        Otherwise one that publishes, breaks off and comes with another name held hundreds of them.
-        """
-        self._lock.assert_owned()
-        most, count = self.config.at(stream.name, Role.PUBLISHER).publishers_per_address, self._kept_for.get(address, 0)
-        if most and count >= most:
-            return False
-        stream.kept_for, self._kept_for[address] = address, count + 1
-        return True
-
-    def _keep_no_longer_locked(self, stream: Stream) -> None:
-        self._lock.assert_owned()
-        address, stream.kept_for = stream.kept_for, None
-        if address is not None:
-            count = self._kept_for.pop(address) - 1
-            if count:
-                self._kept_for[address] = count
-
-    def _tell_publisher(self, member: StreamMember, stream: Stream) -> None:
-        with self._lock:
-            publication = self._publications.get((stream, member))
-        if publication is not None:
-            publication.publisher.on_thread(publication.publisher.publish_replaced, stream)
+                stream.take_over(publisher, self._clock(), batched=publisher in self._copies)
 
     def unpublish(self, stream: Stream, publisher: Publisher, *, grace: bool) -> None:
         """Take `publisher` out; a standby takes over, or the viewers are told, after the grace time or at once."""
         now = self._clock()
         waiting: list[Viewer] = []
-        ends, wait_s = False, 0.0
         with self._lock:
-            publication = self._publications.pop((stream, publisher), None)
-            if publication is None:
-                return
-            address = address_key(publisher.peer[0])
-            self._published_from[address] -= 1
-            if not self._published_from[address]:
-                del self._published_from[address]
-            if publisher in stream.standby:
-                stream.standby.remove(publisher)
-                stream.stand_down(publisher)
-            if stream.publisher is not publisher:
-                pass
-            elif stream.standby and self.names is None:
-                waiting = self._begin_locked(stream, stream.standby.pop(0), now)
-            else:
+            copy = publisher in self._copies
+            self._copies.discard(publisher)
+            stream.stand_down(publisher)
+            least_s = self._wait_before_end_locked(stream, now)
+            freed = self._book.release(
+                stream.name, publisher, now, grace=grace, least_s=least_s, turns=self.names is None
+            )
+            if freed is not None and freed.following is not None:
+                waiting = self._begin_locked(stream, freed.following, now)
+            elif freed is not None:
                 stream.take_over(None, now)
-                ends = True
-                kept = grace and self._keep_locked(stream, address)
-                wait_s = self._wait_before_end_locked(stream, now, grace=kept)
+                if not (stream.viewers or stream.links):
+                    stream.drop_caches()  # nobody is spared a break, so all that is kept is the name
             takeovers = stream.takeovers
-        if self.names is not None and publication.right is not Right.FOLLOWS:
+        if self.names is not None and not copy:
             self.names.left(stream.name, publisher.number, grace=grace)
-        for viewer in waiting:
-            viewer.on_thread(viewer.stream_published, stream)
-        if ends and wait_s > 0:
-            self._call_later(wait_s, self._end, stream, takeovers)
-        elif ends:
+        self._tell_begun(stream, None, waiting)
+        if freed is not None and freed.kept_s > 0:
+            self._call_later(freed.kept_s, self._end, stream, takeovers)
+        elif freed is not None and freed.following is None:
             self._end(stream, takeovers)
 
-    def _wait_before_end_locked(self, stream: Stream, now: float, *, grace: bool) -> float:
-        """Return for how long the end of a stream is not told yet, in seconds; 0: it is told at once."""
+    def _wait_before_end_locked(self, stream: Stream, now: float) -> float:
+        """Return for how long the end of a stream is not told yet in any case, in seconds; 0: it is told at once."""
         self._lock.assert_owned()
-        grace_s = self.config.at(stream.name, Role.PUBLISHER).return_grace_s if grace else 0.0
         if not (stream.viewers or stream.links):
-            stream.drop_caches()  # nobody is spared a break, so all that is kept is the name
-            return grace_s
+            return 0.0
         # Each end and each beginning is told to all viewers, and a publisher may come and go many times a second.
         told_s = stream.ended_at + _LEAST_TOLD_S - now
-        next_s = 0.0 if self.names is None else _TURN_S
-        return max(grace_s, told_s, next_s)
+        return max(0.0, told_s, 0.0 if self.names is None else _TURN_S)
 
     def _end(self, stream: Stream, takeovers: int) -> None:
         """Tell the viewers that the publisher has gone, unless one is there again, or was and has a time of its own."""
         with self._lock:
             if stream.publisher is not None or stream.ended or stream.takeovers != takeovers:
                 return
-            self._keep_no_longer_locked(stream)
+            self._book.let_go(stream.name)
             stream.ended, stream.ended_at = True, self._clock()
             stream.end(stream.ended_at)
             viewers = [self._viewers[item] for item in stream.viewers]
@@ -448,11 +361,14 @@ class Hub:
     def _stream_locked(self, name: str, now: float) -> Stream:
         stream = self._streams.get(name)
         if stream is None:
-            if len(self._streams) >= MOST_STREAMS:
-                raise LimitExceededError("streams", len(self._streams) + 1, MOST_STREAMS)
+            self._check_room_locked()
             tap = None if self.gate.hooks is None else self.gate.hooks.tap
             stream = self._streams[name] = Stream(name, self.config.at(name), now, tap, self.taker)
         return stream
+
+    def _check_room_locked(self) -> None:
+        if len(self._streams) >= MOST_STREAMS:
+            raise LimitExceededError("streams", len(self._streams) + 1, MOST_STREAMS)
 
     def _forget_if_idle_locked(self, stream: Stream) -> None:
         idle = stream.publisher is None and stream.ended

@@ -18,7 +18,6 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
-from flowctl.live.owner import Owner
 from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, Headers, RtmpChunks, WireFormat, WireLog
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect, refers_back
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
@@ -88,9 +87,6 @@ class Stream:
         self.created_at: Final = now
         self._lock = OwnedLock()
         self.publisher: StreamMember | None = None  # guarded by _lock
-        self.owner: Owner | None = None  # of `publisher`, or of the one that may be back; guarded by the hub's lock
-        self.kept_for: str | None = None  # address for whose publisher the name is kept; guarded by the hub's lock
-        self.standby: list[StreamMember] = []  # guarded by the hub's lock
         self.viewers: dict[StreamMember, None] = {}  # guarded by the hub's lock
         self.links: set[object] = set()  # other servers that follow it; guarded by the hub's lock
         self.ended_at = float("-inf")  # when viewers were told last that it ended; guarded by the hub's lock
@@ -141,6 +137,12 @@ class Stream:
         """Forget a publisher that was on standby; harmless for any other."""
         with self._lock:
             self._standby_headers.pop(publisher, None)
+
+    @property
+    def standby(self) -> list[StreamMember]:
+        """Publishers that wait for their turn. Any thread."""
+        with self._lock:
+            return list(self._standby_headers)
 
     def take_over(
         self, publisher: StreamMember | None, now: float, *, announce: bool = False, batched: bool = False

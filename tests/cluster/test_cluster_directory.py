@@ -2,9 +2,11 @@
 
 import pytest
 
-from flowctl.live.cluster.names.desk import NamesDesk
-from flowctl.live.cluster.names.directory import Directory, Holder, Notice, Told, Verdict
+from flowctl.errors import BusyError, LimitExceededError
+from flowctl.live.cluster.names.desk import REFUSED, NamesDesk
+from flowctl.live.cluster.names.directory import Directory, Holder, Notice, Told
 from flowctl.live.config import LiveConfig, SecondPublisher
+from flowctl.live.namebook import Verdict
 from flowctl.live.owner import Owner
 from flowctl.live.settings.levels import Level
 from flowctl.testing import ManualClock
@@ -15,7 +17,14 @@ FIRST, SECOND = Holder(1, 11), Holder(2, 21)
 
 
 def verdict(directory, holder, owner=ANN, now=0.0, name=ROOM, **more):
-    return directory.claim(name, holder, owner, now, **more).verdict
+    """Return what becomes of a claim; of one that is refused, the limit or `REFUSED`."""
+    directory.expire(now)
+    try:
+        return directory.claim(name, holder, owner, **more).verdict
+    except LimitExceededError as error:
+        return error.limit
+    except BusyError:
+        return REFUSED
 
 
 def where(worker, value, *, keep=False):
@@ -25,8 +34,8 @@ def where(worker, value, *, keep=False):
 def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
     """A worker with viewers learns where a stream is that begins later elsewhere."""
     directory = Directory()
-    assert directory.view(ROOM, 2, 0.0) == [where(2, 0)]
-    decision = directory.claim(ROOM, FIRST, ANN, 0.0)
+    assert directory.view(ROOM, 2) == [where(2, 0)]
+    decision = directory.claim(ROOM, FIRST, ANN)
     assert (decision.verdict, list(decision.notices)) == (Verdict.GRANTED, [where(2, 1)])
 
 
@@ -34,23 +43,23 @@ def test_worker_when_it_views_what_is_published_is_told_where():
     """The first answer says which worker has the stream."""
     directory = Directory()
     assert verdict(directory, FIRST) is Verdict.GRANTED
-    assert directory.view(ROOM, 2, 0.0) == [where(2, 1)]
+    assert directory.view(ROOM, 2) == [where(2, 1)]
 
 
 def test_second_publisher_when_policy_is_refuse_is_refused_in_any_worker():
     """A stranger does not get a name that is published in another worker."""
     directory = Directory()
     verdict(directory, FIRST)
-    decision = directory.claim(ROOM, SECOND, BOB, 0.0)
-    assert (decision.verdict, "published already" in decision.why) == (Verdict.REFUSED, True)
+    with pytest.raises(BusyError, match="published already"):
+        directory.claim(ROOM, SECOND, BOB)
 
 
 def test_second_publisher_when_policy_is_replace_ends_the_first():
     """The worker of the one that is replaced is told, and so are those that follow it."""
     directory = Directory(SecondPublisher.REPLACE)
     verdict(directory, FIRST)
-    directory.view(ROOM, 3, 0.0)
-    decision = directory.claim(ROOM, SECOND, BOB, 0.0)
+    directory.view(ROOM, 3)
+    decision = directory.claim(ROOM, SECOND, BOB)
     assert decision.verdict is Verdict.GRANTED
     assert list(decision.notices) == [Notice(1, Told.REVOKED, ROOM, 11), where(3, 2)]
     assert directory.release(ROOM, FIRST, 0.0, grace=True) == []
@@ -61,7 +70,7 @@ def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
     """When the first has gone the one on standby is told, and those that follow are sent there."""
     directory = Directory(SecondPublisher.STANDBY)
     verdict(directory, FIRST)
-    directory.view(ROOM, 3, 0.0)
+    directory.view(ROOM, 3)
     assert verdict(directory, SECOND, BOB) is Verdict.STANDS_BY
     assert directory.release(ROOM, FIRST, 0.0, grace=True) == [Notice(2, Told.TURN, ROOM, 21), where(3, 2)]
 
@@ -80,17 +89,17 @@ def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker()
     """A name is kept for its owner over all workers; a stranger is refused meanwhile."""
     directory = Directory(grace_s=3.0)
     verdict(directory, FIRST)
-    directory.view(ROOM, 3, 0.0)
+    directory.view(ROOM, 3)
     assert directory.release(ROOM, FIRST, 1.0, grace=True) == []
-    assert verdict(directory, SECOND, BOB, 2.0) is Verdict.REFUSED
-    assert list(directory.claim(ROOM, SECOND, ANN, 3.0).notices) == [where(3, 2)]
+    assert verdict(directory, SECOND, BOB, 2.0) is REFUSED
+    assert list(directory.claim(ROOM, SECOND, ANN).notices) == [where(3, 2)]
 
 
 def test_name_when_its_owner_stays_away_is_free_and_the_stream_ends():
     """After the grace time those that follow are told that nobody publishes it."""
     directory = Directory(grace_s=3.0)
     verdict(directory, FIRST)
-    directory.view(ROOM, 3, 0.0)
+    directory.view(ROOM, 3)
     directory.release(ROOM, FIRST, 1.0, grace=True)
     assert directory.next_deadline() == 4.0
     assert directory.expire(3.9) == []
@@ -101,9 +110,9 @@ def test_name_when_its_owner_stays_away_is_free_and_the_stream_ends():
 def test_owner_when_its_publisher_has_fallen_silent_takes_its_place():
     directory = Directory()
     verdict(directory, FIRST)
-    asked = directory.claim(ROOM, SECOND, ANN, 0.0)
+    asked = directory.claim(ROOM, SECOND, ANN)
     assert (asked.verdict, asked.holder) == (Verdict.ASK, FIRST)
-    assert verdict(directory, SECOND, silent=False) is Verdict.REFUSED
+    assert verdict(directory, SECOND, silent=False) is REFUSED
     assert verdict(directory, SECOND, silent=True) is Verdict.GRANTED
 
 
@@ -111,19 +120,19 @@ def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
     """Those that follow wait; the owner comes back in any worker; a stranger is refused."""
     directory = Directory(grace_s=3.0)
     verdict(directory, FIRST)
-    directory.view(ROOM, 3, 0.0)
+    directory.view(ROOM, 3)
     assert directory.worker_gone(1, 1.0) == [where(3, 0, keep=True)]
-    assert verdict(directory, SECOND, BOB, 2.0) is Verdict.REFUSED
+    assert verdict(directory, SECOND, BOB, 2.0) is REFUSED
     assert verdict(directory, SECOND, ANN, 2.0) is Verdict.GRANTED
 
 
 def test_worker_when_killed_while_a_name_is_kept_there_sends_nobody_there_any_more():
     directory = Directory(grace_s=3.0)
     verdict(directory, FIRST)
-    directory.view(ROOM, 3, 0.0)
+    directory.view(ROOM, 3)
     directory.release(ROOM, FIRST, 0.5, grace=True)
     assert directory.worker_gone(1, 1.0) == [where(3, 0, keep=True)]
-    assert directory.view(ROOM, 2, 1.0) == [where(2, 0, keep=True)]
+    assert directory.view(ROOM, 2) == [where(2, 0, keep=True)]
 
 
 def test_publishers_when_too_many_of_one_address_are_refused_over_all_workers():
@@ -131,8 +140,7 @@ def test_publishers_when_too_many_of_one_address_are_refused_over_all_workers():
     directory = Directory(per_address=2)
     assert verdict(directory, Holder(1, 1), name="live/a") is Verdict.GRANTED
     assert verdict(directory, Holder(2, 2), name="live/b") is Verdict.GRANTED
-    refused = directory.claim("live/c", Holder(2, 3), ANN, 0.0)
-    assert (refused.verdict, refused.limit) == (Verdict.REFUSED, "publishers_per_address")
+    assert verdict(directory, Holder(2, 3), name="live/c") == "publishers_per_address"
     assert verdict(directory, Holder(2, 3), BOB, name="live/c") is Verdict.GRANTED
     directory.release("live/a", Holder(1, 1), 0.0, grace=False)
     assert verdict(directory, Holder(2, 4), name="live/d") is Verdict.GRANTED
@@ -143,7 +151,7 @@ def test_names_kept_when_too_many_for_one_address_are_let_go():
     for number, name in enumerate(("live/a", "live/b")):
         verdict(directory, Holder(1, number), name=name)
         directory.release(name, Holder(1, number), 0.0, grace=True)
-    assert verdict(directory, SECOND, BOB, name="live/a") is Verdict.REFUSED
+    assert verdict(directory, SECOND, BOB, name="live/a") is REFUSED
     assert verdict(directory, SECOND, BOB, name="live/b") is Verdict.GRANTED
 
 
@@ -152,17 +160,17 @@ def test_names_when_levels_differ_follow_the_rules_of_their_application():
     values = {"second_publisher": SecondPublisher.REPLACE, "return_grace_s": 1.0, "publishers_per_address": 1}
     config = LiveConfig(return_grace_s=9.0, levels=(Level(application="desk", values=values),))
     directory = NamesDesk(config, lambda *_: None).directory
-    for name, expected in (("desk/a", Verdict.GRANTED), (ROOM, Verdict.REFUSED)):
+    for name, expected in (("desk/a", Verdict.GRANTED), (ROOM, REFUSED)):
         assert verdict(directory, FIRST, name=name) is Verdict.GRANTED
         assert verdict(directory, SECOND, BOB, name=name) is expected
-    assert directory.claim("desk/b", Holder(2, 22), BOB, 0.0).limit == "publishers_per_address"
+    assert verdict(directory, Holder(2, 22), BOB, name="desk/b") == "publishers_per_address"
     directory.release(ROOM, FIRST, 0.0, grace=True)
     assert directory.next_deadline() == 9.0
     directory.release("desk/a", SECOND, 0.0, grace=True)
     assert directory.next_deadline() == 1.0
     directory.expire(1.5)
     assert directory.next_deadline() == 9.0
-    assert verdict(directory, SECOND, BOB, 2.0, name=ROOM) is Verdict.REFUSED
+    assert verdict(directory, SECOND, BOB, 2.0, name=ROOM) is REFUSED
 
 
 @pytest.mark.parametrize("end", ["release", "worker"])
@@ -171,7 +179,7 @@ def test_directory_when_all_have_left_is_empty(end):
     directory = Directory(SecondPublisher.STANDBY, grace_s=3.0)
     verdict(directory, FIRST)
     verdict(directory, SECOND, BOB)
-    directory.view(ROOM, 1, 0.0)
+    directory.view(ROOM, 1)
     if end == "worker":
         directory.worker_gone(1, 0.0)
         directory.worker_gone(2, 0.0)
@@ -180,9 +188,9 @@ def test_directory_when_all_have_left_is_empty(end):
         directory.release(ROOM, FIRST, 0.0, grace=True)
         directory.release(ROOM, SECOND, 0.0, grace=True)
     directory.expire(10.0)
-    counts = (directory._published_from, directory._kept_for, directory._kept)
-    assert (len(directory), counts) == (0, ({}, {}, {}))
-    assert not any(directory._held.values())
+    book = directory._book
+    assert (len(directory), book._published_from, book._kept_for, book._kept) == (0, {}, {}, {})
+    assert (directory._viewers, directory._shown) == ({}, {})
 
 
 def test_worker_when_it_ends_has_no_part_in_names_that_have_gone():

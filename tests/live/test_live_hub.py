@@ -127,7 +127,7 @@ def test_unpublish_when_an_address_has_broken_off_many_keeps_as_many_names_as_it
     hub.unpublish(hub.publish(names[2], publisher), publisher, grace=True)
     assert [hub.is_published(name) for name in names[:3]] == [False, True, True]
     group.run(3.1)
-    assert (hub.streams(), hub._kept_for) == ({}, {})
+    assert (hub.streams(), hub._book._kept_for) == ({}, {})
 
 
 @pytest.mark.parametrize("policy", list(SecondPublisher))
@@ -140,9 +140,9 @@ def test_names_when_kept_and_taken_up_are_forgotten(policy):
         if policy is SecondPublisher.REFUSE and address == "192.0.2.2":
             group.run(3.1)
         hub.unpublish(hub.publish("live/a", publisher), publisher, grace=True)
-        assert hub._kept_for == {address: 1}
+        assert hub._book._kept_for == {address: 1}
     group.run(3.1)
-    assert hub._kept_for == {}
+    assert hub._book._kept_for == {}
 
 
 def test_publish_when_the_policy_lets_others_in_gives_a_name_in_grace_to_anybody():

@@ -14,8 +14,9 @@ from typing import Final
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import BusyError
 from flowctl.live.cluster.names.desk import Values
-from flowctl.live.cluster.names.directory import Told, Verdict
+from flowctl.live.cluster.names.directory import Told
 from flowctl.live.hub import Hub, Right
+from flowctl.live.namebook import Verdict
 from flowctl.live.owner import Owner
 
 _RIGHTS: Final = {Verdict.GRANTED.value: Right.GRANTED, Verdict.STANDS_BY.value: Right.STANDS_BY}

@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from flowctl.core.outcomes.pending import Pending
-from flowctl.live.cluster.names.directory import Decision, Directory, Holder, Notice, Rules, Verdict
+from flowctl.errors import BusyError, LimitExceededError
+from flowctl.live.cluster.names.directory import Directory, Holder, Notice
 from flowctl.live.config import LiveConfig
+from flowctl.live.namebook import Rules, Verdict
 from flowctl.live.owner import Owner
 from flowctl.live.settings.levels import Role
 
 Values = dict[str, Any]
 """A message between a worker and the desk."""
+REFUSED: Final = "refused"
+"""What becomes of a claim, beside what `Verdict` has."""
 _ASK_S: Final = 1.0
 """How long a worker has to say whether a publisher has fallen silent: less than a publish waits for its name."""
 
@@ -51,6 +55,7 @@ class NamesDesk:
     def asked(self, worker: int, values: Values) -> None:
         """Take a message of a worker."""
         now, name = self._clock(), values["name"]
+        self._tell(self.directory.expire(now))
         match values["ask"]:
             case "claim":
                 self._claim(worker, values, None)
@@ -63,21 +68,29 @@ class NamesDesk:
                 holder = Holder(worker, values["number"])
                 self._tell(self.directory.release(name, holder, now, grace=values["grace"]))
             case "view":
-                self._tell(self.directory.view(name, worker, now))
+                self._tell(self.directory.view(name, worker))
             case "unview":
                 self.directory.unview(name, worker)
 
     def _claim(self, worker: int, values: Values, silent: bool | None) -> None:  # noqa: FBT001 - None: not asked
-        now, name = self._clock(), values["name"]
+        name = values["name"]
         owner = Owner(values["address"], values["user"], bytes.fromhex(values["key"]))
-        decision = self.directory.claim(name, Holder(worker, values["number"]), owner, now, silent=silent)
+        answer = {"tell": "claim", "name": name, "claim": values["claim"], "why": "", "limit": ""}
+        try:
+            decision = self.directory.claim(name, Holder(worker, values["number"]), owner, silent=silent)
+        except BusyError as error:
+            self._send(worker, answer | {"verdict": REFUSED, "why": str(error)})
+            return
+        except LimitExceededError as error:
+            self._send(worker, answer | {"verdict": REFUSED, "why": str(error), "limit": error.limit})
+            return
         holder = decision.holder
         if decision.verdict is Verdict.ASK and holder is not None:
-            self._held.add((worker, values["claim"]), _Held(worker, values, holder), now + _ASK_S)
+            self._held.add((worker, values["claim"]), _Held(worker, values, holder), self._clock() + _ASK_S)
             self._send(holder.worker, {"tell": "silent?", "name": name, "claim": values["claim"], "worker": worker})
             return
         # The claim's answer first: what is told of the name after that is about its new publisher.
-        self._send(worker, _answer(values, decision))
+        self._send(worker, answer | {"verdict": decision.verdict.value})
         self._tell(decision.notices)
 
     def _heard(self, held: _Held, *, silent: bool) -> None:
@@ -88,6 +101,7 @@ class NamesDesk:
     def gone(self, worker: int) -> None:
         """A worker has ended."""
         self._held.take_where(lambda key, _: key[0] == worker)
+        self._tell(self.directory.expire(self._clock()))
         self._tell(self.directory.worker_gone(worker, self._clock()))
 
     def tick(self) -> None:
@@ -101,14 +115,3 @@ class NamesDesk:
         for notice in notices:
             told = {"tell": notice.told.value, "name": notice.name, "value": notice.value, "keep": notice.keep}
             self._send(notice.worker, told)
-
-
-def _answer(values: Values, decision: Decision) -> Values:
-    return {
-        "tell": "claim",
-        "name": values["name"],
-        "claim": values["claim"],
-        "verdict": decision.verdict.value,
-        "why": decision.why,
-        "limit": decision.limit,
-    }

@@ -1,0 +1,229 @@
+"""Whose the names of streams are (pure): rules between publishers, turns of those on standby, names kept for owners.
+
+A hub has such a book of its publishers, and so has the directory of several workers, of theirs. A publisher whose
+connection broke has its name kept for a while, for its owner alone, and as many are kept for an address as it may
+publish: otherwise one that publishes, breaks off and comes with another name held hundreds of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from flowctl.errors import BusyError, LimitExceededError
+from flowctl.live.config import SecondPublisher
+from flowctl.live.owner import Owner
+
+_H = TypeVar("_H")
+MOST_STANDBY: Final = 8
+"""Publishers that may stand by for one name."""
+_TAKEN_HINT: Final = "choose another name, or start the server with --second-publisher replace"
+
+
+class Verdict(enum.Enum):
+    """What becomes of a claim that is not refused."""
+
+    GRANTED = "granted"
+    STANDS_BY = "stands by"
+    ASK = "ask"  #: its owner has it already: whether that publisher has fallen silent decides
+
+
+class Rules(NamedTuple):
+    """What holds between the publishers of a name: how long it is kept, and how many an address may have; 0: any."""
+
+    policy: SecondPublisher
+    grace_s: float
+    per_address: int
+
+
+class Claimed(NamedTuple, Generic[_H]):
+    """What became of a claim; `rival` had the name, and has lost it or is to be asked about. None: nobody had."""
+
+    verdict: Verdict
+    rival: _H | None = None
+
+
+class Freed(NamedTuple, Generic[_H]):
+    """What follows a publication: the next publisher, or a time in which the name is kept."""
+
+    following: _H | None = None
+    kept_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Entry(Generic[_H]):
+    """One name.
+
+    Attributes:
+        holder: publishes. None: nobody does.
+        owner: of `holder`, or of the one for whom the name is kept.
+        kept_for: address that this is counted for; empty: none.
+        standby: publishers that wait for a turn, and whose they are, in order.
+    """
+
+    holder: _H | None = None
+    owner: Owner | None = None
+    kept_until: float | None = None
+    kept_for: str = ""
+    standby: dict[_H, Owner] = field(default_factory=dict)
+
+
+class NameBook(Generic[_H]):
+    """The names of one server. Not locked."""
+
+    def __init__(self, rules: Callable[[str], Rules]) -> None:
+        self._rules: Final = rules
+        self.entries: Final[dict[str, Entry[_H]]] = {}
+        self._published_from: Final[dict[str, int]] = {}  # by address, those on standby included
+        self._kept_for: Final[dict[str, int]] = {}  # names kept, by address
+        self._kept: Final[dict[str, float]] = {}  # until when, soonest first
+
+    def holder_of(self, name: str) -> _H | None:
+        """Return who publishes a name. None: nobody."""
+        entry = self.entries.get(name)
+        return None if entry is None else entry.holder
+
+    def is_kept(self, name: str) -> bool:
+        return name in self._kept
+
+    def claim(
+        self, name: str, holder: _H, owner: Owner, *, silent: bool | None = None, decided: Verdict | None = None
+    ) -> Claimed[_H]:
+        """Enter a publisher, or refuse it with BusyError or LimitExceededError.
+
+        `silent`: whether the publisher that there is has fallen silent; None: that would have to be asked. `decided`:
+        what was decided elsewhere; None: the rules decide.
+        """
+        entry = self.entries.get(name) or Entry()
+        if holder == entry.holder or holder in entry.standby:
+            raise BusyError(f"this connection publishes stream {name} already", hint="close the other publication")
+        verdict = decided or self._judge(name, entry, owner, silent=silent)
+        if verdict is Verdict.ASK:
+            return Claimed(verdict, entry.holder)
+        rival = entry.holder if verdict is Verdict.GRANTED else None
+        count, most = self._published_from.get(owner.address, 0), self._rules(name).per_address
+        # The one that is replaced gives its place up: its owner may have no other.
+        freed = rival is not None and entry.owner is not None and entry.owner.address == owner.address
+        if decided is None and most and count - freed >= most:
+            raise LimitExceededError("publishers_per_address", count - freed + 1, most)
+        if verdict is Verdict.STANDS_BY and len(entry.standby) >= MOST_STANDBY:
+            raise LimitExceededError("standby_publishers", len(entry.standby) + 1, MOST_STANDBY)
+        self.entries[name] = entry
+        self._published_from[owner.address] = count + 1
+        if verdict is Verdict.STANDS_BY:
+            entry.standby[holder] = owner
+        else:
+            self._begin(name, entry, holder, owner)
+        return Claimed(verdict, rival)
+
+    def _judge(self, name: str, entry: Entry[_H], owner: Owner, *, silent: bool | None) -> Verdict:
+        """Decide by the rules between publishers."""
+        known, policy = entry.owner is not None and entry.owner.same(owner), self._rules(name).policy
+        if entry.holder is None:
+            if entry.kept_until is not None and policy is SecondPublisher.REFUSE and not known:
+                raise BusyError(f"stream {name} is kept for its publisher, which may be back", hint=_TAKEN_HINT)
+            return Verdict.GRANTED
+        if policy is SecondPublisher.REPLACE or (known and silent):
+            return Verdict.GRANTED
+        if known and silent is None:
+            return Verdict.ASK
+        if policy is SecondPublisher.REFUSE:
+            raise BusyError(f"stream {name} is being published already", hint=_TAKEN_HINT)
+        return Verdict.STANDS_BY
+
+    def promote(self, name: str, holder: _H) -> _H | None:
+        """Let a publisher on standby have the name; return the one that has lost it."""
+        entry = self.entries[name]
+        rival = entry.holder
+        self._begin(name, entry, holder, entry.standby.pop(holder))
+        return rival
+
+    def release(
+        self, name: str, holder: _H, now: float, *, grace: bool, least_s: float = 0.0, turns: bool = True
+    ) -> Freed[_H] | None:
+        """Take a publication out; the next one has its turn, or the name is kept, or free. None: it did not count.
+
+        `grace`: its owner may be back. `least_s`: how long the name is kept in any case, unless somebody has a turn.
+        `turns`: those on standby have theirs by themselves.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            return None
+        if (waiting := entry.standby.pop(holder, None)) is not None:
+            _decrease(self._published_from, waiting.address)
+            self._forget(name, entry)
+            return None
+        last = entry.owner
+        if entry.holder != holder or last is None:
+            return None
+        _decrease(self._published_from, last.address)
+        entry.holder = None
+        if entry.standby and turns:
+            following = next(iter(entry.standby))
+            self._begin(name, entry, following, entry.standby.pop(following))
+            return Freed(following)
+        rules = self._rules(name)
+        graced = grace and (not rules.per_address or self._kept_for.get(last.address, 0) < rules.per_address)
+        kept_s = max(rules.grace_s if graced else 0.0, least_s)
+        if kept_s > 0:
+            self._keep(name, entry, now + kept_s, last.address if graced else "")
+        else:
+            entry.owner = None
+            self._forget(name, entry)
+        return Freed(kept_s=kept_s)
+
+    def _keep(self, name: str, entry: Entry[_H], until: float, address: str) -> None:
+        """Keep a name; those that are kept less long than others have their place before them."""
+        entry.kept_until, entry.kept_for = until, address
+        if address:
+            self._kept_for[address] = self._kept_for.get(address, 0) + 1
+        last = next(reversed(self._kept.values()), until)
+        self._kept[name] = until
+        if until < last:
+            ordered = sorted(self._kept.items(), key=lambda item: item[1])
+            self._kept.clear()
+            self._kept.update(ordered)
+
+    def _begin(self, name: str, entry: Entry[_H], holder: _H, owner: Owner) -> None:
+        """Let a publisher have the name; the one before it has lost it."""
+        if entry.holder is not None and entry.owner is not None:
+            _decrease(self._published_from, entry.owner.address)
+        self._keep_no_longer(name, entry)
+        entry.holder, entry.owner = holder, owner
+
+    def _keep_no_longer(self, name: str, entry: Entry[_H]) -> None:
+        if entry.kept_until is not None:
+            self._kept.pop(name, None)
+            if entry.kept_for:
+                _decrease(self._kept_for, entry.kept_for)
+            entry.kept_until, entry.kept_for = None, ""
+
+    def let_go(self, name: str) -> None:
+        """Keep a name no longer: its owner has not come back."""
+        entry = self.entries.get(name)
+        if entry is not None and entry.holder is None:
+            self._keep_no_longer(name, entry)
+            entry.owner = None
+            self._forget(name, entry)
+
+    def due(self, now: float) -> list[str]:
+        """Return the names whose owners have not come back in time."""
+        return [name for name, until in self._kept.items() if until <= now]
+
+    def next_deadline(self) -> float | None:
+        """Return when the next name is due, in seconds on the caller's clock. None: never."""
+        return next(iter(self._kept.values()), None)
+
+    def _forget(self, name: str, entry: Entry[_H]) -> None:
+        if entry.holder is None and entry.kept_until is None and not entry.standby:
+            self.entries.pop(name, None)
+
+
+def _decrease(counts: dict[str, int], key: str) -> None:
+    left = counts[key] - 1
+    if left:
+        counts[key] = left
+    else:
+        del counts[key]
