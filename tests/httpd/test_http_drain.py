@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from http_kit import wait_for
 
+from flowctl.live.httpd.session import Phase
 from flowctl.reasons import CloseReason
 
 
@@ -32,7 +33,7 @@ def test_request_when_it_comes_during_a_drain_is_the_last_of_its_connection(web)
     web = web()
     client = web.client()
     client.send("GET /nothing.txt HTTP/1.1\r\n")
-    wait_for(lambda: web.server.connections() and not web.server.connections()[0].session._idle)
+    wait_for(lambda: web.server.connections() and web.server.connections()[0].session._phase is not Phase.IDLE)
     ended = drain(web.server, 3600.0)
     with pytest.raises(OSError, match="refused"):
         wait_for(lambda: web.client() is None)

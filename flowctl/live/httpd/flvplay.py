@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from flowctl import flv
@@ -16,6 +17,7 @@ are, and mpegts.js waits for ever for one that was announced and does not come."
 FLV_TYPE: Final = "video/x-flv"
 
 
+@dataclass(slots=True)
 class FlvPlay:
     """Where the response stands that is a stream.
 
@@ -24,14 +26,11 @@ class FlvPlay:
         taken: whether the kernel has the head of the response, so that answers to frames go behind it.
     """
 
-    __slots__ = ("begun", "gives_up_at", "look_at", "taken", "websocket", "wire_format")
-
-    def __init__(self, wire_format: FlvTags, websocket: WebSocketPeer | None, gives_up_at: float) -> None:
-        self.wire_format: Final = wire_format
-        self.begun = self.taken = False
-        self.websocket: Final = websocket
-        self.gives_up_at: Final = gives_up_at
-        self.look_at: float | None = None
+    wire_format: FlvTags
+    websocket: WebSocketPeer | None
+    gives_up_at: float
+    taken: bool = False
+    look_at: float | None = None
 
     def settled(self, stream: Stream, now: float) -> bool:
         """Return whether it is known what the stream shows, or was waited for long enough."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import enum
 import re
 from collections.abc import Callable
 from http import HTTPStatus
@@ -81,26 +82,27 @@ def _basic(text: str) -> tuple[str | None, str | None]:
     return (user, password) if colon else (None, None)
 
 
+class Phase(enum.Enum):
+    """What a connection is at."""
+
+    IDLE = "idle"  #: nothing of the next request has come
+    READING = "reading"  #: a part of a request has come
+    ANSWERING = "answering"  #: a request is decided about, answered, or waits for its stream
+    PLAYING = "playing"  #: the answer is a stream, and has begun
+    OVER = "over"  #: nothing that comes is looked at any more
+
+
+_READY: Final = frozenset({Phase.IDLE, Phase.READING})
+"""In these the next part of a request is looked at."""
+
+
 class HttpSession(ViewerSession):
     """Server side of one HTTP connection."""
 
     __slots__ = (
-        *(
-            "_advancing",
-            "_answer_bytes",
-            "_answers",
-            "_asked",
-            "_body_bytes",
-            "_due",
-            "_exchange",
-            "_flv",
-            "_gave",
-            "_half_closed",
-            "_head",
-            "_http",
-            "_idle",
-        ),
-        *("_limits", "_origins", "_over", "_ping_due", "_pinged", "_rate", "_requests", "_routes"),
+        *("_advancing", "_answer_bytes", "_answers", "_asked", "_body_bytes", "_due", "_exchange", "_flv", "_gave"),
+        *("_half_closed", "_head", "_http", "_limits", "_origins", "_phase", "_ping_due", "_pinged", "_rate"),
+        *("_requests", "_routes"),
     )
 
     def __init__(self, hub: Hub, routes: Routes, limits: HttpLimits, origins: frozenset[str]) -> None:
@@ -118,10 +120,9 @@ class HttpSession(ViewerSession):
         self._flv: FlvPlay | None = None  # the answer is a stream
         self._gave = False  # it was given something of a stream
         self.harmless = True  # what is no HTTP apart: a page can have a browser ask for anything
-        self._over = False  # nothing that comes is looked at any more
+        self._phase = Phase.IDLE
         self._advancing = False
         self._half_closed = False  # the client has ended its side; h11 has requests that came before
-        self._idle = True  # nothing of the next request has come
         self._due: float | None = None  # when it has to be there
         self._rate: InputRate | None = None  # of WebSocket frames
         self._ping_due: float | None = None  # when a WebSocket player is asked whether it is there
@@ -153,7 +154,7 @@ class HttpSession(ViewerSession):
 
     def received(self, data: memoryview) -> InputResult:
         """Take input as far as it can be looked at now."""
-        if self._over:
+        if self._phase is Phase.OVER:
             return DONE
         if self._flv is not None:
             return self._received_frames(data)
@@ -163,8 +164,8 @@ class HttpSession(ViewerSession):
                 return DONE
             piece = bytes(data[at : at + _PIECE_BYTES])
             at += len(piece)
-            if self._idle:
-                self._idle, self._due = False, self.connection.now() + self._limits.request_time_s
+            if self._phase is Phase.IDLE:
+                self._phase, self._due = Phase.READING, self.connection.now() + self._limits.request_time_s
                 self._arm()
             http.receive_data(piece)
         if self._playing is not None and at == size:
@@ -173,20 +174,20 @@ class HttpSession(ViewerSession):
 
     def input_resumed(self) -> None:
         """Go on with requests that came together."""
-        if self._flv is None and not self._over and self._advance() and self._half_closed:
+        if self._flv is None and self._advance() and self._half_closed:
             self._leave("the client has ended")
 
     def received_control(self, data: memoryview) -> int:
         """Take what a slow player says; requests wait."""
         if self._flv is None:
-            return len(data) if self._over else 0
+            return len(data) if self._phase is Phase.OVER else 0
         result = self._received_frames(data)
         return len(data) if result is DONE else result.consumed_bytes
 
     def ask_to_reconnect(self) -> None:
         """Take no more requests than the one that has begun, if any; a play goes on."""
         self._requests = self._limits.requests
-        if self._idle and self._exchange is None and self._flv is None and not self._over:
+        if self._phase is Phase.IDLE:
             self._leave("the server is going down", CloseReason.SHUTDOWN)
 
     def peer_ended(self) -> bool:
@@ -196,7 +197,7 @@ class HttpSession(ViewerSession):
         self._half_closed = True
         needs_more = self._advance()
         if self._flv is not None or (
-            self._exchange is None and self.connection.writable and (needs_more or self._over)
+            self._exchange is None and self.connection.writable and (needs_more or self._phase is Phase.OVER)
         ):
             return False
         if self._exchange is not None and self._http is not None and not self._http.trailing_data[0]:
@@ -231,7 +232,7 @@ class HttpSession(ViewerSession):
 
     def _may_go_on(self) -> bool:
         connection = self.connection
-        if self._exchange is not None or self._flv is not None or self._over or connection.ended is not None:
+        if self._phase not in _READY or connection.ended is not None:
             return False
         if not self._half_closed and connection.turn_over():
             connection.receiver.trigger_input()
@@ -305,14 +306,13 @@ class HttpSession(ViewerSession):
             request = Request(method="GET", path="/", raw_query="", headers=())
             self._requests = self._limits.requests
             self._head = None
-            with_body = Exchange(request, self)
-            self._exchange = with_body
-            with_body.respond(status)
+            self._exchange, self._phase = Exchange(request, self), Phase.ANSWERING
+            self._exchange.respond(status)
         self._leave(why, reason)
 
     def _leave(self, why: str, reason: CloseReason = CloseReason.FINISHED) -> None:
         """Send what is queued, and end."""
-        self._over = True
+        self._phase = Phase.OVER
         self.connection.close_after_flush(printable(redact_text(why)), reason=reason)
 
     # -- answers: the wire of an exchange
@@ -344,12 +344,13 @@ class HttpSession(ViewerSession):
         http = self._http
         last = self._requests >= self._limits.requests  # it may have become that behind the head of its answer
         if http is None or last or http.our_state is not h11.DONE or http.their_state is not h11.DONE:
-            if not self._over:
+            if self._phase is not Phase.OVER:
                 self._leave("answered")
             return
         http.start_next_cycle()
-        self._idle = not http.trailing_data[0]
-        self._due = self.connection.now() + (self._limits.idle_s if self._idle else self._limits.request_time_s)
+        idle, limits = not http.trailing_data[0], self._limits
+        self._phase = Phase.IDLE if idle else Phase.READING
+        self._due = self.connection.now() + (limits.idle_s if idle else limits.request_time_s)
         self._arm()
         if not self._advancing:
             self._go_on_soon()
@@ -382,6 +383,7 @@ class HttpSession(ViewerSession):
         )
         self.user_agent = printable(redact_text(request.header("user-agent")[:_AGENT_CHARS]))
         exchange = self._exchange = Exchange(request, self)
+        self._phase = Phase.ANSWERING
         if request.method not in _METHODS:
             exchange.respond(HTTPStatus.METHOD_NOT_ALLOWED, headers=[("Allow", _ALLOW)])
             return
@@ -557,13 +559,13 @@ class HttpSession(ViewerSession):
 
     def _begin_if_settled(self, now: float) -> None:
         """Begin the response when it is known what the stream shows."""
-        flv, playing, exchange = self._flv, self._playing, self._exchange
-        if flv is None or playing is None or exchange is None or flv.begun or playing.waiting:
+        flv, playing = self._flv, self._playing
+        if flv is None or playing is None or self._phase is not Phase.ANSWERING or playing.waiting:
             return
         if not flv.settled(playing.stream, now):
             flv.look_at = now + _LOOK_S
             return
-        flv.begun, flv.look_at = True, None
+        self._phase, flv.look_at = Phase.PLAYING, None
         head = flv.head(playing.stream, [*usual_headers(), *self._cors()])
         self.connection.sender.send(head, MessageClass.DATA, droppable=False)
         self._exchange = self._http = None
@@ -581,8 +583,7 @@ class HttpSession(ViewerSession):
     def stream_ended(self, stream: Stream) -> None:
         """The publisher has gone for good: a response that has begun ends, another one waits."""
         super().stream_ended(stream)
-        flv = self._flv
-        if flv is not None and flv.begun:  # also where it is back already: the log has said that it ended
+        if self._phase is Phase.PLAYING:  # also where it is back already: the log has said that it ended
             self._leave("the publisher has gone")
         self._arm()
 
@@ -597,7 +598,7 @@ class HttpSession(ViewerSession):
         A response of HTTP has no word for that: it ends without its last chunk.
         """
         flv, place = self._flv, self.connection.place
-        if flv is None or not flv.begun or flv.websocket is None or self._over:
+        if flv is None or flv.websocket is None or self._phase is not Phase.PLAYING:
             return
         if place is not None:
             place.end()
@@ -627,7 +628,7 @@ class HttpSession(ViewerSession):
             return DONE
         at, size, now = 0, len(data), connection.now()
         self._put_off_ping(now)
-        while at < size and not self._over:
+        while at < size and self._phase is not Phase.OVER:
             if connection.turn_over():
                 connection.receiver.trigger_input()
                 return InputResult(InputVerdict.BLOCK, at)
@@ -662,7 +663,7 @@ class HttpSession(ViewerSession):
     def _ping(self, now: float) -> None:
         """Ask a silent player whether it is there, or end what was asked and has not answered."""
         flv, limits, connection = self._flv, self._config.rtmp.limits, self.connection
-        if flv is None or flv.websocket is None or self._over:
+        if flv is None or flv.websocket is None or self._phase is not Phase.PLAYING:
             self._ping_due = None
             return
         if connection.sender.blocked or connection.receiver.paused:
@@ -695,12 +696,12 @@ class HttpSession(ViewerSession):
     def _too_late(self) -> None:
         """The next request is not there in time."""
         self._due = None
-        if self._over:
+        if self._phase is Phase.OVER:
             return
         if not self.connection.writable:  # it is not read while answers wait, so it cannot be late
             self._due = self.connection.now() + self._limits.request_time_s
             return
-        if self._idle:
+        if self._phase is Phase.IDLE:
             self._leave("no request", CloseReason.IDLE)
         else:
             self._over_limit(HTTPStatus.REQUEST_TIMEOUT, "request_time_s", self._limits.request_time_s)
@@ -708,7 +709,7 @@ class HttpSession(ViewerSession):
     def _check_wait(self, now: float) -> None:
         """Give up waiting for a publisher when the time is over."""
         flv, playing = self._flv, self._playing
-        if flv is None or playing is None or flv.begun or not playing.waiting:
+        if flv is None or playing is None or self._phase is not Phase.ANSWERING or not playing.waiting:
             return
         try:
             playing.check_wait(now)
@@ -741,7 +742,7 @@ class HttpSession(ViewerSession):
             times.append(self._asked.until)
         if playing is not None and flv is not None:
             times.append(playing.quiet_at)
-            if not flv.begun:
+            if self._phase is Phase.ANSWERING:
                 times += [playing.waits_until, flv.gives_up_at] if playing.waiting else [flv.look_at]
         connection.set_timer(min((when for when in times if when is not None), default=None))
 
