@@ -34,7 +34,6 @@ class OperationError(FlowctlError):
 def call_operation(
     address: str, name: str, arguments: Mapping[str, object], *, keys: KeyPair | None = None, timeout_s: float = 15.0
 ) -> dict[str, Any]:
-    """Have a server do something, and return its answer."""
     command = f"{CATEGORY}.{name}"
     return result_of(
         address, command, asyncio.run(call_parts(address, command, [json.dumps(dict(arguments))], keys, timeout_s))
@@ -42,7 +41,6 @@ def call_operation(
 
 
 def result_of(address: str, command: str, parts: list[bytes]) -> dict[str, Any]:
-    """Return the answer that the parts of a reply stand for."""
     try:
         value = json.loads(parts[0] if parts else b"")
     except (ValueError, RecursionError):

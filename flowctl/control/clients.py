@@ -38,8 +38,6 @@ class Client(NamedTuple):
 
 
 class Clients:
-    """The clients of a file."""
-
     def __init__(self, path: Path) -> None:
         self.path: Final = path
         self._seen: tuple[int, int, int] | None = None
@@ -55,7 +53,6 @@ class Clients:
         return self._clients.get(pubkey)
 
     def read(self) -> None:
-        """Read the file if it has changed."""
         try:
             self._read()
         except ConfigError:
@@ -82,7 +79,6 @@ class Clients:
 
 
 def parse_clients(text: str, where: str) -> dict[bytes, Client]:
-    """Return the clients of a file by their keys."""
     clients: dict[bytes, Client] = {}
     for number, line in enumerate(text.split("\n"), 1):
         words = line.partition("#")[0].split(maxsplit=2)

@@ -34,7 +34,6 @@ _TOLD: Final = 100
 
 
 def kick(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """End connections."""
     number, stream, peer = asked["connection"], asked["stream"], asked["peer"]
     if number is None and stream is None and peer is None:
         raise ConfigError("kick: whom is missing", hint="give a connection's number, --stream or --peer")
@@ -135,7 +134,6 @@ def _limits_shown(server: LiveServer, found: Limits, connection: Connection | No
 
 
 def ban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Keep out, or limit, a network."""
     expires = _ban_ends(asked, datetime.now(UTC))
     origin = asked["origin"]
     wanted = Ban(
@@ -165,13 +163,11 @@ def _ban_ends(asked: Mapping[str, Any], now: datetime) -> datetime | None:
 
 
 def unban(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Let a network in again."""
     lifted = server.unban(Ban(cidr=asked["network"], expires=None).cidr, origin=asked["origin"])
     return {"lifted": [item.as_dict() for item in lifted]}
 
 
 def bans(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Return a page of the bans in force."""
     now, address = time.time(), asked["peer"]
     network = None if address is None else ip_network(address)
     found = [
@@ -206,7 +202,6 @@ def fleet(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Take no new connections, and end."""
     again = server.drains_for_s is not None
     left_s = server.drain(asked["within"], origin=asked["origin"])
     return {
@@ -218,7 +213,6 @@ def drain(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Read the files of settings, limits and bans, and the certificate, now."""
     del asked
     certificate = server.certificate
     if not server.reload.watching and certificate is None:
@@ -259,7 +253,6 @@ def reload(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def changes(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Return what was changed since a version."""
     found, whole = server.changes.since(asked["since"])
     shown: list[Json] = []
     size = 0

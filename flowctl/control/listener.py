@@ -49,14 +49,12 @@ CarryOut: TypeAlias = Callable[[str, bytes, Permission, str], bytes]
 
 
 def listener_of(server: LiveServer) -> ControlListener:
-    """Return what listens for operations on one server."""
     found = ControlListener(server.config, server.address, partial(answer, server), server.hub.oversight.report)
     server.on_drain.append(found.leave_names)
     return found
 
 
 def keys_of(config: LiveConfig) -> tuple[KeyPair | None, Clients | None]:
-    """Return the keys of the server, and the clients that it lets in from elsewhere."""
     missing = [name for name in ("control_keys", "control_clients") if getattr(config, name) is None]
     if missing and any(address.startswith("tcp://") for address in config.control_addresses):
         raise ConfigError(
@@ -94,7 +92,6 @@ class ControlListener:
         self.bound: list[str] = []
 
     def start(self) -> None:
-        """Listen."""
         node = RpcNode(name="flowctl-control", keys=self._keys, on_error=self._report)
         self._pools = {
             True: ThreadPoolExecutor(1, thread_name_prefix="flowctl-control-looks"),
@@ -175,7 +172,6 @@ class ControlListener:
         return made
 
     def _caller(self, message: RpcMessage) -> str:
-        """Return who calls, for the log."""
         pubkey = message.peer.identity.pubkey
         if not pubkey:
             return "local"
@@ -196,7 +192,6 @@ class ControlListener:
                     self.bound[number] = f"ipc://{left}"
 
     def stop(self, deadline_s: float) -> None:
-        """End; what is being carried out is not waited for."""
         node, self._node = self._node, None
         if node is not None:
             node.stop(deadline_s)
@@ -208,6 +203,5 @@ class ControlListener:
 
 
 async def _describe(message: RpcMessage) -> bytes:
-    """Return the definitions of all operations."""
     del message
     return json.dumps({"result": {"operations": [operation.describe() for operation in OPERATIONS]}}).encode()

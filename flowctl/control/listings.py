@@ -131,7 +131,6 @@ def _fitting(server: LiveServer, asked: Mapping[str, Any]) -> Iterator[Connectio
 
 
 def _rank_row(connection: Connection, account: Account) -> Json:
-    """Return what a connection is sorted by."""
     return {
         "connection": connection.number,
         "state": account.state.name,
@@ -159,7 +158,6 @@ def events(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def metrics(server: LiveServer, asked: Mapping[str, Any]) -> Json:
-    """Return sums and gauges of this process, as the only part of the answer."""
     del asked
     figures = {
         "pid": os.getpid(),

@@ -81,7 +81,6 @@ class Operation:
     looks: bool = False
 
     def describe(self) -> dict[str, Any]:
-        """Return the definition as JSON."""
         return {
             "name": f"{CATEGORY}.{self.name}",
             "permission": self.permission.name.lower(),
@@ -309,7 +308,6 @@ BY_NAME: Final[Mapping[str, Operation]] = {item.name: item for item in OPERATION
 
 
 def perform(server: LiveServer, name: str, given: Mapping[str, object], permission: Permission) -> dict[str, Any]:
-    """Carry out an operation."""
     found = allowed(name, permission)
     return found.effect(server, read_arguments(name, found.arguments, given))
 

@@ -108,7 +108,6 @@ def check_private(folder: Path) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Return whether a server listens at a unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_LOOK_S)
         try:
@@ -142,7 +141,6 @@ def _answers_us(path: Path) -> bool:
 
 
 def find_server(wanted: str | None) -> str:
-    """Return the address of a server."""
     if wanted is not None and "://" in wanted:
         return wanted
     if wanted is not None and "/" in wanted:
@@ -166,12 +164,10 @@ def find_server(wanted: str | None) -> str:
 
 
 def draining_name(path: Path) -> Path:
-    """Return what the socket of a server is called once that drains."""
     return path.with_name(f"{path.name.removesuffix(SUFFIX)}{_DRAINING}{os.getpid()}{SUFFIX}")
 
 
 def is_draining(path: Path) -> bool:
-    """Return whether a socket is that of a server that drains."""
     return _DRAINING in path.name
 
 

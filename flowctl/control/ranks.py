@@ -12,7 +12,6 @@ Rank: TypeAlias = Callable[[Json], tuple[Any, ...]]
 
 
 def worst_first(row: Json) -> tuple[Any, ...]:
-    """Return the place of a connection among others: the one in most trouble first."""
     return -SendState[row["state"]], row["pictures"], -row["delay_ms"], row["connection"]
 
 

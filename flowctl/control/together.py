@@ -175,7 +175,6 @@ def _server(results: Results) -> Json:
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sums of numbers by name."""
     total: Counter[str] = Counter()
     for item in counts:
         total.update(item)

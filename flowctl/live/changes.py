@@ -56,7 +56,6 @@ class Changes:
         self._version = 0  # guarded by _lock
 
     def note(self, what: str, detail: Mapping[str, Any], origin: str = "") -> Change:
-        """Enter a change that is in force, and tell the listeners."""
         with self._lock:
             self._version += 1
             change = Change(self._version, self._wall(), what, origin, dict(detail))

@@ -88,7 +88,6 @@ class Gate:
         return self._config().at(name, _ROLES[request.kind]).access
 
     def check(self, request: LiveRequest) -> Refusal | None:
-        """Return what the settings alone say against a request, without asking hooks. None: nothing."""
         return self._log_in(request) or self.access(request).check(request, self._now())
 
     def ask(
@@ -183,12 +182,10 @@ class Gate:
             self.hooks.check_news(request)
 
     def began(self, request: LiveRequest) -> None:
-        """Tell that what was asked for has begun; HTTP hooks were told when they were asked."""
         if self.hooks is not None:
             self.hooks.began(request)
 
     def over(self, request: LiveRequest, why: str, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """Tell that it is over."""
         if self.hooks is not None:
             self.hooks.over(request, why)
         access = self.access(request)

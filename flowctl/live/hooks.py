@@ -166,7 +166,6 @@ class HookRunner:
         }
 
     def start(self) -> None:
-        """Start the threads."""
         if self._loop is None:
             self._own = LoopThread("flowctl-hooks", asyncio.new_event_loop(), _nothing, self._on_error)
             self._loop = self._own.loop
@@ -287,7 +286,6 @@ class HookRunner:
             raise LimitExceededError("hook_news", count + 1, _MOST_NEWS)
 
     def began(self, request: LiveRequest) -> None:
-        """Tell that what was asked for has begun."""
         name = _NEWS[request.kind][0]
         if name and request.kind in self.hears:
             if request.kind == "publish":
@@ -304,7 +302,6 @@ class HookRunner:
                 self._untold[key] = count
 
     def over(self, request: LiveRequest, why: str) -> None:
-        """Tell that it is over."""
         if request.kind in self.hears:
             self._put(_NEWS[request.kind][1], request, why)
 

@@ -214,7 +214,6 @@ class Hub:
             viewer.on_thread(viewer.stream_published, stream)
 
     def promote(self, name: str, number: int) -> None:
-        """Let the publisher on standby that is connection `number` be the one that counts, if there is one."""
         now = self._clock()
         with self._lock:
             entry, stream = self._book.entries.get(name), self._streams.get(name)
@@ -314,7 +313,6 @@ class Hub:
         return stream
 
     def leave(self, stream: Stream, viewer: Viewer) -> None:
-        """Take `viewer` out; harmless when it is not in."""
         with self._lock:
             if viewer in stream.viewers:
                 del stream.viewers[viewer]
@@ -338,7 +336,6 @@ class Hub:
             return stream
 
     def unlink(self, stream: Stream, link: object) -> None:
-        """Take out what `link` has entered; harmless when it is not in."""
         with self._lock:
             stream.links.discard(link)
             self._forget_if_idle_locked(stream)
@@ -407,12 +404,10 @@ class Hub:
             return self._streams.get(name)
 
     def streams(self) -> dict[Stream, int]:
-        """Return all streams, with their numbers of viewers. Any thread."""
         with self._lock:
             return {stream: len(stream.viewers) for stream in self._streams.values()}
 
     def viewing(self) -> list[tuple[str, Viewer]]:
-        """Return all viewers with the names of their streams. Any thread."""
         with self._lock:
             return [(name, self._viewers[item]) for name, stream in self._streams.items() for item in stream.viewers]
 

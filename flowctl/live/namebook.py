@@ -81,7 +81,6 @@ class NameBook(Generic[_H]):
         self._kept: Final[dict[str, float]] = {}  # until when, soonest first
 
     def holder_of(self, name: str) -> _H | None:
-        """Return who publishes a name. None: nobody."""
         entry = self.entries.get(name)
         return None if entry is None else entry.holder
 
@@ -119,7 +118,6 @@ class NameBook(Generic[_H]):
         return Claimed(verdict, rival)
 
     def _judge(self, name: str, entry: Entry[_H], owner: Owner, *, silent: bool | None) -> Verdict:
-        """Decide by the rules between publishers."""
         known, policy = entry.owner is not None and entry.owner.same(owner), self._rules(name).policy
         if entry.holder is None:
             if entry.kept_until is not None and policy is SecondPublisher.REFUSE and not known:
@@ -134,7 +132,6 @@ class NameBook(Generic[_H]):
         return Verdict.STANDS_BY
 
     def promote(self, name: str, holder: _H) -> _H | None:
-        """Let a publisher on standby have the name; return the one that has lost it."""
         entry = self.entries[name]
         rival = entry.holder
         self._begin(name, entry, holder, entry.standby.pop(holder))
@@ -209,7 +206,6 @@ class NameBook(Generic[_H]):
             self._forget(name, entry)
 
     def due(self, now: float) -> list[str]:
-        """Return the names whose owners have not come back in time."""
         return [name for name, until in self._kept.items() if until <= now]
 
     def next_deadline(self) -> float | None:

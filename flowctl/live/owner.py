@@ -25,7 +25,6 @@ class Owner:
 
     @classmethod
     def of(cls, address: str, user: str | None, query: Mapping[str, str]) -> Self:
-        """Return the owner that asks with `query`, of whose secrets nothing but a digest is kept."""
         secrets = sorted((name, value) for name, value in query.items() if value and is_secret(name))
         return cls(address, user, hashlib.sha256(repr(secrets).encode()).digest() if secrets else b"")
 

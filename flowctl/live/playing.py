@@ -54,17 +54,14 @@ class Muted:
         self.video = video
 
     def decide(self, state: SendState, message_class: MessageClass) -> Verdict:
-        """Drop what is switched off; leave the rest to the policy."""
         if (message_class is MessageClass.AUDIO and not self.audio) or (message_class in _VIDEO and not self.video):
             return Verdict.DROP
         return self.policy.decide(state, message_class)
 
     def thin(self, state: SendState) -> Thin:
-        """Leave it to the policy."""
         return self.policy.thin(state)
 
     def patience(self, message_class: MessageClass) -> float:
-        """Leave it to the policy."""
         return self.policy.patience(message_class)
 
 
@@ -184,12 +181,10 @@ class Playing:
         return None if self._episode is None else self._episode.quiet_at
 
     def check_quiet(self, now: float) -> None:
-        """End the episode of trouble, if it is over."""
         if self._episode is not None:
             self._episode.check(now)
 
     def check_wait(self, now: float) -> None:
-        """Give up waiting for a publisher when the time is over."""
         if self.waits_until is not None and now >= self.waits_until:
             limit_s = self._settings.rtmp.limits.player_wait_s
             self._words.limit("player_wait_s", limit_s, limit_s)
@@ -244,7 +239,6 @@ class Playing:
         return self._hub.config.at(self.stream.name, Role.VIEWER)
 
     def put_settings(self, limits: Limits | None = None, *, changed: bool = False) -> None:
-        """Put in force what is set for viewers of the stream."""
         usual, mine, sender = self._hub.config, self._settings, self._connection.sender
         own = mine.limits if mine.limits != usual.limits else None
         if own != self._own_limits:
@@ -283,7 +277,6 @@ class Playing:
     # -- trouble and the end
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
-        """Log trouble, once per episode."""
         if self._episode is None:
             fields = line_fields(self._connection, self.stream.name)
             self._episode = Episode(fields, self._connection.sender.why, self._dropped)
@@ -363,12 +356,10 @@ class ViewerSession(Session):
 
     @property
     def peer(self) -> tuple[str, int]:
-        """Address and port of the peer."""
         return self.connection.peer
 
     @property
     def number(self) -> int:
-        """Number of the connection."""
         return self.connection.number
 
     def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
@@ -383,7 +374,6 @@ class ViewerSession(Session):
             self.connection.close(CloseReason.INTERNAL, str(error))
 
     def stream_ended(self, stream: Stream) -> None:
-        """The publisher has gone for good; now the player waits."""
         if self._playing is not None and self._playing.stream is stream:
             self._playing.stream_ended()
 
@@ -408,7 +398,6 @@ class ViewerSession(Session):
         _log.warning("input slowed", peer=peer, connection=self.number, **fields)
 
     def _ended_by(self, error: LimitExceededError) -> None:
-        """A limit is about to end the connection."""
         self._limit_hit = error.limit
         self._tell_limit(error.limit, error.value, error.maximum)
 
@@ -425,7 +414,6 @@ class ViewerSession(Session):
             connection.resume_input(_FLOW)
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
-        """Log trouble, once per episode."""
         for observer in self._hub.observers:
             observer.ledger_entry(self.connection, entry)
         if self._playing is not None and entry.kind is not LedgerKind.CLOSE:
@@ -462,7 +450,6 @@ class ViewerSession(Session):
             self._hub.gate.over(played, why)
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Leave the stream, and say why the connection ended."""
         connection = self.connection
         details = redact_text(details)  # the words of an error may quote the peer
         if reason is CloseReason.LIMIT_HIT and self._limit_hit is None:

@@ -70,11 +70,9 @@ class Publishing:
 
     @property
     def standby(self) -> bool:
-        """Whether another publisher counts."""
         return self.stream.publisher is not self._publisher
 
     def publish(self, message: Message, now: float) -> None:
-        """Pass on one message, if this publisher is the one that counts."""
         self._messages += 1
         type_id, timestamp, payload = message.type_id, message.timestamp, message.payload
         info = inspect(type_id, payload)
@@ -98,7 +96,6 @@ class Publishing:
     # -- silence
 
     def settings_changed(self, now: float) -> None:
-        """Look at once how long it may be silent."""
         self.look_at = now
 
     def check_silence(self, now: float) -> None:
@@ -148,7 +145,6 @@ class Publishing:
     # -- end
 
     def end(self, *, grace: bool, why: str) -> None:
-        """Leave the stream, and say so to hooks and log."""
         if self._signal is not None:
             self._signal.cancel()
             self._signal = None

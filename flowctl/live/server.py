@@ -332,7 +332,6 @@ class LiveServer(Server):
         return config if self._limits_said is None else config.with_limits(self._limits_said)
 
     def _put_in_force(self, config: LiveConfig) -> None:
-        """Let `config` be in force, for open connections too."""
         was = self.hub.config
         self.hub.configure(config)
         self.admission.set_limits(config.admission)
@@ -432,7 +431,6 @@ class LiveServer(Server):
         return sum(self._end_if_banned(item, new=True) for item in self.connections() if ban.covers(item.peer[0]))
 
     def _certificate(self, config: LiveConfig) -> Certificate | None:
-        """Return the certificate of what speaks TLS. None: nothing does."""
         try:
             config.check_start()
             if config.tls_certificate is not None and config.tls_key is not None:
@@ -575,7 +573,6 @@ class LiveServer(Server):
             return None if self._leaves_by is None else max(0.0, self._leaves_by - time.monotonic())
 
     def _leave(self) -> None:
-        """Wait until all have left, or the time is over; then stop."""
         time.sleep(_RECONNECT_HEAD_START_S)  # for the requests to reconnect, and for the answer to who asked for it
         while self.connections() and self.drains_for_s:
             time.sleep(_DRAIN_LOOK_S)
@@ -673,7 +670,6 @@ class LiveServer(Server):
             time.sleep(min(_RECONNECT_HEAD_START_S, deadline_s / 4))
 
     def _after_stop(self, deadline_s: float) -> None:
-        """End what runs beside the connections."""
         for companion in self.companions:
             companion.stop(deadline_s)
         self.hub.visits.stop()

@@ -162,7 +162,6 @@ class LiveSession(ViewerSession):
         self._connected: LiveRequest | None = None  # as which it was let in. None: nobody is told of its end
 
     def behaves(self) -> bool:
-        """Return whether it plays or publishes: what has not begun to in time, or breaks a limit, is ended anyway."""
         return bool(self._publishing) or super().behaves()
 
     @property
@@ -185,7 +184,6 @@ class LiveSession(ViewerSession):
     # -- what the hub asks for
 
     def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call on the connection's thread, soon; not at all once the connection is over."""
         super().on_thread(self._answer, callback, args)
 
     def _answer(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -193,7 +191,6 @@ class LiveSession(ViewerSession):
         self._send_replies()
 
     def stream_ended(self, stream: Stream) -> None:
-        """The publisher has gone for good; now the player waits."""
         super().stream_ended(stream)
         self._arm()
 
@@ -218,7 +215,6 @@ class LiveSession(ViewerSession):
     # -- input
 
     def opened(self) -> None:
-        """Start the clock of the handshake."""
         for observer in self._hub.observers:
             observer.opened(self.connection)
         self._arm()
@@ -272,12 +268,10 @@ class LiveSession(ViewerSession):
         return self._rtmp.receive(data, now, control_only=True)
 
     def input_resumed(self) -> None:
-        """Take what was held while the output was overloaded."""
         if not (self._rtmp.closed or self.connection.receiver.paused):
             self._take(lambda _, now: self._rtmp.resume(now))
 
     def timer(self, now: float) -> None:
-        """Look at time limits, pings, and the ends of waits and episodes."""
         if self._playing is not None:
             self._playing.check_quiet(now)
         if self._question is not None and now >= self._question.until:
@@ -436,7 +430,6 @@ class LiveSession(ViewerSession):
             self.connection.receiver.pause(_HOOK, "a hook decides")
 
     def _answered(self, question: Question | Claim, refusal: Refusal | None, limit: str | None = None) -> None:
-        """Go on with what a hook has decided, unless the client has withdrawn it."""
         asked = self._question
         if asked is None or asked.question is not question or self._rtmp.closed:
             return
@@ -471,7 +464,6 @@ class LiveSession(ViewerSession):
         self._say_no(event, refusal)
 
     def _say_no(self, event: _Request, refusal: Refusal) -> None:
-        """Tell the client in the words of RTMP that it may not."""
         if isinstance(event, rtmp_events.ConnectRequested):
             self._rtmp.reject_connect(refusal.text)
             self._send_replies()
@@ -487,7 +479,6 @@ class LiveSession(ViewerSession):
             self._rtmp.reject_play(event.stream_id, code, refusal.text)
 
     def _withdraw(self) -> None:
-        """Ask no more, and read on."""
         asked, self._question = self._question, None
         if asked is not None:
             asked.question.cancel()
@@ -578,7 +569,6 @@ class LiveSession(ViewerSession):
             names.entered(name, self.number)
 
     def _not_published(self, event: rtmp_events.PublishRequested, error: BusyError | LimitExceededError) -> None:
-        """Refuse a publish that the hub has refused."""
         name = event.url.path
         self._say_no(event, Refusal(str(error)))
         self.refusal = "name taken"
@@ -674,12 +664,10 @@ class LiveSession(ViewerSession):
     # -- flow control and the end
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
-        """Log trouble, once per episode, and look again when it may be over."""
         super().ledger_entry(entry)
         self._arm()
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Leave all streams, and say why the connection ended."""
         self._withdraw()
         for publishing in tuple(self._publishing.values()):
             self._end_publishing(publishing, grace=reason not in _GRACEFUL, why=reason.value)
@@ -691,7 +679,6 @@ class LiveSession(ViewerSession):
             self._hub.gate.over(self._connected, why, sent_bytes=sent, received_bytes=received)
 
     def _arm(self) -> None:
-        """Have `timer` called when the next of several things is due."""
         connection = self.connection
         if connection.ended is not None:
             return

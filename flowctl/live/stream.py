@@ -134,7 +134,6 @@ class Stream:
             self._standby_headers[publisher] = Headers()
 
     def stand_down(self, publisher: StreamMember) -> None:
-        """Forget a publisher that was on standby; harmless for any other."""
         with self._lock:
             self._standby_headers.pop(publisher, None)
 
@@ -411,7 +410,6 @@ class Stream:
                 del self._wires[msid]
 
     def drop_caches(self) -> None:
-        """Empty the GOP caches of all logs: newcomers wait for a key frame. Any thread."""
         with self._lock:
             for wire in self._wires.values():
                 wire.log.drop_cache()
@@ -467,7 +465,6 @@ class Stream:
 
     @property
     def wires(self) -> list[WireLog]:
-        """All logs, for statistics. Any thread."""
         with self._lock:
             return list(self._wires.values())
 
@@ -479,14 +476,12 @@ class Stream:
 
     @property
     def media(self) -> str:
-        """What the stream carries, for logs: codecs of video and audio."""
         # One look-up each: the publisher's thread may take an entry away between two.
         names = [f"{kind} {codec}" for kind in ("video", "audio") if (codec := self.codecs.get(kind))]
         return ", ".join(names) or "nothing yet"
 
     @property
     def messages_by_type(self) -> tuple[int, int]:
-        """(video, audio) messages published so far."""
         counts = self.messages_in
         video = counts[MessageClass.KEY] + counts[MessageClass.INTER] + counts[MessageClass.DISPOSABLE]
         return video, counts[MessageClass.AUDIO]

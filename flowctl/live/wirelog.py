@@ -115,20 +115,16 @@ class RtmpChunks:
         self.chunk_size = chunk_size
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        """Return one message as chunks."""
         csid = _CSID.get(type_id, _DATA_CSID)
         return serialise(type_id, self.msid, timestamp, payload, csid, self.chunk_size)
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        """Return type, timestamp and body of a message in chunks."""
         return deserialise(wire, self.chunk_size)
 
     def begin(self, timestamp: int) -> bytes:
-        """Return the notice of publication."""
         return commands.start_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
 
     def end(self, timestamp: int) -> bytes:
-        """Return the notice that the publisher has gone."""
         return commands.end_of_stream_bytes(self.msid, chunk_size=self.chunk_size, timestamp=timestamp)
 
 
@@ -173,7 +169,6 @@ class WireLog:
         leading: bool = False,
         ahead: bool | None = None,
     ) -> None:
-        """Publish one message."""
         wire = self.wire_format.serialise(type_id, timestamp, payload)
         if not wire:
             return
@@ -199,7 +194,6 @@ class WireLog:
             self.log.headers = self.headers.values
 
     def forget_headers(self) -> None:
-        """Keep the headers no longer: their publisher has gone."""
         self.headers = Headers()
         self._ahead.clear()
         self.log.headers = ()

@@ -39,7 +39,6 @@ class Request:
     live: LiveRequest | None = None
 
     def header(self, name: str) -> str:
-        """Return the value of the first header of that name, in lower case; empty: there is none."""
         wanted = name.encode()
         return next((value.decode("latin-1") for found, value in self.headers if found == wanted), "")
 
@@ -85,7 +84,6 @@ class Exchange:
         return self._wire.connection
 
     def respond(self, status: int, text: str = "", headers: Headers = (), *, body: bytes | None = None) -> None:
-        """Answer with a short body."""
         if body is None:
             body = b"" if status == HTTPStatus.NO_CONTENT else f"{text or HTTPStatus(status).phrase}\n".encode()
             headers = (*headers, ("Content-Type", "text/plain; charset=utf-8")) if body else headers
@@ -104,7 +102,6 @@ class Exchange:
         self._wire.send_body(data)
 
     def end(self) -> None:
-        """The answer is complete."""
         self._wire.end_response()
 
     def play(self) -> None:
@@ -133,11 +130,9 @@ class Routes:
         self._handlers: Final = dict(handlers)
 
     def find(self, path: str) -> Handler | None:
-        """Return who answers a path (decoded). None: nobody."""
         name = path.rpartition("/")[2]
         return self._handlers.get("." + name.rpartition(".")[2]) if "." in name else None
 
 
 def usual_headers() -> list[tuple[str, str]]:
-    """Return the headers that every answer has."""
     return [("Date", formatdate(time.time(), usegmt=True)), ("Server", SERVER)]

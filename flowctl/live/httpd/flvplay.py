@@ -33,7 +33,6 @@ class FlvPlay:
     look_at: float | None = None
 
     def settled(self, stream: Stream, now: float) -> bool:
-        """Return whether it is known what the stream shows, or was waited for long enough."""
         return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S
 
     def head(self, stream: Stream, headers: Headers) -> bytes:

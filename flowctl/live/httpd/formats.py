@@ -32,7 +32,6 @@ def frame(payload: bytes, first: int = _BINARY) -> bytes:
 
 
 def _unframed(wire: bytes) -> bytes:
-    """Return what `frame` was given."""
     return wire[{_SHORT: 4, _LONG: 10}.get(wire[1], 2) :]
 
 
@@ -50,17 +49,14 @@ class FlvTags:
     ends: Final = True
 
     def wrapped(self, data: bytes) -> bytes:
-        """Return octets as they go behind the head of the response."""
         return data
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        """Return one message as a tag; empty for what FLV has no tag for."""
         if type_id == TYPE_DATA_AMF3 and payload[:1] == _AMF0_INSIDE:
             type_id, payload = TYPE_DATA_AMF0, payload[1:]
         return flv.tag(type_id, timestamp & CLOCK_MASK, payload) if type_id in _MEDIA else b""
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        """Return type, timestamp and body of a tag."""
         timestamp = int.from_bytes(wire[7:8] + wire[4:7], "big")
         return wire[0], timestamp, wire[flv.TAG_HEADER_BYTES : -flv.BACK_POINTER_BYTES]
 
@@ -84,12 +80,10 @@ class FlvChunks(FlvTags):
         return b"%x\r\n%b\r\n" % (len(data), data)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        """Return one message as a chunk; empty for what FLV has no tag for."""
         tag = super().serialise(type_id, timestamp, payload)
         return self.wrapped(tag) if tag else b""
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        """Return type, timestamp and body of a tag in a chunk."""
         return super().deserialise(wire[wire.index(b"\n") + 1 : -2])
 
     def end(self, timestamp: int) -> bytes:
@@ -107,12 +101,10 @@ class FlvFrames(FlvTags):
         return frame(data)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        """Return one message as a frame; empty for what FLV has no tag for."""
         tag = super().serialise(type_id, timestamp, payload)
         return frame(tag) if tag else b""
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        """Return type, timestamp and body of a tag in a frame."""
         return super().deserialise(_unframed(wire))
 
     def end(self, timestamp: int) -> bytes:

@@ -136,24 +136,20 @@ class HttpSession(ViewerSession):
 
     @property
     def gives_back(self) -> float:
-        """What its connection took of its address's rate, where it was given something of a stream. Any thread."""
         return CONNECTION_COST if self._gave else 0.0
 
     def behaves(self) -> bool:
-        """Return whether it plays, or was given something of a stream."""
         return self._gave or super().behaves()
 
     # -- input: requests
 
     def opened(self) -> None:
-        """Start the clock of the first request."""
         for observer in self._hub.observers:
             observer.opened(self.connection)
         self._due = self.connection.now() + self._limits.request_time_s
         self._arm()
 
     def received(self, data: memoryview) -> InputResult:
-        """Take input as far as it can be looked at now."""
         if self._phase is Phase.OVER:
             return DONE
         if self._flv is not None:
@@ -173,7 +169,6 @@ class HttpSession(ViewerSession):
         return InputResult(InputVerdict.BLOCK, at)
 
     def input_resumed(self) -> None:
-        """Go on with requests that came together."""
         if self._flv is None and self._advance() and self._half_closed:
             self._leave("the client has ended")
 
@@ -311,7 +306,6 @@ class HttpSession(ViewerSession):
         self._leave(why, reason)
 
     def _leave(self, why: str, reason: CloseReason = CloseReason.FINISHED) -> None:
-        """Send what is queued, and end."""
         self._phase = Phase.OVER
         self.connection.close_after_flush(printable(redact_text(why)), reason=reason)
 
@@ -356,7 +350,6 @@ class HttpSession(ViewerSession):
             self._go_on_soon()
 
     def _cors(self) -> list[tuple[str, str]]:
-        """Return what says that the page may read the answer."""
         if ANY_ORIGIN in self._origins:
             return [("Access-Control-Allow-Origin", "*")]
         if not self._origins:
@@ -369,7 +362,6 @@ class HttpSession(ViewerSession):
     # -- who may, and who answers
 
     def _serve(self, head: h11.Request) -> None:
-        """Answer a request that came whole."""
         target = head.target.decode("ascii")
         if "://" in target.partition("?")[0]:  # as proxies are asked
             target = "/" + target.partition("://")[2].partition("/")[2]
@@ -441,7 +433,6 @@ class HttpSession(ViewerSession):
         )
 
     def _ask(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
-        """Let the handler answer, if the gate allows the play."""
         now, gate = self.connection.now(), self._hub.gate
         if handler.in_files and self._hub.visits.goes_on(live):
             refusal = gate.refuses_network(live)
@@ -460,7 +451,6 @@ class HttpSession(ViewerSession):
             self._arm()
 
     def _answered(self, question: Question, refusal: Refusal | None) -> None:
-        """Go on with what a hook has decided."""
         asked, self._asked = self._asked, None
         if asked is None or asked.question is not question:
             self._asked = asked
@@ -474,7 +464,6 @@ class HttpSession(ViewerSession):
         self._arm()
 
     def _handle(self, exchange: Exchange, handler: Handler, live: LiveRequest) -> None:
-        """Let the handler answer what is allowed."""
         if handler.in_files:
             self._hub.visits.begin(live)
         handler.handle(exchange)
@@ -576,7 +565,6 @@ class HttpSession(ViewerSession):
         self.connection.when_drained(self._head_taken, flv)
 
     def _head_taken(self, flv: FlvPlay) -> None:
-        """Look at what came behind the request: answers to frames go behind the head now."""
         flv.taken = True
         self.connection.receiver.trigger_input()
 
@@ -655,7 +643,6 @@ class HttpSession(ViewerSession):
         return overrun is not None
 
     def _put_off_ping(self, now: float) -> None:
-        """The player is there."""
         after_s = self._config.rtmp.limits.ping_after_s
         self._pinged = False
         self._ping_due = now + after_s if after_s else None
@@ -679,7 +666,6 @@ class HttpSession(ViewerSession):
     # -- time
 
     def timer(self, now: float) -> None:
-        """Look at time limits, and the ends of waits and episodes."""
         if self._asked is not None and now >= self._asked.until:
             self._answered(self._asked.question, TOO_SLOW)
             self._hub.limit_hit("decide_s")
@@ -694,7 +680,6 @@ class HttpSession(ViewerSession):
         self._arm()
 
     def _too_late(self) -> None:
-        """The next request is not there in time."""
         self._due = None
         if self._phase is Phase.OVER:
             return
@@ -707,7 +692,6 @@ class HttpSession(ViewerSession):
             self._over_limit(HTTPStatus.REQUEST_TIMEOUT, "request_time_s", self._limits.request_time_s)
 
     def _check_wait(self, now: float) -> None:
-        """Give up waiting for a publisher when the time is over."""
         flv, playing = self._flv, self._playing
         if flv is None or playing is None or self._phase is not Phase.ANSWERING or not playing.waiting:
             return
@@ -720,19 +704,16 @@ class HttpSession(ViewerSession):
                 self._give_up("wait_s", self._limits.wait_s)
 
     def ledger_entry(self, entry: LedgerEntry) -> None:
-        """Log trouble, once per episode, and look again when it may be over."""
         super().ledger_entry(entry)
         self._arm()
 
     def closed(self, reason: CloseReason, details: str) -> None:
-        """Leave the stream, and say why the connection ended."""
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.question.cancel()
         super().closed(reason, details)
 
     def _arm(self) -> None:
-        """Have `timer` called when the next of several things is due."""
         connection = self.connection
         if connection.ended is not None:
             return
@@ -754,11 +735,9 @@ class FlvRoute:
     in_files: Final = False
 
     def stream_of(self, path: str) -> str | None:
-        """Return the path without its suffix."""
         return path.removesuffix(self.suffix).strip("/") or None
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer with the stream."""
         exchange.play()
 
 
@@ -770,6 +749,5 @@ def _length(head: h11.Request) -> int:
 def session_factory(
     hub: Hub, routes: Routes, origins: frozenset[str], limits: HttpLimits | None = None
 ) -> Callable[[], HttpSession]:
-    """Return what makes the sessions of a listener."""
     every = limits or HttpLimits()
     return lambda: HttpSession(hub, routes, every, origins)

@@ -59,7 +59,6 @@ class WebSocketPeer:
             raise RemoteProtocolError(f"no WebSocket handshake: {error}", code=code) from None
 
     def accept(self, headers: Headers) -> bytes:
-        """Return the answer that lets frames begin."""
         extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
         return self._connection.send(AcceptConnection(extra_headers=extra))
 
@@ -78,11 +77,9 @@ class WebSocketPeer:
         return Taken(reply, frames, None, broken=False)
 
     def ping(self) -> bytes:
-        """Return a ping, which a player that is there answers."""
         return self._connection.send(Ping())
 
 
 def _check_key(text: str) -> None:
-    """Raise ValueError if it is no key."""
     if len(base64.b64decode(text, validate=True)) != _KEY_BYTES:
         raise ValueError(f"Sec-WebSocket-Key is not {_KEY_BYTES} bytes")

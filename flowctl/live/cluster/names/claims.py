@@ -94,7 +94,6 @@ class NameClaims:
             self._hub.promote(name, number)
 
     def left(self, name: str, number: int, *, grace: bool) -> None:
-        """Give the name back: the publication has ended."""
         with self._lock:
             claim = self._claims.get((name, number))
         if claim is not None:
@@ -111,7 +110,6 @@ class NameClaims:
     # -- what the desk tells
 
     def told(self, values: Values) -> None:
-        """Take a message of the desk about a claim, or about a name that was given."""
         name = values["name"]
         match values["tell"]:
             case "claim":

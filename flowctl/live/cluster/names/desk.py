@@ -36,7 +36,6 @@ class _Held(NamedTuple):
 
 
 def _rules(config: LiveConfig, name: str) -> Rules:
-    """Return what is set for the publishers of a name."""
     found = config.at(name, Role.PUBLISHER)
     return Rules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
 
@@ -53,7 +52,6 @@ class NamesDesk:
         self._held: Final[Pending[tuple[int, int], _Held]] = Pending()  # by worker and number of the claim
 
     def asked(self, worker: int, values: Values) -> None:
-        """Take a message of a worker."""
         now, name = self._clock(), values["name"]
         self._tell(self.directory.expire(now))
         match values["ask"]:
@@ -99,13 +97,11 @@ class NamesDesk:
         self._claim(held.worker, held.values, silent if same else None)
 
     def gone(self, worker: int) -> None:
-        """A worker has ended."""
         self._held.take_where(lambda key, _: key[0] == worker)
         self._tell(self.directory.expire(self._clock()))
         self._tell(self.directory.worker_gone(worker, self._clock()))
 
     def tick(self) -> None:
-        """Look at what is due; several times a second."""
         now = self._clock()
         for _, held in self._held.take_due(now):
             self._heard(held, silent=True)

@@ -80,11 +80,9 @@ class Directory:
         return len(self._book.entries.keys() | self._viewers.keys())
 
     def published(self) -> dict[str, int]:
-        """Return the worker of each name that is published."""
         return {name: entry.holder.worker for name, entry in self._book.entries.items() if entry.holder is not None}
 
     def holder_of(self, name: str) -> Holder | None:
-        """Return who publishes `name`. None: nobody."""
         return self._book.holder_of(name)
 
     # -- publishers
@@ -102,7 +100,6 @@ class Directory:
         return Decision(verdict, (*revoked, *self._show(name, holder.worker)))
 
     def release(self, name: str, holder: Holder, now: float, *, grace: bool) -> list[Notice]:
-        """Take a publication out; the next on standby has its turn, or the name is kept, or free."""
         return self._follow_up(name, self._book.release(name, holder, now, grace=grace))
 
     def _follow_up(self, name: str, freed: Freed[Holder] | None) -> list[Notice]:
@@ -114,7 +111,6 @@ class Directory:
         return [Notice(following.worker, Told.TURN, name, following.number), *self._show(name, following.worker)]
 
     def _show(self, name: str, worker: int, *, keep: bool = False) -> list[Notice]:
-        """Tell those who view it where it is."""
         if worker:
             self._shown[name] = worker
         else:
@@ -132,7 +128,6 @@ class Directory:
         return [Notice(worker, Told.WHERE, name, shown, self._book.is_kept(name) and not shown)]
 
     def unview(self, name: str, worker: int) -> None:
-        """A worker has no viewers of `name` any more."""
         viewers = self._viewers.get(name, {})
         viewers.pop(worker, None)
         if not viewers:
@@ -155,7 +150,6 @@ class Directory:
         return notices
 
     def expire(self, now: float) -> list[Notice]:
-        """Let go of the names whose owners have not come back in time."""
         notices: list[Notice] = []
         for name in self._book.due(now):
             self._book.let_go(name)

@@ -62,23 +62,18 @@ class Following:
     # -- any thread
 
     def demand(self, name: str) -> None:
-        """A stream has got its first viewer, or lost its last one."""
         self._post(self._look, name)
 
     def found(self, name: str, source: Source | None, *, keep: bool = False) -> None:
-        """Follow a stream from there from now on."""
         self._post(self._follow, name, source, keep)
 
     def here(self, name: str) -> None:
-        """This server publishes the stream itself."""
         self._post(self._stop_following, name, "it is published here")
 
     def stop(self, why: str = "the server stops") -> None:
-        """Follow nothing any more."""
         self._post(self._stop_all, why)
 
     def statistics(self) -> dict[str, FollowStatistics]:
-        """Return figures of what is followed, by name."""
         follows = {name: wanted.follow for name, wanted in list(self._wanted.items())}
         return {name: follow.statistics() for name, follow in follows.items() if follow is not None}
 
