@@ -11,7 +11,8 @@ behind it; the ones before it go out with the headers.
 
 from __future__ import annotations
 
-from typing import Final, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from flowctl.core.fanout.following import Fanouts
 from flowctl.core.flow.state import MessageClass
@@ -79,13 +80,11 @@ class WireFormat(Protocol):
         ends: whether nothing can follow what `end` returns, so that each publication has a log of its own.
     """
 
-    @property
-    def name(self) -> str:
-        """See above."""
+    ends: ClassVar[bool] = False
 
     @property
-    def ends(self) -> bool:
-        """See above."""
+    def name(self) -> str:
+        """Of the log's key."""
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         """Return one message (RTMP type, ms, body) as it goes to the players' sockets; empty: not in this format."""
@@ -95,24 +94,28 @@ class WireFormat(Protocol):
 
     def begin(self, timestamp: int) -> bytes:
         """Return what tells players who wait that the stream is published; empty: nothing does."""
+        del timestamp
+        return b""
 
     def end(self, timestamp: int) -> bytes:
         """Return what tells players, after all that was published, that the publisher has gone; empty: nothing."""
+        del timestamp
+        return b""
 
 
-class RtmpChunks:
-    """RTMP chunks for players on one message stream id: a `WireFormat`.
+@dataclass(frozen=True, slots=True)
+class RtmpChunks(WireFormat):
+    """RTMP chunks for players on one message stream id.
 
     Every message has a full header with an absolute timestamp, so that a viewer can start at any of them.
     """
 
-    __slots__ = ("chunk_size", "msid", "name")
-    ends: Final = False
+    msid: int
+    chunk_size: int
 
-    def __init__(self, msid: int, chunk_size: int) -> None:
-        self.name = str(msid)
-        self.msid = msid
-        self.chunk_size = chunk_size
+    @property
+    def name(self) -> str:
+        return str(self.msid)
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         csid = _CSID.get(type_id, _DATA_CSID)

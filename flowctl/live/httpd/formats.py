@@ -6,6 +6,7 @@ import struct
 from typing import Final
 
 from flowctl import flv
+from flowctl.live.wirelog import WireFormat
 from flowctl.wire.rtmp.wire import CLOCK_MASK, TYPE_DATA_AMF0, TYPE_DATA_AMF3
 
 _MEDIA: Final = frozenset({flv.TAG_AUDIO, flv.TAG_VIDEO, flv.TAG_SCRIPT})
@@ -31,44 +32,37 @@ def frame(payload: bytes, first: int = _BINARY) -> bytes:
     return struct.pack(">BBQ", first, _LONG, size) + payload
 
 
-def _unframed(wire: bytes) -> bytes:
-    return wire[{_SHORT: 4, _LONG: 10}.get(wire[1], 2) :]
-
-
 GOING_AWAY: Final = frame(struct.pack(">H", 1001) + b"the server stops", _CLOSE)
 """What tells a player that the server goes away (RFC 6455 section 7.4.1): it may come again."""
 
 
-class FlvTags:
-    """FLV tags, each with the back pointer behind it: a `flowctl.live.wirelog.WireFormat`; for HTTP/1.0.
+class FlvTags(WireFormat):
+    """FLV tags, each with the back pointer behind it; for HTTP/1.0.
 
-    Timestamps are those of the stream; players go by differences.
+    Timestamps are those of the stream; players go by differences. There is no word for the beginning of a stream, nor,
+    here, for its end: the response ends.
     """
 
     name = "flv"
-    ends: Final = True
+    ends = True
 
     def wrapped(self, data: bytes) -> bytes:
+        """Return octets as they go behind the head of the response."""
         return data
+
+    def unwrapped(self, wire: bytes) -> bytes:
+        """Return what `wrapped` was given."""
+        return wire
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
         if type_id == TYPE_DATA_AMF3 and payload[:1] == _AMF0_INSIDE:
             type_id, payload = TYPE_DATA_AMF0, payload[1:]
-        return flv.tag(type_id, timestamp & CLOCK_MASK, payload) if type_id in _MEDIA else b""
+        return self.wrapped(flv.tag(type_id, timestamp & CLOCK_MASK, payload)) if type_id in _MEDIA else b""
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        timestamp = int.from_bytes(wire[7:8] + wire[4:7], "big")
-        return wire[0], timestamp, wire[flv.TAG_HEADER_BYTES : -flv.BACK_POINTER_BYTES]
-
-    def begin(self, timestamp: int) -> bytes:
-        """Return nothing: FLV has no word for it."""
-        del timestamp
-        return b""
-
-    def end(self, timestamp: int) -> bytes:
-        """Return nothing: the response ends."""
-        del timestamp
-        return b""
+        tag = self.unwrapped(wire)
+        timestamp = int.from_bytes(tag[7:8] + tag[4:7], "big")
+        return tag[0], timestamp, tag[flv.TAG_HEADER_BYTES : -flv.BACK_POINTER_BYTES]
 
 
 class FlvChunks(FlvTags):
@@ -79,12 +73,8 @@ class FlvChunks(FlvTags):
     def wrapped(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data)
 
-    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        tag = super().serialise(type_id, timestamp, payload)
-        return self.wrapped(tag) if tag else b""
-
-    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        return super().deserialise(wire[wire.index(b"\n") + 1 : -2])
+    def unwrapped(self, wire: bytes) -> bytes:
+        return wire[wire.index(b"\n") + 1 : -2]
 
     def end(self, timestamp: int) -> bytes:
         """Return the last chunk, which stands behind all that was published."""
@@ -100,12 +90,8 @@ class FlvFrames(FlvTags):
     def wrapped(self, data: bytes) -> bytes:
         return frame(data)
 
-    def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        tag = super().serialise(type_id, timestamp, payload)
-        return frame(tag) if tag else b""
-
-    def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        return super().deserialise(_unframed(wire))
+    def unwrapped(self, wire: bytes) -> bytes:
+        return wire[{_SHORT: 4, _LONG: 10}.get(wire[1], 2) :]
 
     def end(self, timestamp: int) -> bytes:
         """Return a close frame, which stands behind all that was published."""

@@ -19,7 +19,7 @@ from flowctl.live.hub import Hub
 from flowctl.live.playing import Playing, PlayWords, ViewerSession
 from flowctl.live.settings.relays import place_of
 from flowctl.live.stream import Stream
-from flowctl.live.wirelog import RtmpChunks
+from flowctl.live.wirelog import RtmpChunks, WireFormat
 from flowctl.reasons import CloseReason
 from flowctl.wire.rtmp.client.session import ClientSession
 from flowctl.wire.rtmp.events import ClientEvent, PublishStarted, Rejected, StreamEnded
@@ -38,30 +38,20 @@ class PushChunks(RtmpChunks):
 
     __slots__ = ()
 
-    def __init__(self, msid: int, chunk_size: int) -> None:
-        super().__init__(msid, chunk_size)
-        self.name = f"push-{msid}"
+    @property
+    def name(self) -> str:
+        return f"push-{self.msid}"
 
     def serialise(self, type_id: int, timestamp: int, payload: bytes) -> bytes:
-        """Return one message as chunks."""
         if type_id == _DATA_AMF0 and payload.startswith(_ON_METADATA):
             payload = _SET_DATA_FRAME + payload
         return super().serialise(type_id, timestamp, payload)
 
     def deserialise(self, wire: bytes) -> tuple[int, int, bytes]:
-        """Return type, timestamp and body of what `serialise` returned."""
         type_id, timestamp, payload = super().deserialise(wire)
         return type_id, timestamp, payload.removeprefix(_SET_DATA_FRAME) if type_id == _DATA_AMF0 else payload
 
-    def begin(self, timestamp: int) -> bytes:
-        """Return nothing."""
-        del timestamp
-        return b""
-
-    def end(self, timestamp: int) -> bytes:
-        """Return nothing: the connection ends."""
-        del timestamp
-        return b""
+    begin, end = WireFormat.begin, WireFormat.end  # the connection ends
 
 
 class PushSession(ViewerSession):
