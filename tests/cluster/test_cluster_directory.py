@@ -46,14 +46,6 @@ def test_worker_when_it_views_what_is_published_is_told_where():
     assert directory.view(ROOM, 2) == [where(2, 1)]
 
 
-def test_second_publisher_when_policy_is_refuse_is_refused_in_any_worker():
-    """A stranger does not get a name that is published in another worker."""
-    directory = Directory()
-    verdict(directory, FIRST)
-    with pytest.raises(BusyError, match="published already"):
-        directory.claim(ROOM, SECOND, BOB)
-
-
 def test_second_publisher_when_policy_is_replace_ends_the_first():
     """The worker of the one that is replaced is told, and so are those that follow it."""
     directory = Directory(SecondPublisher.REPLACE)
@@ -73,16 +65,6 @@ def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
     directory.view(ROOM, 3)
     assert verdict(directory, SECOND, BOB) is Verdict.STANDS_BY
     assert directory.release(ROOM, FIRST, 0.0, grace=True) == [Notice(2, Told.TURN, ROOM, 21), where(3, 2)]
-
-
-def test_standby_when_it_leaves_has_no_turn():
-    """One that has gone is not given the name."""
-    directory = Directory(SecondPublisher.STANDBY)
-    verdict(directory, FIRST)
-    verdict(directory, SECOND, BOB)
-    directory.release(ROOM, SECOND, 0.0, grace=True)
-    assert directory.release(ROOM, FIRST, 0.0, grace=False) == []
-    assert len(directory) == 0
 
 
 def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker():
@@ -133,26 +115,6 @@ def test_worker_when_killed_while_a_name_is_kept_there_sends_nobody_there_any_mo
     directory.release(ROOM, FIRST, 0.5, grace=True)
     assert directory.worker_gone(1, 1.0) == [where(3, 0, keep=True)]
     assert directory.view(ROOM, 2) == [where(2, 0, keep=True)]
-
-
-def test_publishers_when_too_many_of_one_address_are_refused_over_all_workers():
-    """The limit of an address holds over all workers, and is given back with each end."""
-    directory = Directory(per_address=2)
-    assert verdict(directory, Holder(1, 1), name="live/a") is Verdict.GRANTED
-    assert verdict(directory, Holder(2, 2), name="live/b") is Verdict.GRANTED
-    assert verdict(directory, Holder(2, 3), name="live/c") == "publishers_per_address"
-    assert verdict(directory, Holder(2, 3), BOB, name="live/c") is Verdict.GRANTED
-    directory.release("live/a", Holder(1, 1), 0.0, grace=False)
-    assert verdict(directory, Holder(2, 4), name="live/d") is Verdict.GRANTED
-
-
-def test_names_kept_when_too_many_for_one_address_are_let_go():
-    directory = Directory(grace_s=3.0, per_address=1)
-    for number, name in enumerate(("live/a", "live/b")):
-        verdict(directory, Holder(1, number), name=name)
-        directory.release(name, Holder(1, number), 0.0, grace=True)
-    assert verdict(directory, SECOND, BOB, name="live/a") is REFUSED
-    assert verdict(directory, SECOND, BOB, name="live/b") is Verdict.GRANTED
 
 
 def test_names_when_levels_differ_follow_the_rules_of_their_application():
