@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from flowctl.control.effects import find_connection, lies_in
 from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
 from flowctl.core.flow.state import CLASS_COUNT
-from flowctl.live.oversight.pace import Pace
+from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.rows import add_viewer, address_of, connection_in_full, connection_row, is_slow, stream_row
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         for stream, count in server.hub.streams().items()
         if fnmatchcase(stream.name, asked["stream"])
     }
-    for name, viewer in Pace().over(server.hub.viewing() if found else ()):
+    for name, viewer in RestingPace().over(server.hub.viewing() if found else ()):
         if (row := found.get(name)) is not None:
             add_viewer(row, viewer.connection.sender.account(rows=False))
     rows = sorted(found.values(), key=STREAM_SORTS[asked["sort"]], reverse=asked["reverse"])
@@ -101,14 +101,14 @@ def connections(server: LiveServer, asked: Mapping[str, Any]) -> Json:
         return {"connection": connection_in_full(find_connection(server, asked["connection"]))}
     first, end, sort, wanted = asked["offset"], asked["offset"] + asked["limit"], asked["sort"], asked["state"]
     ranked = []
-    for item in Pace().over(_fitting(server, asked)):
+    for item in RestingPace().over(_fitting(server, asked)):
         account = item.sender.account(rows=sort in _COSTLY)
         if wanted is None or (is_slow(account) if wanted == "slow" else account.state.name == wanted):
             ranked.append((_rank_row(item, account), item))
     key = CONNECTION_SORTS[sort]
     ranked.sort(key=lambda pair: key(pair[0]), reverse=asked["reverse"])
     return {
-        "connections": [connection_row(item) for _, item in Pace().over(ranked[first:end])],
+        "connections": [connection_row(item) for _, item in RestingPace().over(ranked[first:end])],
         "found": {"connections": len(ranked), "offset": first, "limit": asked["limit"]},
     }
 

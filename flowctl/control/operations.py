@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from flowctl.control import effects, listings, together
+from flowctl.control import effects, together
 from flowctl.control.arguments import (
     Argument,
     choice,
@@ -119,6 +119,14 @@ _NETWORK: Final = Argument(
     first=True,
 )
 
+
+def _listings() -> Any:
+    """Return what only looks at a server; it is loaded with one, for help takes none."""
+    from flowctl.control import listings  # noqa: PLC0415 - as said
+
+    return listings
+
+
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         name="stats",
@@ -129,7 +137,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="viewers", kind=choice("slow", "all", "none"), what="Which viewers.", default="slow"),
             *_PAGE_OF_ROWS,
         ),
-        effect=listings.stats,
+        effect=lambda server, asked: _listings().stats(server, asked),
         together=together.STATS,
         looks=True,
     ),
@@ -143,7 +151,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _REVERSE,
             *_PAGE,
         ),
-        effect=listings.streams,
+        effect=lambda server, asked: _listings().streams(server, asked),
         together=together.STREAMS,
         looks=True,
     ),
@@ -162,7 +170,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _REVERSE,
             *_PAGE_OF_ROWS,
         ),
-        effect=listings.connections,
+        effect=lambda server, asked: _listings().connections(server, asked),
         together=together.CONNECTIONS,
         looks=True,
     ),
@@ -174,7 +182,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Argument(name="since", kind=text(most=MOST_CURSOR), what="The cursor of the last answer.", default=""),
             Argument(name="limit", kind=number(1, MOST_PAGE), what=f"Most of them, up to {MOST_PAGE}.", default=200),
         ),
-        effect=listings.events,
+        effect=lambda server, asked: _listings().events(server, asked),
         together=together.EVENTS,
         looks=True,
     ),
@@ -183,7 +191,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         permission=Permission.BASIC,
         summary="Tell sums for monitoring: by stream, role, state and reason, for each process.",
         arguments=(),
-        effect=listings.metrics,
+        effect=lambda server, asked: _listings().metrics(server, asked),
         together=together.METRICS,
         looks=True,
     ),

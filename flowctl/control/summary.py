@@ -9,7 +9,7 @@ from typing import Any, Final
 from flowctl.core.flow.state import SendState
 from flowctl.core.server.server import Server
 from flowctl.live.hub import Hub
-from flowctl.live.oversight.pace import Pace
+from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.records.recording import Recording
 from flowctl.live.server import LiveServer
 from flowctl.units import format_size
@@ -55,7 +55,7 @@ def _of_viewers(hub: Hub) -> dict[str, Any]:
     """Return sums over all viewers, cheap enough for each second: those that always kept up cost some 3 us each."""
     states: Counter[SendState] = Counter()
     least_share, worst_ms, missing, dropped, returns = 1.0, 0.0, 0, 0, 0
-    for _, viewer in Pace().over(hub.viewing()):
+    for _, viewer in RestingPace().over(hub.viewing()):
         sender = viewer.connection.sender
         account = sender.account(rows=False)
         states[account.state] += 1

@@ -36,7 +36,7 @@ from flowctl.errors import ConfigError
 from flowctl.live import LiveConfig, LiveServer
 from flowctl.live.admin.listener import AdminListener, admin_of
 from flowctl.live.httpd.serving import serve_http
-from flowctl.live.oversight.pace import Pace
+from flowctl.live.oversight.pace import RestingPace
 from flowctl.load.results.result import RunResult, RunSample
 from flowctl.load.run import run_load
 from flowctl.pollgroup import PollGroup
@@ -94,7 +94,7 @@ class _Looker:
     def _look(self) -> None:
         start = time.monotonic()
         while not self._over.wait(_LOOK_S):
-            changed = self._watch.look(Pace().over(self._server.hub.viewing()))
+            changed = self._watch.look(RestingPace().over(self._server.hub.viewing()))
             self._display.looked(time.monotonic() - start, self._watch.viewers, changed)
 
     def __enter__(self) -> None:

@@ -21,10 +21,9 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.access.visits import Visits
 from flowctl.live.config import LiveConfig
 from flowctl.live.gate import Gate
-from flowctl.live.namebook import NameBook, Rules, Verdict
+from flowctl.live.namebook import NameBook, Owner, Rules, Verdict
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
-from flowctl.live.owner import Owner
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream, StreamMember, Taker
 

@@ -24,9 +24,9 @@ from flowctl.live.access.request import TOO_SLOW, Kind, LiveRequest, Question, R
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate, weight_of
+from flowctl.live.namebook import Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.signals import PARAMETER
-from flowctl.live.owner import Owner
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, refusal_word
 from flowctl.live.publishing import Publishing
 from flowctl.live.records.ingest import Ingest

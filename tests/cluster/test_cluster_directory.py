@@ -6,8 +6,7 @@ from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.cluster.names.desk import REFUSED, NamesDesk
 from flowctl.live.cluster.names.directory import Directory, Holder, Notice, Told
 from flowctl.live.config import LiveConfig, SecondPublisher
-from flowctl.live.namebook import Verdict
-from flowctl.live.owner import Owner
+from flowctl.live.namebook import Owner, Verdict
 from flowctl.live.settings.levels import Level
 from flowctl.testing import ManualClock
 

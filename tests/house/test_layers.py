@@ -79,7 +79,8 @@ LAYERS = {
     "loadtest": layer("load", "words text flow rtmp charts log media client"),
     "demo": layer(
         "demo",
-        "words text access flow rtmp charts log loop media sending connection server live client control admin httpd cluster loadtest",
+        "words text access flow rtmp charts log loop media sending connection server live client control admin httpd "
+        "cluster loadtest",
     ),
     "pipeline": layer("analyze", "words text flow charts server telemetry flight"),
     "cli": layer(

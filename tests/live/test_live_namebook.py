@@ -8,8 +8,7 @@ import pytest
 
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import SecondPublisher
-from flowctl.live.namebook import NameBook, Rules, Verdict
-from flowctl.live.owner import Owner
+from flowctl.live.namebook import NameBook, Owner, Rules, Verdict
 
 ANN, BOB = Owner("192.0.2.1"), Owner("192.0.2.2")
 OWNERS = {"ann": ANN, "bob": BOB}

@@ -16,8 +16,7 @@ from flowctl.errors import BusyError
 from flowctl.live.cluster.names.desk import Values
 from flowctl.live.cluster.names.directory import Told
 from flowctl.live.hub import Hub, Right
-from flowctl.live.namebook import Verdict
-from flowctl.live.owner import Owner
+from flowctl.live.namebook import Owner, Verdict
 
 _RIGHTS: Final = {Verdict.GRANTED.value: Right.GRANTED, Verdict.STANDS_BY.value: Right.STANDS_BY}
 _TAKEN: Final = "Another publisher has taken the stream."

@@ -15,8 +15,7 @@ from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.cluster.names.directory import Directory, Holder, Notice
 from flowctl.live.config import LiveConfig
-from flowctl.live.namebook import Rules, Verdict
-from flowctl.live.owner import Owner
+from flowctl.live.namebook import Owner, Rules, Verdict
 from flowctl.live.settings.levels import Role
 
 Values = dict[str, Any]

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import SecondPublisher
-from flowctl.live.namebook import Freed, NameBook, Rules, Verdict
-from flowctl.live.owner import Owner
+from flowctl.live.namebook import Freed, NameBook, Owner, Rules, Verdict
 
 MOST_NAMES: Final = 100_000
 """Names that are published or kept, and names that are viewed, at a time: as many as ten workers have streams."""
