@@ -32,7 +32,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from flowctl.core.flow.state import MessageClass
-from flowctl.errors import BusyError, LimitExceededError, LocalProtocolError
+from flowctl.errors import LimitExceededError, LocalProtocolError
+from flowctl.live.cluster.edge.outlet import Outlet
 from flowctl.live.cluster.edge.publications import NOWHERE, Publications, Teller
 from flowctl.live.cluster.follow import Sink
 from flowctl.live.cluster.segments.cutter import TIMELINE_S, Cut, Cutter
@@ -82,8 +83,6 @@ HELD_BYTES: Final = 64 << 20
 """What may wait behind a missing segment, of one stream."""
 APART_MS: Final = 200
 """How far two servers may have moved a publication apart on their timelines: each measures the pause before it."""
-REFUSED_S: Final = 1.0
-"""Between two tries to publish a name that a publisher of this server has."""
 _ANNOUNCED: Final = 512
 DOUBT_S: Final = 0.5
 """How long the same as was followed may be announced later than something else at its place."""
@@ -177,7 +176,7 @@ class StreamCopy:
         self.name: Final = name
         self.follows: Final = follows
         self._pool = pool
-        self._sink = sink
+        self._outlet: Final = Outlet(name, sink)
         self._clock = clock
         self._splice = Splice(wait_s=WAIT_S, most_bytes=HELD_BYTES)
         self._announced: OrderedDict[_Key, _Heard] = OrderedDict()
@@ -201,13 +200,7 @@ class StreamCopy:
         self._sound = False  # only headers of the source differ from those that were announced
         self._proven = False  # that the mapping holds was seen by a hash, or by a picture
         self._over: int | None = None  # the followed source is past this timeline: its publication has ended
-        # What goes out
-        self._begun = False
-        self._refused_at = float("-inf")
-        self._headers: dict[object, Header] = {}
-        self._due: tuple[Header, ...] = ()  # headers of the part that goes out next
-        self._moved_ms = 0  # added to times of the publication, which began to go out as another one
-        self._messages = self._fetched = self._adopted = 0
+        self._fetched = self._adopted = 0
 
     # -- what origins have
 
@@ -500,9 +493,9 @@ class StreamCopy:
             if self._mapping is None and index == 0:
                 self._guess(position, frame)
             self._place(lambda: self._add(position, index, frame, headers))
-        messages = self._messages
+        messages = self._outlet.message_count
         self._flush()
-        if self._messages == messages and message_class is not MessageClass.HEADER and self._is_stuck(now):
+        if self._outlet.message_count == messages and message_class is not MessageClass.HEADER and self._is_stuck(now):
             self._begin_anew(now)
 
     def _guess(self, position: Position, frame: Frame) -> None:
@@ -545,7 +538,7 @@ class StreamCopy:
         elif before != found:
             shift_ms = found.shift_ms - before.shift_ms
             if self._splice.rename(before.timeline, found.timeline, shift_ms):
-                self._moved_ms -= shift_ms  # viewers saw it begin: their clock goes on
+                self._outlet.moved_ms -= shift_ms  # viewers saw it begin: their clock goes on
 
     def _place(self, step: Callable[[], None]) -> None:
         """Do what needs to know where the followed source stands, now or as soon as that is known, and goes out."""
@@ -670,24 +663,25 @@ class StreamCopy:
         if due is not None and now >= due:
             self._flush()
         silent_s = now - self._came_at
-        if self._begun and (silent_s > GONE_S or (self._splice.ended and silent_s > ENDED_S)):
-            self._end("its publisher has gone" if self._splice.ended else "nothing has come any more")
+        if self._outlet.begun and (silent_s > GONE_S or (self._splice.ended and silent_s > ENDED_S)):
+            self._outlet.end("its publisher has gone" if self._splice.ended else "nothing has come any more")
 
     def close(self, why: str) -> None:
         """Publish it no more."""
-        self._end(why)
+        self._outlet.end(why)
 
     def _flush(self) -> None:
         now = self._clock()
         for item in self._splice.take(now, hopeless=self._is_hopeless(now)):
             match item:
                 case Frame():
-                    self._publish(item, now)
+                    self._stuck_at = None
+                    self._outlet.publish(item, now)
                 case Headers():
-                    self._put_headers(item.headers)
+                    self._outlet.due = item.headers
                 case Begins():
-                    self._moved_ms = 0
-                    self._begin(now)
+                    self._outlet.moved_ms = 0
+                    self._outlet.begin(now)
                 case Gap():
                     _log.warning("messages missing", stream=self.name, at=str(item.position), to=str(item.to))
 
@@ -706,55 +700,14 @@ class StreamCopy:
             for (place, _), heard in self._announced.items()
         )
 
-    def _begin(self, now: float) -> None:
-        """Publish, or let another timeline begin."""
-        if now - self._refused_at < REFUSED_S:
-            return
-        try:
-            self._sink.begin(now)
-        except (BusyError, LimitExceededError) as error:
-            self._refused_at, self._begun = now, False
-            _log.warning("stream not published", stream=self.name, why=str(error), hint=error.hint)
-            return
-        self._begun = True
-        self._headers.clear()
-
-    def _put_headers(self, headers: tuple[Header, ...]) -> None:
-        """Note headers, which go out before the next frame where viewers have others."""
-        self._due = headers
-
-    def _publish(self, frame: Frame, now: float) -> None:
-        self._stuck_at = None
-        if not self._begun:
-            self._begin(now)
-            if not self._begun:
-                return
-        frame = frame._replace(timestamp=frame.timestamp + self._moved_ms & CLOCK) if self._moved_ms else frame
-        due, self._due = self._due, ()
-        for type_id, payload in due:
-            key = inspect(type_id, payload).sticky_key
-            if self._headers.get(key) != (type_id, payload):
-                self._headers[key] = type_id, payload
-                self._sink.take(type_id, frame.timestamp, payload, now)
-        info = inspect(frame.type_id, frame.payload)
-        if info.message_class is MessageClass.HEADER:
-            self._headers[info.sticky_key] = frame.type_id, frame.payload
-        self._messages += 1
-        self._sink.take(*frame, now)
-
-    def _end(self, why: str) -> None:
-        begun, self._begun = self._begun, False
-        if begun:
-            self._sink.end(why)
-
     def statistics(self) -> CopyStatistics:
         """Return a snapshot."""
         newest = next(reversed(self._announced.values()), None)
         return CopyStatistics(
-            published=self._begun,
+            published=self._outlet.begun,
             following=self._flows(self._clock()),
             last_segment="" if newest is None else str(newest.name),
-            messages=self._messages,
+            messages=self._outlet.message_count,
             fetched=self._fetched,
             adopted=self._adopted,
             repeated=self._splice.repeated_count,
