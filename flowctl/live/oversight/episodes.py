@@ -9,6 +9,7 @@ trouble: the viewer has muted a track, or waits for its first key frame.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -24,43 +25,28 @@ _QUIET_S: Final = 2.0
 _log: Final = structlog.get_logger("flowctl.live")
 
 
+@dataclass(slots=True, eq=False)
 class Episode:
     """Log of one viewer's troubles.
 
-    Attributes:
+    Args:
+        fields: those of each line.
         quiet_at: when the episode ends if nothing happens until then. None: there is none, or it goes on.
     """
 
-    __slots__ = (
-        "_dropped",
-        "_dropped_before",
-        "_edges",
-        "_fields",
-        "_loud",
-        "_removed_ms",
-        "_returns",
-        "_seen",
-        "_shares",
-        "_since",
-        "_why",
-        "_worst",
-        "quiet_at",
-    )
-
-    def __init__(self, fields: dict[str, Any], why: Callable[[], str], dropped: Callable[[], Counts]) -> None:
-        self._fields = fields
-        self._why = why
-        self._dropped = dropped
-        self._dropped_before = NO_COUNTS  # when the episode began
-        self._seen = NO_COUNTS  # when it was looked at last
-        self._since: float | None = None  # None: no episode
-        self._worst = SendState.READY
-        self._edges = 0
-        self._shares: dict[str, Any] = {}  # what it was given all the same
-        self._returns = 0  # times it was brought back to live
-        self._removed_ms = 0.0  # delay that this took away
-        self._loud = False  # a line at info level was written for this episode
-        self.quiet_at: float | None = None
+    fields: dict[str, Any]
+    why: Callable[[], str]
+    dropped: Callable[[], Counts]
+    quiet_at: float | None = None
+    _dropped_before: Counts = NO_COUNTS  # when the episode began
+    _seen: Counts = NO_COUNTS  # when it was looked at last
+    _since: float | None = None  # None: no episode
+    _worst: SendState = SendState.READY
+    _edges: int = 0
+    _shares: dict[str, Any] = field(default_factory=dict)  # what it was given all the same
+    _returns: int = 0  # times it was brought back to live
+    _removed_ms: float = 0.0  # delay that this took away
+    _loud: bool = False  # a line at info level was written for this episode
 
     def note_entry(self, entry: LedgerEntry, *, closed: bool = False) -> None:
         if closed and self._loud:
@@ -87,7 +73,7 @@ class Episode:
             self._say_slow(entry)
         elif entry.kind is LedgerKind.LIMITS:
             # The server says it once for all of them.
-            _log.debug("limits changed", **self._fields, limits=entry.why)
+            _log.debug("limits changed", **self.fields, limits=entry.why)
 
     def _note_edge(self, entry: LedgerEntry) -> None:
         change = entry.change
@@ -112,21 +98,19 @@ class Episode:
             self._shares = {}
             self._removed_ms = 0.0
             self._loud = False
-            self._dropped_before = self._seen = self._dropped()
+            self._dropped_before = self._seen = self.dropped()
 
     def _say_slow(self, entry: LedgerEntry) -> None:
         if self._loud and entry.change is None:
             return  # further drops of an episode are summed up at its end
         self._loud = True
-        _log.info(
-            "viewer slow", **self._fields, state=self._worst.name, cause=entry.why, why=self._why(), **self._more()
-        )
+        _log.info("viewer slow", **self.fields, state=self._worst.name, cause=entry.why, why=self.why(), **self._more())
 
     def check(self, now: float) -> None:
         """End the episode if the viewer has been READY for long enough."""
         if self.quiet_at is None or now < self.quiet_at:
             return
-        dropped = self._dropped()
+        dropped = self.dropped()
         if dropped != self._seen:  # READY, but not given all there is
             self._seen = dropped
             self.quiet_at = now + _QUIET_S
@@ -142,11 +126,11 @@ class Episode:
         write = _log.info if self._loud else _log.debug
         write(
             message,
-            **self._fields,
+            **self.fields,
             after_s=round(now - since, 1),
             worst=self._worst.name,
             changes=self._edges,
-            dropped=(self._dropped() - self._dropped_before).by_name() or 0,
+            dropped=(self.dropped() - self._dropped_before).by_name() or 0,
             **self._more(),
         )
 

@@ -6,6 +6,7 @@ that goes on after another publisher shifts them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from flowctl.core.flow.state import MessageClass
@@ -23,6 +24,7 @@ _AUDIO: Final = MessageClass.AUDIO
 _PICTURES: Final = frozenset({MessageClass.KEY, MessageClass.INTER, MessageClass.DISPOSABLE})
 
 
+@dataclass(slots=True, eq=False)
 class Ingest:
     """Figures of one publisher, over all that it has published on its connection.
 
@@ -30,20 +32,22 @@ class Ingest:
         pictures: messages of them that hold pictures; of several tracks, of all.
     """
 
-    __slots__ = (
-        *("_gap_count", "_gap_max_s", "_gap_s", "_jitter_ms", "_jitter_ms_s", "_jitter_s", "_key_at_ms", "_key_count"),
-        *("_key_max_ms", "_key_sum_ms", "_last", "_media_at", "audio", "key_frames", "pictures", "size_bytes"),
-    )
-
-    def __init__(self) -> None:
-        self.size_bytes = self.pictures = self.key_frames = self.audio = 0
-        self._media_at: float | None = None  # when the last message came. None: none has, or the publication is over
-        self._gap_count = 0
-        self._gap_s = self._gap_max_s = 0.0
-        self._key_at_ms: int | None = None  # time stamp of the last key frame
-        self._key_count = self._key_sum_ms = self._key_max_ms = 0
-        self._last: tuple[float, int] | None = None  # (arrival, time stamp) of the last picture, or sound if none came
-        self._jitter_ms = self._jitter_ms_s = self._jitter_s = 0.0
+    size_bytes: int = 0
+    pictures: int = 0
+    key_frames: int = 0
+    audio: int = 0
+    _media_at: float | None = None  # when the last message came. None: none has, or the publication is over
+    _gap_count: int = 0
+    _gap_s: float = 0.0
+    _gap_max_s: float = 0.0
+    _key_at_ms: int | None = None  # time stamp of the last key frame
+    _key_count: int = 0
+    _key_sum_ms: int = 0
+    _key_max_ms: int = 0
+    _last: tuple[float, int] | None = None  # (arrival, time stamp) of the last picture, or sound if none came
+    _jitter_ms: float = 0.0
+    _jitter_ms_s: float = 0.0
+    _jitter_s: float = 0.0
 
     def count_message(self, message_class: MessageClass, timestamp_ms: int, size_bytes: int, now: float) -> None:
         self.size_bytes += size_bytes
