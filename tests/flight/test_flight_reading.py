@@ -18,7 +18,7 @@ from flowctl.records.flight.tape import Identity, Tape
 from flowctl.records.flight.whatif.types import REFUSED, TAKEN
 from flowctl.records.flight.whatif.viewing import stream_and_link
 from flowctl.records.telemetry import flightfiles
-from flowctl.records.telemetry.flightfiles import flight_files, flight_rows, list_flights
+from flowctl.records.telemetry.flightfiles import flight_files, list_flights
 from flowctl.records.telemetry.schema import FLIGHT
 
 
@@ -249,12 +249,13 @@ def test_files_when_several_flights_are_there_wants_one_named(rows, tmp_path):
     both.extend(rows)
     both.extend(with_cell(row, "conn_id", 8) for row in rows)
     both.write(tmp_path / "two.parquet")
-    with pytest.raises(ConfigError, match="holds 2 flights"):
+    with pytest.raises(ConfigError, match="holds 2 such flights"):
         read_flight(tmp_path / "two.parquet")
     assert read_flight(tmp_path / "two.parquet", 8).conn_id == 8
-    with pytest.raises(ConfigError, match="no flight of connection 9"):
+    with pytest.raises(ConfigError, match="holds no such flights"):
         read_flight(tmp_path / "two.parquet", 9)
-    assert not list(flight_rows(flight_files(tmp_path), 7, "another"))
+    with pytest.raises(ConfigError, match="holds no such flights"):
+        read_flight(tmp_path / "two.parquet", 7, "another")
 
 
 def test_files_when_they_are_pipes_or_links_out_of_the_folder_are_named_unopened(rows, tmp_path, monkeypatch):
@@ -309,7 +310,7 @@ def test_files_when_bytes_in_the_middle_are_damaged_are_named(rows, tmp_path):
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
     path.write_bytes(data)
     with pytest.raises(DamagedFlightError, match=r"a\.parquet cannot be read"):
-        list(flight_rows(flight_files(path), 7))
+        read_flight(path)
 
 
 def test_tape_when_named_later_says_so_in_the_rows_from_then_on():

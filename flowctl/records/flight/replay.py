@@ -39,7 +39,7 @@ from flowctl.records.flight.words import (
     figures_of,
     output_row,
 )
-from flowctl.records.telemetry.flightfiles import flight_files, flight_rows, list_flights
+from flowctl.records.telemetry.flightfiles import flight_files, flights_rows, list_flights
 from flowctl.records.telemetry.schema import CLASS_NAMES, FlightKind
 from flowctl.units import format_count
 
@@ -304,16 +304,11 @@ def _wires(sizes: Iterable[int]) -> tuple[bytes, ...]:
 def read_flight(path: Path, conn_id: int | None = None, node: str | None = None) -> Flight:
     """Return one flight out of record files. Reads files; needs pyarrow."""
     files = flight_files(path)
-    if conn_id is None:
-        there = [item for item in list_flights(files) if node in (None, item.node)]
-        if len(there) != 1:
-            raise ConfigError(
-                f"{path} holds {len(there)} flights", hint="name one by its conn_id; flowctl replay lists them"
-            )
-        conn_id, node = there[0].conn_id, there[0].node
-    rows = list(flight_rows(files, conn_id, node))
-    if not rows:
-        raise ConfigError(f"{path} holds no flight of connection {conn_id}", hint="flowctl replay lists them")
+    there = [item for item in list_flights(files) if conn_id in (None, item.conn_id) and node in (None, item.node)]
+    if len(there) != 1:
+        hint = "name one by its conn_id; flowctl replay lists them"
+        raise ConfigError(f"{path} holds {len(there) or 'no'} such flights", hint=hint)
+    ((_, rows),) = flights_rows(files, there)
     return read_flights(rows)
 
 

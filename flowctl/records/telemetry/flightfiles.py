@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -243,16 +242,10 @@ def _check_texts(batch: pa.RecordBatch, names: list[str]) -> None:
         raise ValueError(f"{total} bytes of text in {batch.num_rows} rows, {_MOST_TEXT_BYTES} are read at most")
 
 
-def flight_rows(files: list[Path], conn_id: int, node: str | None = None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one connection, all columns of the table in order; `ts` in microseconds since the epoch."""
-    found = (row for row in _rows(files, {conn_id}) if node is None or row[_NODE_AT] == node)
-    return islice(found, _MOST_ROWS)
-
-
 def flights_rows(
     files: list[Path], wanted: Sequence[FlightSummary], damaged: Damaged | None = None
 ) -> Iterator[tuple[FlightSummary, list[tuple[Any, ...]]]]:
-    """Yield each of `wanted` with its rows, as `flight_rows` has them; files are read once for many flights."""
+    """Yield each of `wanted` with its rows: all columns in order, `ts` in us; files are read once for many flights."""
     start = 0
     while start < len(wanted):
         end, rows = start, 0
