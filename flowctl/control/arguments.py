@@ -6,7 +6,6 @@ reader of its kind, which names what is wrong, what is allowed, and how one woul
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,17 +137,29 @@ def duration(most_s: float = MOST_DURATION_S) -> Kind:
     return Kind("DURATION", read, schema={"type": ["number", "string"], "minimum": 0, "maximum": most_s})
 
 
-def moment() -> Kind:
-    """Return the kind of times of day in UTC, as text: ``2026-01-31T12:00:00Z``."""
+def parsed(word: str, parse: Callable[[str, str], object], allowed: str, hint: str) -> Kind:
+    """Return the kind of texts that `parse(text, name for errors)` takes; the value is the text itself."""
 
     def read(value: object, name: str) -> str:
-        with contextlib.suppress(ConfigError, ValueError):
-            if isinstance(value, str) and len(value) <= MOST_TEXT:
-                parse_utc(value)
-                return value
-        raise ConfigError(f"{name} is {short(value)}, it must be a time in UTC", hint="like 2026-01-31T12:00:00Z")
+        if not isinstance(value, str) or len(value) > MOST_TEXT:
+            raise ConfigError(f"{name} is {short(value)}, it must be {allowed}", hint=hint)
+        parse(value, name)
+        return value
 
-    return Kind("TIME", read)
+    return Kind(word, read)
+
+
+def moment() -> Kind:
+    """Return the kind of times of day in UTC, as text: ``2026-01-31T12:00:00Z``."""
+    hint = "like 2026-01-31T12:00:00Z"
+
+    def parse(value: str, name: str) -> None:
+        try:
+            parse_utc(value)
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"{name} is {short(value)}, it must be a time in UTC", hint=hint) from error
+
+    return parsed("TIME", parse, "a time in UTC", hint)
 
 
 def flag() -> Kind:
@@ -176,22 +187,9 @@ def network() -> Kind:
 
 
 def marks() -> Kind:
-    """Return the kind of marks of limits: bytes, messages and age."""
-
-    def read(value: object, name: str) -> str:
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
-            raise ConfigError(f"{name} is {short(value)}, it must be bytes,messages,age", hint="like 2MiB,2048,4s")
-        parse_marks(value, name)  # by itself; whether marks go together is seen when all are there
-        return value
-
-    return Kind("BYTES,MESSAGES,AGE", read)
+    """Return the kind of marks of limits; whether they go together is seen when all are there."""
+    return parsed("BYTES,MESSAGES,AGE", parse_marks, "bytes,messages,age", "like 2MiB,2048,4s")
 
 
 def target_delay() -> Kind:
-    def read(value: object, name: str) -> str:
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
-            raise ConfigError(f"{name} is {short(value)}, it must be auto, off or a duration", hint="like 1500ms")
-        parse_target_delay(value, name)
-        return value
-
-    return Kind("auto|off|DURATION", read)
+    return parsed("auto|off|DURATION", parse_target_delay, "auto, off or a duration", "like 1500ms")

@@ -119,34 +119,24 @@ class Access:
         return None
 
     def open_to_all(self, kind: Kind, protocol: str = "rtmp") -> bool:
-        """Return whether these settings let everybody publish, or play, from anywhere.
-
-        Args:
-            kind: ``"publish"`` or ``"play"``.
-            protocol: by which; `on_connect` is asked about connections of ``"rtmp"`` alone.
-        """
+        """Return whether these settings let everybody publish, or play, from anywhere."""
         proofs = self.publish_auth if kind == "publish" else self.play_auth
         allowed = self.allow_publish if kind == "publish" else self.allow_play
-        connect = self.on_connect if protocol == "rtmp" else ()
+        connect = self.on_connect if protocol == "rtmp" else ()  # over HTTP nobody is asked about connections
         return not (proofs or allowed or connect or self.asked(kind))
 
     def check(self, request: LiveRequest, now_s: float) -> Refusal | None:
-        """Return why networks or proofs do not allow a request. None: they do.
-
-        Args:
-            request: the request.
-            now_s: seconds since 1970.
-        """
+        """Return why networks or proofs do not allow a request at `now_s` (since 1970). None: they do."""
+        if request.kind == "connect":
+            return None  # the ban list and hooks decide about connections
         refusal = self.check_network(request)
-        if refusal is not None or request.kind == "connect":
+        if refusal is not None:
             return refusal
         proofs = self.publish_auth if request.kind == "publish" else self.play_auth
         return self._prove(proofs, request, now_s) if proofs else None
 
     def check_network(self, request: LiveRequest) -> Refusal | None:
         """Return why the network that a request comes from does not allow it. None: it does."""
-        if request.kind == "connect":
-            return None
         publishes = request.kind == "publish"
         allowed = self.allow_publish if publishes else self.allow_play
         denied = self.deny_publish if publishes else self.deny_play

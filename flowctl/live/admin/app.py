@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -59,7 +60,9 @@ class AdminApp:
 
     def __init__(self, asking: Asking, tokens: Tokens | None) -> None:
         self._asking: Final = asking
-        self._version: Final = _version()
+        self._version = "unknown"
+        with contextlib.suppress(PackageNotFoundError):
+            self._version = version("flowctl")
         self._metrics: Final = Metrics(self._version)
         self._writes: Final = asyncio.Lock()  # one at a time writes metrics
         self.streams: Final = EventStreams(asking)
@@ -73,10 +76,8 @@ class AdminApp:
             redoc_url=None,
             openapi_url="/openapi.json",
         )
-        app.add_exception_handler(Refused, _refused)
-        app.add_exception_handler(HTTPException, _failed)
-        app.add_exception_handler(RequestValidationError, _wrong)
-        app.add_exception_handler(Exception, _broken)
+        for kind in (Refused, HTTPException, RequestValidationError, Exception):
+            app.add_exception_handler(kind, _answer_problem)
         self._add_operations(app)
         self._add_health(app)
         app.mount("/", StaticFiles(directory=ASSETS, html=True, check_dir=False))
@@ -111,7 +112,7 @@ class AdminApp:
             except Refused as error:
                 if error.said["code"] != "NOT_POSSIBLE":
                     raise
-                raise Refused({**error.said, "code": "NOT_FOUND"}) from error
+                raise Refused("NOT_FOUND", str(error), error.said["hint"]) from error
             return Response(made, media_type=_JSON)
 
         app.add_api_route(f"{API}/connections/{{connection}}", one, response_model=OneConnection, responses=_PROBLEMS)
@@ -156,10 +157,10 @@ class AdminApp:
     async def _events(self, request: Request) -> Response:
         """Send events as they come; ``Last-Event-ID`` goes on where one was."""
         if _permission(request) < Permission.BASIC:
-            raise Refused({"code": "FORBIDDEN", "message": "events take the level basic"})
+            raise Refused("FORBIDDEN", "events take the level basic")
         if not self.streams.has_room(request.state.caller):
             message = f"{self.streams.count} listen to events already, and the rest is for other callers"
-            raise Refused({"code": "BUSY", "message": message, "hint": "end one of yours, or use a token of your own"})
+            raise Refused("BUSY", message, "end one of yours, or use a token of your own")
         return _Stream(self.streams)
 
     def _add_health(self, app: FastAPI) -> None:
@@ -225,7 +226,7 @@ def _query(request: Request) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         if name in given:
-            raise Refused({"code": "WRONG_ARGUMENT", "message": f"{name[:80]!r} is given twice"})
+            raise Refused("WRONG_ARGUMENT", f"{name[:80]!r} is given twice")
         given[name] = value
     return given
 
@@ -236,9 +237,9 @@ async def _arguments(request: Request) -> Mapping[str, Any]:
     try:
         value = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise Refused({"code": "WRONG_ARGUMENT", "message": "the body is no JSON"}) from error
+        raise Refused("WRONG_ARGUMENT", "the body is no JSON") from error
     if not isinstance(value, dict):
-        raise Refused({"code": "WRONG_ARGUMENT", "message": "the body is no JSON object"})
+        raise Refused("WRONG_ARGUMENT", "the body is no JSON object")
     return value
 
 
@@ -267,34 +268,19 @@ def _body_of(arguments: tuple[Argument, ...]) -> dict[str, Any]:
     return {"requestBody": {"required": required, "content": {_JSON: {"schema": schema}}}}
 
 
-async def _refused(request: Request, error: Any) -> Response:
+async def _answer_problem(request: Request, error: Any) -> Response:
+    """Answer what the application has raised; of a fault of ours uvicorn logs the rest."""
     del request
-    headers = {"retry-after": "1"} if error.status == 503 else None
+    headers = None
+    if isinstance(error, HTTPException):
+        code = {404: "NOT_FOUND", 405: "WRONG_METHOD", 413: "TOO_LONG"}.get(error.status_code, "FAILED")
+        headers = error.headers
+        error = Refused(code, str(error.detail), status=error.status_code)
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        error = Refused("WRONG_ARGUMENT", f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    elif not isinstance(error, Refused):
+        error = Refused("FAILED", "the server has failed", "its log says how")
+    if error.status == 503:
+        headers = {"retry-after": "1"}
     return JSONResponse(error.said, error.status, headers)
-
-
-async def _failed(request: Request, error: Any) -> Response:
-    del request
-    code = {404: "NOT_FOUND", 405: "WRONG_METHOD", 413: "TOO_LONG"}.get(error.status_code, "FAILED")
-    said = {"code": code, "message": str(error.detail), "hint": None}
-    return JSONResponse(said, error.status_code, error.headers)
-
-
-async def _wrong(request: Request, error: Any) -> Response:
-    del request
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    return JSONResponse({"code": "WRONG_ARGUMENT", "message": f"{place}: {first['msg']}", "hint": None}, 422)
-
-
-async def _broken(request: Request, error: Any) -> Response:
-    """Answer where we have failed; uvicorn logs how."""
-    del request, error
-    return JSONResponse({"code": "FAILED", "message": "the server has failed", "hint": "its log says how"}, 500)
-
-
-def _version() -> str:
-    try:
-        return version("flowctl")
-    except PackageNotFoundError:
-        return "unknown"

@@ -22,23 +22,30 @@ _STATUS: Final = {
     "WRONG_ARGUMENT": 422,
     "NOT_POSSIBLE": 409,
     "NOT_FOUND": 404,
+    "UNAUTHORIZED": 401,
+    "WRONG_HOST": 421,
+    "WRONG_METHOD": 405,
+    "WRONG_ORIGIN": 403,
+    "WRONG_TYPE": 415,
     "BUSY": 503,
+    "TIMEOUT": 503,
     "ENDING": 503,
     "TOO_LONG": 422,
 }
 
 
 class Refused(Exception):  # noqa: N818 - what is refused need not be anybody's error
-    """An operation was not carried out.
+    """A request is not carried out.
 
     Attributes:
-        said: code, message and hint.
+        said: code, message and hint: the body of the answer.
+        status: of HTTP; that of the code, unless it is given.
     """
 
-    def __init__(self, said: Mapping[str, Any], status: int | None = None) -> None:
-        super().__init__(said["message"])
-        self.said: Final = {name: said.get(name) for name in ("code", "message", "hint")}
-        self.status: Final = status or _STATUS.get(said["code"], 500)
+    def __init__(self, code: str, message: str, hint: str | None = None, status: int | None = None) -> None:
+        super().__init__(message)
+        self.said: Final = {"code": code, "message": message, "hint": hint}
+        self.status: Final = status or _STATUS.get(code, 500)
 
 
 class Asking:
@@ -59,7 +66,7 @@ class Asking:
         """Return the result of an operation as JSON."""
         looks = BY_NAME[name].looks
         if self._waiting[looks] >= MOST_WAITING:
-            raise Refused({"code": "BUSY", "message": "too many calls are waiting already", "hint": "try again"})
+            raise Refused("BUSY", "too many calls are waiting already", "try again")
         self._waiting[looks] += 1
         call = json.dumps(dict(given or {})).encode()
         loop = asyncio.get_running_loop()
@@ -70,7 +77,8 @@ class Asking:
         if not looks:
             _log.info("operation", name=name, caller="admin", done=done)
         if not done:
-            raise Refused(json.loads(made)["error"])
+            error = json.loads(made)["error"]
+            raise Refused(error["code"], error["message"], error.get("hint"))
         return made[len(ANSWERED) : -1]
 
     def _done(self, looks: bool) -> None:  # noqa: FBT001 - which of two pools

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from flowctl.control.operations import MOST_CALL, Permission
 from flowctl.core.text.addresses import address_key, is_loopback
+from flowctl.live.admin.asking import Refused
 from flowctl.live.admin.tokens import Tokens, digest_of
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -54,12 +55,6 @@ def policy_for(host: str) -> str:
     return f"{_POLICY}connect-src 'self' {near}; media-src 'self' blob: {near}"
 
 
-class _Denied(Exception):  # noqa: N818 - what is denied need not be anybody's error
-    def __init__(self, status: int, code: str, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.said = status, {"code": code, "message": message, "hint": hint}
-
-
 class Guard:
     """Lets requests through to an ASGI application that may go there."""
 
@@ -82,33 +77,32 @@ class Guard:
             state["caller"] = self._caller(scope, headers)
             async with asyncio.timeout(None if scope["path"] == EVENTS else REQUEST_S):
                 await self._app(scope, _Body(receive).receive, sending.send)
-        except _Denied as denied:
-            await sending.answer(denied.status, denied.said)
+        except Refused as refused:
+            await sending.answer(refused)
         except TimeoutError:
-            said = {"code": "TIMEOUT", "message": "the request took too long", "hint": None}
-            await sending.answer(503, said)
+            await sending.answer(Refused("TIMEOUT", "the request took too long"))
 
     def _check_place(self, headers: dict[bytes, bytes]) -> str:
         """See that the request is for us, and not sent by the page of another site; return our name."""
         host = headers.get(b"host", b"").decode("latin-1")
         found = _HOST.fullmatch(host)
         if found is None or (self._tokens is None and not is_loopback(found[1] or found[2])):
-            raise _Denied(421, "WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
+            raise Refused("WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
-            raise _Denied(403, "WRONG_ORIGIN", "the page that asks is of another origin")
+            raise Refused("WRONG_ORIGIN", "the page that asks is of another origin")
         if headers.get(b"sec-fetch-site", b"none") not in {b"none", b"same-origin"}:
-            raise _Denied(403, "WRONG_ORIGIN", "the page that asks is of another site")
+            raise Refused("WRONG_ORIGIN", "the page that asks is of another site")
         return f"[{found[1]}]" if found[1] else found[2]
 
     def _check_form(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > MOST_CALL:
-            raise _Denied(413, "TOO_LONG", f"the body may have {MOST_CALL} bytes")
+            raise Refused("TOO_LONG", f"the body may have {MOST_CALL} bytes", status=413)
         if scope["method"] in _CHANGES:
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
             if kind != b"application/json":
-                raise _Denied(415, "WRONG_TYPE", "the body must be application/json")
+                raise Refused("WRONG_TYPE", "the body must be application/json")
 
     def _permission(self, path: str, headers: dict[bytes, bytes]) -> Permission:
         if self._tokens is None:
@@ -116,7 +110,7 @@ class Guard:
         token = _token(headers)
         found = self._tokens.permission(token) if token else Permission.NONE
         if found is Permission.NONE and not (path in _OPEN or self._is_static(path)):
-            raise _Denied(401, "UNAUTHORIZED", "a token is missing or wrong", "Authorization: Bearer TOKEN")
+            raise Refused("UNAUTHORIZED", "a token is missing or wrong", "Authorization: Bearer TOKEN")
         return found
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
@@ -136,11 +130,11 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
     size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEAD_BYTES:
         # Uvicorn sees to that only where a head comes in several pieces.
-        raise _Denied(431, "TOO_LONG", f"the head of a request may have {HEAD_BYTES} bytes")
+        raise Refused("TOO_LONG", f"the head of a request may have {HEAD_BYTES} bytes", status=431)
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name in found and name in {b"host", b"origin", b"authorization", b"content-type", b"content-length"}:
-            raise _Denied(400, "WRONG_ARGUMENT", f"there are two headers {name.decode('latin-1')}")
+            raise Refused("WRONG_ARGUMENT", f"there are two headers {name.decode('latin-1')}", status=400)
         found[name] = value
     return found
 
@@ -174,12 +168,12 @@ class _Sending:
                 message["headers"].append((b"cache-control", b"no-store"))
         await self._send(message)
 
-    async def answer(self, status: int, said: dict[str, Any]) -> None:
+    async def answer(self, refused: Refused) -> None:
         if self._began:
             return  # what has begun can only end
-        body = json.dumps(said).encode()
+        body = json.dumps(refused.said).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        if status == 401:
+        if refused.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.start", "status": refused.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})

@@ -12,6 +12,7 @@ import json
 import secrets
 from collections import deque
 from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -35,15 +36,15 @@ CHANGE: Final = "change"
 _ASKED: Final = 500
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
 class _Listener:
     """One that listens: who that is, what waits for it, how much it has lost, and whether it may hear of changes."""
 
-    def __init__(self, caller: str, *, changes: bool) -> None:
-        self.caller: Final = caller
-        self.changes: Final = changes
-        self.queue: deque[bytes] = deque()
-        self.lost = 0
-        self.woken = asyncio.Event()
+    caller: str
+    changes: bool
+    queue: deque[bytes] = field(default_factory=deque)
+    lost: int = 0
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hears(self, what: str) -> bool:
         return self.changes or what != CHANGE
@@ -131,7 +132,7 @@ class EventStreams:
 
     def _join(self, last_id: str, caller: str, *, changes: bool) -> _Listener:
         """Return a new listener of a caller, with what it has missed since `last_id`."""
-        listener = _Listener(caller, changes=changes)
+        listener = _Listener(caller=caller, changes=changes)
         run, _, number = last_id.partition("-")
         if last_id and (run != self._run or not number.isdecimal()):
             listener.queue.append(_lost(None, "another run of the server"))

@@ -26,7 +26,7 @@ from flowctl.live.settings.model import (
     settings_of,
     value_at,
 )
-from flowctl.live.settings.sources import SERVER, Given, Settings, settings_of_all, validated
+from flowctl.live.settings.sources import SERVER, Settings, settings_of_all, validated
 from flowctl.wire.rtmp.url import redact_url
 
 _SECRET: Final = re.compile(r"key|secret|token|passw", re.IGNORECASE)
@@ -58,44 +58,33 @@ def effective(
 ) -> list[Effective]:
     """Return every setting of a server, or those that can differ for a stream or role, in the order of the model."""
     options = settings_of_all(program, given)
+    found: ServeOptions = options
     server = {name: item.source for name, item in given[SERVER].items()}
-    if not isinstance(options, LiveConfig):
-        return _of_program(program, given, options, server)
-    if limits_file is not None:
-        options = options.with_limits(limits_file)
-        server |= _of_limits_file(limits_file, given[SERVER]["limits"])
-    found: LiveConfig = options
     sources: list[Mapping[str, str]] = [server]
-    if stream or role:
-        found = options.at(stream, role)
-        sources = [*_levels_that_fit(given, stream, role), server]
+    if isinstance(options, LiveConfig):
+        if limits_file is not None:
+            found = options = options.with_limits(limits_file)
+            named = given[SERVER]["limits"]
+            said = ["soft", "hard", "target_delay", *(name.removesuffix("_s") for name in limits_file.times)]
+            server |= dict.fromkeys(said, f"{named.value} ({named.source})")
+        if stream or role:
+            found = options.at(stream, role)
+            sources = [*_levels_that_fit(given, stream, role), server]
     values = validated({name: item for name, item in given[SERVER].items() if name not in program.extra})
     shown = []
     for name in LiveSettings.model_fields:
         roles = roles_of(name)
-        if not (stream or role) or (roles is not None and (role is None or not roles or role in roles)):
-            source = next((item[name] for item in sources if name in item), _DEFAULT)
-            if name in MARKS.values():
-                shown.append(_mark(name, found.limits, source, sources))
-            else:
-                path = place(name)
-                value = value_at(found, path) if path is not None else getattr(values, name)
-                shown.append(Effective(name, _written(name, value), source))
-    return shown if stream or role else [*shown, *_extra(program, given)]
-
-
-def _of_program(
-    program: ServerProgram, given: Settings, options: ServeOptions, sources: Mapping[str, str]
-) -> list[Effective]:
-    names = [name for name in LiveSettings.model_fields if not of_streams(name)]
-    shown = []
-    for name in names:
-        source, path = sources.get(name, _DEFAULT), place(name)
+        of_level = not (stream or role) or (roles is not None and (role is None or not roles or role in roles))
+        if not of_level or (of_streams(name) and not program.has_streams):
+            continue
+        source = next((item[name] for item in sources if name in item), _DEFAULT)
         if name in MARKS.values():
-            shown.append(_mark(name, options.limits, source, [sources]))
-        elif path is not None:
-            shown.append(Effective(name, _written(name, value_at(options, path)), source))
-    return [*shown, *_extra(program, given)]
+            shown.append(_mark(name, found.limits, source, sources))
+        else:
+            path = place(name)
+            value = value_at(found, path) if path is not None else getattr(values, name)
+            shown.append(Effective(name, _written(name, value), source))
+    return shown if stream or role else [*shown, *_extra(program, given)]
 
 
 def _extra(program: ServerProgram, given: Settings) -> list[Effective]:
@@ -106,12 +95,6 @@ def _extra(program: ServerProgram, given: Settings) -> list[Effective]:
         value = _MASK if text and _SECRET.search(name) else _masked(text)
         found.append(Effective(name, value, _DEFAULT if item is None else item.source))
     return found
-
-
-def _of_limits_file(file: LimitsFile, named: Given) -> dict[str, str]:
-    source = f"{named.value} ({named.source})"
-    said = ["soft", "hard", "low", "target_delay", *(name.removesuffix("_s") for name in file.times)]
-    return dict.fromkeys(said, source)
 
 
 def _levels_that_fit(given: Settings, stream: str, role: Role | None) -> list[Mapping[str, str]]:
