@@ -336,7 +336,9 @@ def test_link_when_its_reader_stands_still_is_cut_and_goes_on_with_the_cache(wor
     link.call_soon(link.receiver.pause, "test", "stands still")
     cut, number = workers.streams[1]._links, 5
     while cut.count and number < 100_000:
-        source.put(*pictures(number, number + 50))
+        # Not tiny: of those a publisher may send few in a second.
+        large = [(kind, at, data[:-8] + bytes(400) + data[-8:]) for kind, at, data in pictures(number, number + 50)]
+        source.put(*large)
         number += 50
     link.call_soon(link.receiver.resume, "test")
     until(lambda: follow.statistics().connections == 2)
