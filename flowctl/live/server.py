@@ -414,14 +414,13 @@ class LiveServer(Server):
             if word.kind is WordKind.LIMITS:
                 self._put_limits_of_fleet(word, by)
             elif word.ban is None:
-                _log.info("ban lifted", cidr=word.key, origin=by)
-                self._note_change("unban", {"cidr": word.key}, by)
+                _log.info("ban lifted", **word.detail(), origin=by)
+                self._note_change("unban", word.detail(), by)
             else:
                 ended += self._end_new(word.ban)
-                detail = word.ban.as_dict()
                 log = _log.warning if word.ban.source == PENALTY else _log.info
-                log("penalty" if word.ban.source == PENALTY else "banned", **detail, ended=ended, origin=by)
-                self._note_change("ban", detail, by)
+                log("penalty" if word.ban.source == PENALTY else "banned", **word.detail(), ended=ended, origin=by)
+                self._note_change("ban", word.detail(), by)
         return ended
 
     def _end_new(self, ban: Ban) -> int:

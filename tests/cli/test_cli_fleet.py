@@ -106,7 +106,7 @@ def test_fleet_when_a_member_is_killed_has_the_same_at_each_again(fleet):
     fleet.kill("c")
     fleet.call("a", "ban", network=TWO, action="limit")
     fleet.call("b", "ban", network=THREE)
-    fleet.call("b", "unban", network=ONE)
+    fleet.call("b", "unban", network=ONE, origin="night shift")
     fleet.call("b", "limits", soft="3MiB,300,3s")
     fleet.wait_banned({TWO, THREE}, "ab")
     fleet.begin("c")
@@ -115,6 +115,8 @@ def test_fleet_when_a_member_is_killed_has_the_same_at_each_again(fleet):
     wait_until(lambda: fleet.call("c", "limits")["soft"] == soft, "the limits at c")
     missed = Counter([("ban", TWO), ("ban", THREE), ("unban", ONE), ("limits", None)])
     assert fleet.done("c") == missed
+    (lifted,) = (item for item in fleet.call("c", "changes")["changes"] if item["what"] == "unban")
+    assert (lifted["origin"], lifted["detail"]["source"]) == ("fleet b", "night shift")
     assert fleet.done("a") == fleet.done("b") == missed + Counter([("ban", ONE)])
     found = wait_until(lambda: fleet.is_one("c"), "all hold the same")
     assert (found["bans"], found["lifted"], found["limits"], found["strangers"]) == (2, 1, True, 0)

@@ -161,7 +161,7 @@ class BanBook:
                 "the ban store has been left to the server that takes this one's place",
                 hint="flowctl unban lifts it there, once that server has started",
             )
-        word = Word.lifting(cidr, max(map(_ends_s, found)), source, self.words.next_stamp(now))
+        word = Word.lifting(cidr, max(map(_ends_s, found)), source or "command", self.words.next_stamp(now))
         gone: dict[WordPlace, Word | None] = {item.place: None for item in self.words.of(cidr) if item.ban is not None}
         if self._store is not None:
             self._write(self._store, self.words.touched | gone | {word.place: word})

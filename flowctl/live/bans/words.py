@@ -139,6 +139,10 @@ class Word:
         """Return it as a line of JSON; `read` makes the same word of that."""
         return json.dumps([self.kind.value, self.key, *self.stamp, self.value], sort_keys=True, separators=(",", ":"))
 
+    def detail(self) -> dict[str, Any]:
+        """Return what it says of a network, as JSON has it: the ban, or which is lifted and by whom."""
+        return {"cidr": self.key, "source": self.value.get("source", "")} if self.ban is None else self.ban.as_dict()
+
     @property
     def place(self) -> WordPlace:
         return self.key, self.kind, self.stamp.node if self.ban is not None else ""

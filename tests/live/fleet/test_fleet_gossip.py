@@ -270,6 +270,19 @@ def test_fleet_when_a_clock_is_set_has_the_end_that_was_meant():
     assert [fleet.in_force(name) for name in "ab"] == [{}, {}]
 
 
+def test_server_when_it_comes_into_a_fleet_brings_what_it_said_before():
+    """Of one network that two servers had banned before there was a fleet, the longer ban counts."""
+    fleet = Fleet("ab")
+    for name, lasts_s in (("a", 3600), ("b", 600)):
+        book = BanBook(fleet.shelves[name], lambda: NOW, lambda: NOW)
+        book.ban([Ban(cidr=ONE, expires=datetime.fromtimestamp(NOW + lasts_s, UTC))])
+        fleet.begin(name)
+    fleet.settle()
+    end = datetime.fromtimestamp(NOW + 3600, UTC)
+    assert [fleet.in_force(name) for name in "ab"] == [{(ONE, BanAction.BAN): end}] * 2
+    assert {word.stamp.node for word in fleet.books["a"].words} == {"a", "b"}
+
+
 def test_member_when_it_is_new_gets_all_that_the_others_hold_and_they_what_it_has(monkeypatch):
     """What takes many messages is there after one comparison; who banned whom stays known."""
     monkeypatch.setattr(member_module, "_REST_S", 0.0)

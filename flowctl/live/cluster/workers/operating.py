@@ -170,10 +170,7 @@ class Operating:
                 silent |= {item.worker: item.missing} if item.missing else {}
         for word in words:
             by = f"fleet {word.stamp.node}" if origin is None else origin
-            if word.ban is None:
-                self.changes.note("unban", {"cidr": word.key}, by)
-            else:
-                self.changes.note("ban", word.ban.as_dict(), by)
+            self.changes.note("unban" if word.ban is None else "ban", word.detail(), by)
         return ended, "; ".join(f"worker {number} {missing}" for number, missing in silent.items())
 
     def words_page(self, first: int) -> tuple[str, int]:
