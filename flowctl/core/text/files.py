@@ -6,7 +6,7 @@ root's) keeps leading to the file that it names, so a server's ban list may be o
 folder that others may write to, it would lead to any file of the user that runs this, or tell its maker what is
 written. Nothing is written to a folder that another user has put into one where everybody may write (`check_way`).
 
-A file that several write, a server and jobs for instance, is read, changed and replaced while it is `held`, and stays
+A file that several write, jobs and watches for instance, is read, changed and replaced while it is `held`, and stays
 whose it was (`shared`).
 """
 
