@@ -481,8 +481,8 @@ def test_peers_when_more_than_are_known_make_room_for_each_other(make, raw, addr
 
 def test_callbacks_when_more_than_are_kept_are_refused(make, address, monkeypatch):
     """What waits for responses is bounded in number, what waits for acknowledgements in octets."""
-    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_CALLBACKS", 2)
-    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr("flowctl.nodes.messenger.outbound.MAX_CALLBACKS", 2)
+    monkeypatch.setattr("flowctl.nodes.messenger.outbound.MAX_PENDING_BYTES", 1000)
     client = make("client")
     connection = client.make_connection(at(address))
     for _ in range(2):
@@ -498,7 +498,7 @@ def test_handlers_when_too_many_wait_leave_the_rest_to_come_again(make, address,
     """Coroutines at a time are bounded; what finds no room is handled when it comes again."""
     import asyncio
 
-    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_HANDLING", 4)
+    monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_HANDLING", 4)
     running, most, got, done = [0], [0], [], threading.Event()
 
     async def handler(_: Messenger, message: ReceivedMessage) -> None:

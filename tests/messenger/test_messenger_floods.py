@@ -72,7 +72,7 @@ def is_acknowledged(dealer: zmq.Socket[bytes]) -> bool:
 
 def test_handlers_when_those_of_one_peer_wait_leave_places_to_others(server, dial, monkeypatch):
     """A peer whose messages are handled for long keeps half of the coroutines at most, in number and in octets."""
-    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_HANDLING", 8)
+    monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_HANDLING", 8)
 
     async def handler(_: Messenger, message: ReceivedMessage) -> None:
         if message.message == b"hang":
@@ -114,8 +114,8 @@ def test_newcomers_when_all_places_are_of_those_that_wait_for_ever_are_let_in(se
 
 def test_echoes_when_nobody_acknowledges_them_leave_the_room_to_the_application(server, dial, monkeypatch):
     """What peers ask to be sent back is bounded by itself: the application can send."""
-    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_ECHO_BYTES", 10_000)
-    monkeypatch.setattr("flowctl.nodes.messenger.messenger.MAX_PENDING_BYTES", 10_000)
+    monkeypatch.setattr("flowctl.nodes.messenger.inbound.MAX_ECHO_BYTES", 10_000)
+    monkeypatch.setattr("flowctl.nodes.messenger.outbound.MAX_PENDING_BYTES", 10_000)
     messenger = server(None)
     for name in range(4):
         deaf = dial(b"deaf%d" % name)
@@ -184,15 +184,18 @@ def say_octets(line: socket.socket, number: int) -> None:
     line.sendall(b"\1\0\0" + bytes([len(body)]) + body)
     came = b""
     while b"%d-0-%d-" % (number, ACK) not in came:
-        came += line.recv(4096)
+        piece = line.recv(4096)
+        assert piece, "the process has ended"
+        came += piece
 
 
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 LISTENS = """
-import time
-from flowctl.nodes.messenger.message import Destination
+import sys, time
 from flowctl.nodes.messenger.messenger import Messenger
 with Messenger(0, "us") as us:
     print(us.port, flush=True)
+    sys.stdin.readline()
     time.sleep(6)
 print("lives")
 """
@@ -200,7 +203,8 @@ print("lives")
 
 def test_peer_when_reset_after_another_has_taken_its_name_does_not_end_our_process():
     """ZeroMQ takes no more of it then, and at its next heartbeat, of 5 s, failed an assertion: anybody could end us."""
-    with subprocess.Popen([sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", LISTENS], **PIPES, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         port = int(process.stdout.readline())
         first = octets_dealer(port)
@@ -213,6 +217,8 @@ def test_peer_when_reset_after_another_has_taken_its_name_does_not_end_our_proce
             second.recv(1)
         first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         first.close()
+        process.stdin.write("\n")
+        process.stdin.flush()
         assert process.stdout.read() == "lives\n"
         second.close()
     assert process.returncode == 0

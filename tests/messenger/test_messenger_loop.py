@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from flowctl.errors import BrokenError, ClosedError
-from flowctl.nodes.messenger import messenger as messenger_module
+from flowctl.nodes.messenger import outbound as outbound_module
 from flowctl.nodes.messenger.delivery import DeliverySettings
 from flowctl.nodes.messenger.message import Destination, ReceivedMessage
 from flowctl.nodes.messenger.messenger import Messenger
@@ -77,7 +77,7 @@ def test_deliver_when_its_deadline_passes_raises_once(loop_factory):
 
 def test_request_when_the_callbacks_are_used_up_waits_for_one(loop_factory, monkeypatch):
     """A response makes room for the next request, although its message was acknowledged before."""
-    monkeypatch.setattr(messenger_module, "MAX_CALLBACKS", 2)
+    monkeypatch.setattr(outbound_module, "MAX_CALLBACKS", 2)
 
     async def main() -> None:
         held: asyncio.Queue[ReceivedMessage] = asyncio.Queue()

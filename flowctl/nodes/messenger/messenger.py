@@ -1,36 +1,21 @@
 """A messenger: messages with a callback each, to and from others, each applied once.
 
 Theory of operation. All sockets, and what arrives, live on the thread of one poll group: its own after `start`, or the
-caller's running loop with ``async with``. What is to be sent is under one lock, so that any thread may send: it takes
-its number and its credit at once, and waits for the group's thread, which sends in rounds (`_pump`).
-
-A message that arrives is first told from those that arrived before (`nodes.messenger.arrivals`). Then, if it is new:
-
-1. the message-specific callback that it names is called, which happens once;
-2. the server-loop callback of the listener, or of the connection, is called; one to `ECHO` is sent back;
-3. where there is a store, "seen" and the effects of the handlers become durable, together;
-4. it is acknowledged: all of a turn of the loop together, to peers that understand that.
-
-A handler that raises is reported, and its message counts as not received: the sender tries again. Nothing of the
-user's runs under the lock.
+caller's running loop with ``async with``. Here is who the peers are, and by which socket each is reached; what is sent
+to them is `MessengerOutbound`'s, what comes from them `MessengerInbound`'s. Nothing of the user's runs under the lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
-import threading
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from random import Random
-from secrets import randbits
 from typing import Any, Final, Self, TypeVar
 
 import zmq
@@ -39,10 +24,9 @@ from flowctl.core.flow.state import SendState, StateChange
 from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.outcome import Outcome
-from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import BrokenError, BusyError, ClosedError, ConfigError, LocalProtocolError, RemoteProtocolError
-from flowctl.nodes.messenger.arrivals import Arrivals, Arrived, Fate, HeldRoom
-from flowctl.nodes.messenger.delivery import Delivery, DeliverySettings, Outgoing
+from flowctl.nodes.messenger.arrivals import Arrivals, HeldRoom
+from flowctl.nodes.messenger.delivery import DeliverySettings, Outgoing
 from flowctl.nodes.messenger.durability import (
     ANNOUNCES,
     IDS,
@@ -53,25 +37,18 @@ from flowctl.nodes.messenger.durability import (
     OpenStore,
     StoredMessage,
 )
-from flowctl.nodes.messenger.message import AckHandler, Destination, Failure, ReceivedMessage, To
-from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
-from flowctl.nodes.messenger.record import decode_record, encode_record
-from flowctl.nodes.messenger.wire import (
-    ACK,
-    ECHO,
-    FIRST_CALLBACK,
-    MAX_ID,
-    MAX_IDENTITY_BYTES,
-    NOOP,
-    Extension,
-    Header,
-    as_identity,
-    encode_ack,
-    encode_acks,
-    encode_message,
-    parse_acks,
-    parse_message,
+from flowctl.nodes.messenger.handlers import Handlers
+from flowctl.nodes.messenger.inbound import MessengerInbound
+from flowctl.nodes.messenger.message import (
+    AckHandler,
+    Destination,
+    Failure,
+    ReceivedMessage,
+    To,
 )
+from flowctl.nodes.messenger.outbound import MessengerOutbound, Ticket, settle
+from flowctl.nodes.messenger.peer import MessengerPeer, MessengerSocket, prepare
+from flowctl.nodes.messenger.wire import ACK, MAX_ID, MAX_IDENTITY_BYTES, NOOP, as_identity, parse_message
 from flowctl.pollgroup import LoopFactory, PollGroup
 from flowctl.wire.zeromq.context import MAX_SOCKETS, new_context
 from flowctl.wire.zeromq.curve import KeyPair, dial_curve, serve_curve
@@ -85,65 +62,17 @@ FailureHandler = Callable[["Messenger", Failure], object]
 StateHandler = Callable[["Messenger", To, StateChange], object]
 """Told of each edge of the state of what is under way to a peer; may be a coroutine function."""
 
-MAX_CALLBACKS: Final = 65_536
-"""Message-specific callbacks that wait for their response."""
-CALLBACK_S: Final = 3600.0
-"""After so long without a response, and without a deadline of its own, a callback is given up."""
-MAX_HANDLING: Final = 1024
-"""Coroutines of handlers at a time; a message that finds so many is not taken, and comes again."""
-MAX_HANDLING_BYTES: Final = 256 << 20
-"""Octets of their messages. Of both one peer gets no more than is left to all others: half, if it is alone."""
-MAX_ECHO_BYTES: Final = 256 << 20
-"""Octets of echoes that are unacknowledged, with what each costs beside its own: who asks for echoes and acknowledges
-none must not keep the application from sending."""
 MAX_REMEMBERED: Final = 20_000
 """Peers that are gone of which we know what they sent: some 40 MB. Those that went first are forgotten, on the disk
 too; what one of them sends again after that is handled again."""
 MAX_REMEMBERED_GAPS: Final = 1_000_000
 """Gaps in what they sent, some 100 MB; one that would make them more is forgotten itself."""
-MAX_PENDING_BYTES: Final = 1 << 30
-"""Octets that are unacknowledged, to all peers together."""
 
-_ECHO_COST_BYTES: Final = 1024
-"""What an echo costs beside its octets: it may have none."""
 _LOOKED_AT: Final = 64
 """Peers of a listener that are looked at for one that can be forgotten; when the next one comes, those after them."""
-_BATCH: Final = 64
-"""Messages that are sent between two looks at the lock."""
-_BATCHES: Final = 16
-"""Batches to one peer before others get their turn."""
-_MALFORMED_EVERY_S: Final = 1.0
-"""Malformed input is counted always and reported once in that time: a flood must not fill the log."""
 _START_S: Final = 30.0
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """What is called for one message."""
-
-    on_ack: AckHandler | None
-    on_failure: FailureHandler | None
-    callback_id: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _EchoTicket:
-    """Marks a message that a peer has asked for itself."""
-
-    peer: MessengerPeer
-    cost_bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A message-specific callback that waits for its response."""
-
-    peer: MessengerPeer
-    message: Outgoing
-    callback: Callback
-    on_failure: FailureHandler | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,9 +165,6 @@ class Messenger:
         self._ipc_dir: Final = os.fspath(ipc_dir)
         self._callback: Final = callback
         self._settings: Final = settings or DeliverySettings()
-        self._ack_on_receipt: Final = ack_on_receipt
-        self._dead_letter: Final = dead_letter
-        self._send_state_changed: Final = send_state_changed
         self._open_store: Final = open_store
         self._max_message_bytes: Final = max_message_bytes
         self._max_peers: Final = max_peers
@@ -250,20 +176,27 @@ class Messenger:
         self._context: Final = context or (_process_context() if keys is None else new_context())
         self._on_error: Final = on_error
         self._loop_factory: Final = loop_factory
-        self._rng: Final = rng or Random()
-        self.incarnation = randbits(62) + 1
         self._lock: Final = OwnedLock()  # a leaf: nothing of the user's, no socket and no store is touched under it
-        self._room: Final = threading.Condition(self._lock)  # type: ignore[arg-type]  # it is an RLock
-        self._room_waits: list[Future[None]] = []  # guarded by _lock
-        self._delivering: set[Future[int]] = set()  # guarded by _lock
-        self._running = False  # guarded by _lock
-        self._next_id = 0  # guarded by _lock
-        self._next_callback = FIRST_CALLBACK  # guarded by _lock
-        self._callbacks: Pending[int, _Waiting] = Pending()  # guarded by _lock
-        self._pending_bytes = self._remembered_gap_count = 0  # guarded by _lock
-        self._to_send: list[MessengerPeer] = []  # guarded by _lock
-        self._to_keep: deque[tuple[MessengerPeer, Outgoing, Effect | None]] = deque()  # guarded by _lock
-        self._pump_queued = False  # guarded by _lock
+        self._handlers: Final = Handlers(self, self._running_group)
+        self._outbound: Final = MessengerOutbound(
+            self._lock,
+            self._running_group,
+            self._handlers,
+            settings=self._settings,
+            rng=rng or Random(),
+            dead_letter=dead_letter,
+            send_state_changed=send_state_changed,
+        )
+        self._inbound: Final = MessengerInbound(
+            self,
+            self._running_group,
+            self._handlers,
+            self._outbound,
+            submit=self._submit,
+            ack_on_receipt=ack_on_receipt,
+            max_message_bytes=max_message_bytes,
+        )
+        self._remembered_gap_count = 0  # guarded by _lock
         # Changed by the group's thread only; others read a reference:
         self._group: PollGroup | None = None
         self._own_group = False
@@ -272,17 +205,11 @@ class Messenger:
         self._connections: dict[int, MessengerSocket] = {}
         self._listener_count = self._connection_count = self._peer_count = 0
         # The group's thread only:
-        self._peers_to_acknowledge: list[MessengerPeer] = []
         self._stored: dict[bytes, list[StoredMessage]] = {}
         self._runs: dict[bytes, dict[int, list[tuple[int, int]]]] = {}
         self._held_room: Final = HeldRoom()
         self._remembered: dict[bytes, tuple[Arrivals, str]] = {}  # of peers gone, and their pubkeys  # guarded by _lock
         self._names: dict[str, bytes] = {}  # by public key, hex: the identity that `allow` gave; no more than it names
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._callbacks_timer_at: float | None = None
-        self._malformed_at = -_MALFORMED_EVERY_S
-        self._echo_bytes = self._handling_bytes = self._malformed = self._sent = self._acknowledged = self._given_up = 0
-        self._received_count = self._repeated = self._refused = self._late = self._handler_errors = 0
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -340,7 +267,7 @@ class Messenger:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop, and let handlers that still run be cancelled."""
-        tasks = list(self._tasks)
+        tasks = list(self._handlers.tasks)
         self.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -458,7 +385,7 @@ class Messenger:
             raise LocalProtocolError("the messenger has no store for the effect", hint="open it with open_store")
         if wait_s is not None and self._running_group().in_thread():
             raise LocalProtocolError("wait_s would block the messenger's own thread", hint="use `await send(...)`")
-        ticket = None if callback is on_ack is on_failure is None else _Ticket(on_ack, on_failure)
+        ticket = None if callback is on_ack is on_failure is None else Ticket(on_ack, on_failure)
         outgoing.ticket = ticket
         return self._submit(to, outgoing, callback, deadline, wait_s, effect)
 
@@ -467,17 +394,13 @@ class Messenger:
         with suppress(BusyError):
             return self.send_message(to, message, callback, **options)
         while True:
-            room: Future[None] = Future()
-            with self._lock:
-                self._room_waits.append(room)
+            room = self._outbound.wait_for_room()
             try:  # again, for there may have been room before we waited for it
                 return self.send_message(to, message, callback, **options)
             except BusyError:
                 await asyncio.wrap_future(room)
             finally:
-                with self._lock:
-                    if room in self._room_waits:
-                        self._room_waits.remove(room)
+                self._outbound.forget_room(room)
 
     async def deliver(self, to: To, message: str | bytes, **options: Any) -> int:
         """Send a message and wait until it is acknowledged; any loop.
@@ -492,20 +415,18 @@ class Messenger:
             ClosedError: the messenger was stopped; a store has the message still.
         """
         done: Future[int] = Future()
-        with self._lock:
-            self._delivering.add(done)
+        self._outbound.note_delivering(done, begins=True)
         try:
             await self.send(
                 to,
                 message,
-                on_ack=lambda _, message_id: _settle(done, message_id),
+                on_ack=lambda _, message_id: settle(done, message_id),
                 on_failure=lambda _, failure: _fail(done, failure),
                 **options,
             )
             return await asyncio.wrap_future(done)
         finally:
-            with self._lock:
-                self._delivering.discard(done)
+            self._outbound.note_delivering(done, begins=False)
 
     async def request(self, to: To, message: str | bytes, **options: Any) -> ReceivedMessage:
         """Send a message and return the response; else as `deliver`."""
@@ -513,13 +434,18 @@ class Messenger:
         await self.send(
             to,
             message,
-            lambda _, response: _settle(done, response),
+            lambda _, response: settle(done, response),
             on_failure=lambda _, failure: _fail(done, failure),
             **options,
         )
         return await asyncio.wrap_future(done)
 
     # --- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def incarnation(self) -> int:
+        """Of this life of it, or of its store."""
+        return self._outbound.incarnation
 
     @property
     def port(self) -> int | None:
@@ -553,23 +479,24 @@ class Messenger:
 
     def statistics(self) -> MessengerStatistics:
         """Return a frozen snapshot; O(peers), any thread."""
+        outbound, inbound = self._outbound, self._inbound
         with self._lock:
             peers = self._peers()
             return MessengerStatistics(
                 peers=len(peers),
                 pending=sum(len(peer.delivery) for peer in peers),
                 pending_bytes=sum(peer.delivery.size_bytes for peer in peers),
-                callbacks=len(self._callbacks),
-                sent=self._sent,
+                callbacks=outbound.callback_count,
+                sent=outbound.sent_count,
                 retries=sum(peer.delivery.retry_count for peer in peers),
-                acknowledged=self._acknowledged,
-                given_up=self._given_up,
-                received=self._received_count,
-                repeated=self._repeated,
-                refused=self._refused,
-                malformed=self._malformed,
-                late=self._late + sum(peer.delivery.late_count for peer in peers),
-                handler_errors=self._handler_errors,
+                acknowledged=outbound.acknowledged_count,
+                given_up=outbound.given_up_count,
+                received=inbound.received_count,
+                repeated=inbound.repeated_count,
+                refused=inbound.refused_count,
+                malformed=inbound.malformed_count,
+                late=outbound.late_count + sum(peer.delivery.late_count for peer in peers),
+                handler_errors=self._handlers.error_count,
             )
 
     # --- life, inner steps ---------------------------------------------------------------------------------------
@@ -601,12 +528,12 @@ class Messenger:
 
     def _open(self) -> None:
         """Open the store and listen; the group's thread."""
-        if self._open_store is not None:
-            self._load(self._open_store(self._running_group().call_soon))
+        store = None if self._open_store is None else self._open_store(self._running_group().call_soon)
+        if store is not None:
+            self._load(store)
         if self._keys is not None:
             self._zap = ZapHandler(self._running_group(), bind_zap(self._context), self._admit)
-        with self._lock:
-            self._running = True
+        self._outbound.start(store)
         if self._port is None:
             return
         endpoint = Destination.tcp("", self._host, self._port).endpoint
@@ -618,7 +545,6 @@ class Messenger:
     def _load(self, store: DurableStore) -> None:
         """Take over what an earlier life of this messenger left in its store."""
         self._store = store
-        self.incarnation = store.incarnation
         for stored in store.pending():
             self._stored.setdefault(stored.peer, []).append(stored)
         for key, incarnation, first, last in store.seen():
@@ -626,42 +552,20 @@ class Messenger:
         for key in list(self._runs)[: -4 * MAX_REMEMBERED]:  # an entry for each of the four prefixes
             del self._runs[key]
             store.forget(key, None)
-        with self._lock:
-            self._next_id = store.next_message_id()
-            # Callbacks do not outlive the process: responses to those of an earlier life must not meet ours.
-            self._next_callback = (randbits(31) << 32) + FIRST_CALLBACK
 
     def _close(self, deadline_s: float) -> None:
         """Close everything; the group's thread."""
-        with self._lock:
-            if not self._running:
-                return
-            self._running = False
-            self._room.notify_all()
-            to_keep, self._to_keep = self._to_keep, deque()
-        for peer, message, effect in to_keep:  # sent a moment ago: that was a promise
-            self._keep(peer, message, effect)
-        self._flush_acks()
-        for task in list(self._tasks):
+        if not self._outbound.stop():
+            return
+        self._inbound.flush_acks()
+        for task in list(self._handlers.tasks):
             task.cancel()
-        endpoints = [*self._listeners.values(), *self._connections.values()]
-        for endpoint in endpoints:
+        for endpoint in (*self._listeners.values(), *self._connections.values()):
             endpoint.close()
             for peer in endpoint.peers.values():
                 self._running_group().deadlines.remove(peer)
-                self._withdraw_all(peer, Outcome.SHUTDOWN)
-        self._running_group().deadlines.remove(self)
-        with self._lock:
-            waiting = self._callbacks.take_all()
-        for _, item in waiting:
-            failure = Failure(item.message.message_id, item.peer.to, Outcome.SHUTDOWN, item.message.settled)
-            self._tell_failure(item.on_failure, failure)
-        self._tell_room()
-        with self._lock:
-            kept, self._delivering = self._delivering, set()
-        for future in kept:
-            if not future.done() and future.set_running_or_notify_cancel():
-                future.set_exception(ClosedError("the messenger was stopped; its store has the message still"))
+                self._outbound.withdraw_all(peer, Outcome.SHUTDOWN)
+        self._outbound.end()
         if self._zap is not None:
             self._zap.close()
             self._context.destroy(linger=0)
@@ -682,7 +586,7 @@ class Messenger:
     # --- listeners and connections, inner steps; the group's thread ----------------------------------------------
 
     def _listen(self, address: str, identity: bytes, callback: Callback | None, number: int | None = None) -> int:
-        self._check_running()
+        self._outbound.check_running()
         if number is None:
             number = self._listener_count
             self._listener_count += 1
@@ -693,7 +597,7 @@ class Messenger:
             serve_curve(raw, self._keys)
             raw.set(zmq.ZAP_DOMAIN, zap_domain(endpoint.number))
         try:
-            endpoint.bind(raw, address, self.incarnation)
+            endpoint.bind(raw, address, self._outbound.incarnation)
         except BaseException:
             raw.close(linger=0)
             raise
@@ -703,7 +607,7 @@ class Messenger:
         return endpoint.number
 
     def _connect(self, destination: Destination, callback: Callback | None) -> int:
-        self._check_running()
+        self._outbound.check_running()
         address, keys = destination.endpoint, self._keys
         if bool(destination.pubkey) is (keys is None):
             missing = "no keys of its own" if keys is None else f"no key of {destination.name or address}"
@@ -717,7 +621,7 @@ class Messenger:
         if keys is not None:
             dial_curve(raw, keys, destination.pubkey)
         try:
-            endpoint.connect(raw, address, self.incarnation)
+            endpoint.connect(raw, address, self._outbound.incarnation)
         except BaseException:
             raw.close(linger=0)
             raise
@@ -734,15 +638,12 @@ class Messenger:
         endpoint.close()
         for peer in endpoint.peers.values():
             self._forget_peer(peer)
-        with self._lock:  # those whose message is acknowledged; the others have just had their outcome
-            waiting = self._callbacks.take_where(lambda _, item: item.peer.endpoint is endpoint)
-        for _, item in waiting:
-            self._unanswered(item, Outcome.WITHDRAWN)
+        self._outbound.close_callbacks(endpoint)
 
     def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
         raw = self._context.socket(kind)
         queue_count = 2 * self._settings.window + 1000  # messages and acknowledgements
-        prepare(raw, self.incarnation, queue_count, self._max_message_bytes + 100)
+        prepare(raw, self._outbound.incarnation, queue_count, self._max_message_bytes + 100)
         return raw
 
     def _open_socket(self, endpoint: MessengerSocket, raw: zmq.Socket[bytes]) -> None:
@@ -751,7 +652,7 @@ class Messenger:
             self._running_group(),
             raw,
             partial(received, endpoint),
-            writable=None if endpoint.is_router else partial(self._heard, endpoint),
+            writable=None if endpoint.is_router else partial(self._outbound.heard, endpoint),
         )
         endpoint.socket.start()
 
@@ -764,16 +665,10 @@ class Messenger:
             if found is not None:
                 return found
             stored = self._stored.pop(key, [])
-            # More than any number that a message to this peer has had, also if it was known before and forgotten.
-            durable = self._store is not None
-            delivery = Delivery(self._settings, self._rng, now, self._next_id + 1, durable=durable)
-            peer = MessengerPeer(self, endpoint, route, delivery, self._held_room)
-            for item in stored:
-                message, after, deadline_at = decode_record(item.message_id, item.record)
-                if deadline_at is not None:
-                    message.deadline = now + max(0.0, deadline_at - time.time())
-                peer.delivery.restore(message, item.sequence, after, now)
-                self._pending_bytes += message.size_bytes
+            peer = MessengerPeer(
+                self._outbound, endpoint, route, self._outbound.new_delivery_locked(now), self._held_room
+            )
+            self._outbound.restore_locked(peer, stored, now)
             peer.delivery.announced = ANNOUNCES + key in self._runs or None
             ids = self._runs.pop(IDS + key, {})
             sequences = self._runs.pop(SEQUENCES + key, {})
@@ -787,9 +682,9 @@ class Messenger:
                 self._remembered_gap_count -= peer.arrivals.gap_count
             endpoint.peers[route] = peer
             self._peer_count += 1
-            wake = bool(stored) and self._queue_locked(peer)
+            wake = bool(stored) and self._outbound.queue_locked(peer)
         if wake:
-            self._running_group().call_soon(self._pump)
+            self._running_group().call_soon(self._outbound.pump)
         return peer
 
     def _restore_peers(self, endpoint: MessengerSocket) -> None:
@@ -800,7 +695,7 @@ class Messenger:
 
     def _forget_peer(self, peer: MessengerPeer) -> None:
         self._running_group().deadlines.remove(peer)
-        self._withdraw_all(peer, Outcome.WITHDRAWN)
+        self._outbound.withdraw_all(peer, Outcome.WITHDRAWN)
         self._peer_count -= 1
         peer.arrivals.drop_held()
         gap_count = peer.arrivals.gap_count
@@ -842,16 +737,6 @@ class Messenger:
             peer = endpoint.peers.pop(route)
         self._forget_peer(peer)
 
-    def _check_running(self) -> None:
-        with self._lock:
-            self._check_running_locked()
-
-    def _check_running_locked(self) -> None:
-        self._lock.assert_owned()
-        if not self._running:
-            self._running_group()
-            raise ClosedError("the messenger was stopped")
-
     def _listener(self, router_id: int) -> MessengerSocket:
         endpoint = self._listeners.get(router_id)
         if endpoint is None:
@@ -884,8 +769,6 @@ class Messenger:
         endpoints = [*self._listeners.values(), *self._connections.values()]
         return [peer for endpoint in endpoints for peer in list(endpoint.peers.values())]
 
-    # --- sending, inner steps ------------------------------------------------------------------------------------
-
     def _submit(
         self,
         to: To,
@@ -896,285 +779,37 @@ class Messenger:
         effect: Effect | None = None,
     ) -> int:
         """Give a message its number and its credit; any thread."""
-        group = self._running_group()
-        peer = self._peer_of(to)
-        with self._lock:
-            if wait_s is not None:
-                self._room.wait_for(lambda: not self._is_full_locked(peer, message), wait_s)
-            self._check_running_locked()
-            now = group.now()
-            if self._pending_bytes + message.size_bytes > MAX_PENDING_BYTES:
-                raise BusyError(f"{self._pending_bytes} bytes are unacknowledged, the most are {MAX_PENDING_BYTES}")
-            if callback is not None and len(self._callbacks) >= MAX_CALLBACKS:
-                raise BusyError(f"{MAX_CALLBACKS} callbacks wait for their response")
-            message.message_id = self._next_id
-            message.target = peer.announced
-            if deadline is not None:
-                message.deadline = now + deadline
-            peer.delivery.submit(message, now)
-            self._next_id = (self._next_id + 1) & MAX_ID
-            self._pending_bytes += message.size_bytes
-            if callback is not None:
-                self._register_locked(peer, message, callback, now + (CALLBACK_S if deadline is None else deadline))
-            if self._store is not None:
-                self._to_keep.append((peer, message, effect))
-            wake = self._queue_locked(peer)
-        if wake:
-            group.call_soon(self._pump)
-        return message.message_id
-
-    def _is_full_locked(self, peer: MessengerPeer, message: Outgoing) -> bool:
-        self._lock.assert_owned()
-        return self._running and peer.delivery.full(message.size_bytes)
-
-    def _register_locked(self, peer: MessengerPeer, message: Outgoing, callback: Callback, due: float) -> None:
-        """Enter a message-specific callback under the next free id."""
-        self._lock.assert_owned()
-        number = self._next_callback
-        while number in self._callbacks:
-            number = FIRST_CALLBACK if number == MAX_ID else number + 1
-        self._next_callback = FIRST_CALLBACK if number == MAX_ID else number + 1
-        message.source_callback = number
-        ticket = message.ticket
-        on_failure = None
-        if isinstance(ticket, _Ticket):
-            ticket.callback_id, on_failure = number, ticket.on_failure
-        self._callbacks.add(number, _Waiting(peer, message, callback, on_failure), due)
-
-    def _queue_locked(self, peer: MessengerPeer) -> bool:
-        """Have something sent to `peer` soon; True: the pump is to be called."""
-        self._lock.assert_owned()
-        if not peer.queued:
-            peer.queued = True
-            self._to_send.append(peer)
-        queued, self._pump_queued = self._pump_queued, True
-        return not queued
-
-    def _wake(self, peer: MessengerPeer) -> None:
-        with self._lock:
-            wake = self._queue_locked(peer)
-        if wake:
-            self._running_group().call_soon(self._pump)
-
-    def _pump(self) -> None:
-        """Send what is ready, to each peer in turn."""
-        with self._lock:
-            self._pump_queued = False
-            if not self._running:
-                return
-            peers, self._to_send = self._to_send, []
-            for peer in peers:
-                peer.queued = False
-            to_keep, self._to_keep = self._to_keep, deque()
-            callbacks_due = self._callbacks.next_deadline()
-        for peer, message, effect in to_keep:
-            self._keep(peer, message, effect)
-        for peer in peers:
-            self._send_to(peer)
-        if callbacks_due is not None and (self._callbacks_timer_at is None or callbacks_due < self._callbacks_timer_at):
-            self._callbacks_timer_at = callbacks_due
-            self._running_group().deadlines.set(self, callbacks_due)
-
-    def _keep(self, peer: MessengerPeer, message: Outgoing, effect: Effect | None, *, again: bool = False) -> None:
-        """Put a message into the outbox, and let it go once it is there; `again`: it is, and may go in any case."""
-        store = self._store
-        if store is None:
-            return
-        deadline_at = None
-        if message.deadline is not None:
-            deadline_at = time.time() + message.deadline - self._running_group().now()
-
-        def kept(error: Exception | None) -> None:
-            if error is not None and not again:
-                self._running_group().report("the outbox of a messenger", error)
-                self._give_up(peer, message, Outcome.REJECTED)
-                return
-            with self._lock:
-                peer.delivery.release(message)
-            self._wake(peer)
-
-        record = encode_record(message, deadline_at)
-        store.add(message.message_id, peer.key, message.sequence, record, kept, effect)
-
-    def _send_to(self, peer: MessengerPeer) -> None:
-        """Hand to ZeroMQ what is ready for one peer."""
-        now = self._running_group().now()
-        delivery, reachable = peer.delivery, not peer.endpoint.socket.closed
-        if not delivery.announced and (incarnation := peer.endpoint.announced_within()):
-            self._learn(peer, incarnation)
-        for _ in range(_BATCHES):
-            with self._lock:
-                batch = delivery.take(now, _BATCH)
-                floor, decided = delivery.floor, delivery.take_decided()
-            for message in decided:
-                self._keep(peer, message, None, again=True)
-            if not batch:
-                break
-            count = self._hand_over(peer, batch, floor) if reachable else 0
-            self._sent += count
-            with self._lock:
-                delivery.handed(batch[:count], now)
-                if count < len(batch):
-                    reachable = False
-                    delivery.refused(batch[count:], now)
-        else:
-            self._wake(peer)
-        self._look_after(peer)
-
-    def _hand_over(self, peer: MessengerPeer, batch: Sequence[Outgoing], floor: int) -> int:
-        """Send messages until ZeroMQ refuses one; return how many it took."""
-        send, envelope = peer.endpoint.socket.send, peer.envelope
-        incarnation = self.incarnation
-        for index, message in enumerate(batch):
-            frame = encode_message(
-                message.message_id, message.source_callback, message.destination_callback, message.body
-            )
-            if not message.plain:
-                extension = Extension(incarnation, message.sequence, floor, message.after, message.target)
-                frames = [*envelope, frame, extension.encode(), *message.payload]
-            elif message.payload:
-                frames = [*envelope, frame, *message.payload]
-            else:
-                frames = [*envelope, frame]
-            try:
-                send(frames)
-            except zmq.ZMQError:  # nobody is there, or the queue is full: it is tried again
-                return index
-        return len(batch)
-
-    def _look_after(self, peer: MessengerPeer) -> None:
-        """Set the time of the next attempt, and announce what became of the state."""
-        with self._lock:
-            due = peer.delivery.next_deadline()
-            edges = peer.delivery.take_edges()
-        if due is not None and (peer.timer_at is None or due < peer.timer_at):
-            peer.timer_at = due
-            self._running_group().deadlines.set(peer, due)
-        handler = self._send_state_changed
-        for edge in edges if handler is not None else ():
-            self._call("send_state_changed", handler or _ignore, peer.to, edge)
-
-    def peer_due(self, peer: MessengerPeer, now: float) -> None:
-        """Try again what is due, and give up what has no more time or attempts; called by the peer's timer."""
-        with self._lock:
-            given_up = peer.delivery.due(now)
-        for message, outcome in given_up:
-            self._given_up_with(peer, message, outcome)
-        self._send_to(peer)
-
-    def deadline_due(self, now: float) -> None:
-        """Give up callbacks that waited too long for their response; called by the messenger's timer."""
-        self._callbacks_timer_at = None
-        with self._lock:
-            due = self._callbacks.take_due(now)
-            next_due = self._callbacks.next_deadline()
-        for _, item in due:
-            with self._lock:
-                withdrawn = item.peer.delivery.withdraw(item.message, now)
-            if withdrawn:
-                self._given_up_with(item.peer, item.message, Outcome.TIMEOUT)
-            else:
-                self._unanswered(item, Outcome.TIMEOUT)
-        if next_due is not None:
-            self._callbacks_timer_at = next_due
-            self._running_group().deadlines.set(self, next_due)
-
-    def _unanswered(self, item: _Waiting, outcome: Outcome) -> None:
-        """Tell of a message that was acknowledged, and whose callback gets no response any more."""
-        self._given_up += 1
-        self._tell_failure(item.on_failure, Failure(item.message.message_id, item.peer.to, outcome, True))
-        self._tell_room()
-
-    def _give_up(self, peer: MessengerPeer, message: Outgoing, outcome: Outcome) -> None:
-        with self._lock:
-            withdrawn = peer.delivery.withdraw(message, self._running_group().now())
-        if withdrawn:
-            self._given_up_with(peer, message, outcome)
-
-    def _withdraw_all(self, peer: MessengerPeer, outcome: Outcome) -> None:
-        with self._lock:
-            messages = list(peer.delivery)
-        if outcome is Outcome.SHUTDOWN and self._store is not None:
-            return  # the store has them
-        for message in messages:
-            self._give_up(peer, message, outcome)
-
-    def _given_up_with(self, peer: MessengerPeer, message: Outgoing, outcome: Outcome) -> None:
-        """Tell of a message that has left the delivery without an acknowledgement."""
-        self._given_up += 1
-        self._freed(message)
-        failure = Failure(message.message_id, peer.to, outcome, False, message.body, message.payload)
-        ticket = message.ticket
-        if isinstance(ticket, _Ticket):
-            if ticket.callback_id:
-                with self._lock:
-                    if ticket.callback_id in self._callbacks:
-                        self._callbacks.take(ticket.callback_id)
-            self._tell_failure(ticket.on_failure, failure)
-        if outcome is not Outcome.SHUTDOWN:
-            self._tell_failure(self._dead_letter, failure)
-
-    def _tell_failure(self, handler: FailureHandler | None, failure: Failure) -> None:
-        if handler is not None:
-            self._call("a failure handler", handler, failure)
-
-    def _freed(self, message: Outgoing) -> None:
-        """A message has its outcome: its room is free."""
-        if self._store is not None:
-            self._store.remove(message.message_id)
-        if isinstance(message.ticket, _EchoTicket):
-            self._echo_bytes -= message.ticket.cost_bytes
-            message.ticket.peer.echo_count -= 1
-        with self._lock:
-            self._pending_bytes -= message.size_bytes
-        self._tell_room()
-
-    def _tell_room(self) -> None:
-        """Have those who wait for room try again."""
-        with self._lock:
-            self._room.notify_all()
-            rooms, self._room_waits = self._room_waits, []
-        for room in rooms:
-            _settle(room, None)
-
-    def _heard(self, endpoint: MessengerSocket) -> None:
-        """The connection of a DEALER has room again."""
-        for peer in endpoint.peers.values():
-            self._heard_from(peer)
-
-    def _heard_from(self, peer: MessengerPeer) -> None:
-        with self._lock:
-            ready = peer.delivery.heard() and self._queue_locked(peer)
-        if ready:
-            self._running_group().call_soon(self._pump)
+        return self._outbound.submit(self._peer_of(to), message, callback, deadline, wait_s, effect)
 
     # --- receiving; the group's thread ---------------------------------------------------------------------------
 
     def _router_received(self, endpoint: MessengerSocket, frames: list[bytes]) -> None:
         if len(frames) < 3 or frames[1]:
-            self._note_malformed(RemoteProtocolError(f"a message of {len(frames)} frames without an empty second one"))
+            self._inbound.note_malformed(
+                RemoteProtocolError(f"a message of {len(frames)} frames without an empty second one")
+            )
             return
         pubkey = "" if self._keys is None else endpoint.sender_pubkey()
         peer = endpoint.peers.get(frames[0])
         if self._keys is not None and not self._may_speak(endpoint, peer, frames[0], pubkey):
-            self._refused += 1
+            self._inbound.refused_count += 1
             return
         if peer is None:
             if frames[0].startswith(b"\0") and endpoint.left_over():
-                self._refused += 1
+                self._inbound.refused_count += 1
                 return
             try:
                 parse_message(frames[2])  # who sends none makes us know nobody
                 self._check_peer_count()
             except (RemoteProtocolError, BusyError) as error:
-                self._note_malformed(error)
+                self._inbound.note_malformed(error)
                 return
             peer = self._add_peer(endpoint, frames[0])
             if peer.pubkey not in {"", pubkey}:  # it was known before, and forgotten
-                self._refused += 1
+                self._inbound.refused_count += 1
                 return
         peer.pubkey = pubkey
-        self._received(peer, frames[2], frames[3:])
+        self._inbound.received(peer, frames[2], frames[3:])
 
     def _may_speak(self, endpoint: MessengerSocket, peer: MessengerPeer | None, route: bytes, pubkey: str) -> bool:
         """Return whether the holder of a key, as ZeroMQ has it, may speak under an identity.
@@ -1194,373 +829,11 @@ class Messenger:
     def _dealer_received(self, endpoint: MessengerSocket, frames: list[bytes]) -> None:
         peer = endpoint.peers[b""]
         if len(frames) > 2 and not frames[1]:
-            self._received(peer, frames[2], frames[3:])
+            self._inbound.received(peer, frames[2], frames[3:])
         elif len(frames) > 1 and not frames[0]:  # a ROUTER that does not say who it is
-            self._received(peer, frames[1], frames[2:])
+            self._inbound.received(peer, frames[1], frames[2:])
         else:
-            self._note_malformed(RemoteProtocolError(f"a message of {len(frames)} frames without an empty one"))
-
-    def _received(self, peer: MessengerPeer, frame: bytes, rest: list[bytes]) -> None:
-        try:
-            header = parse_message(frame)
-            if header.destination_callback == ACK:
-                self._take_ack(peer, header)
-            else:
-                self._take_message(peer, header, rest)
-        except RemoteProtocolError as error:
-            self._note_malformed(error)
-
-    def _note_malformed(self, error: Exception) -> None:
-        """Count what no peer should send; report it, but not each of a flood."""
-        self._malformed += 1
-        now = self._running_group().now()
-        if now - self._malformed_at >= _MALFORMED_EVERY_S:
-            self._malformed_at = now
-            self._running_group().report(f"input of a messenger ({self._malformed} malformed so far)", error)
-
-    def _take_ack(self, peer: MessengerPeer, header: Header) -> None:
-        now = self._running_group().now()
-        self._learn_by_handshake(peer)
-        ranges = parse_acks(header, self.incarnation)
-        with self._lock:
-            messages = peer.delivery.acknowledged_ranges(ranges, now)
-        self._settled(peer, messages)
-
-    def _settled(self, peer: MessengerPeer, messages: list[Outgoing]) -> None:
-        """Messages were acknowledged."""
-        self._acknowledged += len(messages)
-        for message in messages:
-            self._freed(message)
-            ticket = message.ticket
-            if isinstance(ticket, _Ticket) and ticket.on_ack is not None:
-                self._call("an acknowledgement handler", ticket.on_ack, message.message_id)
-        if peer.delivery.is_ready:
-            self._wake(peer)
-        if peer.delivery.has_edges:
-            self._look_after(peer)
-        self._heard_from(peer)
-
-    def _learn_by_handshake(self, peer: MessengerPeer) -> int:
-        """Look at what the peer announced when it connected; return its incarnation, 0: it announced none."""
-        incarnation = peer.endpoint.announcement(peer.envelope[0])
-        if incarnation is None:  # left over by one that has closed: it is as it was
-            return peer.arrivals.incarnation or 0
-        if incarnation != peer.announced or peer.delivery.announced is None:
-            self._learn(peer, incarnation)
-        return incarnation
-
-    def _learn(self, peer: MessengerPeer, incarnation: int) -> None:
-        """Note that a peer announced the extension, or that it does not any more (0)."""
-        peer.announced = incarnation
-        with self._lock:
-            peer.delivery.announced = bool(incarnation)
-        if incarnation and self._store is not None:
-            self._store.mark(ANNOUNCES + peer.key, 0, 0, _ignore)
-
-    def _take_message(self, peer: MessengerPeer, header: Header, rest: list[bytes]) -> None:
-        size_bytes = len(header.body) + sum(map(len, rest))
-        if size_bytes > self._max_message_bytes + 100:
-            raise RemoteProtocolError(f"a message of {size_bytes} bytes, the most are {self._max_message_bytes}")
-        extension = Extension.decode(rest[0]) if rest else None
-        if extension is not None and extension.incarnation != peer.announced:
-            known = peer.endpoint.announcement(peer.envelope[0])
-            if known is not None and known != extension.incarnation:
-                extension = None  # payload that looks like it: the sender announced something else
-            else:
-                self._learn(peer, extension.incarnation)
-        if extension is None:
-            incarnation = self._learn_by_handshake(peer)
-        else:
-            incarnation, rest = extension.incarnation, rest[1:]
-        effects: list[Effect] | None = None if self._store is None or self._ack_on_receipt else []
-        route = peer.envelope[0] if peer.endpoint.is_router else b""
-        message = ReceivedMessage(
-            header.message_id,
-            header.source_callback,
-            header.destination_callback,
-            route,
-            header.body,
-            tuple(rest),
-            peer.to,
-            effects,
-        )
-        arrived = Arrived(incarnation, header.message_id, extension, size_bytes, message)
-        self._judge(peer, arrived)
-        self._heard_from(peer)
-
-    def _judge(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        arrivals = peer.arrivals
-        before = arrivals.incarnation, arrivals.floor
-        fate = arrivals.arrive(arrived)
-        if self._store is not None and (arrivals.incarnation, arrivals.floor) != before:
-            self._keep_floor(peer, before[0])
-        if fate is Fate.HANDLE:
-            self._handle(peer, arrived)
-        elif fate is Fate.AGAIN:
-            self._repeated += 1
-            self._acknowledge(peer, arrived)
-        elif fate is not Fate.WAIT:
-            self._refused += 1
-        self._handle_released(peer)
-
-    def _keep_floor(self, peer: MessengerPeer, incarnation: int | None) -> None:
-        """Have the store forget an earlier life of a peer, and close the gaps that will never be filled."""
-        store, arrivals = self._store, peer.arrivals
-        if store is None or not arrivals.incarnation:
-            return
-        if incarnation not in {None, arrivals.incarnation}:
-            store.forget(SEQUENCES + peer.key, arrivals.incarnation)
-            store.forget(IDS + peer.key, arrivals.incarnation)
-            store.forget(OLD + peer.key, arrivals.incarnation)
-        if arrivals.floor > 1 and arrivals.gap_closed():
-            store.mark_run(SEQUENCES + peer.key, arrivals.incarnation, 0, arrivals.floor - 1, _ignore)
-
-    def _handle_released(self, peer: MessengerPeer) -> None:
-        """Handle what waited for a message that was handled; one that this lets go is next in this same loop."""
-        if peer.releasing:
-            return
-        peer.releasing = True
-        try:
-            while released := peer.arrivals.take_released():
-                for arrived in released:
-                    self._handle(peer, arrived)
-        finally:
-            peer.releasing = False
-
-    def _handle(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        """Do what a new message asks for."""
-        message = arrived.item
-        if not isinstance(message, ReceivedMessage):
-            return
-        number = message.destination_callback_id
-        if self._handles_too_much(peer) or (
-            number == ECHO
-            and (peer.delivery.full(arrived.size_bytes) or self._echo_bytes + arrived.size_bytes > MAX_ECHO_BYTES)
-        ):
-            self._refused += 1
-            peer.arrivals.failed(arrived)
-            return
-        steps: list[tuple[Callback, bool]] = []
-        if number >= FIRST_CALLBACK:
-            found = self._take_callback(peer, number, arrived.extension)
-            if found is not None:
-                steps.append((found, False))
-        if peer.endpoint.callback is not None:
-            steps.append((peer.endpoint.callback, True))
-        if number == ECHO:
-            steps.append((partial(self._echo, peer), True))  # at last: if a handler fails, all of this comes again
-        if self._ack_on_receipt:
-            self._take_receipt(peer, arrived)
-        self._run(peer, arrived, message, steps)
-
-    def _handles_too_much(self, peer: MessengerPeer) -> bool:
-        """Return whether nothing of a peer can be handled now: too much is, for all or for it."""
-        return (
-            peer.handling_count >= MAX_HANDLING - len(self._tasks)
-            or peer.handling_bytes >= MAX_HANDLING_BYTES - self._handling_bytes
-        )
-
-    def _wait_for(
-        self,
-        peer: MessengerPeer,
-        message: ReceivedMessage,
-        work: Coroutine[Any, Any, None],
-        waits_for: Awaitable[object],
-    ) -> None:
-        """Run what goes on with the handlers of a message, and count it while it runs."""
-        size_bytes = len(message.message) + sum(map(len, message.payload))
-        peer.handling_count += 1
-        peer.handling_bytes += size_bytes
-        self._handling_bytes += size_bytes
-
-        def ended(_: asyncio.Task[None]) -> None:
-            peer.handling_count -= 1
-            peer.handling_bytes -= size_bytes
-            self._handling_bytes -= size_bytes
-
-        self._spawn(work, waits_for).add_done_callback(ended)
-
-    def _echo(self, peer: MessengerPeer, _: Messenger, message: ReceivedMessage) -> None:
-        """Send a message back the way it came."""
-        answer = Outgoing(0, 0, message.source_callback_id, message.message, message.payload)
-        if answer.destination_callback == ACK:
-            answer.destination_callback = NOOP
-        answer.ticket = _EchoTicket(peer, answer.size_bytes + _ECHO_COST_BYTES)
-        self._submit(message.sender, answer)
-        self._echo_bytes += answer.size_bytes + _ECHO_COST_BYTES
-        peer.echo_count += 1
-
-    def _take_callback(self, peer: MessengerPeer, number: int, extension: Extension | None) -> Callback | None:
-        """Return the message-specific callback of a response, called once. None: there is none, or it is not his."""
-        with self._lock:
-            item = self._callbacks.get(number)
-            foreign = item is not None and item.peer.to != peer.to
-            if item is None or foreign or (extension and extension.target not in {0, self.incarnation}):
-                self._late += 1
-                return None
-            self._callbacks.take(number)
-            messages = []
-            if not item.message.settled:  # the response says what an acknowledgement would
-                number = item.message.message_id
-                messages = peer.delivery.acknowledged(number, number, self._running_group().now())
-        self._settled(peer, messages)
-        self._tell_room()
-        return item.callback
-
-    def _run(
-        self,
-        peer: MessengerPeer,
-        arrived: Arrived,
-        message: ReceivedMessage,
-        steps: list[tuple[Callback, bool]],
-        first: int = 0,
-    ) -> None:
-        """Call the handlers of a message one after the other; the one that waits goes on as a task."""
-        for index in range(first, len(steps)):
-            handler, decides = steps[index]
-            try:
-                result = handler(self, message)
-            except BaseException as error:  # noqa: BLE001  (a handler's fault is its message's)
-                if self._handler_failed(peer, arrived, error, decides=decides):
-                    return
-                continue
-            if inspect.isawaitable(result):
-                self._wait_for(peer, message, self._go_on(peer, arrived, message, steps, index, result), result)
-                return
-        self._received_count += 1
-        self._applied(peer, arrived)
-
-    async def _go_on(
-        self,
-        peer: MessengerPeer,
-        arrived: Arrived,
-        message: ReceivedMessage,
-        steps: list[tuple[Callback, bool]],
-        index: int,
-        result: Awaitable[object],
-    ) -> None:
-        """Wait for a handler, then go on with the others."""
-        try:
-            await result
-        except BaseException as error:  # noqa: BLE001  (the same)
-            if self._handler_failed(peer, arrived, error, decides=steps[index][1]):
-                return
-        self._run(peer, arrived, message, steps, index + 1)
-
-    def _handler_failed(self, peer: MessengerPeer, arrived: Arrived, error: BaseException, *, decides: bool) -> bool:
-        """Report what a handler raised; True: the message counts as not received, unless that was acknowledged."""
-        self._handler_errors += 1
-        if not (isinstance(error, asyncio.CancelledError) and not self._is_running()):
-            self._running_group().report("a handler of a messenger", error)
-        if decides and self._ack_on_receipt:
-            self._seen(peer, arrived)
-        elif decides:
-            peer.arrivals.failed(arrived)
-        return decides
-
-    def _is_running(self) -> bool:
-        with self._lock:
-            return self._running
-
-    def _applied(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        """The handlers of a message have run: make that durable, then acknowledge it, unless both was done before."""
-        store = self._store
-        if store is None or self._ack_on_receipt:
-            self._seen(peer, arrived)
-            return
-        message = arrived.item
-        effects = message.effects if isinstance(message, ReceivedMessage) else None
-
-        def effect(connection: Any) -> None:
-            for item in effects or ():
-                item(connection)
-
-        def marked(error: Exception | None) -> None:
-            if error is None:
-                self._seen(peer, arrived)
-            else:
-                self._handler_failed(peer, arrived, error, decides=True)
-
-        prefix = IDS if arrived.extension is None else SEQUENCES
-        if arrived.number >> 63 or not self._is_running():  # no store keeps such numbers; no sender of ours has them
-            peer.arrivals.failed(arrived)
-            return
-        store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked, effect if effects else None)
-
-    def _take_receipt(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        """Acknowledge a message before its handlers run; it counts as handled, for those in order behind it, after."""
-        store = self._store
-        if store is None:
-            self._acknowledge(peer, arrived)
-        elif self._is_running() and not arrived.number >> 63:
-            prefix = IDS if arrived.extension is None else SEQUENCES
-
-            def marked(error: Exception | None) -> None:
-                if error is None:
-                    self._acknowledge(peer, arrived)
-                else:
-                    self._running_group().report("the store of a messenger", error)
-
-            store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked)
-
-    def _seen(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        old_below = peer.arrivals.old_below
-        if peer.arrivals.applied(arrived):
-            if not self._ack_on_receipt:
-                self._acknowledge(peer, arrived)
-            if self._store is not None and peer.arrivals.old_below > old_below:
-                for prefix in (IDS, OLD):  # one row in place of many, and what it stands for
-                    self._store.mark_run(
-                        prefix + peer.key, arrived.incarnation, 0, peer.arrivals.old_below - 1, _ignore
-                    )
-        self._handle_released(peer)
-
-    def _acknowledge(self, peer: MessengerPeer, arrived: Arrived) -> None:
-        """Acknowledge a message at the end of this turn."""
-        if not peer.acks:
-            if not self._peers_to_acknowledge:
-                self._running_group().call_soon(self._flush_acks)
-            self._peers_to_acknowledge.append(peer)
-        peer.acks.append(arrived.message_id)
-
-    def _flush_acks(self) -> None:
-        """Send the acknowledgements of a turn; what does not get through is asked for again by its sender."""
-        peers, self._peers_to_acknowledge = self._peers_to_acknowledge, []
-        for peer in peers:
-            ids, peer.acks = peer.acks, []
-            incarnation = peer.arrivals.incarnation
-            frames = encode_acks(incarnation, ids) if incarnation else [encode_ack(number) for number in ids]
-            with suppress(zmq.ZMQError):
-                for frame in frames:
-                    peer.endpoint.socket.send([*peer.envelope, frame])
-
-    # --- the user's code -----------------------------------------------------------------------------------------
-
-    def _call(self, what: str, handler: Callable[..., object], *args: object) -> None:
-        """Call a handler that decides nothing."""
-        try:
-            result = handler(self, *args)
-        except BaseException as error:  # noqa: BLE001  (a handler's fault is its own)
-            self._handler_errors += 1
-            self._running_group().report(what, error)
-            return
-        if inspect.isawaitable(result):
-            self._spawn(self._finish(what, result), result)
-
-    async def _finish(self, what: str, result: Awaitable[object]) -> None:
-        try:
-            await result
-        except BaseException as error:  # noqa: BLE001  (a handler's fault is its own)
-            self._handler_errors += 1
-            self._running_group().report(what, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], waits_for: object) -> asyncio.Task[None]:
-        task = self._running_group().loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        if inspect.iscoroutine(waits_for):  # a task that is cancelled before it begins would never look at it
-            task.add_done_callback(lambda _: waits_for.close())
-        return task
+            self._inbound.note_malformed(RemoteProtocolError(f"a message of {len(frames)} frames without an empty one"))
 
 
 def check_identity(identity: str | bytes) -> bytes:
@@ -1580,18 +853,8 @@ def _process_context() -> zmq.Context[zmq.Socket[bytes]]:
     return context
 
 
-def _ignore(_: Exception | None) -> None:
-    """Be told of what changes nothing if it fails."""
-
-
 def _shown(identity: bytes) -> str:
     return identity[:32].decode("ascii", "backslashreplace")
-
-
-def _settle(future: Future[T], value: T) -> None:
-    """Give a future its value, unless somebody has given it up meanwhile."""
-    if future.set_running_or_notify_cancel():
-        future.set_result(value)
 
 
 def _fail(future: Future[Any], failure: Failure) -> None:

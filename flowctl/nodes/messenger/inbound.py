@@ -1,0 +1,363 @@
+"""What a messenger is sent: each message handled once, then acknowledged.
+
+Theory of operation. A message that arrives is first told from those that arrived before (`nodes.messenger.arrivals`).
+Then, if it is new:
+
+1. the message-specific callback that it names is called, which happens once;
+2. the server-loop callback of the listener, or of the connection, is called; one to `ECHO` is sent back;
+3. where there is a store, "seen" and the effects of the handlers become durable, together;
+4. it is acknowledged: all of a turn of the loop together, to peers that understand that.
+
+A handler that raises is reported, and its message counts as not received: the sender tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import zmq
+
+from flowctl.errors import RemoteProtocolError
+from flowctl.nodes.messenger.arrivals import Arrived, Fate
+from flowctl.nodes.messenger.delivery import Outgoing
+from flowctl.nodes.messenger.durability import IDS, OLD, SEQUENCES, Effect
+from flowctl.nodes.messenger.handlers import Handler, Handlers
+from flowctl.nodes.messenger.message import ReceivedMessage, To
+from flowctl.nodes.messenger.outbound import EchoTicket, MessengerOutbound, ignore
+from flowctl.nodes.messenger.peer import MessengerPeer
+from flowctl.nodes.messenger.wire import (
+    ACK,
+    ECHO,
+    FIRST_CALLBACK,
+    NOOP,
+    Extension,
+    Header,
+    encode_ack,
+    encode_acks,
+    parse_message,
+)
+from flowctl.pollgroup import PollGroup
+
+MAX_HANDLING: Final = 1024
+"""Coroutines of handlers at a time; a message that finds so many is not taken, and comes again."""
+MAX_HANDLING_BYTES: Final = 256 << 20
+"""Octets of their messages. Of both one peer gets no more than is left to all others: half, if it is alone."""
+MAX_ECHO_BYTES: Final = 256 << 20
+"""Octets of echoes that are unacknowledged, with what each costs beside its own: who asks for echoes and acknowledges
+none must not keep the application from sending."""
+_ECHO_COST_BYTES: Final = 1024
+"""What an echo costs beside its octets: it may have none."""
+_MALFORMED_EVERY_S: Final = 1.0
+"""Malformed input is counted always and reported once in that time: a flood must not fill the log."""
+
+
+class MessengerInbound:
+    """Messages of all peers of a messenger; the group's thread only."""
+
+    def __init__(
+        self,
+        messenger: object,
+        group: Callable[[], PollGroup],
+        handlers: Handlers,
+        outbound: MessengerOutbound,
+        *,
+        submit: Callable[[To, Outgoing], int],
+        ack_on_receipt: bool,
+        max_message_bytes: int,
+    ) -> None:
+        self._messenger: Final = messenger
+        self._group: Final = group
+        self._handlers: Final = handlers
+        self._outbound: Final = outbound
+        self._submit: Final = submit
+        self._ack_on_receipt: Final = ack_on_receipt
+        self._max_message_bytes: Final = max_message_bytes
+        self._peers_to_acknowledge: list[MessengerPeer] = []
+        self._handling_bytes = 0
+        self._malformed_at = -_MALFORMED_EVERY_S
+        self.received_count = self.repeated_count = self.refused_count = self.malformed_count = 0
+
+    def received(self, peer: MessengerPeer, frame: bytes, rest: list[bytes]) -> None:
+        """Act on a message, or on an acknowledgement."""
+        try:
+            header = parse_message(frame)
+            if header.destination_callback == ACK:
+                self._outbound.take_ack(peer, header)
+            else:
+                self._take_message(peer, header, rest)
+        except RemoteProtocolError as error:
+            self.note_malformed(error)
+
+    def note_malformed(self, error: Exception) -> None:
+        """Count what no peer should send; report it, but not each of a flood."""
+        self.malformed_count += 1
+        now = self._group().now()
+        if now - self._malformed_at >= _MALFORMED_EVERY_S:
+            self._malformed_at = now
+            self._group().report(f"input of a messenger ({self.malformed_count} malformed so far)", error)
+
+    def _take_message(self, peer: MessengerPeer, header: Header, rest: list[bytes]) -> None:
+        size_bytes = len(header.body) + sum(map(len, rest))
+        if size_bytes > self._max_message_bytes + 100:
+            raise RemoteProtocolError(f"a message of {size_bytes} bytes, the most are {self._max_message_bytes}")
+        extension = Extension.decode(rest[0]) if rest else None
+        if extension is not None and extension.incarnation != peer.announced:
+            known = peer.endpoint.announcement(peer.envelope[0])
+            if known is not None and known != extension.incarnation:
+                extension = None  # payload that looks like it: the sender announced something else
+            else:
+                self._outbound.learn(peer, extension.incarnation)
+        if extension is None:
+            incarnation = self._outbound.learn_by_handshake(peer)
+        else:
+            incarnation, rest = extension.incarnation, rest[1:]
+        effects: list[Effect] | None = None if self._outbound.store is None or self._ack_on_receipt else []
+        route = peer.envelope[0] if peer.endpoint.is_router else b""
+        message = ReceivedMessage(
+            header.message_id,
+            header.source_callback,
+            header.destination_callback,
+            route,
+            header.body,
+            tuple(rest),
+            peer.to,
+            effects,
+        )
+        arrived = Arrived(incarnation, header.message_id, extension, size_bytes, message)
+        self._judge(peer, arrived)
+        self._outbound.heard_from(peer)
+
+    def _judge(self, peer: MessengerPeer, arrived: Arrived) -> None:
+        arrivals = peer.arrivals
+        before = arrivals.incarnation, arrivals.floor
+        fate = arrivals.arrive(arrived)
+        if self._outbound.store is not None and (arrivals.incarnation, arrivals.floor) != before:
+            self._keep_floor(peer, before[0])
+        if fate is Fate.HANDLE:
+            self._handle(peer, arrived)
+        elif fate is Fate.AGAIN:
+            self.repeated_count += 1
+            self._acknowledge(peer, arrived)
+        elif fate is not Fate.WAIT:
+            self.refused_count += 1
+        self._handle_released(peer)
+
+    def _keep_floor(self, peer: MessengerPeer, incarnation: int | None) -> None:
+        """Have the store forget an earlier life of a peer, and close the gaps that will never be filled."""
+        store, arrivals = self._outbound.store, peer.arrivals
+        if store is None or not arrivals.incarnation:
+            return
+        if incarnation not in {None, arrivals.incarnation}:
+            store.forget(SEQUENCES + peer.key, arrivals.incarnation)
+            store.forget(IDS + peer.key, arrivals.incarnation)
+            store.forget(OLD + peer.key, arrivals.incarnation)
+        if arrivals.floor > 1 and arrivals.gap_closed():
+            store.mark_run(SEQUENCES + peer.key, arrivals.incarnation, 0, arrivals.floor - 1, ignore)
+
+    def _handle_released(self, peer: MessengerPeer) -> None:
+        """Handle what waited for a message that was handled; one that this lets go is next in this same loop."""
+        if peer.releasing:
+            return
+        peer.releasing = True
+        try:
+            while released := peer.arrivals.take_released():
+                for arrived in released:
+                    self._handle(peer, arrived)
+        finally:
+            peer.releasing = False
+
+    # --- handling ------------------------------------------------------------------------------------------------
+
+    def _handle(self, peer: MessengerPeer, arrived: Arrived) -> None:
+        """Do what a new message asks for."""
+        message = arrived.item
+        if not isinstance(message, ReceivedMessage):
+            return
+        number = message.destination_callback_id
+        echo_bytes = self._outbound.echo_bytes + arrived.size_bytes
+        echoes_too_much = number == ECHO and (peer.delivery.full(arrived.size_bytes) or echo_bytes > MAX_ECHO_BYTES)
+        if echoes_too_much or self._handles_too_much(peer):
+            self.refused_count += 1
+            peer.arrivals.failed(arrived)
+            return
+        steps: list[tuple[Handler, bool]] = []
+        if number >= FIRST_CALLBACK:
+            found = self._outbound.take_callback(peer, number, arrived.extension)
+            if found is not None:
+                steps.append((found, False))
+        if peer.endpoint.callback is not None:
+            steps.append((peer.endpoint.callback, True))
+        if number == ECHO:
+            steps.append((partial(self._echo, peer), True))  # at last: if a handler fails, all of this comes again
+        if self._ack_on_receipt:
+            self._take_receipt(peer, arrived)
+        self._run(peer, arrived, message, steps)
+
+    def _handles_too_much(self, peer: MessengerPeer) -> bool:
+        """Return whether nothing of a peer can be handled now: too much is, for all or for it."""
+        return (
+            peer.handling_count >= MAX_HANDLING - len(self._handlers.tasks)
+            or peer.handling_bytes >= MAX_HANDLING_BYTES - self._handling_bytes
+        )
+
+    def _wait_for(
+        self,
+        peer: MessengerPeer,
+        message: ReceivedMessage,
+        work: Coroutine[Any, Any, None],
+        waits_for: Awaitable[object],
+    ) -> None:
+        """Run what goes on with the handlers of a message, and count it while it runs."""
+        size_bytes = len(message.message) + sum(map(len, message.payload))
+        peer.handling_count += 1
+        peer.handling_bytes += size_bytes
+        self._handling_bytes += size_bytes
+
+        def ended(_: asyncio.Task[None]) -> None:
+            peer.handling_count -= 1
+            peer.handling_bytes -= size_bytes
+            self._handling_bytes -= size_bytes
+
+        self._handlers.spawn(work, waits_for).add_done_callback(ended)
+
+    def _echo(self, peer: MessengerPeer, _: object, message: ReceivedMessage) -> None:
+        """Send a message back the way it came."""
+        answer = Outgoing(0, 0, message.source_callback_id, message.message, message.payload)
+        if answer.destination_callback == ACK:
+            answer.destination_callback = NOOP
+        answer.ticket = EchoTicket(peer, answer.size_bytes + _ECHO_COST_BYTES)
+        self._submit(message.sender, answer)
+        self._outbound.echo_bytes += answer.size_bytes + _ECHO_COST_BYTES
+        peer.echo_count += 1
+
+    def _run(
+        self,
+        peer: MessengerPeer,
+        arrived: Arrived,
+        message: ReceivedMessage,
+        steps: list[tuple[Handler, bool]],
+        first: int = 0,
+    ) -> None:
+        """Call the handlers of a message one after the other; the one that waits goes on as a task."""
+        for index in range(first, len(steps)):
+            handler, decides = steps[index]
+            try:
+                result = handler(self._messenger, message)
+            except BaseException as error:  # noqa: BLE001  (a handler's fault is its message's)
+                if self._handler_failed(peer, arrived, error, decides=decides):
+                    return
+                continue
+            if inspect.isawaitable(result):
+                self._wait_for(peer, message, self._go_on(peer, arrived, message, steps, index, result), result)
+                return
+        self.received_count += 1
+        self._applied(peer, arrived)
+
+    async def _go_on(
+        self,
+        peer: MessengerPeer,
+        arrived: Arrived,
+        message: ReceivedMessage,
+        steps: list[tuple[Handler, bool]],
+        index: int,
+        result: Awaitable[object],
+    ) -> None:
+        """Wait for a handler, then go on with the others."""
+        try:
+            await result
+        except BaseException as error:  # noqa: BLE001  (the same)
+            if self._handler_failed(peer, arrived, error, decides=steps[index][1]):
+                return
+        self._run(peer, arrived, message, steps, index + 1)
+
+    def _handler_failed(self, peer: MessengerPeer, arrived: Arrived, error: BaseException, *, decides: bool) -> bool:
+        """Report what a handler raised; True: the message counts as not received, unless that was acknowledged."""
+        self._handlers.error_count += 1
+        if not (isinstance(error, asyncio.CancelledError) and not self._outbound.is_running()):
+            self._group().report("a handler of a messenger", error)
+        if decides and self._ack_on_receipt:
+            self._seen(peer, arrived)
+        elif decides:
+            peer.arrivals.failed(arrived)
+        return decides
+
+    # --- acknowledging -------------------------------------------------------------------------------------------
+
+    def _applied(self, peer: MessengerPeer, arrived: Arrived) -> None:
+        """The handlers of a message have run: make that durable, then acknowledge it, unless both was done before."""
+        store = self._outbound.store
+        if store is None or self._ack_on_receipt:
+            self._seen(peer, arrived)
+            return
+        message = arrived.item
+        effects = message.effects if isinstance(message, ReceivedMessage) else None
+
+        def effect(connection: Any) -> None:
+            for item in effects or ():
+                item(connection)
+
+        def marked(error: Exception | None) -> None:
+            if error is None:
+                self._seen(peer, arrived)
+            else:
+                self._handler_failed(peer, arrived, error, decides=True)
+
+        prefix = IDS if arrived.extension is None else SEQUENCES
+        if (
+            arrived.number >> 63 or not self._outbound.is_running()
+        ):  # no store keeps such numbers, and none of ours has one
+            peer.arrivals.failed(arrived)
+            return
+        store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked, effect if effects else None)
+
+    def _take_receipt(self, peer: MessengerPeer, arrived: Arrived) -> None:
+        """Acknowledge a message before its handlers run; it counts as handled, for those in order behind it, after."""
+        store = self._outbound.store
+        if store is None:
+            self._acknowledge(peer, arrived)
+        elif self._outbound.is_running() and not arrived.number >> 63:
+            prefix = IDS if arrived.extension is None else SEQUENCES
+
+            def marked(error: Exception | None) -> None:
+                if error is None:
+                    self._acknowledge(peer, arrived)
+                else:
+                    self._group().report("the store of a messenger", error)
+
+            store.mark(prefix + peer.key, arrived.incarnation, arrived.number, marked)
+
+    def _seen(self, peer: MessengerPeer, arrived: Arrived) -> None:
+        old_below = peer.arrivals.old_below
+        if peer.arrivals.applied(arrived):
+            if not self._ack_on_receipt:
+                self._acknowledge(peer, arrived)
+            if self._outbound.store is not None and peer.arrivals.old_below > old_below:
+                for prefix in (IDS, OLD):  # one row in place of many, and what it stands for
+                    self._outbound.store.mark_run(
+                        prefix + peer.key, arrived.incarnation, 0, peer.arrivals.old_below - 1, ignore
+                    )
+        self._handle_released(peer)
+
+    def _acknowledge(self, peer: MessengerPeer, arrived: Arrived) -> None:
+        """Acknowledge a message at the end of this turn."""
+        if not peer.acks:
+            if not self._peers_to_acknowledge:
+                self._group().call_soon(self.flush_acks)
+            self._peers_to_acknowledge.append(peer)
+        peer.acks.append(arrived.message_id)
+
+    def flush_acks(self) -> None:
+        """Send the acknowledgements of a turn; what does not get through is asked for again by its sender."""
+        peers, self._peers_to_acknowledge = self._peers_to_acknowledge, []
+        for peer in peers:
+            ids, peer.acks = peer.acks, []
+            incarnation = peer.arrivals.incarnation
+            frames = encode_acks(incarnation, ids) if incarnation else [encode_ack(number) for number in ids]
+            with suppress(zmq.ZMQError):
+                for frame in frames:
+                    peer.endpoint.socket.send([*peer.envelope, frame])
