@@ -5,16 +5,16 @@ if that begins earlier, up to its tail, and the headers that newcomers need. Tho
 once, however many viewers stand there. What a viewer has queued for itself alone (control messages, own messages, what
 was copied out of the log for it) is its own. Both are charged with what a message costs beside its bytes.
 
-Whose fault is it? Of a log's bytes, those between the place of the viewer furthest behind and that of the next one are
-held for the first alone; the following stretch for two, and so on. Relieving anybody else frees nothing. Viewers that
-stand inside the GOP cache hold nothing: the cache is there for those who join, and has bounds of its own.
+Which viewer holds what? Of a log's bytes, those between the place of the viewer furthest behind and that of the next
+one are held for the first alone; the following stretch for two, and so on. Relieving any other one frees nothing.
+Viewers that stand inside the GOP cache hold nothing: the cache is there for newcomers, and has bounds of its own.
 
-Who gives way. On every log the furthest behind go first, as many as it takes, and of all logs those whose going frees
-most per viewer; or most per address, so that an address with a hundred connections counts as one. They are thinned
-first: what is queued for them is dropped up to a key frame. Who is chosen again in the same episode is closed. An
-episode begins above the limit and ends at the low mark. A viewer that holds nothing is never chosen. Where the GOP
-caches take more than half of the limit they give way first, the largest before the others: otherwise a publisher of
-large ones could have the viewers of other streams closed.
+Which viewers give way? On every log the furthest behind go first, as many as it takes, and of all logs those whose
+going frees most per viewer; or most per address, so that an address with a hundred connections counts as one. They are
+thinned first: what is queued for them is dropped up to a key frame. One that is chosen again in the same episode is
+closed. An episode begins above the limit and ends at the low mark. A viewer that holds nothing is never chosen. Where
+the GOP caches take more than half of the limit they give way first, the largest before the others: otherwise a
+publisher of large ones could have the viewers of other streams closed.
 """
 
 from __future__ import annotations

@@ -140,10 +140,10 @@ class Overflow(NamedTuple):
     """A bucket has overflowed.
 
     Attributes:
-        cidr: the address or network whose it is.
-        offence: of which kind.
+        cidr: the address or network that the bucket is of.
+        offence: the kind that the bucket counts.
         repeats: overflows so far, those that are forgotten left out; 1 for the first.
-        evidence: what it has done since the last one, by name.
+        evidence: what the address has done since the overflow before, by name.
         allowance: of the bucket, in words.
         wide: whether it is a network of several addresses.
     """
@@ -157,10 +157,10 @@ class Overflow(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """What follows.
+    """The penalty that follows from an overflow.
 
     Attributes:
-        ban: whether nobody new comes in; else few do.
+        ban: whether no new connection comes in; if not, few do.
     """
 
     ban: bool

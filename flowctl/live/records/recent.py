@@ -1,4 +1,4 @@
-"""The last things that happened to the sessions of a server, kept in memory for those who look.
+"""The last things that happened to the sessions of a server, kept in memory for operators.
 
 Edges between READY and OVERLOADED are left out: they come with every large key frame at the edge of a link, from
 thousands of viewers, and say little (`flowctl.core.flow.ledger.Ledger` treats them so too).

@@ -91,7 +91,7 @@ class Book:
 
     Attributes:
         accepted: totals in the records, less those at `seen.mark` where that is set.
-        dropped: the same; the mark has none.
+        dropped: totals of what was dropped; a mark has none.
         seen: where it stood then; its mark moves while the squad is unchanged. None: it followed no log as others do.
         round: the last round in which it was sampled by itself.
         at: when it was sampled last by itself, in seconds; with its squad, at `seen.at`.
@@ -241,7 +241,7 @@ class Round:
             self._ask(connection, record, book)
             return False
         if old.round == self._number or mark.sequence < old.mark.sequence:
-            return False  # likewise, with all of its squad
+            return False  # it came with all of its squad
         run = self._run(record.who[2:], old, mark, thread)
         run.add(record.conn_id, *record.who[:2])
         book.seen = seen

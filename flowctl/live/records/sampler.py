@@ -1,4 +1,4 @@
-"""Samples every connection of a live server once per interval, at next to no cost for those who keep up.
+"""Samples every connection of a live server once per interval, at next to no cost for viewers that keep up.
 
 Theory of operation. What a member of a cohort is sent is the distance that its squad's place has moved, so the sampler
 reads one place per squad, and of each member only its *pulse* (`Sender.pulse`): a number that stands still while
@@ -199,7 +199,7 @@ class Sampler:
         return Round(self._books, self._open, self._wall.us, self.rounds, self._clock(), self._told_from)
 
     def _tell(self, work: Round) -> None:
-        """Do that, and queue the samples of `work`."""
+        """Record connections that ended, and open ones that are due; queue the samples of `work`."""
         pace = RestingPace().over
         for _ in pace(range(len(self._ended))):
             connection, record, statistics, at, more = self._ended.popleft()

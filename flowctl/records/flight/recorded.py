@@ -7,8 +7,8 @@ something: where messages are refused, a look steps over them.
 
 What it costs is measured in docs/flight.md. A Sender that is not recorded has none of this: it is of another class.
 
-Threads: as of `Sender`. The tape and the private log are guarded by the Sender's lock; who writes to the tape is in a
-call, so that the rows of two threads never mix.
+Threads: as of `Sender`. The tape and the private log are guarded by the Sender's lock; rows are written within calls
+only, so that those of two threads never mix.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class RecordedSender(NotingSender):
     """A Sender that is recorded. Arguments as of `Sender`.
 
     Attributes:
-        tape: the same; guarded by the Sender's lock.
+        tape: guarded by the Sender's lock.
     """
 
     __slots__ = ("__weakref__", "_blocked_before", "_feed", "_real_host", "tape")

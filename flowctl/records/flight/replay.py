@@ -63,7 +63,7 @@ class ReplayResult:
     Args:
         outputs: edges, drops, first late messages, returns and the close, in order, as rows (their `number` is 0).
         divergence: where the Sender asked for something else than was recorded. None: nowhere.
-        diverged_at: number of that row. None likewise.
+        diverged_at: number of that row. None: nowhere.
     """
 
     outputs: tuple[FlightRow, ...]

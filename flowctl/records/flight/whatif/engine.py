@@ -26,7 +26,7 @@ had been closed nothing was recorded: `extended` goes on with the last seconds o
 on. What is assumed counts like what was recorded: else a viewer that looser limits keep would have no delay there.
 
 Delay is the age of the oldest message that the viewer has not taken, what the kernel holds included where that is
-known, when a write comes, weighted by the time since the write before: what a viewer sees who plays at once. It is a
+known, when a write comes, weighted by the time since the write before: what a viewer sees that plays at once. It is a
 *stall* while that is above the player's buffer.
 """
 

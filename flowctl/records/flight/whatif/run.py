@@ -60,7 +60,7 @@ _UNDER_WAY_BYTES: Final = LEAST_AHEAD_BYTES
 
 @dataclass(slots=True)
 class Gauge:
-    """Delay by buckets and stalls, of those who were at one place. Times are on the grid, so sums are exact."""
+    """Delay by buckets and stalls, of the choices that were at one place. Times are on the grid, so sums are exact."""
 
     delay: dict[int, float] = field(default_factory=dict)
     stall_s: float = 0.0
@@ -353,7 +353,7 @@ class WhatifRun:
                 seat.sender.tick()
 
     def _grew(self) -> None:
-        """Look at those whose next limit may be reached; after a key frame, at all who are blocked."""
+        """Look at choices whose next limit may be reached; after a key frame, at all that are blocked."""
         log = self.log
         tail = log.tail
         if log.gop.key_sequence != self._key_sequence:
@@ -426,7 +426,7 @@ class WhatifRun:
             seat.entered = None
 
     def _feed(self) -> None:
-        """Offer a write to those who are not blocked while the recorded viewer is, as rounds of the fan-out do."""
+        """Offer a write to choices that are not blocked while the recorded viewer is, as rounds of the fan-out do."""
         for seat in list(self._alone.values()):
             if not seat.sender.blocked and self.now - seat.noted_at >= _FLUSH_S:
                 self._measure(seat)
@@ -434,7 +434,7 @@ class WhatifRun:
         self._served()
 
     def _wake(self) -> None:
-        """Offer a write to those whose kernel asks for more, which the line tells and no recorded write."""
+        """Offer a write to choices whose kernel asks for more, which the line tells and no recorded write."""
         carried = self.line.carried
         woken = [seat for seat in self._alone.values() if seat.sender.blocked and carried >= seat.wakes_at]
         for seat in woken:

@@ -1,8 +1,8 @@
 """What a flight says of stream and link alone, for trying other limits on it (pure).
 
 Of the calls three things remain: messages as they came, writes with what the kernel took of them, and the times in
-which our own thread had no room: nobody's pictures are left out as late then, whatever the limits are. A message has
-the time at which it was published: who is blocked sees it only when something makes its Sender look, which may be a
+which our own thread had no room: then no pictures are left out as late, whatever the limits are. A message has the
+time at which it was published: a blocked viewer's Sender sees it only when something makes it look, which may be a
 second later, and other limits would have been crossed meanwhile. Times do not fall all the same: what a write has not
 met was published after it.
 """
@@ -33,7 +33,7 @@ class StreamAndLink(NamedTuple):
         given: number of messages of the GOP cache, the first of `events`.
         restart_bytes: of the metadata and configuration in front of a key frame after a loss. 0: not known.
         ended_s: when it ended: with the flight, or with the first log that was left, seconds since BEGIN.
-        close_reason: why the connection ended then. None: it did not, or nobody knows.
+        close_reason: why the connection ended then. None: it did not, or it is not known.
         strained: (begin, end) of the times in which the thread had no room, as far as the Sender asked, seconds since
             BEGIN; in order.
     """
@@ -134,11 +134,11 @@ class _Reader:
         return True
 
     def settle(self, *, turn_is_over: bool) -> None:
-        """Note the write that everything so far was taken of.
+        """Note that the kernel took everything that was offered so far.
 
-        Who writes twice, and nothing was queued in between, had something left after the first write; and so had who
-        used a turn up, unless that is over. What the kernel took then is no sign of what it would have taken: such
-        writes are one with the next.
+        Where a second write comes and nothing was queued in between, something was left after the first one; and so it
+        was where a turn was used up, unless that is over. What the kernel took then is no sign of what it would have
+        taken: such writes are one with the next.
         """
         if self._wrote_us >= 0 and (turn_is_over or self._turn < self._turn_bytes):
             self._put(self._wrote_us, TAKEN)
