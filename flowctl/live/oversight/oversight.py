@@ -28,7 +28,15 @@ from flowctl.core.outgoing.streamlog import Entry, StreamLog
 from flowctl.core.sending.settings import AgeSource
 from flowctl.core.text.addresses import address_key
 from flowctl.live.config import LiveConfig
-from flowctl.live.judging.budget import BudgetAction, BudgetStatistics, Holding, MemoryBudget, Victim, span_bytes
+from flowctl.live.judging.budget import (
+    MESSAGE_OVERHEAD_BYTES,
+    BudgetAction,
+    BudgetStatistics,
+    Holding,
+    MemoryBudget,
+    Victim,
+    span_bytes,
+)
 from flowctl.live.judging.shares import STATE_COUNT, ViewerShares
 from flowctl.live.oversight.signals import Signals
 from flowctl.live.stream import Stream
@@ -330,7 +338,7 @@ def _seen(stream: Stream, log: StreamLog, sender: Sender, headers_bytes: int) ->
         account.picture_share,
         account.delay_ms,
         headers_bytes + _bytes_from(account.entry, log),
-        span_bytes(account.own_bytes, account.own_messages),
+        account.own_bytes + account.own_messages * MESSAGE_OVERHEAD_BYTES,
     )
 
 

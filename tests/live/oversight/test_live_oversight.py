@@ -10,6 +10,7 @@ from flowctl.core.flow.state import MessageClass, SendState
 from flowctl.core.sending.judgement import Judgement
 from flowctl.core.sending.settings import AgeSource, SenderSettings
 from flowctl.live.config import SecondPublisher
+from flowctl.live.judging.budget import MESSAGE_OVERHEAD_BYTES
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import Sender
@@ -144,6 +145,19 @@ def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream():
     held = found.held_by_stream
     assert held["live/one"] > 50 * FRAME > held["live/two"] > 10 * FRAME
     assert sum(held.values()) == found.budget.held.shared_bytes
+
+
+def test_held_bytes_when_messages_are_for_one_viewer_alone_are_charged_with_their_own_overhead():
+    world = World()
+    publisher, viewer = world.publisher(), world.player()
+    slow(viewer)
+    broadcast(world, publisher, 5)
+    look(world)
+    before = world.hub.oversight.statistics().budget.held.own_bytes
+    for _ in range(10):
+        viewer.connection.sender.send(bytes(1000), MessageClass.DATA)
+    look(world)
+    assert world.hub.oversight.statistics().budget.held.own_bytes - before == 10 * (1000 + MESSAGE_OVERHEAD_BYTES)
 
 
 def test_shares_when_a_viewer_lags_count_its_state_and_everybody_else_as_ready():
