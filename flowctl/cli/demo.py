@@ -79,21 +79,16 @@ def demo(
         from flowctl.demo.cluster.run import run_cluster
 
         with terminable():  # its servers end with it
-            plan = ClusterPlan(duration_s=duration_s, viewers=healthy if given(context, "healthy") else 4)
-            passed = run_cluster(plan, as_json=as_json, path=report)
+            viewers = healthy if given(context, "healthy") else 4
+            passed = run_cluster(ClusterPlan(duration_s=duration_s, viewers=viewers), as_json=as_json, path=report)
     elif pipeline:
         passed = _close_the_loop(duration_s if given(context, "duration") else 15.0, healthy, folder, as_json=as_json)
     else:
         from flowctl.demo import DemoPlan, run_demo
         from flowctl.demo.plan import DEFAULT_HARD, DEFAULT_SOFT
 
-        passed = run_demo(
-            DemoPlan(duration_s=duration_s, healthy=healthy, soft=soft or DEFAULT_SOFT, hard=hard or DEFAULT_HARD),
-            table=table and not as_json,
-            as_json=as_json,
-            page=report,
-            stays=stay,
-        )
+        plan = DemoPlan(duration_s=duration_s, healthy=healthy, soft=soft or DEFAULT_SOFT, hard=hard or DEFAULT_HARD)
+        passed = run_demo(plan, table=table and not as_json, as_json=as_json, page=report, stays=stay)
     if not passed:
         raise FlowctlError("the demo did not go as it should; the report says what")
 
