@@ -23,8 +23,6 @@ import uvloop
 from process_kit import adopt_orphans, end_children, use_default_signals
 from run_all import PIPELINE, REALTIME
 
-from kit.sample import FFMPEG_VARIABLE
-
 HERE = Path(__file__).parent
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -50,7 +48,7 @@ def pytest_configure(config):
     with contextlib.suppress(ImportError, RuntimeError):
         import imageio_ffmpeg
 
-        os.environ.setdefault(FFMPEG_VARIABLE, imageio_ffmpeg.get_ffmpeg_exe())
+        os.environ.setdefault("FLOWCTL_FFMPEG", imageio_ffmpeg.get_ffmpeg_exe())
     config.addinivalue_line("markers", "realtime: lets seconds pass with real processes; not beside tests that compute")
     config.addinivalue_line("markers", "pipeline: on Spark; with `realtime` too, in programs with a Java of their own")
     config.addinivalue_line("markers", "fuzz: a property test; `make fuzz` runs these longer")
