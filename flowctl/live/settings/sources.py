@@ -336,10 +336,7 @@ def _of_file(file: Path | None, text: str | None) -> Settings:
             raise ConfigError(f"{source} is {short(value)}, it must be a table of settings", hint=_LEVELS_HINT)
 
     for key, value in toml.table.items():
-        if key in _KINDS:
-            note((key,), value)
-        else:
-            found.setdefault(SERVER, {})[key] = Given(_beside(file, key, value), f"{toml.place(key)}: {key}")
+        note((key,), value)
     return found
 
 
@@ -361,6 +358,8 @@ _LEVELS_HINT: Final = (
 def _level_of(path: tuple[str, ...], source: str) -> tuple[Place, str]:
     """Return the level of a key of the file, and its name there; empty: it is a table around settings."""
     kind, *rest = path
+    if kind not in _KINDS:
+        return SERVER, ".".join(path)
     if kind == "role":
         if rest and rest[0] not in _ROLES:
             raise ConfigError(f"{source}: there is no role {short(rest[0])}", hint="viewer or publisher")
@@ -392,11 +391,9 @@ def _of_environment(environment: Mapping[str, str]) -> Settings:
         if name in _NOT_SETTINGS:
             continue
         path = tuple(name.lower().split("__"))
-        level, setting = (SERVER, name.lower())
-        if path[0] in _KINDS and len(path) > 1:
-            level, setting = _level_of(path, key)
-            if not setting:
-                raise ConfigError(f"{key} names no setting", hint=f"for example {key}__POLICY")
+        level, setting = _level_of(path, key)
+        if not setting:
+            raise ConfigError(f"{key} names no setting", hint=f"for example {key}__POLICY")
         found.setdefault(level, {})[setting] = Given(environment[key], key)
     return found
 
@@ -407,11 +404,9 @@ def _of_options(options: Mapping[str, str], pairs: Iterable[str]) -> Settings:
         name, equals, value = _pair(pair)
         if not equals or not name:
             raise ConfigError(f"--set {short(pair)} is not name=value", hint="for example --set stuck=20s")
-        level, setting = SERVER, name
-        if name.split(".")[0] in _KINDS and "." in name:
-            level, setting = _level_of(_key(name, pair), f"--set {name}")
-            if not setting:
-                raise ConfigError(f"--set {short(name)} names no setting", hint=_LEVELS_HINT)
+        level, setting = _level_of(_key(name, pair) if name.split(".")[0] in _KINDS else (name,), f"--set {name}")
+        if not setting:
+            raise ConfigError(f"--set {short(name)} names no setting", hint=_LEVELS_HINT)
         there = found.setdefault(level, {})
         if setting in there:
             raise ConfigError(f"{there[setting].source} and --set {name} set the same", hint="leave one of the two out")
