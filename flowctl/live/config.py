@@ -17,7 +17,7 @@ from flowctl.core.loop.work import WorkLimits
 from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.program import ServeOptions
-from flowctl.core.text.addresses import LAST_PORT, Network, listen_addresses, listen_hosts
+from flowctl.core.text.addresses import Network, listen_addresses, listen_hosts
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
@@ -86,6 +86,13 @@ class Source(Protocol):
 def worker_count(workers: int) -> int:
     """Return how many processes `LiveConfig.workers` stands for: where it is 0, one per core that this one may use."""
     return workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+
+def _one_address(text: str, field: str) -> tuple[str, int]:
+    found = listen_addresses(text, field)
+    if len(found) != 1:
+        raise ConfigError(f"{field} is {short(text)}, it must be one address", hint="write host:port")
+    return found[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,15 +246,8 @@ class LiveConfig(ServeOptions):
                 f"workers is {self.workers}, it must be 1 to {MOST_WORKERS}, or 0 for one per core",
                 hint="more than there are cores only cost memory",
             )
-        if self.origin and not re.fullmatch(r"(tls://)?[^/,]+:[0-9]{1,5}", self.origin):
-            raise ConfigError(
-                f"origin is {short(self.origin)}, which is no address to listen on",
-                hint="write host:port, for example 10.0.0.5:1936; tls:// before it for TLS",
-            )
-        _ = self.listening
         self._check_control()
-        if self.admin != "off":
-            _ = self.admin_address
+        _ = self.listening_all
         for rule in (*self.relay_push, *self.relay_pull):
             check_type("LiveConfig.relay", rule, RelayRule)
         if self.relay_pull and self.workers != 1:
@@ -300,13 +300,7 @@ class LiveConfig(ServeOptions):
     @property
     def admin_address(self) -> tuple[str, int]:
         """Host and port of `admin`."""
-        found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^/,\[\]:@\s]+)):([0-9]{1,5})", self.admin)
-        if found is None or int(found[3]) > LAST_PORT:
-            raise ConfigError(
-                f"admin is {short(self.admin)}, which is no address to listen on",
-                hint="off, or host:port, for example 127.0.0.1:1985",
-            )
-        return found[1] or found[2], int(found[3])
+        return _one_address(self.admin, "admin")
 
     def check_start(self) -> None:
         """See what would keep a server of these settings from starting: a certificate that lacks, ports that meet."""
@@ -371,7 +365,7 @@ class LiveConfig(ServeOptions):
         if self.admin != "off":
             found.append(("admin", (self.admin_address,)))
         if self.origin:
-            found.append(("origin", listen_addresses(self.origin.removeprefix("tls://"), "origin")))
+            found.append(("origin", (_one_address(self.origin.removeprefix("tls://"), "origin"),)))
         address = r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})"  # ZeroMQ takes names of interfaces as well
         tcp = (re.fullmatch(address, item) for item in self.control_addresses)
         found.append(("control", tuple((item[1].strip("[]"), int(item[2])) for item in tcp if item)))
