@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from flowctl.control.effects import find_connection, lies_in
 from flowctl.control.ranks import CONNECTION_SORTS, STREAM_SORTS
+from flowctl.control.summary import server_row
 from flowctl.core.flow.state import CLASS_COUNT
 from flowctl.live.oversight.pace import RestingPace
 from flowctl.live.rows import add_viewer, address_of, connection_in_full, connection_row, is_slow, stream_row
@@ -53,28 +54,18 @@ def stats(server: LiveServer, asked: Mapping[str, Any]) -> Json:
 
 
 def _server(server: LiveServer) -> Json:
-    groups = [group.statistics() for group in server.groups.groups]
     drains_for_s = server.drains_for_s
-    figures: Json = {
+    return server_row(server) | {
         "url": f"rtmp://{server.address[0]}:{server.address[1]}/",
         "listeners": [{"name": item.name or "rtmp", "address": address_of(item.address)} for item in server.listeners],
         "pid": os.getpid(),
         "up_s": round(server.clock() - server.started_at, 1),
-        "busy": round(max(group.busy_fraction for group in groups), 3),
-        "connections": len(server.connections()),
-        "accepted": server.accepted_count,
-        "refused": server.admission.refused,
-        "closed": {reason.value: count for reason, count in server.closed_by_reason.items()},
         "limits": str(server.limits),
         "limits_from": server.limits_from,
         "bans": len(server.admission.bans),
         "change": server.changes.version,
+        **({} if drains_for_s is None else {"drains_for_s": round(drains_for_s, 1)}),
     }
-    for name, status in server.reload.status.items():
-        figures[f"{name}_file"] = status.fault or status.state
-    if drains_for_s is not None:
-        figures["drains_for_s"] = round(drains_for_s, 1)
-    return figures
 
 
 def streams(server: LiveServer, asked: Mapping[str, Any]) -> Json:

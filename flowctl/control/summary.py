@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 from flowctl.core.flow.state import SendState
 from flowctl.core.server.server import Server
@@ -14,9 +14,6 @@ from flowctl.live.records.recording import Recording
 from flowctl.live.server import LiveServer
 from flowctl.units import format_size
 
-_LARGEST: Final = frozenset({"busy", "worst_delay_s"})
-_LEAST: Final = frozenset({"least_pictures", "agrees"})
-
 
 def summary(server: Server) -> dict[str, Any]:
     """Return the figures by name, in the order and as text to be shown; any thread."""
@@ -25,19 +22,11 @@ def summary(server: Server) -> dict[str, Any]:
 
 def figures_of(server: Server) -> dict[str, Any]:
     """Return the figures by name as numbers, as JSON has them; any thread."""
-    groups = [group.statistics() for group in server.groups.groups]
-    figures: dict[str, Any] = {
-        "connections": len(server.connections()),
-        "accepted": server.accepted_count,
-        "closed": {reason.value: count for reason, count in list(server.closed_by_reason.items())},
-        "busy": max(group.busy_fraction for group in groups),
-        "in_bytes": sum(group.bytes_in for group in groups),
-    }
-    if refused := server.admission.refused:
-        figures["refused"] = refused
+    figures = server_row(server)
+    figures["in_bytes"] = sum(group.statistics().bytes_in for group in server.groups.groups)
+    if not figures["refused"]:
+        del figures["refused"]
     if isinstance(server, LiveServer):
-        for name, status in server.reload.status.items():
-            figures[f"{name}_file"] = status.fault or status.state
         figures["streams"] = sum(
             stream.publisher is not None and stream.publisher.peer[1] > 0 for stream in server.hub.streams()
         )
@@ -49,6 +38,20 @@ def figures_of(server: Server) -> dict[str, Any]:
         if server.recording is not None:
             figures |= _recorded(server.recording)
     return figures
+
+
+def server_row(server: Server) -> dict[str, Any]:
+    """Return what every account of a server begins with."""
+    row = {
+        "connections": len(server.connections()),
+        "accepted": server.accepted_count,
+        "refused": server.admission.refused,
+        "closed": {reason.value: count for reason, count in server.closed_by_reason.items()},
+        "busy": round(max(group.statistics().busy_fraction for group in server.groups.groups), 3),
+    }
+    if isinstance(server, LiveServer):
+        row |= {f"{name}_file": status.fault or status.state for name, status in server.reload.status.items()}
+    return row
 
 
 def _of_viewers(hub: Hub) -> dict[str, Any]:
@@ -85,30 +88,6 @@ def _recorded(recording: Recording) -> dict[str, Any]:
         "limit_hits": dict(sorted(found.limit_hits.items())),
         "records_lost": recording.recorder.statistics().lost_rows,
     }
-
-
-def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of several processes that are one server.
-
-    Numbers are added; of how busy they are, of delays and of shares the worst counts, and of a file's state one that is
-    not valid.
-    """
-    total: dict[str, Any] = {}
-    for part in parts:
-        for name, value in part.items():
-            if name not in total:
-                total[name] = value
-                continue
-            known = total[name]
-            if isinstance(value, Mapping):
-                total[name] = merged([known, value])
-            elif isinstance(value, str):
-                total[name] = value if known == "valid" else known
-            elif name in _LARGEST | _LEAST:
-                total[name] = max(known, value) if name in _LARGEST else min(known, value)
-            else:
-                total[name] = known + value
-    return total
 
 
 def shown(figures: Mapping[str, Any]) -> dict[str, Any]:

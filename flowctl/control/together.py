@@ -148,27 +148,44 @@ def _publishes(row: Json) -> bool:
     return row["publisher"] is not None and not row["publisher"].startswith("follows ")
 
 
-_ADDED: Final = ("connections", "accepted")
+_FILES: Final = ("config_file", "limits_file", "bans_file")
+_OF_ALL: Final = frozenset({"connections", "accepted", "refused", "closed", "busy", "bans", "drains_for_s", *_FILES})
+_OF_EACH: Final = ("pid", "up_s", "busy", "connections", "accepted")
+_LARGEST: Final = frozenset({"busy", "worst_delay_s", "bans", "drains_for_s"})
+_LEAST: Final = frozenset({"least_pictures", "agrees"})
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of several processes that are one server.
+
+    Numbers are added; of how busy they are, of delays and of shares the worst counts, and of a file's state one that is
+    not valid.
+    """
+    total: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            if name not in total:
+                total[name] = value
+                continue
+            known = total[name]
+            if isinstance(value, Mapping):
+                total[name] = merged([known, value])
+            elif isinstance(value, str):
+                total[name] = value if known == "valid" else known
+            elif name in _LARGEST | _LEAST:
+                total[name] = max(known, value) if name in _LARGEST else min(known, value)
+            else:
+                total[name] = known + value
+    return total
 
 
 def _server(results: Results) -> Json:
     parts = [found["server"] for _, found in results]
-    made = dict(parts[0])
-    for name in _ADDED:
-        made[name] = sum(part[name] for part in parts)
-    made["refused"], made["closed"] = (added(part[name] for part in parts) for name in ("refused", "closed"))
-    made["busy"] = max(part["busy"] for part in parts)
-    made["bans"] = max(part["bans"] for part in parts)
-    for name in ("limits_file", "bans_file"):
-        if name in made:
-            made[name] = next((part[name] for part in parts if part.get(name) != "valid"), "valid")
-    if drains := [part["drains_for_s"] for part in parts if "drains_for_s" in part]:
-        made["drains_for_s"] = max(drains)
+    made = parts[0] | merged([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
     if len({part["limits"] for part in parts}) > 1:
         made["limits_of_workers"] = [part["limits"] for part in parts]
     made["workers"] = [
-        {"worker": number, "state": "serving"}
-        | {name: found["server"][name] for name in ("pid", "up_s", "busy", *_ADDED)}
+        {"worker": number, "state": "serving"} | {name: found["server"][name] for name in _OF_EACH}
         for number, found in results
     ]
     return made

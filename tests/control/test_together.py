@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from flowctl.control.operations import BY_NAME, OPERATIONS, error_dict, error_of, read_arguments
 from flowctl.control.ranks import worst_first
-from flowctl.control.summary import merged, shown
-from flowctl.control.together import Answer, combine
+from flowctl.control.summary import shown
+from flowctl.control.together import Answer, combine, merged
 from flowctl.errors import BusyError, ConfigError, FlowctlError, LocalProtocolError
 
 

@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from flowctl.control.listener import ControlListener
-from flowctl.control.summary import merged, shown
+from flowctl.control.summary import shown
+from flowctl.control.together import merged
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.program import ServerProgram
 from flowctl.core.text.printable import printable
