@@ -181,7 +181,7 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _server(results: Results) -> Json:
     parts = [found["server"] for _, found in results]
-    made = parts[0] | merged([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
+    made: Json = parts[0] | merged([{name: part[name] for name in part.keys() & _OF_ALL} for part in parts])
     if len({part["limits"] for part in parts}) > 1:
         made["limits_of_workers"] = [part["limits"] for part in parts]
     made["workers"] = [

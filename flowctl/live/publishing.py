@@ -1,8 +1,10 @@
-"""What a live connection does on a message stream on which it publishes: messages pass on, silence has a limit."""
+"""What a publisher does with its stream, whatever protocol it speaks: messages pass on, silence has a limit."""
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
 
 import structlog
 
@@ -11,21 +13,32 @@ from flowctl.core.flow.state import SendState
 from flowctl.errors import LimitExceededError
 from flowctl.live.access.request import LiveRequest
 from flowctl.live.config import LiveConfig
-from flowctl.live.hub import Hub, Publisher, line_fields
+from flowctl.live.hub import Hub, Publisher, Right, line_fields
 from flowctl.live.judging.shares import ViewerShares
 from flowctl.live.oversight.signals import EVENT_NAME, ShareSubscription, message_values, publisher_settings
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import MEDIA_TYPES, Stream
 from flowctl.wire.rtmp.media.media import inspect
-from flowctl.wire.rtmp.server.session import ServerSession
 from flowctl.wire.rtmp.wire import Message
 
 _log: Final = structlog.get_logger("flowctl.live")
 
 
+class PublishWords:
+    """What a publication tells its publisher, in the words of the protocol; here of one that has none."""
+
+    __slots__ = ()
+
+    def limit(self, limit: str, value: float, maximum: float) -> None:
+        """Tell the publisher of a limit that is about to end the connection."""
+
+    def data(self, name: str, values: dict[str, Any]) -> None:
+        """Tell the publisher what it has asked for."""
+
+
 class Publishing:
-    """A message stream on which the peer publishes. Its connection's thread.
+    """What the peer publishes under one name. Its connection's thread.
 
     Attributes:
         look_at: when it is looked at whether it has fallen silent. None: it may be.
@@ -33,17 +46,16 @@ class Publishing:
     """
 
     __slots__ = (
-        *("_began_at", "_connection", "_discarded", "_hub", "_limits_told", "_media_at", "_messages", "_publisher"),
-        *("_ingest", "_rtmp", "_signal", "look_at", "request", "stream", "stream_id"),
+        *("_began_at", "_connection", "_discarded", "_hub", "_ingest", "_limits_told", "_media_at", "_messages"),
+        *("_publisher", "_signal", "_words", "look_at", "request", "stream"),
     )
 
     def __init__(
         self,
         publisher: Publisher,
         connection: Connection,
-        rtmp: ServerSession,
+        words: PublishWords,
         hub: Hub,
-        stream_id: int,
         stream: Stream,
         now: float,
         ingest: Ingest,
@@ -51,7 +63,7 @@ class Publishing:
         self._ingest = ingest
         self._publisher = publisher
         self._connection = connection
-        self._rtmp = rtmp
+        self._words = words
         self._hub = hub
         self._began_at = now
         self._media_at: float | None = None  # when its last audio or video message came; None: none has come
@@ -59,7 +71,6 @@ class Publishing:
         self._discarded = 0  # of these, not passed on because another publisher counts
         self._limits_told: frozenset[str] = frozenset()  # limits on what is kept of its headers that were logged
         self._signal: ShareSubscription | None = None  # tells it how its viewers are doing; None: it has not asked
-        self.stream_id = stream_id
         self.stream = stream
         self.look_at = self._next_look(now, self._settings.rtmp.limits.first_media_s, now)
         self.request: LiveRequest | None = None
@@ -113,7 +124,7 @@ class Publishing:
         if self._connection.receiver.paused:
             since = now  # what is not read cannot be late
         if allowed_s and now - since >= allowed_s:
-            self._rtmp.limit_status(self.stream_id, limit, now - since, allowed_s)
+            self._words.limit(limit, now - since, allowed_s)
             raise LimitExceededError(limit, round(now - since, 3), allowed_s)
         self.look_at = self._next_look(since, allowed_s, now)
 
@@ -140,7 +151,7 @@ class Publishing:
         if self._signal is None or self.standby:
             return
         if self._connection.sender.state is SendState.READY:  # one that does not read what it asked for is not told
-            self._rtmp.send_data(self.stream_id, EVENT_NAME, message_values(shares))
+            self._words.data(EVENT_NAME, message_values(shares))
 
     # -- end
 
@@ -162,3 +173,51 @@ class Publishing:
             discarded=self._discarded,
             media=media,
         )
+
+
+class HubSink:
+    """Publishes in the hub what comes from elsewhere, and gives way to a publisher of this server's own.
+
+    Any ingest may use it: one that has a connection of its own for its publisher is a `Publishing`.
+    """
+
+    def __init__(self, hub: Hub, name: str, source: object, on_replaced: Callable[[], None] | None = None) -> None:
+        self._hub = hub
+        self._name = name
+        self._stream: Stream | None = None
+        self._on_replaced = on_replaced
+        self.peer: tuple[str, int] = (f"follows {source}", 0)
+        self.number: Final = 0
+
+    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call at once: what the hub tells is harmless on any thread."""
+        callback(*args)
+
+    def publish_replaced(self, stream: Stream) -> None:
+        """A publisher of this server's own has taken the name."""
+        if self._stream is stream:
+            self._stream = None
+            self._hub.unpublish(stream, self, grace=False)  # out of the books
+            if self._on_replaced is not None:
+                self._on_replaced()
+
+    def begin(self, now: float) -> None:
+        """Publish, again if it was being published: the timeline of viewers goes on."""
+        del now
+        if self._stream is None:
+            self._stream = self._hub.publish(self._name, self, right=Right.FOLLOWS)
+        else:
+            self._hub.restart(self._stream, self)
+
+    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
+        """Publish one message."""
+        if self._stream is not None:
+            with contextlib.suppress(LimitExceededError):  # a header that is not kept, as of any publisher
+                self._stream.publish(self, type_id, timestamp, payload, now)
+
+    def end(self, why: str) -> None:
+        """End the publication."""
+        del why
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._hub.unpublish(stream, self, grace=False)

@@ -28,7 +28,7 @@ from flowctl.live.namebook import Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.signals import PARAMETER
 from flowctl.live.playing import Playing, PlayWords, ViewerSession, refusal_word
-from flowctl.live.publishing import Publishing
+from flowctl.live.publishing import Publishing, PublishWords
 from flowctl.live.records.ingest import Ingest
 from flowctl.live.settings.levels import Role
 from flowctl.live.stream import Stream
@@ -123,6 +123,22 @@ class RtmpPlayWords(PlayWords):
         self._rtmp.limit_status(self.stream_id, limit, value, maximum)
 
 
+class RtmpPublishWords(PublishWords):
+    """What a publication tells its publisher in RTMP."""
+
+    __slots__ = ("_rtmp", "_stream_id")
+
+    def __init__(self, rtmp: ServerSession, stream_id: int) -> None:
+        self._rtmp = rtmp
+        self._stream_id = stream_id
+
+    def limit(self, limit: str, value: float, maximum: float) -> None:
+        self._rtmp.limit_status(self._stream_id, limit, value, maximum)
+
+    def data(self, name: str, values: dict[str, Any]) -> None:
+        self._rtmp.send_data(self._stream_id, name, values)
+
+
 class LiveSession(ViewerSession):
     """Server side of one RTMP connection.
 
@@ -200,10 +216,10 @@ class LiveSession(ViewerSession):
 
     def publish_replaced(self, stream: Stream) -> None:
         """Another publisher has taken the name: this one is told and closed."""
-        for publishing in tuple(self._publishing.values()):
+        for stream_id, publishing in tuple(self._publishing.items()):
             if publishing.stream is stream:
-                self._rtmp.reject_publish(publishing.stream_id, description="Another publisher has taken the stream.")
-                self._end_publishing(publishing, grace=False, why="replaced by another publisher")
+                self._rtmp.reject_publish(stream_id, description="Another publisher has taken the stream.")
+                self._end_publishing(stream_id, grace=False, why="replaced by another publisher")
         self._send_replies()
         self.connection.close_after_flush("replaced by another publisher", reason=CloseReason.KICKED)
 
@@ -549,7 +565,8 @@ class LiveSession(ViewerSession):
         if not self._publishing:
             self._publishing = {}
         self.ingest = ingest = self.ingest or Ingest()
-        publishing = Publishing(self, self.connection, self._rtmp, self._hub, event.stream_id, stream, now, ingest)
+        words = RtmpPublishWords(self._rtmp, event.stream_id)
+        publishing = Publishing(self, self.connection, words, self._hub, stream, now, ingest)
         self._publishing[event.stream_id] = publishing
         if self._hub.config.has_levels:
             self.put_settings()
@@ -579,9 +596,8 @@ class LiveSession(ViewerSession):
         by = None if has_it is None else f"{has_it[0]}:{has_it[1]}"
         _log.info("publish refused", **self._fields(name), reason=str(error), publisher=by)
 
-    def _end_publishing(self, publishing: Publishing, *, grace: bool, why: str) -> None:
-        was = self._settings
-        del self._publishing[publishing.stream_id]
+    def _end_publishing(self, stream_id: int, *, grace: bool, why: str) -> None:
+        was, publishing = self._settings, self._publishing.pop(stream_id)
         if self._playing is None:
             self._leave_settings(was)
         self.connection.gather_input(bool(self._publishing))
@@ -655,9 +671,8 @@ class LiveSession(ViewerSession):
         asked = None if self._question is None else self._question.event
         if not isinstance(asked, rtmp_events.ConnectRequested | None) and asked.stream_id == event.stream_id:
             self._withdraw()
-        publishing = self._publishing.get(event.stream_id)
-        if publishing is not None:
-            self._end_publishing(publishing, grace=False, why=event.reason)
+        if event.stream_id in self._publishing:
+            self._end_publishing(event.stream_id, grace=False, why=event.reason)
         if self._playing_on(event.stream_id) is not None:
             self._end_playing(event.reason)
 
@@ -669,8 +684,8 @@ class LiveSession(ViewerSession):
 
     def closed(self, reason: CloseReason, details: str) -> None:
         self._withdraw()
-        for publishing in tuple(self._publishing.values()):
-            self._end_publishing(publishing, grace=reason not in _GRACEFUL, why=reason.value)
+        for stream_id in tuple(self._publishing):
+            self._end_publishing(stream_id, grace=reason not in _GRACEFUL, why=reason.value)
         super().closed(reason, details)
         if self._connected is not None:
             details = redact_text(details)

@@ -15,7 +15,8 @@ from follow_kit import (
 )
 
 from flowctl.core.outcomes.backoff import Backoff
-from flowctl.live.cluster.follow import Follow, FollowState, HubSink, Source
+from flowctl.live.cluster.follow import Follow, FollowState, Source
+from flowctl.live.publishing import HubSink
 from flowctl.wire.rtmp.events import StreamEnded
 from flowctl.wire.rtmp.url import parse_url
 

@@ -28,10 +28,8 @@ import structlog
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import BusyError, ClosedError, FlowctlError, LimitExceededError, LocalProtocolError
 from flowctl.live.cluster.seam import Joint, Seam
-from flowctl.live.hub import Hub, Right
 from flowctl.live.observer import Observer
 from flowctl.live.records.ingest import Ingest
-from flowctl.live.stream import Stream
 from flowctl.pollgroup import PollGroup
 from flowctl.reasons import CloseReason
 from flowctl.wire.client.base import ClientEnd, RtmpClient
@@ -127,51 +125,6 @@ class Sink(Protocol):
 
     def end(self, why: str) -> None:
         """The stream has ended, or stayed away for too long."""
-
-
-class HubSink:
-    """Publishes a followed stream in the local hub, where it gives way to a publisher of this server's own."""
-
-    def __init__(self, hub: Hub, name: str, source: Source, on_replaced: Callable[[], None] | None = None) -> None:
-        self._hub = hub
-        self._name = name
-        self._stream: Stream | None = None
-        self._on_replaced = on_replaced
-        self.peer: tuple[str, int] = (f"follows {source}", 0)
-        self.number: Final = 0
-
-    def on_thread(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Call at once: what the hub tells is harmless on any thread."""
-        callback(*args)
-
-    def publish_replaced(self, stream: Stream) -> None:
-        """A publisher of this server's own has taken the name."""
-        if self._stream is stream:
-            self._stream = None
-            self._hub.unpublish(stream, self, grace=False)  # out of the books
-            if self._on_replaced is not None:
-                self._on_replaced()
-
-    def begin(self, now: float) -> None:
-        """Publish, again if it was being published: the timeline of viewers goes on."""
-        del now
-        if self._stream is None:
-            self._stream = self._hub.publish(self._name, self, right=Right.FOLLOWS)
-        else:
-            self._hub.restart(self._stream, self)
-
-    def take(self, type_id: int, timestamp: int, payload: bytes, now: float) -> None:
-        """Publish one message."""
-        if self._stream is not None:
-            with contextlib.suppress(LimitExceededError):  # a header that is not kept, as of any publisher
-                self._stream.publish(self, type_id, timestamp, payload, now)
-
-    def end(self, why: str) -> None:
-        """End the publication."""
-        del why
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            self._hub.unpublish(stream, self, grace=False)
 
 
 class _Link(RtmpClient):

@@ -27,11 +27,11 @@ from flowctl.core.loop.faults import ErrorHook
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.server import Server
 from flowctl.errors import ClosedError, ConfigError, FlowctlError, LimitExceededError, LocalProtocolError
-from flowctl.live.cluster.follow import HubSink
 from flowctl.live.cluster.guard import EdgeGuard
 from flowctl.live.cluster.segments.cutter import Cut, Cutter, timeline_at
 from flowctl.live.cluster.segments.segment import ID_BYTES, OBJECT_BYTES
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.live.publishing import HubSink
 from flowctl.live.server import LiveServer, RefusalLog
 from flowctl.live.stream import StreamMember
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion

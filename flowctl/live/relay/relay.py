@@ -22,9 +22,10 @@ import structlog
 from flowctl.connection import Connection
 from flowctl.core.outcomes.backoff import Backoff
 from flowctl.errors import ClosedError, FlowctlError, LocalProtocolError, RemoteProtocolError
-from flowctl.live.cluster.follow import Follow, FollowStatistics, HubSink, Inflow, Source
+from flowctl.live.cluster.follow import Follow, FollowStatistics, Inflow, Source
 from flowctl.live.cluster.names.following import Following
 from flowctl.live.observer import Observer
+from flowctl.live.publishing import HubSink
 from flowctl.live.relay.pushing import PushSession
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.relays import RelayRule, place_of

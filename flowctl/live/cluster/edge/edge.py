@@ -36,11 +36,12 @@ from flowctl.live.cluster.edge.copy import CopyStatistics, StreamCopy
 from flowctl.live.cluster.edge.gate import SchedulerGate
 from flowctl.live.cluster.edge.planner import EdgePlanner
 from flowctl.live.cluster.edge.upstream import OriginAddress, Upstream, UpstreamState, UpstreamStatistics
-from flowctl.live.cluster.follow import Follow, FollowState, HubSink, Inflow, Source
+from flowctl.live.cluster.follow import Follow, FollowState, Inflow, Source
 from flowctl.live.cluster.origin import POLICY, Cutting, Offering, SegmentListener, finish, keep
 from flowctl.live.cluster.segments.cutter import Cut
 from flowctl.live.cluster.segments.segment import NAME_BYTES, Segment, SegmentId
 from flowctl.live.cluster.segments.window import SegmentPool, WindowLimits
+from flowctl.live.publishing import HubSink
 from flowctl.live.server import LiveServer
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.objects import PeerId

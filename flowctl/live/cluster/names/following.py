@@ -16,9 +16,10 @@ from typing import Any, Final
 import structlog
 
 from flowctl.errors import ClosedError, LocalProtocolError
-from flowctl.live.cluster.follow import Follow, FollowStatistics, HubSink, Inflow, Source
+from flowctl.live.cluster.follow import Follow, FollowStatistics, Inflow, Source
 from flowctl.live.hub import Hub
 from flowctl.live.observer import Observer
+from flowctl.live.publishing import HubSink
 from flowctl.pollgroup import PollGroup
 
 _log: Final = structlog.get_logger("flowctl.cluster")
