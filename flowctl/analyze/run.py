@@ -278,7 +278,8 @@ class _Run:
         for job in jobs.values():
             for use in set(job.uses) - self.wanted.keys():
                 with self._kept_as(job.name, self.errors):
-                    self._want(_owner(use), [use])
+                    owner = next(job for job in map(job_of, JOBS) if use in [part.name for part in job.parts])
+                    self._want(owner, [use])
         return jobs
 
     def _want(self, job: Job, parts: Sequence[str]) -> None:
@@ -298,10 +299,16 @@ class _Run:
         try:
             with mapped_errors():
                 yield
+        except FlowctlError as error:
+            errors[name] = error
         except Exception as error:  # noqa: BLE001 - it may fail in any way; a signal is no failure, and ends the run
-            errors[name] = told = _told(error)
-            if told is not error:
-                told.__cause__ = error  # for --debug
+            line = foreign((str(error).strip().splitlines() or [""])[0], 300)
+            if isinstance(error, OSError):
+                told = FlowctlError(line, hint="check that the disk has room and the folder is writable")
+            else:
+                told = FlowctlError(f"{type(error).__name__}: {line}", hint="run it alone with --debug to see where")
+            errors[name] = told
+            told.__cause__ = error  # for --debug
 
     def _note_gone(self, listing: Listing) -> None:
         """Note which hours have lost files that they were made of: these stay as they are, whatever comes."""
@@ -720,10 +727,6 @@ def job_of(name: str) -> Job:
     return found
 
 
-def _owner(part: str) -> Job:
-    return next(job for job in map(job_of, JOBS) if part in [item.name for item in job.parts])
-
-
 def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return figures by name, added up; texts as they are."""
     found = dict(one)
@@ -741,13 +744,3 @@ def _listed(listing: Listing) -> dict[Hour, str]:
     for file in listing.files:
         found.setdefault(file.hour, []).append(file.mark)
     return {hour: digest("\n".join([_checks(), *sorted(files)])) for hour, files in found.items()}
-
-
-def _told(error: Exception) -> FlowctlError:
-    """Return what to say of an error of a job."""
-    if isinstance(error, FlowctlError):
-        return error
-    line = foreign((str(error).strip().splitlines() or [""])[0], 300)
-    if isinstance(error, OSError):
-        return FlowctlError(line, hint="check that the disk has room and the folder is writable")
-    return FlowctlError(f"{type(error).__name__}: {line}", hint="run it alone with --debug to see where")
