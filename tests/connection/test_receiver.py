@@ -391,13 +391,3 @@ def test_lines_when_cut_anywhere_come_out_whole(lines, cuts, blocks, holds, budg
     assert seen == lines
     assert kit.handler.ends == ["eof"]
     assert kit.receiver.statistics().bytes_in == len(stream) == kit.host.bytes_in
-
-
-def test_lines_when_they_come_one_byte_at_a_time_come_out_whole():
-    """The slowest possible peer changes nothing but the number of calls."""
-    kit = Kit(capacity_bytes=16)
-    seen: list[bytes] = []
-    kit.handler.answers = Forever([parse_lines(seen, [])])
-    for byte in b"one\ntwo\n\nthree\n":
-        kit.ready(bytes([byte]))
-    assert seen == [b"one", b"two", b"", b"three"]

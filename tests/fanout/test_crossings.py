@@ -22,41 +22,6 @@ class Mortal:
     """An item whose end can be seen."""
 
 
-def test_due_when_either_place_is_reached_reports_once():
-    """An item is reported when the log reaches its offset or its sequence, whichever comes first, and only then."""
-    crossings = Crossings()
-    crossings.watch("by offset", 100, OFF_MARK)
-    crossings.watch("by sequence", OFF_MARK, 10)
-    crossings.watch("both", 50, 5)
-    assert (crossings.next_offset, crossings.next_sequence) == (50, 5)
-    assert crossings.due(49, 4) == []
-    assert crossings.due(50, 5) == ["both"]
-    assert crossings.due(100, 9) == ["by offset"]
-    assert crossings.due(100, 10) == ["by sequence"]
-    assert len(crossings) == 0
-    assert crossings.due(OFF_MARK - 1, OFF_MARK - 1) == []
-
-
-def test_watch_when_repeated_replaces_the_place():
-    """An item is watched at one place: the last; earlier ones, nearer or farther, are forgotten."""
-    crossings = Crossings()
-    crossings.watch("item", 10, OFF_MARK)
-    crossings.watch("item", 20, OFF_MARK)
-    assert len(crossings) == 1
-    assert crossings.due(19, 0) == []
-    crossings.watch("item", 5, OFF_MARK)
-    assert crossings.due(5, 0) == ["item"]
-
-
-def test_watch_when_there_is_no_place_forgets():
-    """Watching for nothing is not watching."""
-    crossings = Crossings()
-    crossings.watch("item", 10, 10)
-    crossings.watch("item", OFF_MARK, OFF_MARK)
-    assert len(crossings) == 0
-    assert crossings.due(OFF_MARK - 1, OFF_MARK - 1) == []
-
-
 def test_forget_when_it_was_the_last_one_keeps_nobody_alive():
     """Once nothing is watched, no stale place holds an item, and the log may grow without a look at anybody."""
     crossings = Crossings()
@@ -68,17 +33,6 @@ def test_forget_when_it_was_the_last_one_keeps_nobody_alive():
     del item
     assert (crossings.next_offset, crossings.next_sequence) == (OFF_MARK, OFF_MARK)
     assert gone() is None
-
-
-def test_forget_when_not_watched_is_harmless():
-    """Forgetting is idempotent and touches nobody else."""
-    crossings = Crossings()
-    crossings.forget("nobody")
-    crossings.watch("one", 1, 1)
-    crossings.watch("two", 1, 1)
-    crossings.forget("one")
-    crossings.forget("one")
-    assert crossings.due(1, 1) == ["two"]
 
 
 def test_next_places_when_nobody_is_watched_are_never():

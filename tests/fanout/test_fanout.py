@@ -20,7 +20,6 @@ from sender_kit import OVERLOADED, READY, SOFT_LIMIT, by_messages
 
 from flowctl.core.fanout.fanout import Fanout
 from flowctl.core.flow.limits import AxisLimits, Limits
-from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.errors import ClosedError, ConfigError, LocalProtocolError
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.testing import ManualGroup
@@ -190,16 +189,6 @@ def test_joiner_when_there_is_a_cache_gets_headers_and_the_whole_group():
     stage.publish("I")
     assert viewer.numbers() == [2, 3, 4, 5]
     assert stage.fanout.statistics().members == 1
-
-
-def test_joiner_when_there_is_no_cache_waits_for_a_key_frame_hearing_sound():
-    """Without a cache only sound comes before the next key frame and its headers."""
-    stage = Stage(script="KI", cache=CacheLimits(size_bytes=0))
-    viewer = stage.viewer()
-    viewer.follow(stage.fanout)
-    stage.publish("IADKI")
-    assert viewer.classes() == "AHHKI"
-    assert viewer.sender.statistics().dropped[DropReason.KEY_WAIT].by_name() == {"inter": 1, "disposable": 1}
 
 
 def test_joiner_when_load_falls_loses_nothing():

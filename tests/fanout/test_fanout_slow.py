@@ -34,7 +34,7 @@ from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import AxisLimits, HardPolicy, Limits
 from flowctl.core.flow.policy import LivePolicy, Thin, Verdict
 from flowctl.core.outgoing.streamlog import CacheLimits, Entry
-from flowctl.reasons import CloseReason, DropReason
+from flowctl.reasons import DropReason
 from flowctl.testing import ManualGroup
 
 # -- slow viewers
@@ -140,46 +140,6 @@ def test_recovery_when_key_frame_comes_makes_one_ledger_entry():
     stage.check()
 
 
-def test_key_wait_when_no_key_frame_comes_expires_and_is_counted():
-    """After 10 s without a key frame the viewer gets what there is, headers first, and the expiry is counted."""
-    stage = Stage(1, limits=by_messages(6, 1000))
-    (viewer,) = stage.viewers
-    viewer.peer.room = 0
-    stage.publish("I" * 8)
-    viewer.drain()
-    before = len(viewer.numbers())
-    for _ in range(9):
-        stage.group.run(1.0)
-        stage.publish("I")
-    assert len(viewer.numbers()) == before
-    assert viewer.sender.statistics().key_waits_expired == 0
-    for _ in range(3):
-        stage.group.run(1.0)
-        stage.publish("I")
-    statistics = viewer.sender.statistics()
-    assert statistics.key_waits_expired == 1
-    assert len(viewer.numbers()) > before
-    assert statistics.dropped[DropReason.KEY_WAIT].of(INTER) >= 9
-    origins = [origin for origin, _, _, _ in viewer.frames]
-    assert origins[:6] == [RESTART, RESTART, LOG, RESTART, RESTART, LOG]
-    stage.check(key_wait_expired=True)
-
-
-def test_audio_only_when_soft_is_reached_drops_the_oldest():
-    """Without video there is no key frame to skip to: the oldest sound goes until the low mark."""
-    stage = Stage(1, limits=by_messages(10, 1000, 4), script="A")
-    (viewer,) = stage.viewers
-    viewer.peer.room = 0
-    stage.publish("A")
-    stage.publish("A" * 9)
-    viewer.drain()
-    assert viewer.numbers() == [7, 8, 9, 10]
-    assert viewer.sender.statistics().dropped[DropReason.THINNED].by_name() == {"audio": 6}
-    stage.publish("A")
-    assert viewer.numbers()[-1] == 11
-    stage.check()
-
-
 def test_hard_limit_when_held_refuses_until_low_and_then_restarts_at_a_key_frame():
     """Held, a viewer gets control and headers only; once its queue is low it goes on at a key frame."""
     stage = Stage(1, limits=by_messages(6, 6, 2, HardPolicy.HOLD))
@@ -212,38 +172,6 @@ def kept():
     before = {id(item) for item in gc.get_objects() if type(item) is Entry}
     yield lambda: sum(type(item) is Entry and id(item) not in before for item in gc.get_objects())
     gc.enable()
-
-
-def test_entries_when_every_viewer_has_them_are_freed(kept):
-    """Without a cache nothing but the tail stays, and no cycle needs the garbage collector for it."""
-    stage = Stage(3, cache=CacheLimits(size_bytes=0), script="A")
-    for _ in range(20):
-        stage.publish("KIIIADX")
-    assert kept() == 1
-
-
-def test_entries_when_one_viewer_lags_stay_for_it_alone(kept):
-    """What a slow viewer has not got stays until it has, or is closed, or is thinned past it."""
-    stage = Stage(3, cache=CacheLimits(size_bytes=0), script="A")
-    lagging, closed, _ = stage.viewers
-    for ends in (lagging.drain, lambda: closed.sender.close(CloseReason.KICKED)):
-        slow = lagging if ends == lagging.drain else closed
-        slow.give(0)
-        stage.publish("KIIIA" * 10)
-        assert kept() == 51
-        ends()
-        stage.group.run(1.0)
-        assert kept() == 1
-
-
-def test_entries_when_thinned_are_freed_up_to_the_key_frame(kept):
-    """A viewer that is thinned holds the log from its new place on only."""
-    stage = Stage(1, limits=by_messages(40, 1000, 5), cache=CacheLimits(size_bytes=0), script="A")
-    stage.viewers[0].give(0)
-    for _ in range(50):
-        stage.publish("KIIIA")
-        assert kept() <= 42
-    stage.check()
 
 
 @pytest.mark.parametrize(("script", "end"), [("KIIIA", "HHKI"), ("AAAAA", "KI")])

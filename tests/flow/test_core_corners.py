@@ -16,8 +16,6 @@ from flowctl.core.flow.ledger import LedgerKind
 from flowctl.core.flow.limits import HardPolicy, Limits
 from flowctl.core.flow.policy import BROKEN_MASK, DropDroppable, KeepAll, LivePolicy, Room, Verdict
 from flowctl.core.flow.state import MessageClass
-from flowctl.core.outgoing.cursor import LogCursor
-from flowctl.core.outgoing.streamlog import StreamLog
 from flowctl.core.sending.contract import SendOutcome
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
@@ -137,31 +135,7 @@ def test_joiner_when_new_messages_reach_its_limit_is_not_thinned_before_its_cach
     check_accounts(joiner)
 
 
-def test_age_of_messages_kept_for_a_joiner_counts_from_its_joining():
-    """A control message of a skipped part is as old for a viewer as the viewer, not as the message."""
-    log = StreamLog()
-    key = log.append(b"k", KEY, 10.0)
-    log.append(b"c", CONTROL, 11.0)
-    cursor = LogCursor(log, now=100.0, start=key)
-    cursor.drop_droppable(DropReason.REQUESTED, 100.0)
-    assert cursor.oldest_at() == 100.0
-
-
 # --- limits ------------------------------------------------------------------------------------------------------
-
-
-def test_limits_when_tightened_on_a_lagging_viewer_are_noticed_with_the_message_that_reaches_them():
-    """No flush, no tick: publishing itself shows a viewer its load where the next mark may be."""
-    stage = Stage(1, limits=by_messages(1000))
-    (viewer,) = stage.viewers
-    viewer.give(0)
-    stage.publish("I")
-    viewer.sender.set_policy(KeepAll())
-    stage.publish("I")  # from here on the look after a key frame is over
-    viewer.sender.set_limits(by_messages(8, 1000))
-    for number in range(3, 12):
-        stage.published.script("I")
-        assert (viewer.sender.state is SOFT_LIMIT) == (number >= 8)
 
 
 def test_limits_when_asked_for_from_two_threads_are_those_asked_for_last():
@@ -217,26 +191,6 @@ def test_thinning_when_own_messages_are_queued_too_makes_room_for_both(limits):
     viewer.drain()
     assert [number for origin, _, number, _ in viewer.frames if origin == OWN] == [0, 1, 2]
     assert viewer.numbers() == [0, 4]
-
-
-def test_hold_when_it_ends_lets_a_viewer_of_a_log_restart():
-    """Held, a viewer gets what it had, then headers and a key frame: never a frame without its reference."""
-    stage = Stage(1)
-    (viewer,) = stage.viewers
-    viewer.sender.set_policy(KeepAll())
-    viewer.sender.set_limits(by_messages(4, 6, policy=HardPolicy.HOLD))
-    viewer.give(0)
-    stage.publish("I")
-    stage.publish("IIIIIIKIIAI")
-    assert viewer.sender.state is HARD_LIMIT
-    assert viewer.sender.send(b"x", DATA).outcome is SendOutcome.DROPPED
-    viewer.drain()
-    stage.publish("IAKIA")
-    assert viewer.sender.state is READY
-    numbers = viewer.numbers()
-    assert numbers[:7] == list(range(7))
-    assert numbers[7:] == [14, 15, 16, 17]
-    stage.check()
 
 
 # --- the cohort --------------------------------------------------------------------------------------------------

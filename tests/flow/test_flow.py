@@ -298,50 +298,6 @@ def test_core_when_new_is_ready_and_unannounced():
     assert core.time_in_states(8.0) == (3.0, 0.0, 0.0, 0.0)
 
 
-def test_core_when_load_hovers_at_soft_makes_one_edge():
-    """A queue that hovers at the soft mark crosses it once; with the low mark right below, it would each time."""
-    edges = {}
-    for low in (2, 3):
-        core = FlowCore(by_messages(4, 100, low), 0.0)
-        answers = [core.queued(messages(count), 1.0) for _ in range(500) for count in (4, 3)]
-        edges[low] = sum(answer is not None for answer in answers)
-    assert edges == {2: 1, 3: 1000}
-
-
-def test_soft_limit_when_left_leads_back_to_what_the_kernel_said():
-    """SOFT_LIMIT is left to OVERLOADED while the kernel has not taken everything since EAGAIN, else to READY."""
-    core = FlowCore(by_messages(4, low=2), 0.0)
-    core.queued(messages(4), 1.0)
-    assert core.sent(messages(2), 2.0).new is READY
-    core.blocked(messages(2), 3.0)
-    core.queued(messages(4), 4.0)
-    assert core.sent(messages(2), 5.0).new is OVERLOADED
-    assert core.sent(messages(1), 6.0) is None, "taking something does not clear the EAGAIN bit"
-    assert core.drained(7.0).new is READY
-    assert core.recoveries == 2
-
-
-def test_hard_limit_when_final_stays_whatever_comes():
-    """A HARD_LIMIT that closes is never left: not by draining, not by other limits, not by a hold afterwards."""
-    core = FlowCore(by_messages(4, 6), 0.0)
-    assert core.queued(messages(6), 1.0).new is HARD_LIMIT
-    assert core.final is True
-    assert core.drained(2.0) is None
-    assert core.limits_set(NO_LIMITS, EMPTY_LOAD, 3.0) is None
-    assert core.limits_set(by_messages(4, 6, policy=HardPolicy.HOLD), EMPTY_LOAD, 4.0) is None
-    assert (core.state, core.final) == (HARD_LIMIT, True)
-
-
-def test_hard_limit_when_held_is_left_at_the_low_mark_alone():
-    """A held HARD_LIMIT does not become SOFT_LIMIT on the way down: it is left where all axes are low."""
-    core = FlowCore(by_messages(4, 6, 2, HardPolicy.HOLD), 0.0)
-    core.queued(messages(6), 1.0)
-    assert core.final is False
-    assert core.sent(messages(3), 2.0) is None
-    edge = core.sent(messages(2), 3.0)
-    assert (edge.old, edge.new, edge.axis, edge.value, edge.limit) == (HARD_LIMIT, READY, Axis.MESSAGES, 2.0, 2)
-
-
 def test_hard_limit_when_held_and_made_final_closes_without_an_edge():
     """Limits that close, set while HARD_LIMIT is held and still reached, make it final; the state does not change."""
     core = FlowCore(by_messages(4, 6, policy=HardPolicy.HOLD), 0.0)
@@ -379,18 +335,6 @@ def test_hard_limit_when_held_and_limits_widen_names_what_keeps_it_at_soft(soft,
     edge = core.limits_set(by_messages(soft, 100, low=5, policy=HardPolicy.HOLD), messages(9), 2.0)
     assert (edge.old, edge.new) == (HARD_LIMIT, SOFT_LIMIT)
     assert (edge.axis, edge.value, edge.limit) == (Axis.MESSAGES, 9.0, limit)
-
-
-@pytest.mark.parametrize("field", ["size", "messages", "age_ms"])
-def test_axis_when_off_never_makes_an_edge(field):
-    """An axis whose marks are 0 is not looked at, however large its load; the others still are."""
-    names = {"size": "size_bytes", "messages": "messages", "age_ms": "age_ms"}
-    on = {name: AxisLimits(soft=10) for name in names if name != field}
-    core = FlowCore(Limits(**on), 0.0)
-    assert core.queued(Load(**{names[field]: 1 << 60}), 1.0) is None
-    for other in on:
-        fresh = FlowCore(Limits(**on), 0.0)
-        assert fresh.queued(Load(**{names[field]: 1 << 60, names[other]: 10}), 1.0).new is SOFT_LIMIT
 
 
 def test_age_when_only_time_passes_makes_the_edge():

@@ -83,15 +83,6 @@ def test_set_when_moved_later_touches_neither_heap_nor_timer(deadlines, armed):
     assert owner.calls == [1000.0]
 
 
-def test_set_when_moved_earlier_is_called_at_the_earlier_time_only(deadlines, armed):
-    owner = Owner()
-    deadlines.set(owner, 5.0)
-    deadlines.set(owner, 2.0)
-    assert armed == [5.0, 2.0]
-    assert [deadlines.run_due(now) for now in (2.0, 5.0)] == [1, 0]
-    assert owner.calls == [2.0]
-
-
 def test_set_when_moved_to_and_fro_keeps_the_heap_small(deadlines):
     """However often owners are moved to earlier and later times, the heap holds at most twice their number and 65."""
     owners = [Owner() for _ in range(100)]
@@ -114,15 +105,6 @@ def test_set_when_called_in_its_own_run_waits_for_the_next(deadlines, armed):
     assert deadlines.run_due(4.0) == 1
     assert armed[-1] == 4.0
     assert deadlines.run_due(4.0) == 1
-
-
-def test_remove_when_set_forgets_the_deadline(deadlines):
-    """A removed deadline is not called; removing it again says that there was none."""
-    owner = Owner()
-    deadlines.set(owner, 1.0)
-    assert [deadlines.remove(owner), deadlines.remove(owner)] == [True, False]
-    assert deadlines.run_due(2.0) == 0
-    assert deadlines.next_time() is None
 
 
 def test_remove_when_due_in_the_running_run_prevents_the_call(deadlines):

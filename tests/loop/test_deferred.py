@@ -49,16 +49,6 @@ def conserved(processor: DeferredProcessor) -> bool:
 # --- scheduling and rounds ---------------------------------------------------------------------------------------
 
 
-def test_round_when_jobs_are_scheduled_runs_them_in_order(bench):
-    """A round runs the pending jobs in the order of their scheduling and reports that none is left."""
-    registrations = [bench.registration() for _ in range(3)]
-    jobs = [(r, bench.logging_job(r, str(i))) for i, r in enumerate(registrations)]
-    for registration, job in (jobs[1], jobs[0], jobs[2]):
-        assert True is registration.schedule(job)
-    assert False is bench.processor.run_round()
-    assert bench.log == ["1", "0", "2"]
-
-
 def test_round_when_more_is_pending_than_it_may_run_leaves_the_rest_in_order(bench):
     """A bounded round says that jobs are left, asks for no wake, and newcomers queue behind them."""
     registration = bench.registration()
@@ -99,38 +89,6 @@ def test_pending_when_callback_begins_is_false(bench):
     assert job.pending
     bench.processor.run_round()
     assert seen == [False]
-
-
-def test_job_when_it_schedules_itself_runs_in_the_next_round(bench):
-    """A job rescheduled in its own run waits for the next round, and the round says that work is left."""
-    registration = bench.registration()
-    job = registration.job(lambda: (bench.log.append("x"), registration.schedule(job))[0])
-    registration.schedule(job)
-    assert True is bench.processor.run_round()
-    assert bench.log == ["x"]
-    assert bench.wakes == 1
-
-
-def test_job_when_it_returns_true_runs_again_until_it_does_not(bench):
-    """Returning True asks for another round, one at a time; other truthy values do not."""
-    registration = bench.registration()
-    left = [True, True, "yes"]
-    job = registration.job(lambda: left.pop(0))
-    registration.schedule(job)
-    assert [bench.processor.run_round() for _ in range(3)] == [True, True, False]
-    assert left == []
-
-
-def test_job_when_scheduled_by_another_job_of_the_round_waits(bench):
-    """What is scheduled during a round, by whichever job, belongs to the next one."""
-    registration = bench.registration()
-    late = bench.logging_job(registration, "late")
-    early = registration.job(lambda: (bench.log.append("early"), registration.schedule(late))[0])
-    registration.schedule(early)
-    assert True is bench.processor.run_round()
-    assert bench.log == ["early"]
-    assert False is bench.processor.run_round()
-    assert bench.log == ["early", "late"]
 
 
 def test_round_when_a_job_raises_goes_on_and_reports(bench):
@@ -252,87 +210,6 @@ def test_schedule_when_repeated_allocates_nothing(bench):
 # --- revoke and release ------------------------------------------------------------------------------------------
 
 
-def test_revoke_when_pending_prevents_the_run(bench):
-    """A revoked job does not run, wherever in the list it was; its neighbours do, in order."""
-    registration = bench.registration()
-    jobs = [bench.logging_job(registration, name) for name in "abcde"]
-    for job in jobs:
-        registration.schedule(job)
-    assert [registration.revoke(jobs[i]) for i in (0, 2, 4)] == [True, True, True]
-    assert False is registration.revoke(jobs[0])
-    bench.processor.run_round()
-    assert bench.log == ["b", "d"]
-    assert conserved(bench.processor)
-
-
-def test_revoke_when_taken_into_the_running_round_prevents_the_run(bench):
-    registration = bench.registration()
-    victim = bench.logging_job(registration, "victim")
-    killer = registration.job(lambda: bench.log.append(f"killer {registration.revoke(victim)}"))
-    registration.schedule(killer)
-    registration.schedule(victim)
-    assert False is bench.processor.run_round()
-    assert bench.log == ["killer True"]
-
-
-def test_revoke_when_running_cancels_the_request_for_another_round(bench):
-    """Revoking a job during its run makes its True void."""
-    registration = bench.registration()
-
-    def run() -> bool:
-        bench.log.append(f"run {registration.revoke(job)}")
-        return True
-
-    job = registration.job(run)
-    registration.schedule(job)
-    assert False is bench.processor.run_round()
-    assert bench.log == ["run False"]
-    registration.schedule(job)
-    bench.processor.run_round()
-    assert len(bench.log) == 2
-
-
-def test_job_when_revoked_long_ago_may_ask_for_another_round(bench):
-    """A revocation counts against the run it met, not against later ones."""
-    registration = bench.registration()
-    left = [True, None]
-    job = registration.job(lambda: left.pop(0))
-    registration.schedule(job)
-    registration.revoke(job)
-    registration.revoke(job)
-    registration.schedule(job)
-    assert bench.processor.run_round() is True
-    assert bench.processor.run_round() is False
-    assert left == []
-
-
-def test_release_when_jobs_are_pending_revokes_all(bench):
-    """After a release nothing of the registration runs, other registrations do, and late calls are counted."""
-    gone, stays = bench.registration(), bench.registration()
-    jobs = [bench.logging_job(gone, name) for name in "ab"]
-    for job in jobs:
-        gone.schedule(job)
-    stays.schedule(bench.logging_job(stays, "stays"))
-    gone.release()
-    gone.release()
-    assert gone.released
-    assert gone.processor is None
-    bench.processor.run_round()
-    assert bench.log == ["stays"]
-    assert [gone.schedule(job) for job in jobs] == [False, False]
-    assert gone.late_schedule_count == 2
-    assert conserved(bench.processor)
-
-
-def test_release_when_called_from_its_own_job_stops_it(bench):
-    """A job that releases its own registration and returns True is not run again."""
-    registration = bench.registration()
-    job = registration.job(lambda: registration.release() or True)
-    registration.schedule(job)
-    assert False is bench.processor.run_round()
-    assert registration.late_schedule_count == 0
-
-
 def test_release_when_done_refuses_what_needs_a_registration(bench):
     """A released registration can neither be bound, nor moved, nor make jobs."""
     registration = bench.registration()
@@ -371,112 +248,6 @@ def test_release_when_done_frees_the_owner_without_the_collector(bench):
 # --- bind, hold, migrate -----------------------------------------------------------------------------------------
 
 
-def test_schedule_when_not_bound_is_kept_until_bind(bench):
-    """Jobs scheduled before the registration is bound move to the processor in order and wake it once."""
-    registration = Registration()
-    jobs = {name: bench.logging_job(registration, name) for name in "abc"}
-    assert [registration.schedule(jobs[name]) for name in "caab"] == [True, True, False, True]
-    assert registration.revoke(jobs["a"])
-    assert registration.schedule(jobs["a"])
-    assert bench.wakes == 0
-    registration.bind(bench.processor)
-    assert bench.wakes == 1
-    bench.processor.run_round()
-    assert bench.log == ["c", "b", "a"]
-
-
-def test_bind_when_bound_already_is_refused(bench):
-    """A registration has one processor at a time."""
-    registration = bench.registration()
-    with pytest.raises(LocalProtocolError):
-        registration.bind(bench.processor)
-
-
-def test_bind_when_on_hold_keeps_jobs_until_activate(bench):
-    """On hold the processor is known but no job runs; activate hands them over."""
-    registration = Registration()
-    job = bench.logging_job(registration, "a")
-    registration.bind(bench.processor, hold=True)
-    assert registration.processor is bench.processor
-    registration.schedule(job)
-    assert False is bench.processor.run_round()
-    assert bench.log == []
-    registration.activate()
-    registration.activate()
-    bench.processor.run_round()
-    assert bench.log == ["a"]
-
-
-def test_unbind_when_jobs_are_pending_keeps_them_for_the_next_bind(bench):
-    """Pending jobs survive being unbound, in order."""
-    registration = bench.registration()
-    for name in "ab":
-        registration.schedule(bench.logging_job(registration, name))
-    registration.unbind()
-    assert registration.processor is None
-    assert False is bench.processor.run_round()
-    other = Bench()
-    registration.bind(other.processor)
-    other.processor.run_round()
-    assert bench.log == ["a", "b"]
-    assert conserved(bench.processor)
-    assert conserved(other.processor)
-
-
-def test_migrate_when_jobs_are_pending_moves_them_in_order(bench):
-    """Pending jobs run once each, in order, on the new processor, behind what was pending there."""
-    other = Bench()
-    registration = bench.registration()
-    resident = other.registration()
-    resident.schedule(other.logging_job(resident, "resident"))
-    jobs = {name: other.logging_job(registration, name) for name in "abc"}
-    for name in "bca":
-        registration.schedule(jobs[name])
-    assert True is registration.migrate(other.processor)
-    assert registration.processor is other.processor
-    assert False is bench.processor.run_round()
-    other.processor.run_round()
-    assert other.log == ["resident", "b", "c", "a"]
-
-
-def test_migrate_when_round_is_running_takes_along_what_has_not_begun(bench):
-    """Another registration's job moves this one in the middle of a round: the rest of it runs elsewhere, once."""
-    other = Bench()
-    moving, staying = bench.registration(), bench.registration()
-    a, b = bench.logging_job(moving, "a"), bench.logging_job(moving, "b")
-    mover = staying.job(lambda: bench.log.append(f"moved {moving.migrate(other.processor)}"))
-    for registration, job in ((moving, a), (staying, mover), (moving, b)):
-        registration.schedule(job)
-    moving.schedule(a)
-    bench.processor.run_round()
-    assert bench.log == ["a", "moved True"]
-    other.processor.run_round()
-    assert bench.log == ["a", "moved True", "b"]
-
-
-def test_migrate_when_called_from_its_own_job_waits_for_its_end(bench):
-    """A registration never runs on two threads: the move is made when the running job ends, before its next job."""
-    other = Bench()
-    registration = bench.registration()
-
-    def first() -> bool:
-        bench.log.append(f"first {registration.migrate(other.processor)}")
-        assert registration.processor is bench.processor
-        assert False is other.processor.run_round()
-        return True
-
-    jobs = [registration.job(first), bench.logging_job(registration, "second")]
-    for job in jobs:
-        registration.schedule(job)
-    assert False is bench.processor.run_round()
-    assert bench.log == ["first False"]
-    assert registration.processor is other.processor
-    assert other.wakes == 1
-    registration.revoke(jobs[0])
-    other.processor.run_round()
-    assert bench.log == ["first False", "second"]
-
-
 def test_migrate_when_the_running_job_raises_is_still_carried_out(bench):
     """A failure of the job that the move waited for does not lose the move, an interrupt neither."""
     for kind in (ValueError, KeyboardInterrupt, SystemExit):
@@ -490,46 +261,6 @@ def test_migrate_when_the_running_job_raises_is_still_carried_out(bench):
         registration.schedule(registration.job(fail))
         bench.processor.run_round()
         assert registration.processor is other.processor
-
-
-def test_release_when_a_move_waits_cancels_the_move(bench):
-    """A registration released in the very job that its move waited for is not bound again by the move."""
-    other = Bench()
-    registration = bench.registration()
-    job = registration.job(lambda: registration.migrate(other.processor) or registration.release())
-    registration.schedule(job)
-    bench.processor.run_round()
-    assert registration.processor is None
-    assert registration.released
-    assert registration.schedule(job) is False
-
-
-def test_migrate_when_replaced_by_a_later_one_goes_to_the_later(bench):
-    """Of several moves asked for during one run, the last counts; back to the present processor is no move."""
-    first, second = Bench(), Bench()
-    registration = bench.registration()
-    targets = [first.processor, second.processor]
-    job = registration.job(lambda: [registration.migrate(t) for t in targets] and None)
-    registration.schedule(job)
-    bench.processor.run_round()
-    assert registration.processor is second.processor
-    targets[:] = [first.processor, second.processor]
-    registration.schedule(job)
-    second.processor.run_round()
-    assert registration.processor is second.processor
-    assert True is registration.migrate(second.processor)
-
-
-def test_migrate_when_on_hold_keeps_jobs_until_activate(bench):
-    """A move with hold gives the new thread the time to greet the connection before its jobs run."""
-    other = Bench()
-    registration = bench.registration()
-    registration.schedule(bench.logging_job(registration, "a"))
-    registration.migrate(other.processor, hold=True)
-    assert False is other.processor.run_round()
-    registration.activate()
-    other.processor.run_round()
-    assert bench.log == ["a"]
 
 
 def test_migrate_when_another_thread_runs_a_job_waits_for_it():

@@ -25,33 +25,6 @@ def refuse(follower, mask):
     follower.cursor.refuse(mask, DropReason.REFUSED, follower.now)
 
 
-def test_refusal_when_it_ends_goes_on_at_the_next_key_frame():
-    """After key frames alone, and after sound alone, everything comes again from a key frame with headers on."""
-    for mask in (KEY_FRAMES, SOUND):
-        follower = Follower("K")
-        follower.publish("IA")
-        refuse(follower, mask)
-        follower.take()
-        follower.publish("IA")
-        follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-        follower.publish("IA")
-        assert follower.take() == "AA"
-        follower.publish("KID")
-        assert follower.take() == "rrKID"
-        assert follower.cursor.plain
-
-
-def test_refusal_when_nothing_of_a_group_was_lost_goes_on_without_a_key_frame():
-    """A viewer that loses disposable frames alone never waits."""
-    follower = Follower("K")
-    follower.publish("DI")
-    refuse(follower, NO_DISPOSABLE)
-    follower.publish("DI")
-    follower.cursor.refuse(0, DropReason.REFUSED, follower.now)
-    follower.publish("DI")
-    assert follower.take() == "DIIDI"
-
-
 def test_thinning_when_frames_go_with_the_sound_waits_for_a_key_frame_afterwards():
     """Frames that were queued before sound alone was wanted, and were thinned with it, are a loss like any other."""
     follower = Follower("K")

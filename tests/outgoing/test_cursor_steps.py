@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from flow_kit import HEAD_BYTES, LOG, RESTART, Published, parse
+from flow_kit import LOG, RESTART, Published, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,28 +61,6 @@ def mask(*classes):
     return sum(1 << item for item in classes)
 
 
-def test_cursor_when_nothing_is_refused_is_a_subtraction():
-    """Bytes and messages queued are what lies between cursor and tail; taking moves it."""
-    reader = Reader()
-    reader.published.script("KIAX", 50)
-    assert reader.cursor.load() == (200, 4)
-    assert reader.take(3) == [0, 1, 2]
-    assert reader.cursor.load() == (50, 1)
-    assert not reader.cursor.caught_up
-    reader.take()
-    assert reader.cursor.caught_up
-    assert reader.cursor.oldest_at() is None
-
-
-def test_peek_when_bounds_are_reached_ends_there():
-    """`most` bounds the number; the message that passes the budget is the last one."""
-    reader = Reader()
-    reader.published.script("X" * 4, 50)
-    assert len(reader.cursor.peek(3, 1 << 40)) == 3
-    assert len(reader.cursor.peek(10, 51)) == 2
-    assert len(reader.cursor.peek(10, 50)) == 1
-
-
 def test_refuse_when_policy_changes_on_the_way_counts_each_stretch():
     """Each refusal begins at the tail of its time and ends at that of the next: nothing older is touched."""
     reader = Reader()
@@ -104,123 +81,12 @@ def test_refuse_when_policy_changes_on_the_way_counts_each_stretch():
     assert reader.cursor.plain is True
 
 
-def test_refuse_when_no_frame_was_lost_meanwhile_needs_no_key_frame():
-    """A refusal of inter frames that met none leaves nothing to wait for."""
-    reader = Reader()
-    reader.published.script("KI")
-    reader.cursor.refuse(mask(INTER, DISPOSABLE), DropReason.REFUSED, reader.now)
-    reader.published.script("A")
-    reader.cursor.refuse(0, DropReason.REFUSED, reader.now)
-    reader.published.script("I")
-    assert reader.take() == [0, 1, 2, 3]
-    assert reader.cursor.restarts == 0
-
-
-def test_refuse_when_a_frame_was_lost_restarts_at_the_next_key_frame():
-    """After a lost inter frame come only sound and data, then headers and the key frame."""
-    reader = Reader()
-    reader.published.script("K")
-    reader.cursor.refuse(mask(INTER), DropReason.REFUSED, reader.now)
-    reader.published.script("I")
-    reader.cursor.refuse(0, DropReason.REFUSED, reader.now)
-    reader.published.script("IDAKI")
-    assert reader.take() == [0, 4, "R", "R", 5, 6]
-    assert reader.cursor.restarts == 1
-    assert reader.cursor.waiting_for_key is False
-
-
 def test_thin_when_control_messages_lie_in_the_skipped_part_keeps_them():
     """Control of the log is never dropped: skipping carries it along, before the headers of the key frame."""
     reader = Reader()
     reader.published.script("KICAIKI")
     reader.cursor.thin_to_key_frame(Room(1 << 40, 5, 0.0, 0), reader.now)
     assert reader.take() == [2, "R", "R", 5, 6]
-
-
-def test_thin_when_only_key_frame_and_sound_fit_refuses_pictures_until_the_next():
-    """Where the newest group is too large, its key frame and sound stay, and the next key frame brings all back."""
-    reader = Reader()
-    reader.published.script("KIIKIIIA")
-    reader.cursor.thin_to_key_frame(Room(1 << 40, 4, 0.0, 0), reader.now)
-    reader.published.script("IAKI")
-    assert reader.take() == ["R", "R", 3, 7, 9, "R", "R", 10, 11]
-
-
-def test_thin_when_everything_fits_leaves_all():
-    """A queue within its room, from a key frame on, loses nothing and gets no headers it does not need."""
-    reader = Reader()
-    reader.published.script("KIA")
-    reader.cursor.thin_to_key_frame(Room(1 << 40, 3, 0.0, 0), reader.now)
-    assert reader.take() == [0, 1, 2]
-    assert reader.cursor.restarts == 0
-
-
-def test_joining_when_refusals_begin_meanwhile_applies_them_at_its_end():
-    reader = Reader()
-    reader.published.script("KD")
-    cursor = reader.cursor = LogCursor(
-        reader.published.log, now=reader.now, start=reader.published.log.cached, prefix=(b"R" + bytes(10),)
-    )
-    assert cursor.allowance() == (11 + 2 * HEAD_BYTES, 3)
-    cursor.refuse(mask(DISPOSABLE), DropReason.REFUSED, reader.now)
-    reader.published.script("D")
-    assert cursor.load()[1] == 4
-    assert cursor.allowance()[1] == 3
-    cursor.end_joining(DropReason.REFUSED, reader.now)
-    reader.published.script("DA")
-    assert [item[0] for item in cursor.peek(100, 1 << 40)] == [HEADER, KEY, DISPOSABLE, DISPOSABLE, AUDIO]
-    assert cursor.allowance() == (0, 0)
-
-
-@pytest.mark.parametrize("wait", [False, True])
-def test_finish_when_log_goes_on_ends_at_its_place(wait):
-    """What is published after the end is not for this viewer, a key frame included, and is not counted for it."""
-    reader = Reader(wait_for_key=wait)
-    reader.published.script("IA")
-    reader.cursor.finish(reader.now)
-    reader.published.script("KIA")
-    assert reader.take() == ([1] if wait else [0, 1])
-    assert reader.cursor.caught_up
-    assert as_counts(reader.cursor.books())[0].total_messages == 2
-
-
-def test_drop_everything_when_gates_lie_ahead_counts_each_message_once():
-    """Leaving counts what was queued as left behind, what was refused before under its own reason."""
-    reader = Reader()
-    reader.published.script("KC")
-    reader.cursor.refuse(mask(DISPOSABLE), DropReason.REFUSED, reader.now)
-    reader.published.script("DAI")
-    reader.cursor.drop_everything(DropReason.UNFOLLOWED)
-    dropped = {reason: counts.by_name() for reason, counts in as_counts(reader.cursor.books())[1].items()}
-    assert dropped == {
-        DropReason.REFUSED: {"disposable": 1},
-        DropReason.UNFOLLOWED: {"control": 1, "key": 1, "inter": 1, "audio": 1},
-    }
-    assert reader.cursor.load() == (0, 0)
-    reader.check()
-
-
-def test_compact_when_little_is_left_of_much_lets_the_log_go():
-    """A few messages that hold megabytes of refused ones are copied out; order and accounts stay what they were."""
-    reader = Reader()
-    reader.published.script("XX")
-    reader.cursor.refuse(mask(AUDIO), DropReason.HELD, reader.now)
-    reader.published.script("A" * 100, 20_000)
-    reader.published.script("X")
-    before = reader.cursor.load(), as_counts(reader.cursor.books())
-    reader.cursor.compact()
-    assert (reader.cursor.load(), as_counts(reader.cursor.books())) == before
-    assert reader.cursor.entry is reader.published.log.tail
-    assert reader.take() == [0, 1, 102]
-
-
-def test_compact_when_little_would_be_won_leaves_the_log():
-    """A queue that is most of what it spans stays in the log, where it costs nothing."""
-    reader = Reader()
-    reader.published.script("X" * 100, 20_000)
-    reader.cursor.refuse(mask(AUDIO), DropReason.HELD, reader.now)
-    reader.cursor.compact()
-    assert reader.cursor.entry.sequence == 0
 
 
 @given(

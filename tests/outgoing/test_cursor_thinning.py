@@ -7,13 +7,13 @@ import random
 
 import pytest
 from cursor_kit import LETTERS, ROOMY, Follower
-from flow_kit import AUDIO, CLASS_OF, CONTROL, HEADER, KEY, RESTART, parse
+from flow_kit import AUDIO, CLASS_OF, KEY, RESTART, parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowctl.core.flow.counts import as_counts, total
 from flowctl.core.flow.limits import OFF_MARK
-from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room, refused_mask
+from flowctl.core.flow.policy import BROKEN_MASK, DROPPABLE_MASK, Room
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.cursor import LogCursor
 from flowctl.core.outgoing.streamlog import StreamLog
@@ -452,16 +452,3 @@ def test_cursor_over_a_long_random_life_keeps_its_books():
             assert letter == "H" or accepted.messages[item] == offered[letter]
     assert follower.numbers == sorted(set(follower.numbers))
     assert follower.cursor.restarts > 10
-
-
-def test_masks_when_used_here_leave_control_and_headers_alone():
-    """Whatever a policy says, the log's control messages and headers are nobody's to refuse."""
-
-    class DropsAll:
-        def decide(self, state, message_class):
-            from flowctl.core.flow.policy import Verdict
-
-            return Verdict.DROP
-
-    assert refused_mask(DropsAll(), 0) == DROPPABLE_MASK
-    assert not DROPPABLE_MASK & (1 << CONTROL | 1 << HEADER)

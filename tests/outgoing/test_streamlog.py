@@ -281,17 +281,6 @@ def test_chain_when_long_is_released_without_recursion(alive):
     assert alive() == 0
 
 
-def test_log_when_dropped_with_its_last_cursor_is_freed_whole(alive):
-    """Log, groups and entries have no cycle among them: they go with the last reference."""
-    log = StreamLog()
-    place = Place(log.tail)
-    fill(log, [KEY, INTER, INTER] * 10)
-    del log
-    assert alive() == 30
-    del place
-    assert alive() == 0
-
-
 def test_reader_on_another_thread_while_appending_sees_whole_entries():
     """A reader without a lock sees every message once, in order, filled, with totals that fit."""
     log, total, wrong = StreamLog(), 30_000, []

@@ -34,7 +34,7 @@ from flowctl.core.sending.settings import SenderSettings
 from flowctl.errors import LocalProtocolError
 from flowctl.reasons import CloseReason, DropReason
 from flowctl.sender import FlushResult, Sender
-from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, ThrottledPeer, would_block
+from flowctl.testing import ManualGroup, ManualHost, ScriptedTransport, would_block
 
 # -- modes and writing
 
@@ -117,24 +117,6 @@ def test_eagain_when_everything_is_taken_later_clears_only_then():
     assert viewer.states() == [OVERLOADED, READY]
 
 
-def test_throttled_peer_when_link_is_slower_than_we_gets_everything_in_order():
-    """Behind a link of a given rate and a small buffer the Sender alternates between waiting and writing."""
-    group = ManualGroup()
-    peer = ThrottledPeer(group.clock, 1000, buffer_bytes=50)
-    host = ManualHost(group)
-    host.sender = sender = Sender(host, peer)
-    wires = [frame(OWN, DATA, number, 40) for number in range(20)]
-    for wire in wires:
-        sender.send(wire)
-    for _ in range(40):
-        group.run(0.05)
-        if peer.run():
-            host.poll_writable()
-    peer.run()
-    assert bytes(peer.received) == b"".join(wires)
-    assert sender.state is READY
-
-
 def test_control_when_others_wait_goes_first_at_a_message_boundary():
     """The control lane overtakes queued messages, but never the one whose first byte is out."""
     viewer = Talker(Peer(room=4))
@@ -143,19 +125,6 @@ def test_control_when_others_wait_goes_first_at_a_message_boundary():
     viewer.say("CXC")
     viewer.give(None)
     assert viewer.heard() == [0, 2, 4, 1, 3]
-
-
-def test_message_in_flight_when_all_is_dropped_is_finished():
-    """A message whose first byte has been written is completed whatever is done to the queue."""
-    viewer = Talker(Peer(room=30), policy=LivePolicy())
-    viewer.say("X", 100)
-    viewer.group.run()
-    viewer.say("DAX")
-    viewer.sender.thin(Thin.DROPPABLE)
-    viewer.say("C")
-    viewer.give(None)
-    assert viewer.classes() == "XC"
-    check_accounts(viewer, viewer.offered)
 
 
 @pytest.mark.parametrize(

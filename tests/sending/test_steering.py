@@ -7,7 +7,6 @@ import gc
 import pytest
 from fanout_kit import TIMELESS, Stage
 from flow_kit import (
-    AUDIO,
     CONTROL,
     DATA,
     DISPOSABLE,
@@ -111,39 +110,6 @@ def test_return_when_there_is_no_reason_sends_everything(seconds, settings, scri
     assert viewer.numbers() == list(range(6))
     assert viewer.sender.statistics().returns == 0
     assert viewer.sender.statistics().dropped == {}
-
-
-def test_return_when_a_message_is_in_flight_finishes_it_first():
-    """A message whose first byte is out goes out whole, before the headers of the key frame."""
-    stage, viewer = staged(RETURNING)
-    viewer.peer.room = 5
-    stage.publish("IA")
-    stage.group.run(3.0)
-    stage.publish("KA")
-    viewer.drain()
-    assert [(origin, number) for origin, _, number, _ in viewer.frames[-5:]] == [
-        (LOG, 1),
-        (RESTART, 3),
-        (RESTART, 3),
-        (LOG, 3),
-        (LOG, 4),
-    ]
-    check_accounts(viewer)
-
-
-def test_return_when_there_is_sound_only_keeps_what_fits_the_low_mark():
-    """Without video the oldest sound goes until the low marks are reached."""
-    stage = Stage(script="A")
-    viewer = stage.viewer(Peer(), limits=by_messages(1000, 2000, 3), settings=RETURNING)
-    viewer.follow(stage.fanout)
-    stage.group.run(1.0)
-    viewer.peer.room = 0
-    stage.publish("A" * 10)
-    stage.group.run(3.0)
-    viewer.drain()
-    assert viewer.numbers()[-3:] == [8, 9, 10]
-    assert viewer.sender.statistics().dropped[DropReason.RETURNED].of(AUDIO) == 7
-    assert viewer.sender.statistics().returns == 1
 
 
 def test_return_when_a_slow_viewer_is_too_far_behind_comes_without_a_stall():
@@ -318,14 +284,6 @@ def test_forecast_when_pictures_are_left_out_is_never_until_the_viewer_stalls():
     scene.go(2 * STALL_S, 0.0)
     assert scene.sender.forecast() is not None
     assert "the hard limit" in scene.sender.why()
-
-
-def test_forecast_when_a_viewer_keeps_up_is_never():
-    """A viewer that is not refused anything has nothing to fear."""
-    stage, viewer = staged(TIMELESS, AGE)
-    stage.publish("IIAA", 500)
-    assert viewer.sender.forecast() is None
-    assert viewer.sender.statistics().forecast is None
 
 
 def test_forecast_when_no_log_is_followed_rests_on_what_is_queued():
