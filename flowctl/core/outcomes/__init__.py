@@ -1,4 +1,4 @@
-"""Requests whose outcome comes exactly once, and when to try again (pure).
+"""Requests whose outcome comes exactly once, when to try again, and how often anything may come (pure).
 
 Begin with `pending.py`.
 """

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from flowctl.core.loop.locks import OwnedLock
+from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.server.bans import LIMITED_BURST, LIMITED_NEW_PER_S, NO_BANS, Ban, BanAction, BanList, utc_text
 from flowctl.core.text.addresses import address_key
 from flowctl.core.text.fieldtypes import check_fields
@@ -102,17 +103,14 @@ class Elsewhere(Protocol):
         """Count it no more."""
 
 
+@dataclass(eq=False, slots=True)
 class _Address:
     """What is known of one address."""
 
-    __slots__ = ("connections", "filled_at", "in_second", "second", "tokens")
-
-    def __init__(self, tokens: float, now: float) -> None:
-        self.connections = 0
-        self.tokens = tokens
-        self.filled_at = now  # when the tokens were counted last
-        self.second = now  # when the running second of attempts began
-        self.in_second = 0  # attempts in it
+    bucket: TokenBucket
+    second: float  # when the running second of attempts began
+    in_second: int = 0  # attempts in it
+    connections: int = 0
 
     def attempt(self, now: float) -> None:
         """Count an attempt to connect."""
@@ -241,7 +239,8 @@ class Admission:
         with self._lock:
             entry = self._addresses.get(address_key(address))
             if entry is not None:
-                entry.tokens = min(float(max(self.limits.burst_per_address, 1)), entry.tokens + cost)
+                bucket = entry.bucket
+                bucket.tokens = min(float(max(self.limits.burst_per_address, 1)), bucket.tokens + cost)
 
     def refuse(self, limit: str) -> None:
         """Count a connection that was refused before it could enter, by name of the limit."""
@@ -250,14 +249,11 @@ class Admission:
 
     def _take_token_locked(self, entry: _Address, limit: str, rate: float, burst: int, now: float, cost: float) -> None:
         self._lock.assert_owned()
-        entry.tokens = min(float(burst), entry.tokens + (now - entry.filled_at) * rate)
-        entry.filled_at = now
-        if entry.tokens < cost:
+        if not entry.bucket.take_tokens(rate, float(burst), now, cost):
             message = (
                 f"{limit}: {entry.in_second} attempts in this second, the limit is {rate:g} after a burst of {burst}"
             )
             self._refuse_locked(limit, entry.in_second, rate, message)
-        entry.tokens -= cost
 
     def _refuse_locked(self, limit: str, value: float, most: float, message: str | None = None) -> None:
         self._lock.assert_owned()
@@ -284,7 +280,7 @@ class Admission:
                 addresses.move_to_end(oldest)
             else:
                 del addresses[oldest]
-        entry = addresses[address] = _Address(float(max(self.limits.burst_per_address, 1)), now)
+        entry = addresses[address] = _Address(TokenBucket(float(max(self.limits.burst_per_address, 1)), now), now)
         return entry
 
 

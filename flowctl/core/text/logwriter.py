@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from flowctl.core.outcomes.bucket import TokenBucket
+
 MOST_QUEUED_BYTES: Final = 1024 * 1024
 """Lines that may wait: some 5,000, seconds of a busy log. A reader that is slower than that does not read."""
 LINES_PER_S: Final = 20.0
@@ -33,10 +35,8 @@ _BATCH_BYTES: Final = 64 * 1024
 """Written by one system call: what a pipe holds by default."""
 
 
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    at: float
+@dataclass(eq=False, slots=True)
+class _Bucket(TokenBucket):
     kept_back: int = 0
 
 
@@ -61,7 +61,7 @@ class LineLimiter:
             bucket = self._buckets[key] = _Bucket(LINES_AT_ONCE, now)
         else:
             self._buckets.move_to_end(key)
-            _refill(bucket, now)
+            bucket.fill(LINES_PER_S, LINES_AT_ONCE, now)
         if bucket.tokens < (RESUME_AFTER if bucket.kept_back else 1):
             bucket.kept_back += 1
             return False
@@ -75,18 +75,11 @@ class LineLimiter:
         for key, bucket in self._buckets.items():
             if not bucket.kept_back:
                 continue
-            if now is not None:
-                _refill(bucket, now)
-                if bucket.tokens < RESUME_AFTER:
-                    continue
+            if now is not None and bucket.fill(LINES_PER_S, LINES_AT_ONCE, now) < RESUME_AFTER:
+                continue
             told.append((key, bucket.kept_back))
             bucket.kept_back = 0
         return told
-
-
-def _refill(bucket: _Bucket, now: float) -> None:
-    bucket.tokens = min(LINES_AT_ONCE, bucket.tokens + max(0.0, now - bucket.at) * LINES_PER_S)
-    bucket.at = now
 
 
 class LineWriter:

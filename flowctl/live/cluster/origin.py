@@ -24,6 +24,7 @@ import structlog
 from flowctl.core.flow.limits import NO_LIMITS
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.loop.faults import ErrorHook
+from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.sending.settings import SenderSettings
 from flowctl.core.server.server import Server
 from flowctl.errors import ClosedError, ConfigError, FlowctlError, LimitExceededError, LocalProtocolError
@@ -37,7 +38,6 @@ from flowctl.live.stream import StreamMember
 from flowctl.nodes.diffusion.diffusion import ObjectDiffusion
 from flowctl.nodes.diffusion.policy import Policy
 from flowctl.nodes.diffusion.streams.tcp import StreamSession
-from flowctl.nodes.rpc.access.admission import Bucket
 from flowctl.pollgroup import PollGroup
 
 _log: Final = structlog.get_logger("flowctl.cluster")
@@ -309,7 +309,7 @@ class Cutting:
                 if len(self._timelines) > _TIMELINES:
                     self._timelines.popitem(last=False)
         if publisher is not None and not isinstance(publisher, HubSink):
-            pace = Bucket(_SMALL_AT_ONCE, self._clock())
+            pace = TokenBucket(_SMALL_AT_ONCE, self._clock())
             self._publications[name] = _Publication(Cutter(name, 0), self._timelines.get(name), pace)
 
     def message(self, name: str, message_class: MessageClass, type_id: int, timestamp: int, payload: bytes) -> None:
@@ -332,7 +332,7 @@ class Cutting:
     def _complete(self, publication: _Publication, cuts: list[Cut]) -> None:
         for cut in cuts:
             small = sum(len(frame.payload) for frame in cut.frames) < _SMALL_BYTES
-            if not small or publication.pace.take(_SMALL_PER_S, _SMALL_AT_ONCE, self._clock()):
+            if not small or publication.pace.take_tokens(_SMALL_PER_S, _SMALL_AT_ONCE, self._clock()):
                 self._hand_over(cut)
                 continue
             self.refused += 1
@@ -352,5 +352,5 @@ class _Publication:
 
     cutter: Cutter
     before: int | None
-    pace: Bucket
+    pace: TokenBucket
     leaps: bool = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, TypeAlias
 
+from flowctl.core.outcomes.bucket import TokenBucket
 from flowctl.core.text.addresses import address_key
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError, LocalProtocolError
@@ -42,39 +43,20 @@ class _Door:
     allow: Allow
 
 
-class Bucket:
-    """Tokens that come at a rate up to a number; not locked."""
-
-    __slots__ = ("_at", "_tokens")
-
-    def __init__(self, tokens: float, now: float) -> None:
-        self._tokens = tokens
-        self._at = now
-
-    def take(self, rate_per_s: float, burst: float, now: float) -> bool:
-        """Take a token if there is one; return whether there was."""
-        self._tokens = min(burst, self._tokens + max(0.0, now - self._at) * rate_per_s)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
 def rate_key(address: str) -> str:
     """Return what counts as one address where rates are per address: of ipc the user, who may have many processes."""
     return address.rpartition(":")[0] if address.startswith("localhost:") else address_key(address)
 
 
 class AddressRates:
-    """One `Bucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked."""
+    """One `TokenBucket` per address (see `rate_key`); those seen longest ago are forgotten. Not locked."""
 
     __slots__ = ("_buckets", "_burst", "_rate_per_s")
 
     def __init__(self, rate_per_s: float, burst: int) -> None:
         self._rate_per_s: Final = rate_per_s
         self._burst: Final = burst
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -84,12 +66,12 @@ class AddressRates:
         key = rate_key(address)
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = Bucket(self._burst, now)
+            bucket = self._buckets[key] = TokenBucket(self._burst, now)
             if len(self._buckets) > MOST_ADDRESSES:
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(key)
-        return bucket.take(self._rate_per_s, self._burst, now)
+        return bucket.take_tokens(self._rate_per_s, self._burst, now)
 
 
 class RpcAdmission:
