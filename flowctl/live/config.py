@@ -15,7 +15,7 @@ from flowctl.core.flow.limitsfile import LimitsFile
 from flowctl.core.flow.policy import LIVE_POLICIES
 from flowctl.core.loop.work import WorkLimits
 from flowctl.core.outgoing.streamlog import CacheLimits
-from flowctl.core.sending.settings import SenderSettings
+from flowctl.core.sending.settings import LIVE_RETURN_AFTER_S, SenderSettings
 from flowctl.core.server.program import ServeOptions
 from flowctl.core.text.addresses import Network, listen_addresses, listen_hosts
 from flowctl.core.text.fieldtypes import check_type
@@ -176,7 +176,7 @@ class LiveConfig(ServeOptions):
 
     rtmp: ServerSessionConfig = field(default_factory=ServerSessionConfig)
     policy: str = "all-or-cut"
-    return_after_s: float = 3.0
+    return_after_s: float = LIVE_RETURN_AFTER_S
     flush_interval_s: float = DEFAULT_FLUSH_INTERVAL_S
     flush_adaptive: bool = True
     cache: CacheLimits = field(default_factory=CacheLimits)

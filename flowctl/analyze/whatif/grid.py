@@ -29,7 +29,7 @@ from flowctl.errors import ConfigError
 from flowctl.records.flight.whatif.types import MOST_CHOICES, Choice, marks_text, policy_name
 from flowctl.records.flight.words import TablePolicy, limits_from, settings_from
 
-DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"), return_after_s=0.0)
+DEFAULT_IN_FORCE: Final = Choice(limits=Limits.parse("2MiB,2048,4s", "4MiB,4096,8s"))
 """What ``flowctl serve live`` has without options; taken where the records do not say what was in force."""
 
 _KEYS: Final = ("soft", "hard", "policy", "target_delay", "hard_policy", "soft_too_long_s", "stuck_s", "return_after_s")

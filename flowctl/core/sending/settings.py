@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
@@ -14,6 +15,11 @@ class AgeSource(enum.Enum):
 
     QUEUE = "queue"
     DELAY = "delay"
+
+
+LIVE_RETURN_AFTER_S: Final = 3.0
+"""`SenderSettings.return_after_s` of a live server: media that old are worth less than being live again. Any other
+server sends everything."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

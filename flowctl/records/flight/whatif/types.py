@@ -22,6 +22,7 @@ from flowctl.core.flow.policy import (
     refused_mask,
 )
 from flowctl.core.flow.state import CLASS_COUNT, SendState
+from flowctl.core.sending.settings import LIVE_RETURN_AFTER_S, SenderSettings
 from flowctl.errors import ConfigError
 from flowctl.reasons import CloseReason
 from flowctl.units import format_duration, format_size
@@ -72,6 +73,9 @@ Event = tuple[float, int, int]
 """(seconds since the recording began, `MessageClass` of a message or TAKEN, REFUSED or HELD, bytes of it)."""
 
 
+_SETTINGS: Final = SenderSettings()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """What is to be tried.
@@ -85,9 +89,9 @@ class Choice:
 
     limits: Limits
     policy: str = "all-or-cut"
-    soft_too_long_s: float = 60.0
-    stuck_s: float = 15.0
-    return_after_s: float = 5.0
+    soft_too_long_s: float = _SETTINGS.soft_too_long_s
+    stuck_s: float = _SETTINGS.stuck_s
+    return_after_s: float = LIVE_RETURN_AFTER_S
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
