@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from dataclasses import dataclass, field
 from typing import Final
 
 LEAST_SAMPLE_S: Final = 0.2
@@ -60,34 +61,26 @@ _NOTE_S: Final = 5.0
 """Between two notes of pictures."""
 
 
+@dataclass(eq=False, slots=True)
 class DrainMeter:
     """What a peer takes while there is always something to take.
 
     Peers take in lumps, a slow link's receive window opens in steps of up to half a second: a part of the window ends
     when something was taken, and never in between.
-
-    Attributes:
-        rate: bytes per second, as last measured, however long ago. None: not measured.
-        sampled_at: when the last sample was taken, in seconds.
-        taken_at: the last sample at which the peer had taken something since the one before.
     """
 
-    __slots__ = (
-        *("_acknowledged", "_bytes", "_part_at", "_parts", "_seconds", "_waited_at"),
-        *("_taken", "_waits", "rate", "sampled_at", "taken_at", "waited_s"),
-    )
-
-    def __init__(self) -> None:
-        self.rate: float | None = None
-        self.sampled_at = self.taken_at = float("-inf")
-        self.waited_s = 0.0
-        self._taken = 0  # what the peer had taken at the last sample
-        self._acknowledged = 0  # where the open part began
-        self._part_at = 0.0  # when it began: the peer took something, or something began to wait
-        self._waits = False  # something waited up to the last sample
-        self._waited_at = float("-inf")  # when something was last seen to wait
-        self._parts: list[tuple[float, int]] = []  # (seconds, bytes taken) of the window
-        self._seconds, self._bytes = 0.0, 0
+    rate: float | None = None  # bytes per second, as last measured, however long ago; None: not measured
+    sampled_at: float = float("-inf")  # when the last sample was taken, in seconds
+    taken_at: float = float("-inf")  # the last sample at which the peer had taken something since the one before
+    waited_s: float = 0.0
+    _taken: int = 0  # what the peer had taken at the last sample
+    _acknowledged: int = 0  # where the open part began
+    _part_at: float = 0.0  # when it began: the peer took something, or something began to wait
+    _waits: bool = False  # something waited up to the last sample
+    _waited_at: float = float("-inf")  # when something was last seen to wait
+    _parts: list[tuple[float, int]] = field(default_factory=list)  # (seconds, bytes taken) of the window
+    _seconds: float = 0.0
+    _bytes: int = 0
 
     def sample(self, now: float, acknowledged_bytes: int, *, waited: bool) -> None:
         if acknowledged_bytes > self._taken:
@@ -143,27 +136,22 @@ class DrainMeter:
         return now - self.waits_since(now) < _WINDOW_S and all(seconds < _WINDOW_S for seconds, _ in self._parts)
 
 
+@dataclass(eq=False, slots=True)
 class DelayMeter:
     """Delay of one peer, from samples of what was written and what is left; pure but for the caller's figures."""
 
-    __slots__ = (
-        *("_acknowledged", "_at", "_gap_s", "_rate", "_read", "_read_at", "_reads"),
-        *("_short", "_since", "_step", "_stopped_s", "_untaken"),
-    )
-
-    def __init__(self) -> None:
-        self._at: float | None = None  # time of the last sample that counted
-        self._untaken = 0  # what had not been taken at the last sample
-        self._stopped_s = 0.0  # how long the peer had taken nothing then
-        self._acknowledged = 0
-        self._rate = 0.0  # bytes per second that the peer's kernel takes while there is something to take
-        self._since: float | None = None  # since when it has taken nothing although there was something
-        self._read = 0  # what the peer's application says that it has read
-        self._read_at = 0.0  # when it last said so
-        self._reads = 0  # how often it has said so
-        self._step = 0.0  # largest distance between two such reports lately, in bytes
-        self._gap_s = 0.0  # longest time between two of them lately
-        self._short = _SHORT  # share of what was written that the application does not count, at most
+    _at: float | None = None  # time of the last sample that counted
+    _untaken: int = 0  # what had not been taken at the last sample
+    _stopped_s: float = 0.0  # how long the peer had taken nothing then
+    _acknowledged: int = 0
+    _rate: float = 0.0  # bytes per second that the peer's kernel takes while there is something to take
+    _since: float | None = None  # since when it has taken nothing although there was something
+    _read: int = 0  # what the peer's application says that it has read
+    _read_at: float = 0.0  # when it last said so
+    _reads: int = 0  # how often it has said so
+    _step: float = 0.0  # largest distance between two such reports lately, in bytes
+    _gap_s: float = 0.0  # longest time between two of them lately
+    _short: float = _SHORT  # share of what was written that the application does not count, at most
 
     def peer_acknowledged(self, now: float, total_bytes: int, written_bytes: int) -> None:
         """The peer's application has read `total_bytes` since the connection began."""

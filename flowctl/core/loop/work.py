@@ -25,9 +25,9 @@ honest crowds were slowed for it. Accounts belong to one thread, so a share is o
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import exp, log
 from typing import Final, NamedTuple
 
@@ -72,7 +72,7 @@ PER_ADDRESS: Final = "work_share_per_address"
 """Names of the two limits, in logs, counts and errors."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkLimits:
     """How much of its thread a peer may take; 0 turns one off.
 
@@ -129,31 +129,19 @@ class _Episodes(NamedTuple):
 _NO_EPISODES: Final = _Episodes(0, _NEVER, _NEVER)
 
 
+@dataclass(eq=False, slots=True)
 class AddressWork:
     """What the connections of one address do on one thread."""
 
-    __slots__ = (
-        "_armed",
-        "_at",
-        "_call_next_turn",
-        "_left_at",
-        "_left_s",
-        "_recent_s",
-        "accounts",
-        "limits",
-        "turn_s",
-    )
-
-    def __init__(self, limits: WorkLimits, call_next_turn: Callable[[Callable[[], None]], None], now: float) -> None:
-        self.limits: Final = limits
-        self.accounts: Final[set[WorkAccount]] = set()
-        self._call_next_turn: Final = call_next_turn
-        self._recent_s = 0.0
-        self._at = now
-        self._left_s = 0.0  # of `_recent_s`, what those did that have left
-        self._left_at = now
-        self._armed = False
-        self.turn_s = 0.0
+    limits: WorkLimits
+    _call_next_turn: Callable[[Callable[[], None]], None]
+    _at: float
+    _recent_s: float = 0.0
+    _left_s: float = 0.0  # of `_recent_s`, what those did that have left
+    _left_at: float = 0.0
+    _armed: bool = False
+    turn_s: float = 0.0
+    accounts: set[WorkAccount] = field(default_factory=set)
 
     def charge(self, took_s: float, now: float) -> bool:
         """Add `took_s` of work done now; return whether the address is over its share."""
@@ -198,23 +186,17 @@ class AddressWork:
         self.turn_s = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class WorkAccount:
-    """What one connection does.
+    """What one connection does."""
 
-    Attributes:
-        address: that of its address on the thread where it lives. None: it is on no thread.
-    """
-
-    __slots__ = ("_at", "_episodes", "_inherited", "_recent_s", "address", "limits", "work_s")
-
-    def __init__(self, limits: WorkLimits, now: float) -> None:
-        self.limits: Final = limits
-        self.address: AddressWork | None = None
-        self._recent_s = 0.0
-        self._at = now
-        self._episodes = _NO_EPISODES  # nearly all connections have none
-        self._inherited: tuple[float, float] | None = None  # work of those that left before it came, and when it did
-        self.work_s = 0.0
+    limits: WorkLimits
+    _at: float
+    address: AddressWork | None = None  # that of its address on the thread where it lives; None: it is on no thread
+    _recent_s: float = 0.0
+    _episodes: _Episodes = _NO_EPISODES  # nearly all connections have none
+    _inherited: tuple[float, float] | None = None  # work of those that left before it came, and when it did
+    work_s: float = 0.0
 
     def charge(self, took_s: float, now: float) -> Overrun | None:
         """Add `took_s` of work that ended now; return what follows if that is too much. None: nothing does."""
