@@ -174,7 +174,9 @@ def octets_dealer(port: int) -> socket.socket:
     """Shake hands as a DEALER that is called ``me`` (ZMTP 3.0, NULL): a connection that can be reset."""
     line = socket.create_connection(("127.0.0.1", port), WAIT_S)
     ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x02me"
-    line.sendall(b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(52, b"\0") + bytes([4, len(ready)]) + ready)
+    line.sendall(b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(52, b"\0"))
+    assert len(line.recv(64, socket.MSG_WAITALL)) == 64, "no greeting"
+    line.sendall(bytes([4, len(ready)]) + ready)
     return line
 
 
