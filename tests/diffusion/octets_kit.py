@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import selectors
 
 from flowctl.errors import BrokenError, ClosedError
@@ -43,6 +44,16 @@ def in_virtual_time(coroutine, limit_s=600.0):
     """Run a coroutine; it fails when it takes more than so many seconds of virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(asyncio.wait_for(coroutine, limit_s))
+
+
+def virtual(test):
+    """Run a test that is a coroutine function in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args, **named):
+        in_virtual_time(test(*args, **named), 5000.0)
+
+    return run
 
 
 def clock():

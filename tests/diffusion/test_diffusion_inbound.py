@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 
 import pytest
-from octets_kit import RawPeer, by_name, clock, in_virtual_time, named, pool_of, until
+from octets_kit import RawPeer, by_name, clock, in_virtual_time, named, pool_of, until, virtual
 
 from flowctl.errors import BrokenError, InternalError, LimitExceededError, LocalProtocolError, RemoteProtocolError
 from flowctl.nodes.diffusion.decision import CentralPlanner, PeerDecision
@@ -59,39 +59,33 @@ class Fetching:
             assert self.diffusion._registry._apis == {}
 
 
-def test_client_when_it_begins_asks_for_ids_then_objects_then_acknowledges():
+@virtual
+async def test_client_when_it_begins_asks_for_ids_then_objects_then_acknowledges():
     """The octets of a whole exchange: a cold start, objects before ids, and acknowledgement (OD-34, OD-53)."""
-
-    async def run():
-        node = Fetching()
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await peer.hears("82 03 9F 41 61 41 62 FF  84 01 F4 00 0A")
-        await peer.says(f"82 04 9F {OBJECT_A} {OBJECT_B} FF  82 02 9F FF")
-        await peer.hears("84 01 F5 02 0A")
-        assert node.pool.get(b"b") == b"b/\0"
-        peer.stream.close()
-        assert await node.ends() is None
-
-    in_virtual_time(run())
+    node = Fetching()
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
+    await peer.hears("82 03 9F 41 61 41 62 FF  84 01 F4 00 0A")
+    await peer.says(f"82 04 9F {OBJECT_A} {OBJECT_B} FF  82 02 9F FF")
+    await peer.hears("84 01 F5 02 0A")
+    assert node.pool.get(b"b") == b"b/\0"
+    peer.stream.close()
+    assert await node.ends() is None
 
 
 @pytest.mark.parametrize("reply", ["41 61 41 62", f"{ID_A} 41 62"])
-def test_ids_when_their_sizes_are_not_told_are_fetched_one_at_a_time(reply):
+@virtual
+async def test_ids_when_their_sizes_are_not_told_are_fetched_one_at_a_time(reply):
     """An announcement is an id or an id with its size; where it is not told, a reply has room for one object."""
-
-    async def run():
-        node = Fetching()
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {reply} FF")
-        await peer.hears("82 03 9F 41 61 FF  82 03 9F 41 62 FF  84 01 F4 00 0A")
-        await peer.says(f"82 04 9F {OBJECT_A} FF  82 04 9F {OBJECT_B} FF")
-        await until(node.pool, 2)
-        node.tasks["p"].cancel()
-
-    in_virtual_time(run())
+    node = Fetching()
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {reply} FF")
+    await peer.hears("82 03 9F 41 61 FF  82 03 9F 41 62 FF  84 01 F4 00 0A")
+    await peer.says(f"82 04 9F {OBJECT_A} FF  82 04 9F {OBJECT_B} FF")
+    await until(node.pool, 2)
+    node.tasks["p"].cancel()
 
 
 @pytest.mark.parametrize(
@@ -111,55 +105,47 @@ def test_ids_when_their_sizes_are_not_told_are_fetched_one_at_a_time(reply):
         ("82 02 9F 82 41 61 1A 00 1E 84 81 FF", LimitExceededError),
     ],
 )
-def test_reply_of_ids_when_wrong_ends_the_peer_and_leaves_nothing(says, fault):
+@virtual
+async def test_reply_of_ids_when_wrong_ends_the_peer_and_leaves_nothing(says, fault):
     """Too many, repeated, none, of the wrong kind, unasked, too long or too large (OD-24, OD-26)."""
-
-    async def run():
-        node = Fetching()
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(says)
-        with pytest.raises(fault) as caught:
-            await node.ends()
-        assert caught.type is fault
-
-    in_virtual_time(run())
+    node = Fetching()
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(says)
+    with pytest.raises(fault) as caught:
+        await node.ends()
+    assert caught.type is fault
 
 
 @pytest.mark.parametrize("again", ["41 61", "41 62"])
-def test_id_when_announced_again_while_it_is_open_or_in_flight_ends_the_peer(again):
-    async def run():
-        node = Fetching(b"b")
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await peer.hears("82 03 9F 41 61 FF  84 01 F4 00 0A")
-        await peer.says(f"82 04 9F {OBJECT_A} FF" if again == "41 62" else "")
-        if again == "41 62":  # acknowledged with a, so b may be announced anew; a was, too
-            await peer.says("82 02 9F 41 62 FF")
-        else:
-            peer.heard = b""
-            await peer.says("82 04 9F 43 61 2F 00 FF 82 02 9F 41 61 FF")
-        with pytest.raises(ObjectIdAlreadyKnownError):
-            await node.ends()
-
-    in_virtual_time(run())
+@virtual
+async def test_id_when_announced_again_while_it_is_open_or_in_flight_ends_the_peer(again):
+    node = Fetching(b"b")
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
+    await peer.hears("82 03 9F 41 61 FF  84 01 F4 00 0A")
+    await peer.says(f"82 04 9F {OBJECT_A} FF" if again == "41 62" else "")
+    if again == "41 62":  # acknowledged with a, so b may be announced anew; a was, too
+        await peer.says("82 02 9F 41 62 FF")
+    else:
+        peer.heard = b""
+        await peer.says("82 04 9F 43 61 2F 00 FF 82 02 9F 41 61 FF")
+    with pytest.raises(ObjectIdAlreadyKnownError):
+        await node.ends()
 
 
-def test_id_when_the_pool_has_its_object_is_taken_never_fetched_and_acknowledged_in_order():
+@virtual
+async def test_id_when_the_pool_has_its_object_is_taken_never_fetched_and_acknowledged_in_order():
     """A peer that is late with an id does nothing wrong (OD-27)."""
-
-    async def run():
-        node = Fetching(b"a", b"c")
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} {ID_B} {ID_C} FF")
-        await peer.hears("82 03 9F 41 62 FF  84 01 F4 01 0A")
-        await peer.says(f"82 04 9F {OBJECT_B} FF  82 02 9F FF")
-        await peer.hears("84 01 F5 02 0A")
-        node.tasks["p"].cancel()
-
-    in_virtual_time(run())
+    node = Fetching(b"a", b"c")
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} {ID_B} {ID_C} FF")
+    await peer.hears("82 03 9F 41 62 FF  84 01 F4 01 0A")
+    await peer.says(f"82 04 9F {OBJECT_B} FF  82 02 9F FF")
+    await peer.hears("84 01 F5 02 0A")
+    node.tasks["p"].cancel()
 
 
 @pytest.mark.parametrize(
@@ -173,57 +159,48 @@ def test_id_when_the_pool_has_its_object_is_taken_never_fetched_and_acknowledged
         (f"{OBJECT_A} 43 62 00 00", ObjectInvalidError),
     ],
 )
-def test_reply_of_objects_when_not_what_was_asked_for_ends_the_peer(objects, fault):
+@virtual
+async def test_reply_of_objects_when_not_what_was_asked_for_ends_the_peer(objects, fault):
     """One missing, one too many, of another size, or no object at all (OD-28)."""
-
-    async def run():
-        node = Fetching()
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await peer.hears("82 03 9F 41 61 41 62 FF  84 01 F4 00 0A")
-        await peer.says(f"82 04 9F {objects} FF")
-        with pytest.raises(fault):
-            await node.ends()
-        assert len(node.pool) == 0
-
-    in_virtual_time(run())
+    node = Fetching()
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
+    await peer.hears("82 03 9F 41 61 41 62 FF  84 01 F4 00 0A")
+    await peer.says(f"82 04 9F {objects} FF")
+    with pytest.raises(fault):
+        await node.ends()
+    assert len(node.pool) == 0
 
 
-def test_objects_when_they_are_large_are_asked_for_in_requests_of_some_hundred_kilobytes():
+@virtual
+async def test_objects_when_they_are_large_are_asked_for_in_requests_of_some_hundred_kilobytes():
     """Objects are of use when their reply is complete; so a reply has 256 KiB, or one object that is larger."""
-
-    async def run():
-        node = Fetching()
-        peer = node.peer()
-        await peer.hears(START)
-        sizes = "82 41 61 1A 00 01 86 A0  82 41 62 1A 00 01 86 A0  82 41 63 1A 00 01 86 A0  82 41 64 1A 00 1E 84 80"
-        await peer.says(f"82 02 9F {sizes} FF")
-        await peer.hears("82 03 9F 41 61 41 62 FF  82 03 9F 41 63 FF  82 03 9F 41 64 FF  84 01 F4 00 0A")
-        node.tasks["p"].cancel()
-
-    in_virtual_time(run())
+    node = Fetching()
+    peer = node.peer()
+    await peer.hears(START)
+    sizes = "82 41 61 1A 00 01 86 A0  82 41 62 1A 00 01 86 A0  82 41 63 1A 00 01 86 A0  82 41 64 1A 00 1E 84 80"
+    await peer.says(f"82 02 9F {sizes} FF")
+    await peer.hears("82 03 9F 41 61 41 62 FF  82 03 9F 41 63 FF  82 03 9F 41 64 FF  84 01 F4 00 0A")
+    node.tasks["p"].cancel()
 
 
-def test_replies_when_they_come_after_later_decisions_are_checked_against_their_own_requests():
+@virtual
+async def test_replies_when_they_come_after_later_decisions_are_checked_against_their_own_requests():
     """Two requests for objects are under way; each reply answers the older one that is open (OD-51)."""
-
-    async def run():
-        node = Fetching()
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} FF")
-        await peer.hears("82 03 9F 41 61 FF  84 01 F4 00 0A")
-        # The server answers in order; so ids can come only after a. Let b become known by a second pipelined request.
-        await peer.says(f"82 04 9F {OBJECT_A} FF  82 02 9F {ID_B} FF")
-        await peer.hears("82 03 9F 41 62 FF  84 01 F4 01 0A")
-        await peer.says(f"82 04 9F {OBJECT_B} FF")
-        await until(node.pool, 2)
-        await peer.says("82 02 9F FF")
-        await peer.hears("84 01 F5 01 0A")
-        node.tasks["p"].cancel()
-
-    in_virtual_time(run())
+    node = Fetching()
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} FF")
+    await peer.hears("82 03 9F 41 61 FF  84 01 F4 00 0A")
+    # The server answers in order; so ids can come only after a. Let b become known by a second pipelined request.
+    await peer.says(f"82 04 9F {OBJECT_A} FF  82 02 9F {ID_B} FF")
+    await peer.hears("82 03 9F 41 62 FF  84 01 F4 01 0A")
+    await peer.says(f"82 04 9F {OBJECT_B} FF")
+    await until(node.pool, 2)
+    await peer.says("82 02 9F FF")
+    await peer.hears("84 01 F5 01 0A")
+    node.tasks["p"].cancel()
 
 
 class Scripted:
@@ -400,62 +377,56 @@ def test_leaving_when_the_peer_waits_for_something_new_ends_at_once():
     scripted(play)
 
 
-def test_decision_when_read_waits_is_marked_and_must_be_completed():
+@virtual
+async def test_decision_when_read_waits_is_marked_and_must_be_completed():
     """Reading waits for one, marks it, and a second reading before its completion is an error (OD-49)."""
-
-    async def run():
-        registry = Registry(
-            pool_of({}), policy=Policy(), planner=ObjectDiffusion(pool_of({}))._registry._planner, clock=clock,
-            rng=Random(1), on_error=print,
-        )  # fmt: skip
-        with registry.peer("p") as api:
-            reading = asyncio.ensure_future(api.read_decision())
-            await asyncio.sleep(0)
-            assert not reading.done()
-            with pytest.raises(LocalProtocolError):
-                api.on_decision_completed()
-            assert await reading == PeerDecision(ids_to_req=10)
-            assert api.status is DecisionStatus.ACTING
-            with pytest.raises(LocalProtocolError):
-                await api.read_decision()
-            api.on_request_ids(0, 10, blocking=True)
+    registry = Registry(
+        pool_of({}), policy=Policy(), planner=ObjectDiffusion(pool_of({}))._registry._planner, clock=clock,
+        rng=Random(1), on_error=print,
+    )  # fmt: skip
+    with registry.peer("p") as api:
+        reading = asyncio.ensure_future(api.read_decision())
+        await asyncio.sleep(0)
+        assert not reading.done()
+        with pytest.raises(LocalProtocolError):
             api.on_decision_completed()
-            assert api.status is DecisionStatus.COMPLETED
-        await registry.close()
+        assert await reading == PeerDecision(ids_to_req=10)
+        assert api.status is DecisionStatus.ACTING
+        with pytest.raises(LocalProtocolError):
+            await api.read_decision()
+        api.on_request_ids(0, 10, blocking=True)
+        api.on_decision_completed()
+        assert api.status is DecisionStatus.COMPLETED
+    await registry.close()
 
-    in_virtual_time(run())
 
-
-def test_decision_when_the_peer_is_registered_no_more_is_none_and_changes_are_refused():
+@virtual
+async def test_decision_when_the_peer_is_registered_no_more_is_none_and_changes_are_refused():
     """Who waits for a decision is told when the peer goes; what he changes later is not put to another of the name."""
-
-    async def run():
-        registry = Registry(
-            pool_of({}), policy=Policy(), planner=CentralPlanner(), clock=clock, rng=Random(1), on_error=print
-        )
-        with registry.peer("p") as api:
-            assert (await api.read_decision()).ids_to_req == 10
-            api.on_decision_completed()
-            api.on_request_ids(0, 10, blocking=True)
-            waiting = asyncio.ensure_future(api.read_decision())
-            await asyncio.sleep(1)
-            assert not waiting.done()
-        assert await waiting is None
-        assert await api.read_decision() is None
-        with registry.peer("p") as other:
-            for change in (
-                lambda: api.on_request_ids(0, 5, blocking=True),
-                lambda: api.on_receive_ids(0, []),
-                lambda: api.on_request_objects([b"a"]),
-                lambda: api.on_receive_objects([], []),
-                api.leave,
-            ):
-                with pytest.raises(LocalProtocolError, match="not registered any more"):
-                    change()
-            assert (other.state.ids_in_flight, len(other.state.fifo)) == (0, 0)
-        await registry.close()
-
-    in_virtual_time(run())
+    registry = Registry(
+        pool_of({}), policy=Policy(), planner=CentralPlanner(), clock=clock, rng=Random(1), on_error=print
+    )
+    with registry.peer("p") as api:
+        assert (await api.read_decision()).ids_to_req == 10
+        api.on_decision_completed()
+        api.on_request_ids(0, 10, blocking=True)
+        waiting = asyncio.ensure_future(api.read_decision())
+        await asyncio.sleep(1)
+        assert not waiting.done()
+    assert await waiting is None
+    assert await api.read_decision() is None
+    with registry.peer("p") as other:
+        for change in (
+            lambda: api.on_request_ids(0, 5, blocking=True),
+            lambda: api.on_receive_ids(0, []),
+            lambda: api.on_request_objects([b"a"]),
+            lambda: api.on_receive_objects([], []),
+            api.leave,
+        ):
+            with pytest.raises(LocalProtocolError, match="not registered any more"):
+                change()
+        assert (other.state.ids_in_flight, len(other.state.fifo)) == (0, 0)
+    await registry.close()
 
 
 async def two_that_have_one_object():
@@ -499,377 +470,333 @@ def test_stream_when_it_ends_while_ids_are_open_is_broken_also_where_nothing_was
     in_virtual_time(run(), 5)
 
 
-def test_request_when_its_reply_is_wrong_ends_as_lost_for_the_gate():
-    async def run():
-        gate = OpenGate()
-        node = Fetching(gate=gate)
-        peer = node.peer()
+@virtual
+async def test_request_when_its_reply_is_wrong_ends_as_lost_for_the_gate():
+    gate = OpenGate()
+    node = Fetching(gate=gate)
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} FF")
+    await peer.hears("82 03 9F 41 61 FF")
+    await peer.says(f"82 04 9F {OBJECT_B} FF")
+    with pytest.raises(ObjectNotRequestedError):
+        await node.ends()
+    assert gate.ends == [((b"a",), RequestEnd.LOST)]
+
+
+@virtual
+async def test_decision_when_unread_is_replaced_and_when_acted_on_stays():
+    """Rounds go over what nobody has read; what is being carried out is left alone (OD-47)."""
+    made = []
+
+    class Planner:
+        def decide(self, context):
+            made.append(dict(context.busy))
+            return {
+                peer: PeerDecision(ids_to_req=len(made)) for peer in context.state.peers if peer not in context.busy
+            }
+
+        def next_round_at(self, context):
+            return None
+
+    registry = Registry(pool_of({}), policy=Policy(), planner=Planner(), clock=clock, rng=Random(1), on_error=print)
+    with registry.peer("p") as one, registry.peer("q") as other:
+        await asyncio.sleep(1)
+        registry.poke()
+        await asyncio.sleep(1)
+        first = await one.read_decision()
+        registry.poke()
+        await asyncio.sleep(1)
+        assert first == PeerDecision(ids_to_req=2)
+        assert one.acting_on == first
+        assert made[-1] == {"p": first}
+        assert await other.read_decision() == PeerDecision(ids_to_req=3)
+    await registry.close()
+
+
+@virtual
+async def test_rounds_when_nothing_happens_do_not_come():
+    """A node whose peers wait costs nothing: no round in an hour; changes that come at once share one."""
+    node = Fetching()
+    peers = [node.peer(number) for number in range(10)]
+    for peer in peers:
+        await peer.hears(START)
+    await asyncio.sleep(1)
+    rounds = node.diffusion.statistics().rounds
+    assert rounds <= 3
+    await asyncio.sleep(3600)
+    assert node.diffusion.statistics().rounds == rounds
+    for task in node.tasks.values():
+        task.cancel()
+
+
+@virtual
+async def test_ids_when_a_peer_has_no_new_ones_are_asked_for_again_after_a_while_only():
+    """While its id waits for an object from another peer, a peer is asked for ids ten times a second, not more."""
+    node = Fetching(policy=Policy(target_object_redundancy=1))
+    peers = [node.peer(number) for number in (0, 1)]
+    for peer in peers:
         await peer.hears(START)
         await peer.says(f"82 02 9F {ID_A} FF")
-        await peer.hears("82 03 9F 41 61 FF")
-        await peer.says(f"82 04 9F {OBJECT_B} FF")
-        with pytest.raises(ObjectNotRequestedError):
-            await node.ends()
-        assert gate.ends == [((b"a",), RequestEnd.LOST)]
-
-    in_virtual_time(run())
-
-
-def test_decision_when_unread_is_replaced_and_when_acted_on_stays():
-    """Rounds go over what nobody has read; what is being carried out is left alone (OD-47)."""
-
-    async def run():
-        made = []
-
-        class Planner:
-            def decide(self, context):
-                made.append(dict(context.busy))
-                return {
-                    peer: PeerDecision(ids_to_req=len(made)) for peer in context.state.peers if peer not in context.busy
-                }
-
-            def next_round_at(self, context):
-                return None
-
-        registry = Registry(pool_of({}), policy=Policy(), planner=Planner(), clock=clock, rng=Random(1), on_error=print)
-        with registry.peer("p") as one, registry.peer("q") as other:
-            await asyncio.sleep(1)
-            registry.poke()
-            await asyncio.sleep(1)
-            first = await one.read_decision()
-            registry.poke()
-            await asyncio.sleep(1)
-            assert first == PeerDecision(ids_to_req=2)
-            assert one.acting_on == first
-            assert made[-1] == {"p": first}
-            assert await other.read_decision() == PeerDecision(ids_to_req=3)
-        await registry.close()
-
-    in_virtual_time(run())
-
-
-def test_rounds_when_nothing_happens_do_not_come():
-    """A node whose peers wait costs nothing: no round in an hour; changes that come at once share one."""
-
-    async def run():
-        node = Fetching()
-        peers = [node.peer(number) for number in range(10)]
-        for peer in peers:
-            await peer.hears(START)
-        await asyncio.sleep(1)
-        rounds = node.diffusion.statistics().rounds
-        assert rounds <= 3
-        await asyncio.sleep(3600)
-        assert node.diffusion.statistics().rounds == rounds
-        for task in node.tasks.values():
-            task.cancel()
-
-    in_virtual_time(run(), 5000)
-
-
-def test_ids_when_a_peer_has_no_new_ones_are_asked_for_again_after_a_while_only():
-    """While its id waits for an object from another peer, a peer is asked for ids ten times a second, not more."""
-
-    async def run():
-        node = Fetching(policy=Policy(target_object_redundancy=1))
-        peers = [node.peer(number) for number in (0, 1)]
-        for peer in peers:
-            await peer.hears(START)
-            await peer.says(f"82 02 9F {ID_A} FF")
-        await asyncio.sleep(0.05)
-        (waiting,) = (peer for peer in peers if b"\x82\x03" not in b"".join(peer.stream._incoming.pieces))
-        began, asked = clock(), 0
-        while clock() - began < 1.0:
-            await waiting.hears("84 01 F4 00 0A")
-            await waiting.says("82 02 9F FF")
-            asked += 1
-        assert 9 <= asked <= 12
-        for task in node.tasks.values():
-            task.cancel()
-
-    in_virtual_time(run())
+    await asyncio.sleep(0.05)
+    (waiting,) = (peer for peer in peers if b"\x82\x03" not in b"".join(peer.stream._incoming.pieces))
+    began, asked = clock(), 0
+    while clock() - began < 1.0:
+        await waiting.hears("84 01 F4 00 0A")
+        await waiting.says("82 02 9F FF")
+        asked += 1
+    assert 9 <= asked <= 12
+    for task in node.tasks.values():
+        task.cancel()
 
 
 @pytest.mark.parametrize(("says", "state"), [("82 02 9F 82 41 61 03 FF", "Objects"), ("82 02 9F 41 61 FF", "Objects")])
-def test_reply_when_it_takes_longer_than_ten_seconds_ends_the_peer(says, state):
+@virtual
+async def test_reply_when_it_takes_longer_than_ten_seconds_ends_the_peer(says, state):
     """Replies that may not block have 10 s, which no peer is called guilty for; a reply that may has all the time."""
-
-    async def run():
-        node = Fetching(policy=Policy(inflight_timeout_s=0))
-        peer = node.peer()
-        await peer.hears(START)
-        await asyncio.sleep(100)
-        await peer.says(says)
-        began = clock()
-        with pytest.raises(NoReplyError, match=f"10 s in state {state}"):
-            await node.tasks["p"]
-        assert 9.9 < clock() - began < 10.2
-
-    in_virtual_time(run())
+    node = Fetching(policy=Policy(inflight_timeout_s=0))
+    peer = node.peer()
+    await peer.hears(START)
+    await asyncio.sleep(100)
+    await peer.says(says)
+    began = clock()
+    with pytest.raises(NoReplyError, match=f"10 s in state {state}"):
+        await node.tasks["p"]
+    assert 9.9 < clock() - began < 10.2
 
 
-def test_object_when_its_peer_is_slow_is_asked_for_elsewhere():
+@virtual
+async def test_object_when_its_peer_is_slow_is_asked_for_elsewhere():
     """After the in-flight timeout another peer that has it is asked, without waiting for the slow one's limit."""
-
-    async def run():
-        node = Fetching(policy=Policy(target_object_redundancy=1, inflight_timeout_s=1.0))
-        peers = [node.peer(number) for number in (0, 1)]
-        for peer in peers:
-            await peer.hears(START)
-            await peer.says(f"82 02 9F {ID_A} FF")
-        await asyncio.sleep(0.5)
-        asked = [peer for peer in peers if b"\x82\x03" in b"".join(peer.stream._incoming.pieces)]
-        assert len(asked) == 1
-        await asyncio.sleep(1.0)
-        assert all(b"\x82\x03" in b"".join(peer.stream._incoming.pieces) for peer in peers)
-        for task in node.tasks.values():
-            task.cancel()
-
-    in_virtual_time(run())
+    node = Fetching(policy=Policy(target_object_redundancy=1, inflight_timeout_s=1.0))
+    peers = [node.peer(number) for number in (0, 1)]
+    for peer in peers:
+        await peer.hears(START)
+        await peer.says(f"82 02 9F {ID_A} FF")
+    await asyncio.sleep(0.5)
+    asked = [peer for peer in peers if b"\x82\x03" in b"".join(peer.stream._incoming.pieces)]
+    assert len(asked) == 1
+    await asyncio.sleep(1.0)
+    assert all(b"\x82\x03" in b"".join(peer.stream._incoming.pieces) for peer in peers)
+    for task in node.tasks.values():
+        task.cancel()
 
 
-def test_object_when_the_pool_rejects_it_ends_its_peer_and_another_is_asked():
+@virtual
+async def test_object_when_the_pool_rejects_it_ends_its_peer_and_another_is_asked():
     """Who sends an invalid object is disconnected; others that have the id are asked for it (OD-56)."""
-
-    async def run():
-        node = Fetching(
-            policy=Policy(target_object_redundancy=1),
-            validate=lambda object_id, data: "bad signature" if data.endswith(b"\1") else None,
-        )
-        peers = {name: node.peer(name) for name in "pq"}
-        for peer in peers.values():
-            await peer.hears(START)
-            await peer.says(f"82 02 9F {ID_A} FF")
-        await asyncio.sleep(0.05)
-        liar = next(name for name, peer in peers.items() if b"\x82\x03" in b"".join(peer.stream._incoming.pieces))
-        (other,) = set(peers) - {liar}
-        await peers[liar].hears("82 03 9F 41 61 FF")
-        await peers[liar].says("82 04 9F 43 61 2F 01 FF")
-        with pytest.raises(ObjectRejectedError, match="bad signature"):
-            await node.ends(liar)
-        await peers[other].hears("84 01 F4 00 0A")
-        await peers[other].says("82 02 9F FF")
-        await peers[other].hears("82 03 9F 41 61 FF")
-        await peers[other].says(f"82 04 9F {OBJECT_A} FF")
-        await until(node.pool, 1)
-        assert node.diffusion.statistics().objects_rejected == 1
-        node.tasks[other].cancel()
-
-    in_virtual_time(run())
+    node = Fetching(
+        policy=Policy(target_object_redundancy=1),
+        validate=lambda object_id, data: "bad signature" if data.endswith(b"\1") else None,
+    )
+    peers = {name: node.peer(name) for name in "pq"}
+    for peer in peers.values():
+        await peer.hears(START)
+        await peer.says(f"82 02 9F {ID_A} FF")
+    await asyncio.sleep(0.05)
+    liar = next(name for name, peer in peers.items() if b"\x82\x03" in b"".join(peer.stream._incoming.pieces))
+    (other,) = set(peers) - {liar}
+    await peers[liar].hears("82 03 9F 41 61 FF")
+    await peers[liar].says("82 04 9F 43 61 2F 01 FF")
+    with pytest.raises(ObjectRejectedError, match="bad signature"):
+        await node.ends(liar)
+    await peers[other].hears("84 01 F4 00 0A")
+    await peers[other].says("82 02 9F FF")
+    await peers[other].hears("82 03 9F 41 61 FF")
+    await peers[other].says(f"82 04 9F {OBJECT_A} FF")
+    await until(node.pool, 1)
+    assert node.diffusion.statistics().objects_rejected == 1
+    node.tasks[other].cancel()
 
 
-def test_objects_of_two_peers_when_they_come_at_once_are_added_one_after_the_other():
+@virtual
+async def test_objects_of_two_peers_when_they_come_at_once_are_added_one_after_the_other():
     """Calls of the pool never overlap, and nothing is on its way when they are over (OD-32, OD-33)."""
+    node = Fetching(policy=Policy(target_object_redundancy=2))
+    inside, most, add = 0, 0, node.pool.add_objects
 
-    async def run():
-        node = Fetching(policy=Policy(target_object_redundancy=2))
-        inside, most, add = 0, 0, node.pool.add_objects
+    async def slow(objects):
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.3)
+        inside -= 1
+        return await add(objects)
 
-        async def slow(objects):
-            nonlocal inside, most
-            inside += 1
-            most = max(most, inside)
-            await asyncio.sleep(0.3)
-            inside -= 1
-            return await add(objects)
-
-        node.pool.add_objects = slow
-        peers = {name: node.peer(name) for name in "pq"}
-        for peer in peers.values():
-            await peer.hears(START)
-            await peer.says(f"82 02 9F {ID_A} FF")
-        for peer in peers.values():
-            while b"\x82\x03" not in peer.heard:
-                peer.heard += await peer.stream.read()
-        for peer in peers.values():
-            await peer.says(f"82 04 9F {OBJECT_A} FF")
-        await asyncio.sleep(0.1)
-        states = node.diffusion._registry.state.peers
-        assert [set(state.owt) for state in states.values()] == [{b"a"}, {b"a"}]
-        await asyncio.sleep(1)
-        assert [set(state.owt) for state in states.values()] == [set(), set()]
-        assert most == 1
-        for task in node.tasks.values():
-            task.cancel()
-
-    in_virtual_time(run())
-
-
-def test_pool_when_it_fails_ends_the_peer_with_what_happened():
-    """What the pool raises is told as an error of ours; the state is left clean, and others go on."""
-
-    async def run():
-        node = Fetching()
-
-        async def fail(objects):
-            raise OSError("no such disk")
-
-        node.pool.add_objects = fail
-        peer = node.peer()
+    node.pool.add_objects = slow
+    peers = {name: node.peer(name) for name in "pq"}
+    for peer in peers.values():
         await peer.hears(START)
         await peer.says(f"82 02 9F {ID_A} FF")
-        await peer.hears("82 03 9F 41 61 FF")
+    for peer in peers.values():
+        while b"\x82\x03" not in peer.heard:
+            peer.heard += await peer.stream.read()
+    for peer in peers.values():
         await peer.says(f"82 04 9F {OBJECT_A} FF")
-        with pytest.raises(InternalError, match="no such disk"):
-            await node.ends()
+    await asyncio.sleep(0.1)
+    states = node.diffusion._registry.state.peers
+    assert [set(state.owt) for state in states.values()] == [{b"a"}, {b"a"}]
+    await asyncio.sleep(1)
+    assert [set(state.owt) for state in states.values()] == [set(), set()]
+    assert most == 1
+    for task in node.tasks.values():
+        task.cancel()
 
-    in_virtual_time(run())
+
+@virtual
+async def test_pool_when_it_fails_ends_the_peer_with_what_happened():
+    """What the pool raises is told as an error of ours; the state is left clean, and others go on."""
+    node = Fetching()
+
+    async def fail(objects):
+        raise OSError("no such disk")
+
+    node.pool.add_objects = fail
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} FF")
+    await peer.hears("82 03 9F 41 61 FF")
+    await peer.says(f"82 04 9F {OBJECT_A} FF")
+    with pytest.raises(InternalError, match="no such disk"):
+        await node.ends()
 
 
-def test_peer_when_it_is_gone_or_cancelled_leaves_no_state():
+@virtual
+async def test_peer_when_it_is_gone_or_cancelled_leaves_no_state():
     """State and decision channel go together: at the end of the stream, within a reply, and by cancellation."""
-
-    async def run():
-        node = Fetching()
-        for reply, rest, error in (("", "", None), (f"82 02 9F {ID_A} FF", "82 04 9F", BrokenError)):
-            peer = node.peer()
-            await peer.hears(START)
-            await peer.says(reply)
-            await asyncio.sleep(0.1)
-            await peer.says(rest)
-            await asyncio.sleep(0.1)
-            peer.stream.close()
-            if error is None:
-                await node.ends()
-            else:
-                with pytest.raises(error):
-                    await node.ends()
+    node = Fetching()
+    for reply, rest, error in (("", "", None), (f"82 02 9F {ID_A} FF", "82 04 9F", BrokenError)):
         peer = node.peer()
         await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} FF")
+        await peer.says(reply)
         await asyncio.sleep(0.1)
-        node.tasks["p"].cancel()
-        with pytest.raises(asyncio.CancelledError):
+        await peer.says(rest)
+        await asyncio.sleep(0.1)
+        peer.stream.close()
+        if error is None:
             await node.ends()
+        else:
+            with pytest.raises(error):
+                await node.ends()
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} FF")
+    await asyncio.sleep(0.1)
+    node.tasks["p"].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await node.ends()
 
-    in_virtual_time(run())
 
-
-def test_gate_when_closed_lets_others_be_asked_and_is_tried_again_when_it_opens():
+@virtual
+async def test_gate_when_closed_lets_others_be_asked_and_is_tried_again_when_it_opens():
     """What a gate does not let through goes to another peer; each request that began tells its gate of its end once."""
+    gates = {"p": OpenGate(), "q": OpenGate()}
+    gates["p"].closed = gates["q"].closed = True
 
-    async def run():
-        gates = {"p": OpenGate(), "q": OpenGate()}
-        gates["p"].closed = gates["q"].closed = True
+    class Gate:
+        def begin(self, peer, object_ids, size_bytes, send):
+            return gates[peer].begin(peer, object_ids, size_bytes, send)
 
-        class Gate:
-            def begin(self, peer, object_ids, size_bytes, send):
-                return gates[peer].begin(peer, object_ids, size_bytes, send)
-
-        node = Fetching(gate=Gate(), policy=Policy(target_object_redundancy=1))
-        peers = {name: node.peer(name) for name in "pq"}
-        for peer in peers.values():
-            await peer.hears(START)
-            await peer.says(f"82 02 9F {ID_A} FF")
-        await asyncio.sleep(1)
-        assert all(b"\x82\x03" not in b"".join(peer.stream._incoming.pieces) for peer in peers.values())
-        gates["q"].closed = False
-        node.diffusion.gate_opened("q")
-        while b"\x82\x03" not in peers["q"].heard:
-            peers["q"].heard += await peers["q"].stream.read()
-        peers["q"].stream.close()
-        with pytest.raises(BrokenError):
-            await node.ends("q")
-        assert gates["q"].ends == [((b"a",), RequestEnd.LOST)]
-        gates["p"].closed = False
-        node.diffusion.gate_opened("p")
-        while b"\x82\x03" not in peers["p"].heard:
-            peers["p"].heard += await peers["p"].stream.read()
-        await peers["p"].says(f"82 02 9F FF 82 04 9F {OBJECT_A} FF")
-        await until(node.pool, 1)
-        node.tasks["p"].cancel()
-        await asyncio.wait([node.tasks["p"]])
-        assert gates["p"].ends == [((b"a",), RequestEnd.REPLIED)]
-
-    in_virtual_time(run())
+    node = Fetching(gate=Gate(), policy=Policy(target_object_redundancy=1))
+    peers = {name: node.peer(name) for name in "pq"}
+    for peer in peers.values():
+        await peer.hears(START)
+        await peer.says(f"82 02 9F {ID_A} FF")
+    await asyncio.sleep(1)
+    assert all(b"\x82\x03" not in b"".join(peer.stream._incoming.pieces) for peer in peers.values())
+    gates["q"].closed = False
+    node.diffusion.gate_opened("q")
+    while b"\x82\x03" not in peers["q"].heard:
+        peers["q"].heard += await peers["q"].stream.read()
+    peers["q"].stream.close()
+    with pytest.raises(BrokenError):
+        await node.ends("q")
+    assert gates["q"].ends == [((b"a",), RequestEnd.LOST)]
+    gates["p"].closed = False
+    node.diffusion.gate_opened("p")
+    while b"\x82\x03" not in peers["p"].heard:
+        peers["p"].heard += await peers["p"].stream.read()
+    await peers["p"].says(f"82 02 9F FF 82 04 9F {OBJECT_A} FF")
+    await until(node.pool, 1)
+    node.tasks["p"].cancel()
+    await asyncio.wait([node.tasks["p"]])
+    assert gates["p"].ends == [((b"a",), RequestEnd.REPLIED)]
 
 
-def test_window_when_full_and_nothing_to_acknowledge_sends_nothing():
+@virtual
+async def test_window_when_full_and_nothing_to_acknowledge_sends_nothing():
     """Two ids may be open, are, and cannot be fetched: no message is sent until that changes (OD-38)."""
-
-    async def run():
-        gate = OpenGate()
-        gate.closed = True
-        node = Fetching(gate=gate, policy=Policy(max_num_objects_outstanding=2))
-        peer = node.peer()
-        await peer.hears("81 00  84 01 F5 00 02")
-        await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
-        await peer.hears_nothing()
-        gate.closed = False
-        node.diffusion.gate_opened("p")
-        await peer.hears("82 03 9F 41 61 41 62 FF")
-        await peer.says(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
-        await peer.hears("84 01 F5 02 02")
-        node.tasks["p"].cancel()
-
-    in_virtual_time(run())
+    gate = OpenGate()
+    gate.closed = True
+    node = Fetching(gate=gate, policy=Policy(max_num_objects_outstanding=2))
+    peer = node.peer()
+    await peer.hears("81 00  84 01 F5 00 02")
+    await peer.says(f"82 02 9F {ID_A} {ID_B} FF")
+    await peer.hears_nothing()
+    gate.closed = False
+    node.diffusion.gate_opened("p")
+    await peer.hears("82 03 9F 41 61 41 62 FF")
+    await peer.says(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
+    await peer.hears("84 01 F5 02 02")
+    node.tasks["p"].cancel()
 
 
-def test_gate_when_it_opens_while_it_is_asked_is_asked_again():
+@virtual
+async def test_gate_when_it_opens_while_it_is_asked_is_asked_again():
     """A gate that says no and opens before it has said so holds nobody up."""
+    asked = []
 
-    async def run():
-        asked = []
-
-        class Gate:
-            def begin(self, peer, object_ids, size_bytes, send):
-                asked.append(object_ids)
-                if len(asked) == 1:
-                    node.diffusion.gate_opened(peer)
-                    return None
-                send()
-                return lambda end: None
-
-        node = Fetching(gate=Gate())
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} FF")
-        await peer.hears("84 01 F4 00 0A 82 03 9F 41 61 FF")
-        assert asked == [(b"a",), (b"a",)]
-        node.tasks["p"].cancel()
-
-    in_virtual_time(run())
-
-
-def test_reply_when_much_larger_than_what_was_announced_is_refused_by_its_head():
-    """What a peer can make us keep follows from what it announced, not from the largest reply there is."""
-
-    async def run():
-        node = Fetching()
-        peer = node.peer()
-        await peer.hears(START)
-        await peer.says(f"82 02 9F {ID_A} FF")
-        await peer.hears("82 03 9F 41 61 FF")
-        await peer.says("82 04 9F 5A 00 20 00 00")
-        with pytest.raises(LimitExceededError, match="message_size_bytes"):
-            await node.ends()
-
-    in_virtual_time(run())
-
-
-def test_planner_when_it_raises_is_reported_and_the_next_round_goes_on():
-    """A planner of somebody else's that fails once costs one round."""
-
-    async def run():
-        told = []
-        node = Fetching(on_error=lambda where, error: told.append((where, str(error))))
-        planner = node.diffusion._registry._planner
-
-        class Fails:
-            def decide(self, context):
-                if not told:
-                    raise ZeroDivisionError("once")
-                return planner.decide(context)
-
-            def next_round_at(self, context):
+    class Gate:
+        def begin(self, peer, object_ids, size_bytes, send):
+            asked.append(object_ids)
+            if len(asked) == 1:
+                node.diffusion.gate_opened(peer)
                 return None
+            send()
+            return lambda end: None
 
-        node.diffusion._registry._planner = Fails()
-        peer = node.peer()
-        await asyncio.sleep(1)
-        node.diffusion._registry.poke()
-        await peer.hears(START)
-        assert told == [("planner", "once")]
-        node.tasks["p"].cancel()
+    node = Fetching(gate=Gate())
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} FF")
+    await peer.hears("84 01 F4 00 0A 82 03 9F 41 61 FF")
+    assert asked == [(b"a",), (b"a",)]
+    node.tasks["p"].cancel()
 
-    in_virtual_time(run())
+
+@virtual
+async def test_reply_when_much_larger_than_what_was_announced_is_refused_by_its_head():
+    """What a peer can make us keep follows from what it announced, not from the largest reply there is."""
+    node = Fetching()
+    peer = node.peer()
+    await peer.hears(START)
+    await peer.says(f"82 02 9F {ID_A} FF")
+    await peer.hears("82 03 9F 41 61 FF")
+    await peer.says("82 04 9F 5A 00 20 00 00")
+    with pytest.raises(LimitExceededError, match="message_size_bytes"):
+        await node.ends()
+
+
+@virtual
+async def test_planner_when_it_raises_is_reported_and_the_next_round_goes_on():
+    """A planner of somebody else's that fails once costs one round."""
+    told = []
+    node = Fetching(on_error=lambda where, error: told.append((where, str(error))))
+    planner = node.diffusion._registry._planner
+
+    class Fails:
+        def decide(self, context):
+            if not told:
+                raise ZeroDivisionError("once")
+            return planner.decide(context)
+
+        def next_round_at(self, context):
+            return None
+
+    node.diffusion._registry._planner = Fails()
+    peer = node.peer()
+    await asyncio.sleep(1)
+    node.diffusion._registry.poke()
+    await peer.hears(START)
+    assert told == [("planner", "once")]
+    node.tasks["p"].cancel()

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 
 import pytest
-from octets_kit import RawPeer, by_name, in_virtual_time, named, pool_of
+from octets_kit import RawPeer, by_name, named, pool_of, virtual
 
 from flowctl.errors import BrokenError, LimitExceededError, RemoteProtocolError
 from flowctl.nodes.diffusion import outbound as outbound_module
@@ -47,25 +47,22 @@ class Served:
         return await asyncio.wait_for(self.task, 1)
 
 
-def test_server_when_asked_in_order_sends_what_it_has():
+@virtual
+async def test_server_when_asked_in_order_sends_what_it_has():
     """Ids come with sizes, objects as asked for, the rest is waited for, and Done ends it (OD-06)."""
-
-    async def run():
-        served = Served(b"a", b"b", b"c")
-        peer = served.peer
-        await peer.says("81 00  84 01 F5 00 02")
-        await peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-        await peer.says("82 03 9F 41 61 41 62 FF  84 01 F4 01 09")
-        await peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
-        await peer.hears(f"82 02 9F {ID_C} FF")
-        await peer.says("84 01 F4 01 01")
-        await peer.hears("82 02 9F FF")
-        await peer.says("81 05")
-        await peer.hears_the_end()
-        assert await served.ends() is None
-        assert (served.outbound.announced_count, served.outbound.sent_count, served.outbound.sent_bytes) == (3, 2, 6)
-
-    in_virtual_time(run())
+    served = Served(b"a", b"b", b"c")
+    peer = served.peer
+    await peer.says("81 00  84 01 F5 00 02")
+    await peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+    await peer.says("82 03 9F 41 61 41 62 FF  84 01 F4 01 09")
+    await peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
+    await peer.hears(f"82 02 9F {ID_C} FF")
+    await peer.says("84 01 F4 01 01")
+    await peer.hears("82 02 9F FF")
+    await peer.says("81 05")
+    await peer.hears_the_end()
+    assert await served.ends() is None
+    assert (served.outbound.announced_count, served.outbound.sent_count, served.outbound.sent_bytes) == (3, 2, 6)
 
 
 @pytest.mark.parametrize(
@@ -88,285 +85,234 @@ def test_server_when_asked_in_order_sends_what_it_has():
         ("82 03 80", RemoteProtocolError),
     ],
 )
-def test_server_when_a_request_breaks_a_rule_ends_with_the_fault(octets, fault):
+@virtual
+async def test_server_when_a_request_breaks_a_rule_ends_with_the_fault(octets, fault):
     """Two ids are open and four may be: every fault has its name, and ends the stream (OD-17, OD-18, OD-19, OD-21)."""
-
-    async def run():
-        served = Served(b"a", b"b", b"c", most=5)
-        await served.peer.says("81 00  84 01 F5 00 02")
-        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-        await served.peer.says(octets)
-        with pytest.raises(fault) as caught:
-            await served.ends()
-        assert caught.type is fault
-        if fault is RequestedTooManyObjectIdsError:
-            assert (caught.value.requested, caught.value.maximum) == (int(octets[-2:]), 5)
-        await served.peer.hears_the_end()
-
-    in_virtual_time(run())
+    served = Served(b"a", b"b", b"c", most=5)
+    await served.peer.says("81 00  84 01 F5 00 02")
+    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+    await served.peer.says(octets)
+    with pytest.raises(fault) as caught:
+        await served.ends()
+    assert caught.type is fault
+    if fault is RequestedTooManyObjectIdsError:
+        assert (caught.value.requested, caught.value.maximum) == (int(octets[-2:]), 5)
+    await served.peer.hears_the_end()
 
 
-def test_server_when_octets_follow_done_says_that_nobody_may_send():
+@virtual
+async def test_server_when_octets_follow_done_says_that_nobody_may_send():
     """The conversation is over: whatever comes behind its end breaks the protocol."""
+    served = Served(b"a")
+    await served.peer.says("81 00 81 05 81 05")
+    with pytest.raises(RemoteProtocolError, match="2 bytes came in state Done"):
+        await served.ends()
 
-    async def run():
-        served = Served(b"a")
-        await served.peer.says("81 00 81 05 81 05")
-        with pytest.raises(RemoteProtocolError, match="2 bytes came in state Done"):
+
+@virtual
+async def test_server_when_the_window_is_exactly_full_serves():
+    """As many ids as may be open can be: the limit is refused only when it is exceeded (OD-18)."""
+    served = Served(b"a", b"b", b"c", most=3)
+    await served.peer.says("81 00  84 01 F5 00 01  84 01 F4 00 02")
+    await served.peer.hears(f"82 02 9F {ID_A} FF 82 02 9F {ID_B} {ID_C} FF")
+    served.task.cancel()
+
+
+@virtual
+async def test_server_when_objects_are_asked_for_in_any_order_sends_them_in_its_own():
+    """Objects come in the order of their announcement (OD-22)."""
+    served = Served(b"a", b"b", b"c")
+    await served.peer.says("81 00  84 01 F5 00 03")
+    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} {ID_C} FF")
+    await served.peer.says("82 03 9F 41 63 41 61 41 62 FF")
+    await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} {OBJECT_C} FF")
+    served.task.cancel()
+
+
+@virtual
+async def test_server_when_an_object_is_asked_for_in_two_requests_refuses_the_second():
+    """An object is sent at most once, while its id is open and after it was acknowledged."""
+    for second, fault in (
+        ("82 03 9F 41 62 41 61 FF", RequestedDuplicateObjectError),
+        ("84 01 F4 01 01 82 03 9F 41 61 FF", RequestedUnavailableObjectError),
+    ):
+        served = Served(b"a", b"b")
+        await served.peer.says("81 00  84 01 F5 00 02  82 03 9F 41 61 FF" + second)
+        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF 82 04 9F {OBJECT_A} FF")
+        with pytest.raises(fault):
             await served.ends()
 
-    in_virtual_time(run())
 
-
-def test_server_when_the_window_is_exactly_full_serves():
-    """As many ids as may be open can be: the limit is refused only when it is exceeded (OD-18)."""
-
-    async def run():
-        served = Served(b"a", b"b", b"c", most=3)
-        await served.peer.says("81 00  84 01 F5 00 01  84 01 F4 00 02")
-        await served.peer.hears(f"82 02 9F {ID_A} FF 82 02 9F {ID_B} {ID_C} FF")
-        served.task.cancel()
-
-    in_virtual_time(run())
-
-
-def test_server_when_objects_are_asked_for_in_any_order_sends_them_in_its_own():
-    """Objects come in the order of their announcement (OD-22)."""
-
-    async def run():
-        served = Served(b"a", b"b", b"c")
-        await served.peer.says("81 00  84 01 F5 00 03")
-        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} {ID_C} FF")
-        await served.peer.says("82 03 9F 41 63 41 61 41 62 FF")
-        await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} {OBJECT_C} FF")
-        served.task.cancel()
-
-    in_virtual_time(run())
-
-
-def test_server_when_an_object_is_asked_for_in_two_requests_refuses_the_second():
-    """An object is sent at most once, while its id is open and after it was acknowledged."""
-
-    async def run():
-        for second, fault in (
-            ("82 03 9F 41 62 41 61 FF", RequestedDuplicateObjectError),
-            ("84 01 F4 01 01 82 03 9F 41 61 FF", RequestedUnavailableObjectError),
-        ):
-            served = Served(b"a", b"b")
-            await served.peer.says("81 00  84 01 F5 00 02  82 03 9F 41 61 FF" + second)
-            await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF 82 04 9F {OBJECT_A} FF")
-            with pytest.raises(fault):
-                await served.ends()
-
-    in_virtual_time(run())
-
-
-def test_blocking_request_when_there_is_nothing_waits_for_the_first_new_object():
+@virtual
+async def test_blocking_request_when_there_is_nothing_waits_for_the_first_new_object():
     """It is answered with the first new object, and with several where several came at once (OD-23)."""
-
-    async def run():
-        served = Served()
-        await served.peer.says("81 00  84 01 F5 00 09")
-        await served.peer.hears_nothing()
-        served.add(b"a")
-        await served.peer.hears(f"82 02 9F {ID_A} FF")
-        await served.peer.says("84 01 F5 01 09")
-        await served.peer.hears_nothing()
-        served.add(b"b", b"c")
-        await served.peer.hears(f"82 02 9F {ID_B} {ID_C} FF")
-        served.task.cancel()
-
-    in_virtual_time(run())
+    served = Served()
+    await served.peer.says("81 00  84 01 F5 00 09")
+    await served.peer.hears_nothing()
+    served.add(b"a")
+    await served.peer.hears(f"82 02 9F {ID_A} FF")
+    await served.peer.says("84 01 F5 01 09")
+    await served.peer.hears_nothing()
+    served.add(b"b", b"c")
+    await served.peer.hears(f"82 02 9F {ID_B} {ID_C} FF")
+    served.task.cancel()
 
 
-def test_blocking_request_when_the_new_object_is_evicted_at_once_waits_again():
+@virtual
+async def test_blocking_request_when_the_new_object_is_evicted_at_once_waits_again():
     """Woken for an object that is not there any more, the server goes on waiting (OD-23)."""
-
-    async def run():
-        pool = pool_of({}, identify=by_name, max_bytes=3)
-        served = Served(pool=pool)
-        await served.peer.says("81 00  84 01 F5 00 09")
-        await served.peer.hears_nothing()
-        pool._shelf.put(type("Gone", (), {"ticket": 1, "object_id": b"x", "size_bytes": 3})())
-        pool._shelf.evict()
-        pool._shelf.tell()
-        await served.peer.hears_nothing()
-        served.add(b"a")
-        await served.peer.hears(f"82 02 9F {ID_A} FF")
-        served.task.cancel()
-
-    in_virtual_time(run())
+    pool = pool_of({}, identify=by_name, max_bytes=3)
+    served = Served(pool=pool)
+    await served.peer.says("81 00  84 01 F5 00 09")
+    await served.peer.hears_nothing()
+    pool._shelf.put(type("Gone", (), {"ticket": 1, "object_id": b"x", "size_bytes": 3})())
+    pool._shelf.evict()
+    pool._shelf.tell()
+    await served.peer.hears_nothing()
+    served.add(b"a")
+    await served.peer.hears(f"82 02 9F {ID_A} FF")
+    served.task.cancel()
 
 
-def test_server_when_its_client_leaves_or_it_is_stopped_while_blocked_ends_in_order():
+@virtual
+async def test_server_when_its_client_leaves_or_it_is_stopped_while_blocked_ends_in_order():
     """Nothing is lost by an end while nothing is there to send: it is no error for either side."""
-
-    async def run():
-        left, stopped = Served(), Served()
-        for served in (left, stopped):
-            await served.peer.says("81 00  84 01 F5 00 09")
-            await served.peer.hears_nothing()
-        left.peer.stream.close()
-        assert await left.ends() is None
-        stopped.outbound.stop()
-        assert await stopped.ends() is None
-        await stopped.peer.hears_the_end()
-        assert left.pool._shelf._watchers == {}
-
-    in_virtual_time(run())
-
-
-def test_server_when_stopped_sends_what_it_has_announced_and_announces_no_more():
-    """What the client was told of it still gets; then the wait for more is the end."""
-
-    async def run():
-        served = Served(b"a", b"b")
-        await served.peer.says("81 00  84 01 F5 00 01")
-        await served.peer.hears(f"82 02 9F {ID_A} FF")
-        served.outbound.stop()
-        await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
-        await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F FF")
-        await served.peer.says("84 01 F5 01 01")
-        await served.peer.hears_the_end()
-        assert await served.ends() is None
-
-    in_virtual_time(run())
-
-
-def test_server_when_its_peer_ends_within_a_message_is_broken():
-    """Half a message is a lost connection; the end between two messages is the peer's leave."""
-
-    async def run():
-        for octets, broken in (("81 00 84 01", True), ("81 00", False), ("", False)):
-            served = Served()
-            await served.peer.says(octets)
-            served.peer.stream.close()
-            if broken:
-                with pytest.raises(BrokenError):
-                    await served.ends()
-            else:
-                assert await served.ends() is None
-
-    in_virtual_time(run())
-
-
-def test_announced_object_when_evicted_meanwhile_is_sent_all_the_same():
-    """What was announced is kept for the peer that was told of it."""
-
-    async def run():
-        pool = pool_of(named(b"a", size=3), identify=by_name, max_bytes=3)
-        served = Served(pool=pool)
+    left, stopped = Served(), Served()
+    for served in (left, stopped):
         await served.peer.says("81 00  84 01 F5 00 09")
-        await served.peer.hears(f"82 02 9F {ID_A} FF")
-        served.add(b"b")
-        assert pool.get(b"a") is None
-        await served.peer.says("82 03 9F 41 61 FF")
-        await served.peer.hears(f"82 04 9F {OBJECT_A} FF")
-        served.task.cancel()
+        await served.peer.hears_nothing()
+    left.peer.stream.close()
+    assert await left.ends() is None
+    stopped.outbound.stop()
+    assert await stopped.ends() is None
+    await stopped.peer.hears_the_end()
+    assert left.pool._shelf._watchers == {}
 
-    in_virtual_time(run())
+
+@virtual
+async def test_server_when_stopped_sends_what_it_has_announced_and_announces_no_more():
+    """What the client was told of it still gets; then the wait for more is the end."""
+    served = Served(b"a", b"b")
+    await served.peer.says("81 00  84 01 F5 00 01")
+    await served.peer.hears(f"82 02 9F {ID_A} FF")
+    served.outbound.stop()
+    await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
+    await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F FF")
+    await served.peer.says("84 01 F5 01 01")
+    await served.peer.hears_the_end()
+    assert await served.ends() is None
 
 
-def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_part(monkeypatch):
+@virtual
+async def test_server_when_its_peer_ends_within_a_message_is_broken():
+    """Half a message is a lost connection; the end between two messages is the peer's leave."""
+    for octets, broken in (("81 00 84 01", True), ("81 00", False), ("", False)):
+        served = Served()
+        await served.peer.says(octets)
+        served.peer.stream.close()
+        if broken:
+            with pytest.raises(BrokenError):
+                await served.ends()
+        else:
+            assert await served.ends() is None
+
+
+@virtual
+async def test_announced_object_when_evicted_meanwhile_is_sent_all_the_same():
+    """What was announced is kept for the peer that was told of it."""
+    pool = pool_of(named(b"a", size=3), identify=by_name, max_bytes=3)
+    served = Served(pool=pool)
+    await served.peer.says("81 00  84 01 F5 00 09")
+    await served.peer.hears(f"82 02 9F {ID_A} FF")
+    served.add(b"b")
+    assert pool.get(b"a") is None
+    await served.peer.says("82 03 9F 41 61 FF")
+    await served.peer.hears(f"82 04 9F {OBJECT_A} FF")
+    served.task.cancel()
+
+
+@virtual
+async def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_part(monkeypatch):
     """Ids are announced while what they keep is within a bound of octets; fetching or acknowledging goes on."""
     monkeypatch.setattr(outbound_module, "MOST_KEPT_BYTES", 5)
-
-    async def run():
-        served = Served(b"a", b"b", b"c")
-        await served.peer.says("81 00  84 01 F5 00 03")
-        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-        await served.peer.says("84 01 F4 00 01")
-        await served.peer.hears("82 02 9F FF")
-        await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
-        await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F {ID_C} FF")
-        served.task.cancel()
-
-    in_virtual_time(run())
+    served = Served(b"a", b"b", b"c")
+    await served.peer.says("81 00  84 01 F5 00 03")
+    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+    await served.peer.says("84 01 F4 00 01")
+    await served.peer.hears("82 02 9F FF")
+    await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
+    await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F {ID_C} FF")
+    served.task.cancel()
 
 
-def test_server_when_more_is_asked_for_than_a_reply_holds_names_the_limit():
+@virtual
+async def test_server_when_more_is_asked_for_than_a_reply_holds_names_the_limit():
     """Three objects of a million octets are too many for one reply, two are not."""
-
-    async def run():
-        big = named(b"a", b"b", b"c", size=1_000_000)
-        served = Served(pool=pool_of(big, identify=by_name))
-        await served.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 FF")
-        size = 0
-        while size < 2_000_000:
-            size += len(await served.peer.stream.read())
-        second = Served(pool=served.pool)
-        await second.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 41 63 FF")
-        with pytest.raises(RequestedTooManyBytesError, match="the limit is 2500000"):
-            await second.ends()
-        served.task.cancel()
-
-    in_virtual_time(run())
+    big = named(b"a", b"b", b"c", size=1_000_000)
+    served = Served(pool=pool_of(big, identify=by_name))
+    await served.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 FF")
+    size = 0
+    while size < 2_000_000:
+        size += len(await served.peer.stream.read())
+    second = Served(pool=served.pool)
+    await second.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 41 63 FF")
+    with pytest.raises(RequestedTooManyBytesError, match="the limit is 2500000"):
+        await second.ends()
+    served.task.cancel()
 
 
-def test_client_that_pipelines_without_reading_is_slowed_down():
+@virtual
+async def test_client_that_pipelines_without_reading_is_slowed_down():
     """Requests are read ahead by a bounded number of octets; the rest waits at the peer."""
-
-    async def run():
-        served = Served(b"a", b"b")
-        await served.peer.says("81 00  84 01 F5 00 02")
-        flood = asyncio.ensure_future(served.peer.stream.write(bytes.fromhex("84 01 F4 00 01") * 200_000))
-        await asyncio.sleep(5)
-        assert not flood.done()
-        assert served.outbound._inbox.decoder.buffered_bytes <= outbound_module.MOST_INPUT_BYTES + 65_536
-        flood.cancel()
-        served.task.cancel()
-
-    in_virtual_time(run())
+    served = Served(b"a", b"b")
+    await served.peer.says("81 00  84 01 F5 00 02")
+    flood = asyncio.ensure_future(served.peer.stream.write(bytes.fromhex("84 01 F4 00 01") * 200_000))
+    await asyncio.sleep(5)
+    assert not flood.done()
+    assert served.outbound._inbox.decoder.buffered_bytes <= outbound_module.MOST_INPUT_BYTES + 65_536
+    flood.cancel()
+    served.task.cancel()
 
 
 @pytest.mark.parametrize("keeps_asking", [False, True])
-def test_peer_when_it_never_asks_for_what_is_gone_is_ended(keeps_asking):
+@virtual
+async def test_peer_when_it_never_asks_for_what_is_gone_is_ended(keeps_asking):
     """What it was told of is kept a while longer than in the pool; else idle peers would keep any number of bytes."""
-
-    async def run():
-        served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
-        await served.peer.says("81 00  84 01 F5 00 02")
-        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-        await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
-        assert not served.task.done()  # the pool has them
-        served.add(b"c")
-        for _ in range(10 if keeps_asking else 0):
-            with contextlib.suppress(BrokenError):
-                await served.peer.says("84 01 F4 00 01")
-            await asyncio.sleep(0.1)
-        with pytest.raises(LimitExceededError, match="neither asked for nor acknowledged"):
-            await asyncio.wait_for(served.task, 10)
-
-    in_virtual_time(run())
+    served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
+    await served.peer.says("81 00  84 01 F5 00 02")
+    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+    await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
+    assert not served.task.done()  # the pool has them
+    served.add(b"c")
+    for _ in range(10 if keeps_asking else 0):
+        with contextlib.suppress(BrokenError):
+            await served.peer.says("84 01 F4 00 01")
+        await asyncio.sleep(0.1)
+    with pytest.raises(LimitExceededError, match="neither asked for nor acknowledged"):
+        await asyncio.wait_for(served.task, 10)
 
 
-def test_peer_when_it_asks_in_time_for_what_is_gone_gets_it():
+@virtual
+async def test_peer_when_it_asks_in_time_for_what_is_gone_gets_it():
     """What was announced is a promise."""
-
-    async def run():
-        served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
-        await served.peer.says("81 00  84 01 F5 00 02")
-        await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
-        served.add(b"c", b"d")
-        await asyncio.sleep(outbound_module.KEPT_FOR_S - 1)
-        await served.peer.says("82 03 9F 41 61 41 62 FF")
-        await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
-        await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
-        assert not served.task.done()
-        served.task.cancel()
-
-    in_virtual_time(run())
+    served = Served(pool=pool_of(named(b"a", b"b", size=3), identify=by_name, max_objects=2))
+    await served.peer.says("81 00  84 01 F5 00 02")
+    await served.peer.hears(f"82 02 9F {ID_A} {ID_B} FF")
+    served.add(b"c", b"d")
+    await asyncio.sleep(outbound_module.KEPT_FOR_S - 1)
+    await served.peer.says("82 03 9F 41 61 41 62 FF")
+    await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
+    await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
+    assert not served.task.done()
+    served.task.cancel()
 
 
-def test_client_when_it_says_nothing_is_ended():
+@virtual
+async def test_client_when_it_says_nothing_is_ended():
     """A place is not kept for ever for what connects and never begins."""
-
-    async def run():
-        served = Served(b"a")
-        with pytest.raises(NoReplyError, match="nothing within 10 s in state Init"):
-            await asyncio.wait_for(served.task, 11)
-
-    in_virtual_time(run())
+    served = Served(b"a")
+    with pytest.raises(NoReplyError, match="nothing within 10 s in state Init"):
+        await asyncio.wait_for(served.task, 11)
 
 
 class Lettered(MemoryPool):
@@ -397,117 +343,96 @@ def name_of(text):
     return f"82 42 {text.encode().hex(' ')} 04"
 
 
-def test_client_when_it_subscribes_is_told_of_that_and_of_what_was_passed():
+@virtual
+async def test_client_when_it_subscribes_is_told_of_that_and_of_what_was_passed():
     """Also while the server waits for something new; a topic that is wanted again goes on where it was left."""
-
-    async def run():
-        served = Served(pool=lettered(b"a1", b"b1"))
-        peer = served.peer
-        await peer.says("81 00  83 06 F4 41 2A  83 06 F5 41 61  84 01 F5 00 09")  # nothing but a
-        await peer.hears(f"82 02 9F {name_of('a1')} FF")
-        await peer.says("84 01 F5 01 09")
-        await peer.hears_nothing()
-        await peer.says("83 06 F5 41 62")  # b, too
-        await peer.hears(f"82 02 9F {name_of('b1')} FF")
-        await peer.says("83 06 F4 41 61  84 01 F4 00 09")  # a no more
-        await peer.hears("82 02 9F FF")
-        served.pool.add(named(b"a2", b"b2", size=4))
-        await peer.says("84 01 F4 00 09")
-        await peer.hears(f"82 02 9F {name_of('b2')} FF")
-        await peer.says("83 06 F5 43 5B 61 5D  84 01 F4 00 09")  # a again, as a pattern
-        await peer.hears(f"82 02 9F {name_of('a2')} FF")
-        assert (served.outbound._topics, list(served.outbound._patterns)) == ({"b"}, ["[a]"])
-        await peer.says("82 03 9F 42 61 32 42 62 31 FF")
-        await peer.hears("82 04 9F 44 62 31 2F 00 44 61 32 2F 00 FF")  # in the order of announcement (OD-22)
-        served.task.cancel()
-
-    in_virtual_time(run())
+    served = Served(pool=lettered(b"a1", b"b1"))
+    peer = served.peer
+    await peer.says("81 00  83 06 F4 41 2A  83 06 F5 41 61  84 01 F5 00 09")  # nothing but a
+    await peer.hears(f"82 02 9F {name_of('a1')} FF")
+    await peer.says("84 01 F5 01 09")
+    await peer.hears_nothing()
+    await peer.says("83 06 F5 41 62")  # b, too
+    await peer.hears(f"82 02 9F {name_of('b1')} FF")
+    await peer.says("83 06 F4 41 61  84 01 F4 00 09")  # a no more
+    await peer.hears("82 02 9F FF")
+    served.pool.add(named(b"a2", b"b2", size=4))
+    await peer.says("84 01 F4 00 09")
+    await peer.hears(f"82 02 9F {name_of('b2')} FF")
+    await peer.says("83 06 F5 43 5B 61 5D  84 01 F4 00 09")  # a again, as a pattern
+    await peer.hears(f"82 02 9F {name_of('a2')} FF")
+    assert (served.outbound._topics, list(served.outbound._patterns)) == ({"b"}, ["[a]"])
+    await peer.says("82 03 9F 42 61 32 42 62 31 FF")
+    await peer.hears("82 04 9F 44 62 31 2F 00 44 61 32 2F 00 FF")  # in the order of announcement (OD-22)
+    served.task.cancel()
 
 
-def test_topic_when_its_name_has_wild_letters_is_no_pattern():
+@virtual
+async def test_topic_when_its_name_has_wild_letters_is_no_pattern():
     """Viewers ask for any names, and few patterns are allowed."""
-
-    async def run():
-        served = Served(pool=lettered(b"a1"))
-        await served.peer.says("81 00  83 06 F5 48 78 5B 2A 5D 5B 3F 5D 62  84 01 F5 00 09")
-        await served.peer.hears_nothing()
-        assert (served.outbound._topics, served.outbound._patterns) == ({"x*?b"}, {})
-        served.task.cancel()
-
-    in_virtual_time(run())
+    served = Served(pool=lettered(b"a1"))
+    await served.peer.says("81 00  83 06 F5 48 78 5B 2A 5D 5B 3F 5D 62  84 01 F5 00 09")
+    await served.peer.hears_nothing()
+    assert (served.outbound._topics, served.outbound._patterns) == ({"x*?b"}, {})
+    served.task.cancel()
 
 
 @pytest.mark.parametrize("pattern", [False, True])
-def test_client_when_it_wants_more_topics_than_it_may_is_ended(monkeypatch, pattern):
+@virtual
+async def test_client_when_it_wants_more_topics_than_it_may_is_ended(monkeypatch, pattern):
     """What is kept of a client has a bound."""
     monkeypatch.setattr(outbound_module, "MOST_PATTERNS" if pattern else "MOST_TOPICS", 2)
-
-    async def run():
-        served = Served(b"a")
-        await served.peer.says("81 00" + "".join(f"83 06 F5 42 6{n} {'2A' if pattern else '61'}" for n in (1, 2, 2, 3)))
-        with pytest.raises(LimitExceededError, match="topics"):
-            await served.ends()
-
-    in_virtual_time(run())
+    served = Served(b"a")
+    await served.peer.says("81 00" + "".join(f"83 06 F5 42 6{n} {'2A' if pattern else '61'}" for n in (1, 2, 2, 3)))
+    with pytest.raises(LimitExceededError, match="topics"):
+        await served.ends()
 
 
-def test_pattern_when_it_has_many_wild_letters_ends_its_client():
+@virtual
+async def test_pattern_when_it_has_many_wild_letters_ends_its_client():
     """To read one of 500 stars takes 50 ms, and 64 clients may bring 64 each."""
-
-    async def run():
-        served = Served(b"a")
-        await served.peer.says("81 00  83 06 F5 49" + " 2A" * 9)
-        with pytest.raises(LimitExceededError, match="9 of"):
-            await served.ends()
-
-    in_virtual_time(run())
+    served = Served(b"a")
+    await served.peer.says("81 00  83 06 F5 49" + " 2A" * 9)
+    with pytest.raises(LimitExceededError, match="9 of"):
+        await served.ends()
 
 
-def test_clients_when_they_change_what_they_want_go_through_the_pool_one_by_one():
+@virtual
+async def test_clients_when_they_change_what_they_want_go_through_the_pool_one_by_one():
     """Who subscribes for ever takes turns with all others, and each turn is followed by a rest of all."""
-
-    async def run():
-        turn = asyncio.Lock()
-        await turn.acquire()
-        served = Served(pool=lettered(b"a1", b"b1"), walking=turn)
-        await served.peer.says("81 00  83 06 F5 41 61  84 01 F5 00 09")
-        await served.peer.hears(f"82 02 9F {name_of('a1')} FF")
-        await served.peer.says("83 06 F5 41 62  84 01 F4 00 09")  # b, too, of which something was passed
-        await served.peer.hears_nothing()
-        turn.release()
-        await served.peer.hears(f"82 02 9F {name_of('b1')} FF")
-        served.task.cancel()
-
-    in_virtual_time(run())
+    turn = asyncio.Lock()
+    await turn.acquire()
+    served = Served(pool=lettered(b"a1", b"b1"), walking=turn)
+    await served.peer.says("81 00  83 06 F5 41 61  84 01 F5 00 09")
+    await served.peer.hears(f"82 02 9F {name_of('a1')} FF")
+    await served.peer.says("83 06 F5 41 62  84 01 F4 00 09")  # b, too, of which something was passed
+    await served.peer.hears_nothing()
+    turn.release()
+    await served.peer.hears(f"82 02 9F {name_of('b1')} FF")
+    served.task.cancel()
 
 
 @pytest.mark.parametrize("word", ["83 06 F4 41 61", "82 07 41 61"], ids=["unsubscribe", "prove"])
-def test_client_when_it_says_much_that_needs_no_answer_rests(word, monkeypatch):
+@virtual
+async def test_client_when_it_says_much_that_needs_no_answer_rests(word, monkeypatch):
     """After some each takes its time: 40,000 of them held all others for seconds."""
     monkeypatch.setattr(outbound_module, "MOST_TOPICS", 100)
-
-    async def run():
-        served = Served(b"a")
-        began = asyncio.get_running_loop().time()
-        await served.peer.says("81 00" + word * 300 + "81 05")
-        await served.task
-        assert asyncio.get_running_loop().time() - began > 1.9
-
-    in_virtual_time(run())
+    served = Served(b"a")
+    began = asyncio.get_running_loop().time()
+    await served.peer.says("81 00" + word * 300 + "81 05")
+    await served.task
+    assert asyncio.get_running_loop().time() - began > 1.9
 
 
-def test_server_when_there_are_ever_new_topics_forgets_the_old_ones(monkeypatch):
+@virtual
+async def test_server_when_there_are_ever_new_topics_forgets_the_old_ones(monkeypatch):
     """A client that never changes what it wants is told of streams for months."""
     monkeypatch.setattr(outbound_module, "_TOPICS_KNOWN", 2)
-
-    async def run():
-        served = Served(pool=lettered(b"a1", b"b1", b"c1", b"d1", b"e1"))
-        await served.peer.says("81 00  84 01 F5 00 09")
-        await served.peer.hears("82 02 9F" + "".join(f" {name_of(f'{name}1')}" for name in "abcde") + " FF")
-        assert (len(served.outbound._told), len(served.outbound._wanted)) == (1, 1)
-        served.task.cancel()
-
-    in_virtual_time(run())
+    served = Served(pool=lettered(b"a1", b"b1", b"c1", b"d1", b"e1"))
+    await served.peer.says("81 00  84 01 F5 00 09")
+    await served.peer.hears("82 02 9F" + "".join(f" {name_of(f'{name}1')}" for name in "abcde") + " FF")
+    assert (len(served.outbound._told), len(served.outbound._wanted)) == (1, 1)
+    served.task.cancel()
 
 
 class Doorman:
@@ -525,17 +450,14 @@ class Doorman:
         return self.proven or topic == "a"
 
 
-def test_client_when_it_proves_who_it_is_may_have_more():
+@virtual
+async def test_client_when_it_proves_who_it_is_may_have_more():
     """What it may not have it is not told of, and a wrong proof ends it."""
-
-    async def run():
-        served = Served(pool=lettered(b"a1", b"b1"), guard=Doorman())
-        await served.peer.says("81 00  84 01 F5 00 09")
-        await served.peer.hears(f"82 02 9F {name_of('a1')} FF")
-        await served.peer.says("82 07 43 6B 65 79  84 01 F4 00 09")
-        await served.peer.hears(f"82 02 9F {name_of('b1')} FF")
-        await served.peer.says("82 07 41 6B")
-        with pytest.raises(RemoteProtocolError, match="wrong key"):
-            await served.ends()
-
-    in_virtual_time(run())
+    served = Served(pool=lettered(b"a1", b"b1"), guard=Doorman())
+    await served.peer.says("81 00  84 01 F5 00 09")
+    await served.peer.hears(f"82 02 9F {name_of('a1')} FF")
+    await served.peer.says("82 07 43 6B 65 79  84 01 F4 00 09")
+    await served.peer.hears(f"82 02 9F {name_of('b1')} FF")
+    await served.peer.says("82 07 41 6B")
+    with pytest.raises(RemoteProtocolError, match="wrong key"):
+        await served.ends()
