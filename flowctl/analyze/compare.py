@@ -27,19 +27,15 @@ MOST_LISTED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure in both runs, in words.
-
-    Args:
-        verdict: "better", "worse", "changed" (neither), "too small" (sure, and less than what matters), "no difference"
-            or "too few".
-        errors: how far apart, in standard errors. None: not to be told.
-    """
+    """One figure in both runs, in words."""
 
     what: str
     before: str
     after: str
+    # "better", "worse", "changed" (neither), "too small" (sure, and less than what matters), "no difference" or "too
+    # few"
     verdict: str
-    errors: float | None = None
+    errors: float | None = None  # how far apart, in standard errors. None: not to be told.
 
     def cells(self) -> tuple[str, str, str, str]:
         """Return it as a line of a table: what, before, after, verdict."""
@@ -50,15 +46,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What became of what, from one run to another.
-
-    Args:
-        groups: streams, networks and nodes whose share of trouble changed, the clearest first.
-    """
+    """What became of what, from one run to another."""
 
     runs: Sequence[str]
     changes: Sequence[Change]
-    groups: Sequence[Change]
+    groups: Sequence[Change]  # streams, networks and nodes whose share of trouble changed, the clearest first
     limits: Sequence[str]
     bans: Sequence[str]
     warnings: Sequence[str]

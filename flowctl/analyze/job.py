@@ -39,27 +39,20 @@ BY_HOUR: Final = {"date": "string", "hour": "string"}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A table that is kept of each hour.
+    """A table that is kept of each hour."""
 
-    Args:
-        name: of the table and its folder; unique over all jobs.
-        columns: name -> type of Spark, in order; the contract. `date` and `hour` come beside, as texts.
-        make: (`Records`, options of the job) -> rows, with `columns` and `date` and `hour`. One query, lazy.
-        reads: names of the tables of records that it needs; where none of them has a file, the part is empty.
-        depends: options -> text; parts that were made with another text are made again. Marks and weights that are in
-            the rows belong in it; those that only the answer uses do not.
-        result: whether the table is one of the results too, which people read: then it lies in OUT itself.
-        version: counted up when `make` changes its meaning: parts of an earlier one are made again.
-        looks_back_h: hours before the end of a window, 24 at most, that are read and that answers are given at least.
-    """
-
-    name: str
-    columns: dict[str, str]
+    name: str  # of the table and its folder; unique over all jobs
+    columns: dict[str, str]  # name -> type of Spark, in order; the contract. `date` and `hour` come beside, as texts.
+    # (`Records`, options of the job) -> rows, with `columns` and `date` and `hour`. One query, lazy.
     make: Callable[[Records, Any], DataFrame]
+    # Names of the tables of records that it needs; where none of them has a file, the part is empty
     reads: tuple[str, ...]
+    # Options -> text; parts that were made with another text are made again. Marks and weights that are in the rows
+    # belong in it; those that only the answer uses do not.
     depends: Callable[[Any], str] = lambda _: ""
-    result: bool = False
-    version: int = 1
+    result: bool = False  # whether the table is one of the results too, which people read: then it lies in OUT itself
+    version: int = 1  # counted up when `make` changes its meaning: parts of an earlier one are made again
+    # Hours before the end of a window, 24 at most, that are read and that answers are given at least
     looks_back_h: int = 0
 
     def made_with(self, options: Any) -> str:
@@ -211,27 +204,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job.
+    """A job."""
 
-    Args:
-        name: as on the command line.
-        parts: that it makes.
-        uses: names of parts of other jobs that its answer reads; they are made as well.
-        results: names of all tables and files that its answer writes; one that it does not write is deleted.
-        answer: (parts, options) -> answer.
-        options: makes the default options.
-        merge: name of a result that others write too (a ban list) -> (text that is there, text that was made, options,
-            what is told warnings) -> text. Called with both when results are renamed, where no other writer comes in
-            between; and before all work with "" as what was made, so that a text that cannot be read (`ConfigError`) is
-            told at once.
-    """
-
-    name: str
-    parts: tuple[Part, ...]
-    uses: tuple[str, ...] = ()
+    name: str  # as on the command line
+    parts: tuple[Part, ...]  # that it makes
+    uses: tuple[str, ...] = ()  # names of parts of other jobs that its answer reads; they are made as well
+    # Names of all tables and files that its answer writes; one that it does not write is deleted
     results: tuple[str, ...]
-    answer: Callable[[Parts, Any], Answer]
-    options: Callable[[], Any] = lambda: None
+    answer: Callable[[Parts, Any], Answer]  # (parts, options) -> answer
+    options: Callable[[], Any] = lambda: None  # makes the default options
+    # Name of a result that others write too (a ban list) -> (text that is there, text that was made, options, what is
+    # told warnings) -> text. Called with both when results are renamed, where no other writer comes in between; and
+    # before all work with "" as what was made, so that a text that cannot be read (`ConfigError`) is told at once.
     merge: Mapping[str, Callable[[str, str, Any, Callable[[str], None]], str]] = field(default_factory=dict)
 
 

@@ -26,17 +26,13 @@ MOST_NETWORKS: Final = 200
 
 
 class Setting(NamedTuple):
-    """An option of the command line.
-
-    Args:
-        read: (value, name of the option) -> what the job takes; or a mapping, if that is more fields than one.
-        name: of the option; "": as the field, without the unit.
-    """
+    """An option of the command line."""
 
     help: str
     metavar: str = ""
+    # (value, name of the option) -> what the job takes; or a mapping, if that is more fields than one
     read: Callable[[Any, str], Any] = lambda value, _: value
-    name: str = ""
+    name: str = ""  # of the option; "": as the field, without the unit
     many: bool = False
 
     def option(self, field: str) -> str:

@@ -87,19 +87,13 @@ _CLOCKS_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """By what to judge.
-
-    Args:
-        seen_us: end of the data, microseconds since the epoch.
-        since_us: begin of the window: what is older tells who behaved, and is no evidence against anybody.
-        spared: networks that are neither banned nor limited.
-    """
+    """By what to judge."""
 
     weights: Weights
-    seen_us: int
+    seen_us: int  # end of the data, microseconds since the epoch
     now_us: int
-    since_us: int = 0
-    spared: tuple[Network, ...] = ()
+    since_us: int = 0  # begin of the window: what is older tells who behaved, and is no evidence against anybody
+    spared: tuple[Network, ...] = ()  # networks that are neither banned nor limited
 
     def left(self, us: Any) -> Any:
         """Return what is left of what was then; what is newer than now, by a clock that is ahead, is of now."""

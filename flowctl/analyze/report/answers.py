@@ -61,15 +61,10 @@ Facts = dict[str, Any]
 
 
 class Advice(NamedTuple):
-    """One answer.
+    """One answer."""
 
-    Args:
-        about: what is asked: limits, bans, capacity, calls, network, publisher, node.
-        kind: "act", "fine" (nothing to do) or "unknown".
-    """
-
-    about: str
-    kind: str
+    about: str  # what is asked: limits, bans, capacity, calls, network, publisher, node
+    kind: str  # "act", "fine" (nothing to do) or "unknown"
     do: str
     why: str = ""
     sure: str = ""

@@ -26,25 +26,18 @@ STATES: Final = ("ready", "overloaded", "soft", "hard")
 
 
 class Known(NamedTuple):
-    """What a figure over viewers is; its unit is the end of its name (`flowctl.charts.words.told`).
+    """What a figure over viewers is; its unit is the end of its name (`flowctl.charts.words.told`)."""
 
-    Args:
-        kind: "share" of a total, "quantile" over viewers, or "ratio" of sums.
-        least: change that matters, in its unit: a smaller one is none, however sure.
-        of: of a share: the total; of a quantile: the column of the sessions; of a ratio: the column of the sessions
-            that each viewer weighs by.
-        step: share of it by which it is measured in steps: a change of one step may be none.
-        tile: whether it is one of the few figures that one looks for first.
-    """
-
-    kind: str
+    kind: str  # "share" of a total, "quantile" over viewers, or "ratio" of sums
     words: str
     better: int
-    least: float
+    least: float  # change that matters, in its unit: a smaller one is none, however sure
+    # Of a share: the total; of a quantile: the column of the sessions; of a ratio: the column of the sessions that each
+    # viewer weighs by
     of: str
     at: float = 0.0
-    step: float = 0.0
-    tile: bool = False
+    step: float = 0.0  # share of it by which it is measured in steps: a change of one step may be none
+    tile: bool = False  # whether it is one of the few figures that one looks for first
 
 
 MEASURES: Final[Mapping[str, Known]] = {
@@ -79,30 +72,25 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """All that a report shows.
-
-    Args:
-        jobs: name -> what became of it, as in ``summary.json``.
-        totals: connections, span_s and drawn_share of all sessions, and of how many viewers the address is `listed` in
-            bans; viewers, plays, troubled, play_s and sent_bytes of the row of all of `experience`. None: no sessions.
-        measures: name (see `MEASURES`) -> figure over viewers (see `measured`).
-        curves: name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that).
-        tables: name (see `flowctl.analyze.report.evidence`) -> its first rows.
-        moments: rows over time: from_s (Unix time), length_s, shares of the states, viewers.
-        peaks: whole days since the first record -> most viewers at once on that day.
-        missing: name of a job -> which of its tables could not be read, and why.
-    """
+    """All that a report shows."""
 
     events: str
     made_at: datetime
     window: str = ""
-    jobs: Mapping[str, Row] = field(default_factory=dict)
+    jobs: Mapping[str, Row] = field(default_factory=dict)  # name -> what became of it, as in ``summary.json``
+    # Connections, span_s and drawn_share of all sessions, and of how many viewers the address is `listed` in bans;
+    # viewers, plays, troubled, play_s and sent_bytes of the row of all of `experience`. None: no sessions.
     totals: Row | None = None
+    # Name (see `MEASURES`) -> figure over viewers (see `measured`)
     measures: Mapping[str, Row] = field(default_factory=dict)
+    # Name of a quantile of each viewer's delay -> points (ms, share of viewers for whom it is at most that)
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    # Name (see `flowctl.analyze.report.evidence`) -> its first rows
     tables: Mapping[str, Cut] = field(default_factory=dict)
-    moments: Sequence[Row] = ()
+    moments: Sequence[Row] = ()  # rows over time: from_s (Unix time), length_s, shares of the states, viewers
+    # Whole days since the first record -> most viewers at once on that day
     peaks: Mapping[int, float] = field(default_factory=dict)
+    # Name of a job -> which of its tables could not be read, and why
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self, table: str) -> Sequence[Row]:

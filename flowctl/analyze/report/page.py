@@ -73,16 +73,11 @@ def _felt(found: Found) -> str:
 
 
 class Section(NamedTuple):
-    """A part of the page.
-
-    Args:
-        job: whose results it shows; where there are none it says why.
-        pictures: drawn of it: bars of a table, or a function.
-    """
+    """A part of the page."""
 
     title: str
-    job: str
-    pictures: Sequence[str | Callable[[Found], Figure | None]] = ()
+    job: str  # whose results it shows; where there are none it says why
+    pictures: Sequence[str | Callable[[Found], Figure | None]] = ()  # drawn of it: bars of a table, or a function
     tables: Sequence[str] = ()
     first: Callable[[Found], str] = lambda _: ""
 

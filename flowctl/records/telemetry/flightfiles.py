@@ -56,11 +56,7 @@ _LIST_COLUMNS: Final = [
 
 @dataclass(slots=True)
 class FlightSummary:
-    """What a list of flights says of one.
-
-    Args:
-        close_reason: why the connection ended. "": it was open when the flight ended.
-    """
+    """What a list of flights says of one."""
 
     node: str
     conn_id: int
@@ -72,7 +68,7 @@ class FlightSummary:
     rows: int = 0
     transitions: int = 0
     dropped_messages: int = 0
-    close_reason: str = ""
+    close_reason: str = ""  # why the connection ended. "": it was open when the flight ended.
     end: str = ""
 
 

@@ -42,31 +42,26 @@ class Streams(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventsOptions:
-    """What is recorded, and where to; immutable.
+    """What is recorded, and where to; immutable."""
 
-    Args:
-        folder: where the tables' folders are made; empty: nothing is recorded.
-        node: name of this server in records and file names: letters, digits, ``.``, ``_`` and ``-``, 64 at most; empty:
-            the server that records puts its host name and port.
-        interval_s: time between two samples of a connection, in seconds.
-        rotate_s: a file is finished after so many seconds: what a crash can lose, and how late readers see a record.
-        file_bytes: a file is finished when its rows take so much memory; on disk it is a fifth to a twentieth of that.
-        max_bytes: what this node's files may take on the disk; then its oldest go. 0: there is no limit.
-        queue_rows: rows of one table that may wait, in the queue and again for a disk that does not take them; what
-            comes beyond that is lost, and counted. A row takes 0.5 to 1 kB.
-        key: for the hashes, 16 bytes or more. None: random ones, with which no hash is the same after a restart.
-    """
-
-    folder: str = ""
+    folder: str = ""  # where the tables' folders are made; empty: nothing is recorded
+    # Name of this server in records and file names: letters, digits, ``.``, ``_`` and ``-``, 64 at most; empty: the
+    # server that records puts its host name and port
     node: str = ""
     samples: bool = True
-    interval_s: float = 1.0
+    interval_s: float = 1.0  # time between two samples of a connection, in seconds
+    # A file is finished after so many seconds: what a crash can lose, and how late readers see a record
     rotate_s: float = 10.0
+    # A file is finished when its rows take so much memory; on disk it is a fifth to a twentieth of that
     file_bytes: int = 64 * 1024 * 1024
+    # What this node's files may take on the disk; then its oldest go. 0: there is no limit.
     max_bytes: int = 10 * 1024**3
+    # Rows of one table that may wait, in the queue and again for a disk that does not take them; what comes beyond that
+    # is lost, and counted. A row takes 0.5 to 1 kB.
     queue_rows: int = 100_000
     addresses: Addresses = Addresses.PLAIN
     streams: Streams = Streams.HASH
+    # For the hashes, 16 bytes or more. None: random ones, with which no hash is the same after a restart.
     key: bytes | None = None
 
     def __post_init__(self) -> None:

@@ -48,26 +48,17 @@ _EVENT: Final = FLOW_EVENTS.row_names.index("event")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecorderStatistics:
-    """A snapshot of the recorder.
+    """A snapshot of the recorder."""
 
-    Args:
-        taken: records taken off the lanes so far, by table.
-        waiting: records in the lanes now, by table.
-        lost: records lost so far because a lane was full, by table.
-        broken: records that a fault of ours has cost on their way from a lane to its file, by table.
-        unfed_rows: events that are in the files and not in the counters of the feed, because of such a fault.
-        last_error: the last reason why a file could not be written; "" for none.
-        cpu_s: processor time that the recorder's thread has used, in seconds.
-    """
-
-    taken: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, int] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)  # records taken off the lanes so far, by table
+    waiting: dict[str, int] = field(default_factory=dict)  # records in the lanes now, by table
+    lost: dict[str, int] = field(default_factory=dict)  # records lost so far because a lane was full, by table
+    # Records that a fault of ours has cost on their way from a lane to its file, by table
     broken: dict[str, int] = field(default_factory=dict)
-    unfed_rows: int = 0
+    unfed_rows: int = 0  # events that are in the files and not in the counters of the feed, because of such a fault
     books: dict[str, Books] = field(default_factory=dict)
-    last_error: str = ""
-    cpu_s: float = 0.0
+    last_error: str = ""  # the last reason why a file could not be written; "" for none
+    cpu_s: float = 0.0  # processor time that the recorder's thread has used, in seconds
 
     @property
     def lost_rows(self) -> int:

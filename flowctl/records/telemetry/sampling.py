@@ -30,22 +30,16 @@ READY: Final = SendState.READY.name
 
 
 class Mark(NamedTuple):
-    """A place in a log and the log's end at the same moment, without holding the log.
-
-    Attributes:
-        offset: wire bytes before the place.
-        end_offset: wire bytes of the whole log.
-        since: when the message at the place was published, in seconds; 0 where the log ends there.
-    """
+    """A place in a log and the log's end at the same moment, without holding the log."""
 
     log: StreamLog
-    offset: int
+    offset: int  # wire bytes before the place
     sequence: int
     place: Figures
-    end_offset: int
+    end_offset: int  # wire bytes of the whole log
     end_sequence: int
     end: Figures
-    since: float
+    since: float  # when the message at the place was published, in seconds; 0 where the log ends there
 
     @classmethod
     def of(cls, log: StreamLog, entry: Entry, tail: Entry) -> Mark:
@@ -68,11 +62,7 @@ def minus(after: Figures, before: Figures) -> Figures:
 
 
 class SampledCondition(NamedTuple):
-    """How a connection stands at the end of an interval: the columns between identity and sums.
-
-    Attributes:
-        interval_ms: and the others: the columns of these names.
-    """
+    """How a connection stands at the end of an interval: the columns between identity and sums."""
 
     interval_ms: float
     state: str = READY

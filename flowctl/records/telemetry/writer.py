@@ -113,21 +113,15 @@ class _Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Books:
-    """What became of the rows of one table.
-
-    Args:
-        lost_rows: given up because the disk did not take them for too long.
-        refused_rows: that do not fit the schema, which is a fault of ours.
-        failures: attempts to write a file that failed.
-    """
+    """What became of the rows of one table."""
 
     files: int = 0
     written_rows: int = 0
     written_bytes: int = 0
     waiting_rows: int = 0
-    lost_rows: int = 0
-    refused_rows: int = 0
-    failures: int = 0
+    lost_rows: int = 0  # given up because the disk did not take them for too long
+    refused_rows: int = 0  # that do not fit the schema, which is a fault of ours
+    failures: int = 0  # attempts to write a file that failed
 
 
 def check_available() -> None:
