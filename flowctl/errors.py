@@ -105,7 +105,7 @@ class InternalError(FlowctlError):
 
 
 class DamagedFlightError(FlowctlError):
-    """The rows of a recorded flight are not those that were written: some are missing, or say what nobody wrote."""
+    """The rows of a recorded flight are not those that were written: some are missing, or were changed."""
 
 
 class StoreError(FlowctlError):

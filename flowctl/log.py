@@ -62,7 +62,7 @@ _TRACEBACKS: Final = frozenset({"exception", "stack"})
 _NAMES: Final = frozenset({"stream", "app"})
 """Fields with the name of a stream or application, which a peer chose; what a peer calls itself is in ``agent``."""
 _HASH_KEY: Final = secrets.token_bytes(32)
-"""Without it nobody can find a name by trying. Records have a key of their own, which a file may give."""
+"""Without it a name cannot be found by trying. Records have a key of their own, which a file may give."""
 _FLUSH_DEADLINE_S: Final = 2.0
 """At the end of the process: longer than a busy terminal needs, short enough to wait for when a server stops."""
 

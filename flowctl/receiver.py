@@ -84,7 +84,7 @@ BLOCK: Final = InputResult(InputVerdict.BLOCK)
 
 
 class InputHandler(Protocol):
-    """Whoever makes sense of the input; always called on the owning thread, with no lock held, never re-entered."""
+    """Makes sense of the input; always called on the owning thread, with no lock held, never re-entered."""
 
     def process_input(self, data: memoryview, *, control_only: bool) -> InputResult:
         """Take what can be taken from `data` and say what is wanted.
@@ -146,7 +146,7 @@ class _Holder(NamedTuple):
 
 
 class InputHolds:
-    """Who holds the input of a connection, what they allow, and how long it has been going on.
+    """The holders of a connection's input, what they allow, and for how long they have held it.
 
     A set of owners, not a counter: the same owner may say "hold" twice and "let go" once, and nobody can let go of what
     another holds. Nothing here locks; `Receiver` guards it with its own lock, and makes it only when input is held for
@@ -493,7 +493,7 @@ class Receiver:
 
     @property
     def end_pending(self) -> bool:
-        """True if the stream has ended but somebody holds input, so the handler was not told yet."""
+        """True if the stream has ended while input is held, so the handler was not told yet."""
         return self._end is not None
 
     # --- inner steps ---------------------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ class Receiver:
             self._update_reading()
 
     def _make_offer(self) -> None:
-        """Offer what is kept, as was asked for, if nobody forbids it."""
+        """Offer what is kept, as was asked for, unless input is held."""
         if self._mode is InputMode.STOPPED:
             return
         with self._lock:

@@ -1445,7 +1445,7 @@ class Sender:
         return self._cohort is not None and not self._host.in_thread()
 
     def _now_locked(self) -> float:
-        """Return the time for those who look; it stands still when the Sender has ended."""
+        """Return the time for what only looks; it stands still when the Sender has ended."""
         return min(self._host.now(), self._judgement.ended_at)
 
     # -- the application's code: its handler and its policy

@@ -55,7 +55,7 @@ class ManualGroup:
         heapq.heappush(self._calls, (self.clock() + delay_s, next(self._numbers), callback, args))
 
     def processor_share(self) -> float:
-        """Return 1: nobody else uses the processor."""
+        """Return 1: the processor is used by this alone."""
         return 1.0
 
     def gather_pause_s(self) -> float:

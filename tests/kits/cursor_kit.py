@@ -46,7 +46,7 @@ class Follower:
             items = self.cursor.peek(count, budget_bytes)
             if not items:
                 break
-            self.cursor.take(len(items))
+            self.cursor.pass_messages(len(items))
             count -= len(items)
             for _, wire, _ in items:
                 ((origin, message_class, number, _),) = parse(wire)[0]

@@ -50,7 +50,7 @@ class Own:
     def take(self, count=OFF_MARK):
         """Take up to `count` messages; return their letters."""
         items = self.backlog.peek(count, OFF_MARK)
-        self.backlog.take(len(items))
+        self.backlog.pass_messages(len(items))
         self.taken += items
         return "".join(LETTERS[item[0]] for item in items)
 
@@ -201,9 +201,9 @@ def test_queue_when_filtered_keeps_order_and_counts():
     assert queue.tally.frozen().by_name() == {"header": 200}
     assert lost.frozen().by_name() == {"audio": 100}
     assert [item[2] for item in queue] == [float(number) for number in range(300) if number % 3]
-    assert queue.take(1) == 1
+    assert queue.pass_messages(1) == 1
     assert queue.oldest_at == 2.0
-    assert queue.take(1000) == 199
+    assert queue.pass_messages(1000) == 199
     assert (len(queue), queue.size_bytes, any(queue.tally)) == (0, 0, False)
 
 

@@ -67,7 +67,7 @@ def test_take_when_given_part_of_what_was_peeked_moves_just_that_far():
         assert follower.take(1) == letter
     assert follower.cursor.caught_up
     with pytest.raises(AssertionError, match="more messages than the log holds"):
-        follower.cursor.take(1)
+        follower.cursor.pass_messages(1)
 
 
 def test_prefix_when_joining_is_counted_as_offered_and_handed_over_first():
@@ -76,7 +76,7 @@ def test_prefix_when_joining_is_counted_as_offered_and_handed_over_first():
     assert as_counts(follower.cursor.books())[0].of(HEADER) == 2
     assert follower.queued == "HH"
     assert follower.cursor.load() == (9, 2)
-    follower.cursor.take(2)
+    follower.cursor.pass_messages(2)
     assert follower.queued == ""
     assert follower.cursor.caught_up
 
@@ -302,10 +302,10 @@ def test_joining_when_it_lasts_refuses_nothing_and_counts_nothing_against_limits
     assert cursor.allowance() == (159, 4)
     assert cursor.oldest_counted_at() == 101.0
     assert not cursor.plain
-    cursor.take(3)
+    cursor.pass_messages(3)
     assert cursor.allowance() == (50, 1)
     assert not cursor.cache_taken
-    cursor.take(1)
+    cursor.pass_messages(1)
     assert cursor.allowance() == (0, 0)
     assert cursor.cache_taken
     cursor.end_joining(DropReason.REFUSED, 101.0)

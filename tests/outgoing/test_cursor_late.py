@@ -26,7 +26,7 @@ def take(follower, *, rate, held=0, policy=None, most=1 << 60):
             break
         letters += "".join("r" if wire[:1] == b"R" else "CHKIDAX"[item] for item, wire, _ in items)
         held += sum(len(wire) for _, wire, _ in items)
-        follower.cursor.take(len(items))
+        follower.cursor.pass_messages(len(items))
         most -= len(items)
     return letters
 
@@ -83,7 +83,7 @@ def test_what_follows_when_something_is_handed_over_is_judged_in_its_own_turn():
     timing = Timing(follower.now, 250, 0, TARGET_S, patience_of(LivePolicy()))
     assert len(follower.cursor.peek(100, 1 << 60, timing)) == 2
     assert follower.dropped() == ""
-    follower.cursor.take(2)
+    follower.cursor.pass_messages(2)
     assert take(follower, rate=10_000) == "II"
 
 

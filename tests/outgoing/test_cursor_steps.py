@@ -34,7 +34,7 @@ class Reader:
         """Take up to `count` messages as far as `peek` goes, and check load and accounts on the way."""
         self.check()
         while count and (items := self.cursor.peek(count, budget)):
-            self.cursor.take(len(items))
+            self.cursor.pass_messages(len(items))
             self.taken += [wire for _, wire, _ in items]
             count -= len(items)
             self.check()

@@ -239,7 +239,7 @@ def test_log_when_a_viewer_passes_refusals_is_let_go(alive, refused):
         publish_wires(log, "IADAX", 100, 10)
         cursor.poll(100.0)
         while items := cursor.peek(64, 10_000):
-            cursor.take(len(items))
+            cursor.pass_messages(len(items))
     log.drop_cache()
     assert alive() <= 1
 

@@ -74,7 +74,7 @@ def read(data, most=None):
     while reader.wanted and taken < len(data):
         piece = data[taken : taken + min(reader.wanted, most or reader.wanted)]
         taken += len(piece)
-        reader.take(piece)
+        reader.read(piece)
     return reader, taken
 
 

@@ -32,7 +32,7 @@ those who were written to before would be sent the same bytes again."""
 
 
 class Squad(Place):
-    """Viewers who stand at one place of the log.
+    """Viewers that stand at one place of the log.
 
     Attributes:
         sends: how each is written to, in the same order: the hot loop's only data.
@@ -47,13 +47,13 @@ class Squad(Place):
         self.sends: list[Callable[[bytes], int]] = []
 
     def write(self, piece: Piece, *, as_file: bool) -> Slow:
-        """Write a piece to every member once, and return those who did not take all of it."""
+        """Write a piece to every member once, and return the members that did not take all of it."""
         if as_file and len(piece.data) >= FILE_BYTES and (descriptor := piece.descriptor()) >= 0:
             return self._write_file(piece.data, descriptor)
         return self.write_bytes(piece.data)
 
     def write_bytes(self, data: bytes) -> Slow:
-        """Write `data` to every member once, and return those who did not take all of it."""
+        """Write `data` to every member once, and return the members that did not take all of it."""
         size = len(data)
         slow: Slow = []
         members = self.members

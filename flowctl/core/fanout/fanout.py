@@ -211,7 +211,7 @@ class Fanout:
 
     @property
     def empty(self) -> bool:
-        """Whether nobody is served."""
+        """Whether it serves no viewer."""
         return not self._cohort.count and not self._alone
 
     def lagging(self) -> list[Sender]:
@@ -219,7 +219,7 @@ class Fanout:
         return list(self._alone)  # one step for the interpreter: nobody comes or goes in between
 
     def keeping_up(self) -> list[Sender]:
-        """Return the viewers of the cohort. Any thread; who comes or goes meanwhile may be in it or not."""
+        """Return the viewers of the cohort. Any thread; one that comes or goes meanwhile may be in it or not."""
         return [sender for squad in self._cohort.squads() for sender in list(squad.members)]
 
     @property
@@ -301,7 +301,7 @@ class Fanout:
         return self._due_at - 2 * interval_s if self.log.batched else self._last_flush
 
     def flush(self) -> None:
-        """Begin a round: write to everybody who can take something what was published before this call."""
+        """Begin a round: write what was published before this call to all that can take something."""
         if self._closed or self._target is not None:
             return  # the round in progress looks at the log when it is done
         self._armed = True
@@ -405,7 +405,7 @@ class Fanout:
         self._end_round(now)
 
     def _write_squad(self, squad: Squad, target: Entry) -> None:
-        """Write to one squad, and deal with those who did not take everything."""
+        """Write to one squad, and deal with the members that did not take everything."""
         piece = self._piece
         if piece is None or piece.start is not squad.entry:
             self._drop_piece()
@@ -414,7 +414,7 @@ class Fanout:
         self._wrote(squad, target, len(piece.data), slow)
 
     def _wrote(self, squad: Squad, target: Entry, size_bytes: int, slow: Slow) -> None:
-        """Count what was written to a squad, bring it to `target`, and deal with those who did not take everything."""
+        """Count what was written to a squad, bring it to `target`, and deal with the members that took less."""
         written = size_bytes * (len(squad.members) - len(slow)) + sum([count for _, count, _ in slow])
         self._cohort_bytes += written
         self._host.bytes_out += written

@@ -69,7 +69,7 @@ class Fanouts:
         return max((fanout.pacing.interval_s for fanout in self.active), default=0.0)
 
     def release(self, group: PollGroup) -> None:
-        """Give up the fan-out on `group` if it serves nobody any more. The group's thread."""
+        """Give up the fan-out on `group` if it serves no viewer any more. The group's thread."""
         with self._lock:
             fanout = self._by_group.get(group)
             if fanout is not None and fanout.empty:

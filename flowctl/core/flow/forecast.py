@@ -36,11 +36,11 @@ def time_to_hard(
         (Axis.MESSAGES, limits.messages.marks[2], load.messages, messages_per_s),
         (Axis.AGE, limits.age_ms.marks[2], load.age_ms, 1000 * (1 - share) if load.messages else 0.0),
     )
-    found: Forecast | None = None
+    earliest: Forecast | None = None
     for axis, mark, value, growth in axes:
         if mark >= OFF_MARK or (value < mark and growth <= 0):
             continue
         seconds = max(mark - value, 0.0) / growth if growth > 0 else 0.0
-        if found is None or seconds < found.seconds:
-            found = Forecast(seconds, axis)
-    return found
+        if earliest is None or seconds < earliest.seconds:
+            earliest = Forecast(seconds, axis)
+    return earliest

@@ -109,7 +109,7 @@ class DropDroppable:
 
 
 class LivePolicy:
-    """The policy for live media, *all or cut*: who keeps up gets all, who lags the first pictures of each group.
+    """The policy for live media, *all or cut*: a viewer gets all, or the first pictures of each group while it lags.
 
     A viewer that lags behind a log is served as far as its line carries (see `patience` and `core.flow.timing`).
     Without a target delay, OVERLOADED refuses frames that no other frame needs, and SOFT_LIMIT skips to a key frame and

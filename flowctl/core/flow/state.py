@@ -114,7 +114,7 @@ _STATE_OF: Final = (
 
 @lru_cache(64)
 def _marks_of(limits: Limits) -> tuple[tuple[int, int, int], ...]:
-    """Return the low, soft and hard marks, each by axis; the same objects for all who have the same limits."""
+    """Return the low, soft and hard marks, each by axis; the same objects wherever limits are the same."""
     marks = (limits.size.marks, limits.messages.marks, limits.age_ms.marks)
     return tuple((marks[0][level], marks[1][level], marks[2][level]) for level in range(3))
 

@@ -34,7 +34,7 @@ _DEAD_ALLOWANCE: Final = 64
 
 
 class DeadlineOwner(Protocol):
-    """Whoever sets deadlines; it has one at a time, so an object with several clocks sets the earliest."""
+    """Sets deadlines for itself; it has one at a time, so an object with several clocks sets the earliest."""
 
     def deadline_due(self, now: float) -> None:
         """Act on the deadline: `now` is at or after it. It is not set any more; set the next one here if there is."""

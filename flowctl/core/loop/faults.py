@@ -38,7 +38,7 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def report(hook: ErrorHook, where: str, error: BaseException) -> None:
-    """Tell `hook` of `error`; never raises, since it is called on behalf of others who must go on."""
+    """Tell `hook` of `error`; never raises, since what called it must go on."""
     try:
         hook(where, as_exception(error))
     except BaseException as failure:  # noqa: BLE001  (a hook that fails must cost nobody more than its line)

@@ -248,7 +248,7 @@ class DeferredProcessor:
             )
 
     def _claim_wake_locked(self) -> bool:
-        """Promise the wake that the caller will call; only if nobody has."""
+        """Promise the wake that the caller will call, unless that was promised already."""
         self._lock.assert_owned()
         self._awake = True
         self._wake_count += 1

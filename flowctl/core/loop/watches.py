@@ -94,7 +94,7 @@ class HasFileno(Protocol):
 
 
 class _Poller(Protocol):
-    """Whoever finds out which descriptors are ready; raises OSError or ValueError for what cannot be watched."""
+    """Finds out which descriptors are ready; raises OSError or ValueError for what cannot be watched."""
 
     @property
     def gather_pause_s(self) -> float:

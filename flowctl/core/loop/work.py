@@ -100,7 +100,7 @@ class WorkLimits:
 
 
 NO_WORK_LIMITS: Final = WorkLimits(share_per_connection=0.0, share_per_address=0.0)
-"""Work is measured and done in turns, and nobody is slowed."""
+"""Work is measured and done in turns, and no peer is slowed."""
 
 
 class Overrun(NamedTuple):

@@ -71,16 +71,16 @@ class Pending(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of `key`, which stays; None if it is not here."""
-        found = self._entries.get(key)
-        return None if found is None else found[0]
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
 
     def take(self, key: K) -> V | None:
         """Remove `key` and return its value. None: it is not here (any more), which is counted."""
-        found = self._entries.pop(key, None)
-        if found is None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
             self.late_count += 1
             return None
-        value, number = found
+        value, number = entry
         if number is not None:
             bucket = self._buckets[number]
             del bucket[key]
@@ -100,18 +100,18 @@ class Pending(Generic[K, V]):
 
     def take_where(self, wanted: Callable[[K, V], bool]) -> list[tuple[K, V]]:
         """Remove and return those for which `wanted` is true, oldest first; O(n)."""
-        found = [(key, value) for key, (value, _) in self._entries.items() if wanted(key, value)]
-        for key, _ in found:
+        pairs = [(key, value) for key, (value, _) in self._entries.items() if wanted(key, value)]
+        for key, _ in pairs:
             self.take(key)
-        return found
+        return pairs
 
     def take_all(self) -> list[tuple[K, V]]:
         """Remove and return all, oldest first."""
-        found = [(key, value) for key, (value, _) in self._entries.items()]
+        pairs = [(key, value) for key, (value, _) in self._entries.items()]
         self._entries.clear()
         self._buckets.clear()
         self._order.clear()
-        return found
+        return pairs
 
     def next_deadline(self) -> float | None:
         """Return when `take_due` next has something, in seconds on the caller's clock. None: never."""

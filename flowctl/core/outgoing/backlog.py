@@ -121,14 +121,14 @@ class Backlog:
                 size += len(message[1])
         return items
 
-    def take(self, count: int) -> None:
+    def pass_messages(self, count: int) -> None:
         """Remove the first `count` messages that `peek` returned: they are sent, or in flight."""
         # An empty queue takes 300 bytes and more: nothing a thousand idle viewers should pay for.
         if self.control is not None:
-            count -= self.control.take(count)
+            count -= self.control.pass_messages(count)
             self.control = self.control or None
         if self._own is not None:
-            self._own.take(count)
+            self._own.pass_messages(count)
             self._own = self._own or None
 
     # -- dropping

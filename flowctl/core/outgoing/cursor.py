@@ -261,10 +261,10 @@ class LogCursor:
             entry = following
         return items
 
-    def take(self, count: int) -> None:
+    def pass_messages(self, count: int) -> None:
         """Move past the first `count` messages that `peek` returned: they are sent, or in flight."""
         if self._copies is not None:
-            count -= self._copies.take(count)
+            count -= self._copies.pass_messages(count)
             self._copies = self._copies or None
         while count:
             self._settle()

@@ -133,7 +133,7 @@ class Outbox:
         return written, blocked, failure
 
     def consume_followed(self, written: int) -> None:
-        """Somebody else wrote `written` bytes of the followed log for us."""
+        """The cohort wrote `written` bytes of the followed log for us."""
         if written and self.cursor is not None:
             self.bytes_sent += written
             items = self.cursor.peek(len(MessageClass) + written, written)  # a message has a byte at least
@@ -157,10 +157,10 @@ class Outbox:
                 self._inflight = _InFlight(item, written, own=taken <= own)
                 break
             written -= len(item[1])
-        self.backlog.take(min(taken, own))
+        self.backlog.pass_messages(min(taken, own))
         cursor = self.cursor
         if taken > own and cursor is not None:
-            cursor.take(taken - own)
+            cursor.pass_messages(taken - own)
             end = cursor.joining_to
             if self._inflight is not None:
                 self._inflight.given = end is not None and cursor.entry.sequence <= end.sequence

@@ -51,7 +51,7 @@ class MessageQueue(Generic[_Item]):
         self.size_bytes += size
         self.tally.add(item[0], size)
 
-    def take(self, count: int) -> int:
+    def pass_messages(self, count: int) -> int:
         """Remove the first messages, `count` of them at most; return how many there were to remove."""
         items, tally = self._items, self.tally
         count = min(count, len(items))

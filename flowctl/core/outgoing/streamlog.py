@@ -113,7 +113,7 @@ class Place:
 
 
 class LogListener(Protocol):
-    """Someone who flushes viewers of a log: one per log and poll group."""
+    """Flushes viewers of a log: one per log and poll group."""
 
     def appended(self, log: StreamLog) -> None:
         """The log has grown; called on the publisher's thread, must not block."""

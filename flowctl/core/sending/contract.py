@@ -56,7 +56,7 @@ class Frontend(Protocol):
 
 
 class CohortLike(Protocol[SenderT_contra]):
-    """What a Sender needs of the fan-out that writes a log to viewers who keep up (see `core.fanout.fanout`)."""
+    """What a Sender needs of the fan-out that writes a log to viewers that keep up (see `core.fanout.fanout`)."""
 
     @property
     def log(self) -> StreamLog:
@@ -119,7 +119,7 @@ class SenderHost(Protocol):
 
 
 class NoHost:
-    """Stands in for the host of a Sender that is over, whose connection is gone: nobody is left to ask or tell."""
+    """Stands in for the host of a Sender that is over, whose connection is gone."""
 
     __slots__ = ("_ended_at",)
 

@@ -1,4 +1,4 @@
-"""Who may connect: nobody who is banned; connections in all, per address, and new ones per address and second.
+"""Which peers may connect: none that is banned; connections in all, per address, and new ones per address and second.
 
 A network that the ban list limits has one bucket of its own, whichever of its addresses comes.
 
@@ -148,7 +148,7 @@ class Admission:
         self._addresses: OrderedDict[str, _Address] = OrderedDict()  # least recently seen first; guarded by _lock
 
     def set_limits(self, limits: AdmissionLimits) -> None:
-        """Decide by other limits from now on; who is connected stays. Any thread."""
+        """Decide by other limits from now on; connections stay. Any thread."""
         with self._lock:
             self.limits, self._most = limits, limits.connections or descriptor_limit()
 
@@ -221,8 +221,8 @@ class Admission:
 
     def ban_of(self, address: str) -> Ban | None:
         """Return what the ban list says of `address` now, a ban or a limit. None: nothing."""
-        found = self.bans.match(address, self._wall())
-        return None if found is None or address in self._trusted or address in self.nodes else found
+        ban = self.bans.match(address, self._wall())
+        return None if ban is None or address in self._trusted or address in self.nodes else ban
 
     def leave(self, address: str) -> None:
         """Count the end of a connection that had entered."""

@@ -102,7 +102,7 @@ class Listener:
             self._exhausted = False
             peer = str(address[0]), int(address[1])
             if peer[0] in self._host.trusted:
-                self.proxied.take(group, sock, peer)
+                self.proxied.accept_connection(group, sock, peer)
             else:
                 self._admit(group, sock, peer)
 
@@ -141,7 +141,7 @@ def listening_socket(host: str, port: int, name: str = "") -> socket.socket:
 
 
 def check_host(host: str, port: int, name: str = "") -> None:
-    """See whether a server could listen on an address of this machine; who has the port now does not matter."""
+    """See whether a server could listen on an address of this machine; whether the port is in use does not matter."""
     _bound(host, 0, shown(host, port, name)).close()
 
 

@@ -41,7 +41,7 @@ class Proxied:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, group: PollGroup, sock: socket.socket, peer: Peer) -> None:
+    def accept_connection(self, group: PollGroup, sock: socket.socket, peer: Peer) -> None:
         """Read the header of a connection that was accepted from a trusted proxy."""
         if len(self._waiting) >= MOST_WAITING:
             self._end(group, sock, peer, LimitExceededError("proxy_waiting", len(self._waiting) + 1, MOST_WAITING))
@@ -61,7 +61,7 @@ class Proxied:
                     error = _wrong("the proxy closed the connection within its header") if reader.begun else None
                     self._end(group, sock, peer, error)
                     return
-                reader.take(data)
+                reader.read(data)
         except BlockingIOError:
             return
         except OSError:

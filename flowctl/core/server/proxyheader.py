@@ -96,7 +96,7 @@ class HeaderReader:
         """Whether any of it has come."""
         return bool(self._buffer)
 
-    def take(self, data: bytes) -> bool:
+    def read(self, data: bytes) -> bool:
         """Take the next octets, `wanted` at most; return whether the header is complete."""
         self._buffer += data
         first = self._buffer[0] if self._buffer else 0

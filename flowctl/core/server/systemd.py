@@ -33,7 +33,7 @@ def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int
         return {}
     words = names.split(":") if names else []
     words += ["unknown"] * (int(count) - len(words))
-    found: dict[str, tuple[int, ...]] = {}
+    places: dict[str, tuple[int, ...]] = {}
     for descriptor, word in enumerate(words[: int(count)], _FIRST):
         if word not in NAMES:
             raise ConfigError(
@@ -41,12 +41,12 @@ def handed_sockets(environment: MutableMapping[str, str]) -> dict[str, tuple[int
                 hint=f"say what it is for: FileDescriptorName={'|'.join(NAMES)} in the socket unit",
             )
         os.set_inheritable(descriptor, False)
-        found[word] = (*found.get(word, ()), descriptor)
-    return found
+        places[word] = (*places.get(word, ()), descriptor)
+    return places
 
 
 class Notifier:
-    """Tells systemd how the service is. Without systemd nobody is told, and nothing is done. Main thread.
+    """Tells systemd how the service is. Without systemd it does nothing. Main thread.
 
     Attributes:
         told: whether anybody is.

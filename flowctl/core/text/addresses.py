@@ -95,7 +95,7 @@ def meanings(address: str) -> tuple[Address, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine and nobody else: a loopback address, or ``localhost``."""
+    """Return whether a host is this machine alone: a loopback address, or ``localhost``."""
     if host == "localhost":
         return True
     try:

@@ -152,7 +152,7 @@ class LineWriter:
 
     @property
     def error(self) -> OSError | None:
-        """Why lines could not be written, which nobody could be told; None: all is well, or nobody reads."""
+        """Why lines could not be written; None: they could, or nothing reads them."""
         with self._ready:
             return self._error if self._dropped else None
 

@@ -16,7 +16,7 @@ _ROOT = 0
 
 
 def check_private(path: Path, name: str = "") -> None:
-    """See that nobody but the user of this process may use a file of secrets."""
+    """See that only the user of this process may use a file of secrets."""
     found = path.stat()
     what = f"{name}: {path}" if name else str(path)
     if stat.S_ISDIR(found.st_mode):  # with mode 600 nobody would reach what is in it
