@@ -99,6 +99,9 @@ def _one_address(text: str, field: str) -> tuple[str, int]:
 class LiveConfig(ServeOptions):
     """All settings of a live server; immutable, one object from the command line to each stream and session.
 
+    What listens at `control`, `admin`, `origin`, `http` and `https`, and what relays, is put beside the server by
+    ``flowctl serve live``; a server by itself does none of it.
+
     Args:
         rtmp: of each RTMP session, limits included.
         policy: what is left out for a slow viewer, a key of `flowctl.core.flow.policy.LIVE_POLICIES`.
@@ -137,21 +140,17 @@ class LiveConfig(ServeOptions):
         events: what is recorded, and where to; without a folder, nothing.
         flights: which connections are recorded so that they can be replayed; needs the folder of `events`.
         control: where operators reach the server; ``off``, or addresses with commas between them: ``ipc`` (a socket
-            in the usual place), ``ipc:///path``, ``tcp://host:port``. `flowctl.control.listener.ControlListener`, which
-            ``flowctl serve live`` puts beside the server, listens there; a server by itself does not.
+            in the usual place), ``ipc:///path``, ``tcp://host:port``.
         control_keys: file with the key pair of the server, for ``tcp://``.
         control_clients: file of the public keys that may connect there, with what each may do.
-        admin: ``host:port`` where the admin surface (HTTP API, metrics, dashboard) listens, or ``off``;
-            `live.admin.listener.AdminListener`, which ``flowctl serve live`` puts beside the server. Without tokens
+        admin: ``host:port`` where the admin surface (HTTP API, metrics, dashboard) listens, or ``off``. Without tokens
             it must be an address of this machine's own (loopback).
         admin_token_file: file of ``TOKEN [basic|admin]`` lines; callers then have to show one of them.
         workers: processes that serve the one port together, 0 for one per core; ``flowctl serve`` starts them. A server
             that is built from these settings is one process, whatever they say.
         origin: ``host:port`` where streams are offered to edges in segments, as the settings for players allow it;
-            ``tls://host:port`` with TLS; empty: nowhere. `live.cluster.origin.Origin`, which ``flowctl serve live``
-            puts beside the server, does it.
+            ``tls://host:port`` with TLS; empty: nowhere.
         http: ``host:port[,host:port]`` where streams are played over HTTP and WebSocket as FLV; empty: nowhere.
-            `flowctl.live.httpd.serving.serve_http`, which ``flowctl serve live`` calls, does it.
         http_origins: origins of pages that may play over HTTP, with commas between them; ``*``: all; empty: none but
             those of this server itself.
         hls_folder: folder that ``flowctl hls`` fills; its playlists and segments are served where `http` listens. None:
@@ -161,8 +160,7 @@ class LiveConfig(ServeOptions):
         tls_certificate: file in PEM with the certificate of both, then those of its authorities; read again when it
             changes.
         tls_key: file of its private key, which only the user of the server may use.
-        relay_push: streams that are published at other servers as well; `flowctl.live.relay.relay.Relays`, which
-            ``flowctl serve live`` puts beside the server, does it.
+        relay_push: streams that are published at other servers as well.
         relay_pull: streams that are fetched from other servers, for viewers here or always; with one worker alone.
         source: the file that these settings were read from, which is watched. None: there is none, or they were not
             read.

@@ -82,7 +82,7 @@ class AdminApp:
         self._add_health(app)
         app.mount("/", StaticFiles(directory=ASSETS, html=True, check_dir=False))
         self.api: Final = app
-        self._guard: Final = Guard(app, tokens, lambda path: not path.startswith(_NOT_STATIC))
+        self._guard: Final = Guard(app=app, tokens=tokens, is_static=lambda path: not path.startswith(_NOT_STATIC))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -12,6 +12,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -55,13 +56,13 @@ def policy_for(host: str) -> str:
     return f"{_POLICY}connect-src 'self' {near}; media-src 'self' blob: {near}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
     """Lets requests through to an ASGI application that may go there."""
 
-    def __init__(self, app: App, tokens: Tokens | None, is_static: Callable[[str], bool]) -> None:
-        self._app: Final = app
-        self._tokens: Final = tokens
-        self._is_static: Final = is_static
+    app: App
+    tokens: Tokens | None
+    is_static: Callable[[str], bool]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -76,7 +77,7 @@ class Guard:
             state["permission"] = self._permission(scope["path"], headers)
             state["caller"] = self._caller(scope, headers)
             async with asyncio.timeout(None if scope["path"] == EVENTS else REQUEST_S):
-                await self._app(scope, _Body(receive).receive, sending.send)
+                await self.app(scope, _Body(receive).receive, sending.send)
         except Refused as refused:
             await sending.answer(refused)
         except TimeoutError:
@@ -86,7 +87,7 @@ class Guard:
         """See that the request is for us, and not sent by the page of another site; return our name."""
         host = headers.get(b"host", b"").decode("latin-1")
         found = _HOST.fullmatch(host)
-        if found is None or (self._tokens is None and not is_loopback(found[1] or found[2])):
+        if found is None or (self.tokens is None and not is_loopback(found[1] or found[2])):
             raise Refused("WRONG_HOST", "the Host is no name of this machine", "open it as 127.0.0.1")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
@@ -105,16 +106,16 @@ class Guard:
                 raise Refused("WRONG_TYPE", "the body must be application/json")
 
     def _permission(self, path: str, headers: dict[bytes, bytes]) -> Permission:
-        if self._tokens is None:
+        if self.tokens is None:
             return Permission.ADMIN
         token = _token(headers)
-        found = self._tokens.permission(token) if token else Permission.NONE
-        if found is Permission.NONE and not (path in _OPEN or self._is_static(path)):
+        found = self.tokens.permission(token) if token else Permission.NONE
+        if found is Permission.NONE and not (path in _OPEN or self.is_static(path)):
             raise Refused("UNAUTHORIZED", "a token is missing or wrong", "Authorization: Bearer TOKEN")
         return found
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        if self._tokens is not None:
+        if self.tokens is not None:
             return digest_of(_token(headers)).hex()
         return address_key(scope["client"][0]) if scope.get("client") else ""
 

@@ -14,6 +14,7 @@ neither a file nor a command comes between another's reading and writing.
 from __future__ import annotations
 
 import contextlib
+import enum
 import queue
 import threading
 import time
@@ -43,6 +44,12 @@ DO_S: Final = 60.0
 
 _T = TypeVar("_T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class _Wish(enum.Enum):
+    LOOK = enum.auto()
+    READ_ALL = enum.auto()  #: look though the file of settings is as it was: those that it names may have changed
+    END = enum.auto()
 
 
 def rest() -> None:
@@ -80,8 +87,7 @@ class Reload:
         self._poll_s: Final = poll_s
         self._on_error = on_error
         # Of all that wakes a thread only this may be used in a signal handler: its `put` takes no lock of Python's.
-        # True: look; None: look, though the file of settings has not changed: those that it names may have; False: end
-        self._wishes: Final[queue.SimpleQueue[bool | _Job | None]] = queue.SimpleQueue()
+        self._wishes: Final[queue.SimpleQueue[_Wish | _Job]] = queue.SimpleQueue()
         self._lock: Final = OwnedLock()
         self._thread: threading.Thread | None = None  # guarded by _lock
         self._stopped = False  # guarded by _lock
@@ -128,7 +134,7 @@ class Reload:
         with self._lock:
             thread, self._thread, self._stopped = self._thread, None, True
         if thread is not None and thread is not threading.current_thread():
-            self._wishes.put(False)
+            self._wishes.put(_Wish.END)
             thread.join(_JOIN_S)
 
     def look_now(self) -> None:
@@ -136,7 +142,7 @@ class Reload:
 
         Any thread, and signal handlers.
         """
-        self._wishes.put(None)
+        self._wishes.put(_Wish.READ_ALL)
 
     def do(self, job: Callable[[], _T], timeout_s: float = DO_S) -> _T:
         """Run `job` on the thread of the files, after what was asked for before, and return what it returns.
@@ -190,13 +196,13 @@ class Reload:
         return {name: file.status.applied > before[name] for name, file in self._files.items()}
 
     def _run(self) -> None:
-        for wish in iter(self._next, False):
-            if wish is None:
-                self._look_again()
-            elif wish is True:
-                self._look()
-            elif isinstance(wish, tuple):
+        for wish in iter(self._next, _Wish.END):
+            if isinstance(wish, tuple):
                 _do(*wish)
+            elif wish is _Wish.READ_ALL:
+                self._look_again()
+            else:
+                self._look()
         while True:  # what was asked for too late
             try:
                 wish = self._wishes.get_nowait()
@@ -210,12 +216,12 @@ class Reload:
             config.forget()
         self._look()
 
-    def _next(self) -> bool | _Job | None:
-        """Wait for the next thing to be done; False: it is time to end."""
+    def _next(self) -> _Wish | _Job:
+        """Wait for the next thing to be done."""
         try:
             return self._wishes.get(timeout=self._poll_s if self._files or self._also else None)
         except queue.Empty:
-            return True
+            return _Wish.LOOK
 
     def _look(self) -> None:
         for name, file in self._files.items():
