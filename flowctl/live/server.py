@@ -140,7 +140,7 @@ class LiveServer(Server):
         reload: watches the files of limits and bans, if there are any.
         recording: records what happens. None: it was not asked for.
         flights: records connections so that they can be replayed. None: nothing is recorded.
-        penalties: has those banned or limited who do too much of what costs. None: nobody.
+        penalties: has those banned or limited who do too much of what costs.
         book: its bans, but for the ban file's those of the fleet too; the thread of the files.
         fleet: what it is part of. None: of none.
         recent: what happened to its connections lately; observes them once somebody has asked.
@@ -219,8 +219,7 @@ class LiveServer(Server):
             self.listen_all("rtmps", listen_addresses(config.rtmps, "rtmps"), tls=self.certificate)
             self.book: Final = book_of(config)
             self.set_bans(self.book.in_force())
-            if self.penalties is not None:
-                self.hub.observers += (self.penalties,)
+            self.hub.observers += (self.penalties,)
             self.reload.read_first()
             if config.events.folder:
                 events = dataclasses.replace(config.events, node=config.events.node or usual_node(self.address[1]))
@@ -240,8 +239,7 @@ class LiveServer(Server):
 
     def _log_refusal(self, peer: tuple[str, int], error: LimitExceededError) -> None:
         """Log and record a refused connection."""
-        if self.penalties is not None:
-            self.penalties.refused(peer, error)
+        self.penalties.refused(peer, error)
         if self.recording is not None:
             self.recording.refused(peer, error)
         self._refusals.tell(peer, error)
@@ -361,10 +359,8 @@ class LiveServer(Server):
         _log.info("limits changed", was=str(was), connections=len(self.connections()), **now)
         self._note_change("limits file", now, recorded=now | in_force(self.hub.config))
 
-    def _penalty_watch(self) -> PenaltyWatch | None:
+    def _penalty_watch(self) -> PenaltyWatch:
         limits, admission = self.config.penalties, self.config.admission
-        if not limits.on:
-            return None
         # Who lets an address open connections as fast as it likes is not to be protected from that, and who lets it
         # open more at once may have more of them come to nothing.
         most = max(limits.connections.count, _FLOODS * admission.burst_per_address)
@@ -389,7 +385,7 @@ class LiveServer(Server):
         """End the connections that are guilty, and return of each verdict how many others behave. Any thread."""
         behaving = []
         for verdict in verdicts:
-            count, guilty = (0, []) if self.penalties is None else self.penalties.behaving_and_guilty(verdict)
+            count, guilty = self.penalties.behaving_and_guilty(verdict)
             behaving.append(count)
             details = f"penalty, {verdict.offence.value}: more than {verdict.allowance}"
             for connection in guilty:
@@ -443,8 +439,7 @@ class LiveServer(Server):
         """Look at what else may have changed: bans that others keep, and the certificate."""
         if self.book.look():  # the list in force has bans that have ended, and knows one clock
             self.set_bans(self.book.in_force())
-        if self.penalties is not None:
-            self.penalties.look()
+        self.penalties.look()
         if self.certificate is None:
             return
         file = str(self.certificate.certificate)
@@ -616,8 +611,7 @@ class LiveServer(Server):
             self._hooks.start()
         super().start()
         self.started_at = self.clock()
-        beside = (self.config.ban_store, self.penalties, self.certificate)
-        self.reload.start(anyway=any(item is not None for item in beside))
+        self.reload.start()
         self.hub.oversight.start()
         for companion in self.companions:
             companion.start()

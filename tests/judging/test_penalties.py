@@ -150,10 +150,10 @@ def test_allowance_when_it_is_out_of_range_is_refused(count, period_s):
 
 
 def test_penalties_when_they_are_off_count_nothing():
-    """0 turns one kind off, and `on` all."""
+    """0 turns one kind off."""
     assert Offence.COMMANDS not in PenaltyLimits(commands=Allowance(0, 1)).of()
-    assert PenaltyLimits(on=False).of() == {}
-    assert Penalties(PenaltyLimits(on=False)).charge(ONE, Offence.LIMITS, 1e9, 0.0) == []
+    off = PenaltyLimits(limits=Allowance(0, 1))
+    assert Penalties(off).charge(ONE, Offence.LIMITS, 1e9, 0.0) == []
 
 
 CHARGE = st.tuples(

@@ -117,7 +117,6 @@ class PenaltyLimits:
         commands: of RTMP, of all connections together, beyond what is usual of each.
     """
 
-    on: bool = True
     connections: Allowance = field(default=Allowance(2000, 100))
     refused: Allowance = field(default=Allowance(600, 300))
     commands: Allowance = field(default=Allowance(6000, 120))
@@ -133,7 +132,7 @@ class PenaltyLimits:
             Offence.CONTROL: self.control,
             Offence.LIMITS: self.limits,
         }
-        return {offence: allowance for offence, allowance in found.items() if allowance.count and self.on}
+        return {offence: allowance for offence, allowance in found.items() if allowance.count}
 
 
 class Overflow(NamedTuple):

@@ -115,13 +115,8 @@ class Reload:
             if not file.status.there:
                 _log.warning("there is no such file yet, it is watched for", file=str(file.path), what=name)
 
-    def start(self, *, anyway: bool = False) -> None:
-        """Begin to watch, on a thread of its own; where there is no file to watch, only if that is wanted `anyway`."""
-        if self._files or anyway:
-            self._start()
-
-    def _start(self) -> None:
-        """Start the thread, unless it runs."""
+    def start(self) -> None:
+        """Begin to watch, on a thread of its own, unless it runs."""
         with self._lock:
             if self._stopped:
                 raise ClosedError("the server is ending, nothing of it is changed any more")
@@ -152,7 +147,7 @@ class Reload:
         if self._in_thread():
             return job()
         outcome: Future[_T] = Future()
-        self._start()
+        self.start()
         self._wishes.put((job, outcome))
         with self._lock:
             if self._stopped and self._thread is None:  # stopped meanwhile: perhaps nobody will look at it
@@ -180,7 +175,7 @@ class Reload:
                     self._on_error("a job on the thread of the files", error)
 
         with contextlib.suppress(ClosedError):
-            self._start()
+            self.start()
             self._wishes.put((run, Future()))
 
     def _in_thread(self) -> bool:

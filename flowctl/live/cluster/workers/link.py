@@ -87,8 +87,7 @@ class Link:
         finally:
             self._told.set()
         self._server.changes.listeners.append(self._changed)
-        if self._server.penalties is not None:
-            self._server.penalties.decide = self._tell_verdicts
+        self._server.penalties.decide = self._tell_verdicts
         self.node.request(self.conn, f"{WORKERS}.stay", on_reply=self._left, timeout_s=FOR_EVER_S)
         for part in self.parts:
             part.start()
