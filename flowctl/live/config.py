@@ -364,8 +364,9 @@ class LiveConfig(ServeOptions):
             found.append(("admin", (self.admin_address,)))
         if self.origin:
             found.append(("origin", (_one_address(self.origin.removeprefix("tls://"), "origin"),)))
-        address = r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})"  # ZeroMQ takes names of interfaces as well
-        tcp = (re.fullmatch(address, item) for item in self.control_addresses)
+        # ZeroMQ takes names of interfaces as well
+        pattern = re.compile(r"tcp://([0-9.]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+        tcp = map(pattern.fullmatch, self.control_addresses)
         found.append(("control", tuple((item[1].strip("[]"), int(item[2])) for item in tcp if item)))
         return tuple(found)
 
