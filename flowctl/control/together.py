@@ -64,7 +64,7 @@ class Together:
     page: int = MOST_PAGE
 
 
-class Answer(NamedTuple):
+class WorkerAnswer(NamedTuple):
     """What one process said.
 
     Attributes:
@@ -77,7 +77,7 @@ class Answer(NamedTuple):
     missing: str = ""
 
 
-def combine(how: Together, asked: Asked, answers: Sequence[Answer]) -> Json:
+def combine(how: Together, asked: Asked, answers: Sequence[WorkerAnswer]) -> Json:
     answers = sorted(answers, key=lambda item: item.worker)
     results = [(item.worker, item.result) for item in answers if item.result is not None]
     errors = [(item.worker, item.error) for item in answers if item.error is not None]

@@ -16,13 +16,13 @@ from flowctl.connection import Connection
 from flowctl.core.flow.state import EMPTY_LOAD, Load, SendState
 from flowctl.core.sending.figures import SenderStatistics
 from flowctl.demo.plan import ViewerPlan
-from flowctl.live.access.request import Kind
+from flowctl.live.access.request import RequestKind
 from flowctl.live.hub import Viewer
 from flowctl.live.observer import Observer
 from flowctl.reasons import CloseReason
 
 
-class Ended(NamedTuple):
+class EndedViewer(NamedTuple):
     """A viewer that has gone."""
 
     number: int
@@ -67,7 +67,7 @@ class WatchedViewer:
         self.connected_s = connection.now() - connection.opened_at
         self._take(sender)
 
-    def end(self, viewer: Ended) -> None:
+    def end(self, viewer: EndedViewer) -> None:
         """Take over the server's last word on a viewer."""
         self.load = EMPTY_LOAD
         self.connected_s = viewer.connected_s
@@ -142,16 +142,16 @@ class ViewerWatch(Observer):
         self._by_host = {watched.plan.host: watched for watched in self.viewers}
         self._by_connection: dict[int, WatchedViewer] = {}
         self._players: set[int] = set()  # numbers of the connections that have asked to play; any thread
-        self._ended: deque[Ended] = deque()  # any thread
+        self._ended: deque[EndedViewer] = deque()  # any thread
 
-    def asked(self, connection: Connection, kind: Kind, stream: str, now: float) -> None:
+    def asked(self, connection: Connection, kind: RequestKind, stream: str, now: float) -> None:
         if kind == "play":
             self._players.add(connection.number)
 
     def closed(self, connection: Connection, reason: CloseReason, details: str, limit: str | None) -> None:
         if connection.number in self._players:
             sender, open_s = connection.sender.statistics(), connection.now() - connection.opened_at
-            self._ended.append(Ended(connection.number, connection.peer[0], reason, details, sender, open_s))
+            self._ended.append(EndedViewer(connection.number, connection.peer[0], reason, details, sender, open_s))
 
     def _find(self, number: int, host: str) -> WatchedViewer | None:
         """Return who is on connection `number` from `host`. None: nobody of ours."""

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from flowctl.core.loop.faults import ErrorHook, log_error
-from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
+from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.access.rules import Access
 from flowctl.live.access.webhooks import WebHooks
 from flowctl.live.config import LiveConfig
 from flowctl.live.hooks import HookRunner
 from flowctl.live.settings.levels import Role
 
-_ROLES: Final[dict[Kind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
+_ROLES: Final[dict[RequestKind, Role | None]] = {"connect": None, "publish": Role.PUBLISHER, "play": Role.VIEWER}
 _LOG_IN: Final = Refusal("A user and a password are needed.", Why.UNAUTHORIZED)
 _SPARE_S: Final = 1.0
 """Beyond the time of the hooks, so that their own word about it comes first."""
@@ -31,7 +31,7 @@ class _Known(NamedTuple):
     timeout_s: float
 
 
-class Gate:
+class AccessGate:
     """Asked before anybody connects, publishes or plays, over RTMP and HTTP alike; any thread may call its methods.
 
     Attributes:
@@ -172,7 +172,7 @@ class Gate:
         same = hmac.compare_digest((known or "").encode("utf-8", "surrogatepass"), given)
         return None if same and known else _LOG_IN
 
-    def hears(self, kind: Kind) -> bool:
+    def hears(self, kind: RequestKind) -> bool:
         """Return whether anybody wants to hear of beginnings and ends of that kind; if not, no request need be kept."""
         return self._summary().told or (self.hooks is not None and kind in self.hooks.hears)
 

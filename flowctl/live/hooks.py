@@ -29,7 +29,7 @@ from flowctl.core.loop.thread import LoopThread
 from flowctl.core.text.addresses import address_key
 from flowctl.core.text.fieldtypes import check_type
 from flowctl.errors import ConfigError, LimitExceededError, LocalProtocolError
-from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal
+from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind
 from flowctl.live.access.turns import FairQueue, Turns
 
 _LEAST_STOP_S: Final = 0.1
@@ -51,7 +51,7 @@ _MOST_NEWS: Final = 32
 _MOST_WAITING: Final = 10_000
 """News that wait while the application does not listen; of viewers and connections, more than that are left out."""
 
-_NEWS: Final[dict[Kind, tuple[str, str]]] = {
+_NEWS: Final[dict[RequestKind, tuple[str, str]]] = {
     "connect": ("", "closed"),
     "publish": ("published", "ended"),
     "play": ("played", "stopped"),
@@ -393,7 +393,7 @@ def _overridden(hooks: LiveHooks, name: str) -> bool:
     return getattr(getattr(hooks, name), "__func__", None) is not getattr(LiveHooks, name)
 
 
-def _refusal(found: object, kind: Kind) -> Refusal | None:
+def _refusal(found: object, kind: RequestKind) -> Refusal | None:
     if found is None or isinstance(found, Refusal):
         return found
     if isinstance(found, str) and found:

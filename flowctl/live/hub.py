@@ -20,8 +20,8 @@ from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.access.visits import Visits
 from flowctl.live.config import LiveConfig
-from flowctl.live.gate import Gate
-from flowctl.live.namebook import NameBook, Owner, Rules, Verdict
+from flowctl.live.gate import AccessGate
+from flowctl.live.namebook import ClaimVerdict, NameBook, NameRules, Owner
 from flowctl.live.observer import Observer
 from flowctl.live.oversight.oversight import Oversight
 from flowctl.live.settings.levels import Role
@@ -84,9 +84,9 @@ class Right(enum.Enum):
 
 _DECIDED: Final = {
     Right.ASKS: None,
-    Right.STANDS_BY: Verdict.STANDS_BY,
-    Right.GRANTED: Verdict.GRANTED,
-    Right.FOLLOWS: Verdict.GRANTED,
+    Right.STANDS_BY: ClaimVerdict.STANDS_BY,
+    Right.GRANTED: ClaimVerdict.GRANTED,
+    Right.FOLLOWS: ClaimVerdict.GRANTED,
 }
 
 
@@ -97,7 +97,7 @@ class Claim(Protocol):
         """Give it back, or want it no more. Any thread."""
 
 
-class Names(Protocol):
+class NameAuthority(Protocol):
     """Decides who has a name where several servers serve as one. Any thread."""
 
     def claim(self, name: str, number: int, owner: Owner, answer: Callable[[str | None], None]) -> Claim:
@@ -146,17 +146,17 @@ class Hub:
         self._book: NameBook[Publisher] = NameBook(self._rules)  # guarded by _lock
         self._copies: set[Publisher] = set()  # of streams of other servers; guarded by _lock
         self._limits_hit: dict[str, int] = {}  # guarded by _lock
-        self.gate: Final = Gate(lambda: self.config)
+        self.gate: Final = AccessGate(lambda: self.config)
         self.visits: Final = Visits(self.gate, clock, call_later)
         self.observers: tuple[Observer, ...] = ()  # replaced as a whole
         self.taker: Taker | None = None  # likewise
         self.oversight: Final = Oversight(config, clock, call_later, self.streams, age_from)
-        self.names: Names | None = None  # set before the first connection
+        self.names: NameAuthority | None = None  # set before the first connection
         self.demand: Callable[[str], None] | None = None  # likewise
 
-    def _rules(self, name: str) -> Rules:
+    def _rules(self, name: str) -> NameRules:
         found = self.config.at(name, Role.PUBLISHER)
-        return Rules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
+        return NameRules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
 
     def configure(self, config: LiveConfig) -> None:
         """Take other settings, for streams that are there too; sessions are told by the server. Any thread."""
@@ -190,7 +190,7 @@ class Hub:
             if right is Right.FOLLOWS:
                 self._copies.add(publisher)
             stream = self._stream_locked(name, now)
-            if verdict is Verdict.STANDS_BY:
+            if verdict is ClaimVerdict.STANDS_BY:
                 stream.stand_by(publisher)
                 return stream
             waiting = self._begin_locked(stream, publisher, now)

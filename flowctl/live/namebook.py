@@ -51,7 +51,7 @@ class Owner:
         return self.key == other.key if self.key else self.address == other.address
 
 
-class Verdict(enum.Enum):
+class ClaimVerdict(enum.Enum):
     """What becomes of a claim that is not refused."""
 
     GRANTED = "granted"
@@ -59,7 +59,7 @@ class Verdict(enum.Enum):
     ASK = "ask"  #: its owner has it already: whether that publisher has fallen silent decides
 
 
-class Rules(NamedTuple):
+class NameRules(NamedTuple):
     """What holds between the publishers of a name: how long it is kept, and how many an address may have; 0: any."""
 
     policy: SecondPublisher
@@ -70,7 +70,7 @@ class Rules(NamedTuple):
 class Claimed(NamedTuple, Generic[_H]):
     """What became of a claim; `rival` had the name, and has lost it or is to be asked about. None: nobody had."""
 
-    verdict: Verdict
+    verdict: ClaimVerdict
     rival: _H | None = None
 
 
@@ -82,7 +82,7 @@ class Freed(NamedTuple, Generic[_H]):
 
 
 @dataclass(slots=True)
-class Entry(Generic[_H]):
+class NameEntry(Generic[_H]):
     """One name.
 
     Attributes:
@@ -102,9 +102,9 @@ class Entry(Generic[_H]):
 class NameBook(Generic[_H]):
     """The names of one server. Not locked."""
 
-    def __init__(self, rules: Callable[[str], Rules]) -> None:
+    def __init__(self, rules: Callable[[str], NameRules]) -> None:
         self._rules: Final = rules
-        self.entries: Final[dict[str, Entry[_H]]] = {}
+        self.entries: Final[dict[str, NameEntry[_H]]] = {}
         self._published_from: Final[dict[str, int]] = {}  # by address, those on standby included
         self._kept_for: Final[dict[str, int]] = {}  # names kept, by address
         self._kept: Final[dict[str, float]] = {}  # until when, soonest first
@@ -117,48 +117,48 @@ class NameBook(Generic[_H]):
         return name in self._kept
 
     def claim(
-        self, name: str, holder: _H, owner: Owner, *, silent: bool | None = None, decided: Verdict | None = None
+        self, name: str, holder: _H, owner: Owner, *, silent: bool | None = None, decided: ClaimVerdict | None = None
     ) -> Claimed[_H]:
         """Enter a publisher, or refuse it with BusyError or LimitExceededError.
 
         `silent`: whether the publisher that there is has fallen silent; None: that would have to be asked. `decided`:
         what was decided elsewhere; None: the rules decide.
         """
-        entry = self.entries.get(name) or Entry()
+        entry = self.entries.get(name) or NameEntry()
         if holder == entry.holder or holder in entry.standby:
             raise BusyError(f"this connection publishes stream {name} already", hint="close the other publication")
         verdict = decided or self._judge(name, entry, owner, silent=silent)
-        if verdict is Verdict.ASK:
+        if verdict is ClaimVerdict.ASK:
             return Claimed(verdict, entry.holder)
-        rival = entry.holder if verdict is Verdict.GRANTED else None
+        rival = entry.holder if verdict is ClaimVerdict.GRANTED else None
         count, most = self._published_from.get(owner.address, 0), self._rules(name).per_address
         # The one that is replaced gives its place up: its owner may have no other.
         freed = rival is not None and entry.owner is not None and entry.owner.address == owner.address
         if decided is None and most and count - freed >= most:
             raise LimitExceededError("publishers_per_address", count - freed + 1, most)
-        if verdict is Verdict.STANDS_BY and len(entry.standby) >= MOST_STANDBY:
+        if verdict is ClaimVerdict.STANDS_BY and len(entry.standby) >= MOST_STANDBY:
             raise LimitExceededError("standby_publishers", len(entry.standby) + 1, MOST_STANDBY)
         self.entries[name] = entry
         self._published_from[owner.address] = count + 1
-        if verdict is Verdict.STANDS_BY:
+        if verdict is ClaimVerdict.STANDS_BY:
             entry.standby[holder] = owner
         else:
             self._begin(name, entry, holder, owner)
         return Claimed(verdict, rival)
 
-    def _judge(self, name: str, entry: Entry[_H], owner: Owner, *, silent: bool | None) -> Verdict:
+    def _judge(self, name: str, entry: NameEntry[_H], owner: Owner, *, silent: bool | None) -> ClaimVerdict:
         known, policy = entry.owner is not None and entry.owner.same(owner), self._rules(name).policy
         if entry.holder is None:
             if entry.kept_until is not None and policy is SecondPublisher.REFUSE and not known:
                 raise BusyError(f"stream {name} is kept for its publisher, which may be back", hint=_TAKEN_HINT)
-            return Verdict.GRANTED
+            return ClaimVerdict.GRANTED
         if policy is SecondPublisher.REPLACE or (known and silent):
-            return Verdict.GRANTED
+            return ClaimVerdict.GRANTED
         if known and silent is None:
-            return Verdict.ASK
+            return ClaimVerdict.ASK
         if policy is SecondPublisher.REFUSE:
             raise BusyError(f"stream {name} is being published already", hint=_TAKEN_HINT)
-        return Verdict.STANDS_BY
+        return ClaimVerdict.STANDS_BY
 
     def promote(self, name: str, holder: _H) -> _H | None:
         entry = self.entries[name]
@@ -200,7 +200,7 @@ class NameBook(Generic[_H]):
             self._forget(name, entry)
         return Freed(kept_s=kept_s)
 
-    def _keep(self, name: str, entry: Entry[_H], until: float, address: str) -> None:
+    def _keep(self, name: str, entry: NameEntry[_H], until: float, address: str) -> None:
         """Keep a name; those that are kept less long than others have their place before them."""
         entry.kept_until, entry.kept_for = until, address
         if address:
@@ -212,14 +212,14 @@ class NameBook(Generic[_H]):
             self._kept.clear()
             self._kept.update(ordered)
 
-    def _begin(self, name: str, entry: Entry[_H], holder: _H, owner: Owner) -> None:
+    def _begin(self, name: str, entry: NameEntry[_H], holder: _H, owner: Owner) -> None:
         """Let a publisher have the name; the one before it has lost it."""
         if entry.holder is not None and entry.owner is not None:
             _decrease(self._published_from, entry.owner.address)
         self._keep_no_longer(name, entry)
         entry.holder, entry.owner = holder, owner
 
-    def _keep_no_longer(self, name: str, entry: Entry[_H]) -> None:
+    def _keep_no_longer(self, name: str, entry: NameEntry[_H]) -> None:
         if entry.kept_until is not None:
             self._kept.pop(name, None)
             if entry.kept_for:
@@ -241,7 +241,7 @@ class NameBook(Generic[_H]):
         """Return when the next name is due, in seconds on the caller's clock. None: never."""
         return next(iter(self._kept.values()), None)
 
-    def _forget(self, name: str, entry: Entry[_H]) -> None:
+    def _forget(self, name: str, entry: NameEntry[_H]) -> None:
         if entry.holder is None and entry.kept_until is None and not entry.standby:
             self.entries.pop(name, None)
 

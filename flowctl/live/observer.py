@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry
-from flowctl.live.access.request import Kind, LiveRequest
+from flowctl.live.access.request import LiveRequest, RequestKind
 from flowctl.reasons import CloseReason
 
 
@@ -26,7 +26,7 @@ class Observer:
     def connected(self, connection: Connection, now: float, *, agent: str, app_named: bool) -> None:
         """It asks to be let into an application; `app_named`: it has said into which."""
 
-    def asked(self, connection: Connection, kind: Kind, stream: str, now: float) -> None:
+    def asked(self, connection: Connection, kind: RequestKind, stream: str, now: float) -> None:
         """It asks to publish or to play `stream`; before that is answered."""
 
     def command(self, connection: Connection, name: str, detail: Mapping[str, str], now: float) -> None:

@@ -26,7 +26,7 @@ from flowctl.core.server.program import ServeOptions
 from flowctl.core.server.server import Server
 from flowctl.core.text.addresses import address_key, is_loopback, listen_addresses
 from flowctl.errors import ClosedError, ConfigError, LimitExceededError
-from flowctl.live.access.request import Kind
+from flowctl.live.access.request import RequestKind
 from flowctl.live.bans.book import PENALTY, BanBook
 from flowctl.live.bans.penalties import PenaltyWatch, Spared, bans_of
 from flowctl.live.bans.words import Word, WordKind
@@ -637,7 +637,7 @@ class LiveServer(Server):
         if not public:
             return
         protocols = {"http" if item.name in ("http", "https") else "rtmp" for item in public}
-        kinds: list[Kind] = ["publish", "play"]
+        kinds: list[RequestKind] = ["publish", "play"]
         free: list[str] = [kind for kind in kinds if "rtmp" in protocols and self._is_open(kind, "rtmp")]
         if "http" in protocols and "play" not in free and self._is_open("play", "http"):
             free.append("play over HTTP")
@@ -646,7 +646,7 @@ class LiveServer(Server):
             hosts = ",".join(dict.fromkeys(item.address[0] for item in public))
             _log.warning("open to everybody", may=" and ".join(free), host=hosts, hint=hint)
 
-    def _is_open(self, kind: Kind, protocol: str) -> bool:
+    def _is_open(self, kind: RequestKind, protocol: str) -> bool:
         """Return whether nothing keeps anybody from `kind`; of HTTP nobody is asked about connecting, as with SRS."""
         config = self.hub.config
         hooks = self._hooks.decides if self._hooks is not None else {}

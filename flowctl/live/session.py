@@ -20,7 +20,7 @@ from flowctl.core.flow.limits import Limits
 from flowctl.core.flow.state import MessageClass
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import BusyError, LimitExceededError, RemoteProtocolError
-from flowctl.live.access.request import TOO_SLOW, Kind, LiveRequest, Question, Refusal, Why
+from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.config import LiveConfig
 from flowctl.live.hub import Claim, Hub, Right
 from flowctl.live.inputrate import SINGLE_MESSAGES, InputRate, weight_of
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
     until: float
 
 
-_KINDS: Final[dict[type[_Request], Kind]] = {
+_KINDS: Final[dict[type[_Request], RequestKind]] = {
     rtmp_events.ConnectRequested: "connect",
     rtmp_events.PublishRequested: "publish",
     rtmp_events.PlayRequested: "play",

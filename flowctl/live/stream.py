@@ -18,7 +18,7 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outgoing.streamlog import Entry
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import LiveConfig
-from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, Headers, RtmpChunks, WireFormat, WireLog
+from flowctl.live.wirelog import HEADERS, HEADERS_BYTES, KeptHeaders, RtmpChunks, WireFormat, WireLog
 from flowctl.wire.rtmp.media.media import MediaInfo, inspect, refers_back
 from flowctl.wire.rtmp.wire import TYPE_AUDIO, TYPE_VIDEO
 
@@ -95,7 +95,7 @@ class Stream:
         self._wires: dict[int | str, WireLog] = {}
         # What publishers on standby would need to have sent, as (type id, payload): encoders send headers once, at the
         # start; guarded by _lock
-        self._standby_headers: dict[StreamMember, Headers[tuple[int, bytes]]] = {}
+        self._standby_headers: dict[StreamMember, KeptHeaders[tuple[int, bytes]]] = {}
         self._batched = False  # what comes was gathered by another server; guarded by _lock
         self._shift: int | None = None  # added to timestamps; None: the next frame will show it; guarded by _lock
         self._last_timestamp: int | None = None  # guarded by _lock
@@ -131,7 +131,7 @@ class Stream:
     def stand_by(self, publisher: StreamMember) -> None:
         """Remember the headers that `publisher` sends from now on, for `take_over`."""
         with self._lock:
-            self._standby_headers[publisher] = Headers()
+            self._standby_headers[publisher] = KeptHeaders()
 
     def stand_down(self, publisher: StreamMember) -> None:
         with self._lock:

@@ -37,7 +37,7 @@ HEADERS: Final = 64
 _T = TypeVar("_T")
 
 
-class Headers(Generic[_T]):
+class KeptHeaders(Generic[_T]):
     """The headers of one publisher that newcomers need, in the order in which they came; bounded (pure)."""
 
     __slots__ = ("_kept", "_values", "size_bytes")
@@ -151,7 +151,7 @@ class WireLog:
         self.published = True  # what the log last told its players
         self.viewers = 0  # who has it; guarded by the stream's lock
         self.log = StreamLog(f"{name}#{wire_format.name}", cache=cache)
-        self.headers: Headers[bytes] = Headers()  # of the publisher that counts; guarded by the stream's lock
+        self.headers: KeptHeaders[bytes] = KeptHeaders()  # of the publisher that counts; guarded by the stream's lock
         self._ahead: list[bytes] = []  # what goes before the next key frame too; guarded by the stream's lock
         self.fanouts: Fanouts = Fanouts(
             self.log,
@@ -197,7 +197,7 @@ class WireLog:
             self.log.headers = self.headers.values
 
     def forget_headers(self) -> None:
-        self.headers = Headers()
+        self.headers = KeptHeaders()
         self._ahead.clear()
         self.log.headers = ()
 

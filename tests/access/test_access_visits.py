@@ -12,7 +12,7 @@ from flowctl.live.access.request import LiveRequest
 from flowctl.live.access.rules import Access
 from flowctl.live.access.visits import IDLE_S, Visits
 from flowctl.live.config import LiveConfig
-from flowctl.live.gate import Gate
+from flowctl.live.gate import AccessGate
 from flowctl.wire.rtmp.url import parse_url
 
 REQUEST = LiveRequest(
@@ -46,7 +46,7 @@ class Room:
 
     def __init__(self, access=None):
         self.now, self.later = 0.0, []
-        self.gate = Gate(lambda: self.config)
+        self.gate = AccessGate(lambda: self.config)
         self.config = LiveConfig(access=access or Access())
         self.gate.hooks = self.hooks = Hearing()
         self.visits = Visits(self.gate, lambda: self.now, lambda delay_s, call: self.later.append(call))

@@ -4,9 +4,9 @@ import pytest
 
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.cluster.names.desk import REFUSED, NamesDesk
-from flowctl.live.cluster.names.directory import Directory, Holder, Notice, Told
+from flowctl.live.cluster.names.directory import Directory, Holder, Notice, NoticeKind
 from flowctl.live.config import LiveConfig, SecondPublisher
-from flowctl.live.namebook import Owner, Verdict
+from flowctl.live.namebook import ClaimVerdict, Owner
 from flowctl.live.settings.levels import Level
 from flowctl.testing import ManualClock
 
@@ -27,7 +27,7 @@ def verdict(directory, holder, owner=ANN, now=0.0, name=ROOM, **more):
 
 
 def where(worker, value, *, keep=False):
-    return Notice(worker, Told.WHERE, ROOM, value, keep)
+    return Notice(worker, NoticeKind.WHERE, ROOM, value, keep)
 
 
 def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
@@ -35,13 +35,13 @@ def test_name_when_free_is_granted_and_told_to_the_workers_that_view_it():
     directory = Directory()
     assert directory.view(ROOM, 2) == [where(2, 0)]
     decision = directory.claim(ROOM, FIRST, ANN)
-    assert (decision.verdict, list(decision.notices)) == (Verdict.GRANTED, [where(2, 1)])
+    assert (decision.verdict, list(decision.notices)) == (ClaimVerdict.GRANTED, [where(2, 1)])
 
 
 def test_worker_when_it_views_what_is_published_is_told_where():
     """The first answer says which worker has the stream."""
     directory = Directory()
-    assert verdict(directory, FIRST) is Verdict.GRANTED
+    assert verdict(directory, FIRST) is ClaimVerdict.GRANTED
     assert directory.view(ROOM, 2) == [where(2, 1)]
 
 
@@ -51,8 +51,8 @@ def test_second_publisher_when_policy_is_replace_ends_the_first():
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
     decision = directory.claim(ROOM, SECOND, BOB)
-    assert decision.verdict is Verdict.GRANTED
-    assert list(decision.notices) == [Notice(1, Told.REVOKED, ROOM, 11), where(3, 2)]
+    assert decision.verdict is ClaimVerdict.GRANTED
+    assert list(decision.notices) == [Notice(1, NoticeKind.REVOKED, ROOM, 11), where(3, 2)]
     assert directory.release(ROOM, FIRST, 0.0, grace=True) == []
     assert directory.published() == {ROOM: 2}
 
@@ -62,8 +62,8 @@ def test_second_publisher_when_policy_is_standby_has_its_turn_in_its_worker():
     directory = Directory(SecondPublisher.STANDBY)
     verdict(directory, FIRST)
     directory.view(ROOM, 3)
-    assert verdict(directory, SECOND, BOB) is Verdict.STANDS_BY
-    assert directory.release(ROOM, FIRST, 0.0, grace=True) == [Notice(2, Told.TURN, ROOM, 21), where(3, 2)]
+    assert verdict(directory, SECOND, BOB) is ClaimVerdict.STANDS_BY
+    assert directory.release(ROOM, FIRST, 0.0, grace=True) == [Notice(2, NoticeKind.TURN, ROOM, 21), where(3, 2)]
 
 
 def test_owner_when_back_within_the_grace_time_gets_the_name_in_another_worker():
@@ -85,16 +85,16 @@ def test_name_when_its_owner_stays_away_is_free_and_the_stream_ends():
     assert directory.next_deadline() == 4.0
     assert directory.expire(3.9) == []
     assert directory.expire(4.0) == [where(3, 0)]
-    assert verdict(directory, SECOND, BOB, 4.0) is Verdict.GRANTED
+    assert verdict(directory, SECOND, BOB, 4.0) is ClaimVerdict.GRANTED
 
 
 def test_owner_when_its_publisher_has_fallen_silent_takes_its_place():
     directory = Directory()
     verdict(directory, FIRST)
     asked = directory.claim(ROOM, SECOND, ANN)
-    assert (asked.verdict, asked.holder) == (Verdict.ASK, FIRST)
+    assert (asked.verdict, asked.holder) == (ClaimVerdict.ASK, FIRST)
     assert verdict(directory, SECOND, silent=False) is REFUSED
-    assert verdict(directory, SECOND, silent=True) is Verdict.GRANTED
+    assert verdict(directory, SECOND, silent=True) is ClaimVerdict.GRANTED
 
 
 def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
@@ -104,7 +104,7 @@ def test_worker_when_killed_frees_its_names_and_keeps_them_for_their_owners():
     directory.view(ROOM, 3)
     assert directory.worker_gone(1, 1.0) == [where(3, 0, keep=True)]
     assert verdict(directory, SECOND, BOB, 2.0) is REFUSED
-    assert verdict(directory, SECOND, ANN, 2.0) is Verdict.GRANTED
+    assert verdict(directory, SECOND, ANN, 2.0) is ClaimVerdict.GRANTED
 
 
 def test_worker_when_killed_while_a_name_is_kept_there_sends_nobody_there_any_more():
@@ -121,8 +121,8 @@ def test_names_when_levels_differ_follow_the_rules_of_their_application():
     values = {"second_publisher": SecondPublisher.REPLACE, "return_grace_s": 1.0, "publishers_per_address": 1}
     config = LiveConfig(return_grace_s=9.0, levels=(Level(application="desk", values=values),))
     directory = NamesDesk(config, lambda *_: None).directory
-    for name, expected in (("desk/a", Verdict.GRANTED), (ROOM, REFUSED)):
-        assert verdict(directory, FIRST, name=name) is Verdict.GRANTED
+    for name, expected in (("desk/a", ClaimVerdict.GRANTED), (ROOM, REFUSED)):
+        assert verdict(directory, FIRST, name=name) is ClaimVerdict.GRANTED
         assert verdict(directory, SECOND, BOB, name=name) is expected
     assert verdict(directory, Holder(2, 22), BOB, name="desk/b") == "publishers_per_address"
     directory.release(ROOM, FIRST, 0.0, grace=True)

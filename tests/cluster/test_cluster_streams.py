@@ -21,7 +21,7 @@ from follow_kit import (
 from flowctl.control.summary import figures_of
 from flowctl.core.flow.limits import AxisLimits, Limits
 from flowctl.live.cluster.names.desk import NamesDesk
-from flowctl.live.cluster.names.directory import Told
+from flowctl.live.cluster.names.directory import NoticeKind
 from flowctl.live.cluster.workers.streams import WorkerStreams
 from flowctl.live.config import SecondPublisher
 from flowctl.pollgroup import PollGroup
@@ -239,7 +239,7 @@ def test_viewers_when_the_desk_tells_of_the_end_before_the_link_get_the_last_pic
     source.put(*HEADERS, *pictures(0, 5))
     viewer = playing(workers.address(2))
     until(lambda: numbers(viewer.media)[-1:] == [4])
-    workers.streams[2].told({"tell": Told.WHERE.value, "name": "live/room", "value": 0, "keep": False})
+    workers.streams[2].told({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": 0, "keep": False})
     until(lambda: workers.streams[2]._following._wanted["live/room"].follow._parked)
     source.put(*pictures(5, 30))
     source.session.close_stream()
@@ -258,7 +258,7 @@ def test_viewers_when_a_publisher_begins_elsewhere_get_the_last_pictures_of_the_
     until(lambda: numbers(viewer.media)[-1:] == [4])
     streams = workers.streams.pop(2)  # the desk tells it no more
     for value in told:
-        streams.told({"tell": Told.WHERE.value, "name": "live/room", "value": value, "keep": False})
+        streams.told({"tell": NoticeKind.WHERE.value, "name": "live/room", "value": value, "keep": False})
     until(lambda: streams.statistics()["live/room"].source == "worker 3")
     source.put(*pictures(5, 30))
     until(lambda: numbers(viewer.media) == list(range(30)))

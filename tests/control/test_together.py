@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from flowctl.control.operations import BY_NAME, OPERATIONS, error_dict, error_of, read_arguments
 from flowctl.control.ranks import worst_first
 from flowctl.control.summary import shown
-from flowctl.control.together import Answer, combine, merged
+from flowctl.control.together import WorkerAnswer, combine, merged
 from flowctl.errors import BusyError, ConfigError, FlowctlError, LocalProtocolError
 
 
@@ -45,7 +45,7 @@ def stats(number, viewers=(), streams=(), **figures):
     """Return the answer of one process to stats."""
     found = {"viewers": len(viewers), "streams": len(streams)}
     lists = {"viewers": list(viewers), "streams": list(streams)}
-    return Answer(number, result={"server": server(**figures), "found": found, **lists})
+    return WorkerAnswer(number, result={"server": server(**figures), "found": found, **lists})
 
 
 def test_every_operation_says_how_several_processes_carry_it_out():
@@ -102,25 +102,25 @@ def test_stats_when_paged_show_each_viewer_once_the_worst_first(workers, page):
 
 def test_answers_when_one_is_missing_name_it():
     """A worker that does not answer is named, and the others' answers count."""
-    found = come_to("stats", stats(1), Answer(2, missing="has not answered within 10 s"))
+    found = come_to("stats", stats(1), WorkerAnswer(2, missing="has not answered within 10 s"))
     assert found["server"]["connections"] == 1
     assert found["warning"] == "worker 2 has not answered within 10 s"
     with pytest.raises(BusyError, match="worker 2 has not answered"):
-        come_to("stats", Answer(2, missing="has not answered"))
+        come_to("stats", WorkerAnswer(2, missing="has not answered"))
 
 
 def test_kick_when_one_worker_has_the_connection_is_its_answer():
     """That the others have no such connection is no fault; if none has it, that is the answer."""
-    none = Answer(1, error=LocalProtocolError("there is no such connection 7"))
+    none = WorkerAnswer(1, error=LocalProtocolError("there is no such connection 7"))
     kicked = {"kicked": 1, "connections": [7]}
-    assert come_to("kick", none, Answer(2, result=kicked), connection=7) == kicked
+    assert come_to("kick", none, WorkerAnswer(2, result=kicked), connection=7) == kicked
     with pytest.raises(LocalProtocolError, match="no such connection"):
         come_to("kick", none, none, connection=7)
 
 
 def test_kick_when_many_are_kicked_is_their_sum():
     """Kicks of all workers are added, and some hundred numbers are told."""
-    answers = [Answer(n, result={"kicked": 80, "connections": list(range(80))}) for n in (1, 2)]
+    answers = [WorkerAnswer(n, result={"kicked": 80, "connections": list(range(80))}) for n in (1, 2)]
     found = come_to("kick", *answers, peer="192.0.2.1")
     assert (found["kicked"], len(found["connections"])) == (160, 100)
 
@@ -131,7 +131,7 @@ def test_reload_when_one_worker_finds_a_fault_tells_it_once():
     found = come_to(
         "reload",
         *(
-            Answer(n, result={"bans": item} | ({"faults": ["line 1"]} if n else {}))
+            WorkerAnswer(n, result={"bans": item} | ({"faults": ["line 1"]} if n else {}))
             for n, item in enumerate((well, fault, fault))
         ),
     )
@@ -141,7 +141,9 @@ def test_reload_when_one_worker_finds_a_fault_tells_it_once():
 def test_drain_when_of_all_is_that_of_the_slowest():
     """Connections are added, and the end is that of the last."""
     one = {"draining": True, "again": False, "ends_within_s": 3.0, "connections": 2}
-    found = come_to("drain", Answer(1, result=one), Answer(2, result=one | {"ends_within_s": 5.0, "again": True}))
+    found = come_to(
+        "drain", WorkerAnswer(1, result=one), WorkerAnswer(2, result=one | {"ends_within_s": 5.0, "again": True})
+    )
     assert found == {"draining": True, "again": False, "ends_within_s": 5.0, "connections": 4}
 
 
@@ -176,8 +178,8 @@ def test_streams_when_of_several_workers_are_one_each():
     there = stream_row("live/a", "follows worker 2", viewers=3, states={"READY": 3, "SOFT_LIMIT": 0}, in_bytes=80)
     found = come_to(
         "streams",
-        Answer(1, result={"streams": [there, stream_row("live/b")], "found": {"streams": 2}}),
-        Answer(2, result={"streams": [here], "found": {"streams": 1}}),
+        WorkerAnswer(1, result={"streams": [there, stream_row("live/b")], "found": {"streams": 2}}),
+        WorkerAnswer(2, result={"streams": [here], "found": {"streams": 1}}),
     )
     assert [row["stream"] for row in found["streams"]] == ["live/a", "live/b"]
     first = found["streams"][0]
@@ -194,7 +196,7 @@ def test_connections_when_of_several_workers_are_sorted_as_one_list(reverse):
         found = [viewer(number, dropped=number % 7) for number in numbers]
         return {"connections": found, "found": {"connections": len(found)}}
 
-    answers = Answer(1, result=rows(1, 8, 15)), Answer(2, result=rows(2, 9, 20))
+    answers = WorkerAnswer(1, result=rows(1, 8, 15)), WorkerAnswer(2, result=rows(2, 9, 20))
     whole = come_to("connections", *answers, sort="number", reverse=reverse)["connections"]
     assert [row["connection"] for row in whole] == sorted((1, 2, 8, 9, 15, 20), reverse=reverse)
     page = come_to("connections", *answers, sort="number", reverse=reverse, limit=2, offset=3)
@@ -209,9 +211,11 @@ def test_events_when_a_worker_does_not_answer_keep_its_place():
     def told(run, number, *times):
         return {"events": [{"at": at} for at in times], "cursor": f"{run}:{number}", "lost": 1}
 
-    found = come_to("events", Answer(1, result=told("a", 3, 1.0, 3.0)), Answer(2, result=told("b", 9, 2.0)))
+    found = come_to("events", WorkerAnswer(1, result=told("a", 3, 1.0, 3.0)), WorkerAnswer(2, result=told("b", 9, 2.0)))
     assert [event["at"] for event in found["events"]] == [1.0, 2.0, 3.0]
     assert (found["cursor"], found["lost"]) == ("a:3,b:9", 2)
-    silent = come_to("events", Answer(1, result=told("a", 4)), Answer(2, missing="is silent"), since=found["cursor"])
+    silent = come_to(
+        "events", WorkerAnswer(1, result=told("a", 4)), WorkerAnswer(2, missing="is silent"), since=found["cursor"]
+    )
     assert silent["cursor"] == "a:4,b:9"
     assert "worker 2 is silent" in silent["warning"]

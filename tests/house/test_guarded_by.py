@@ -64,7 +64,7 @@ UNLOCKED_FOREIGN: dict[tuple[str, str], str] = {
     ("Hub.snapshot", "standby"): "one length, for statistics",
     ("Playing.stream_ended", "ended"): "asks again, on the viewer's thread, whether a job from the hub is outdated",
     ("Playing.stream_published", "ended"): "asks again, on the viewer's thread, whether a job is outdated",
-    ("Playing._pause", "ended"): "as in Playing.begin",
+    ("Playing.pause", "ended"): "as in Playing.begin",
     ("Playing.begin", "ended"): "the hub tells the viewer, through its thread, of every change after this",
 }
 """The same for attributes that the lock of another object guards: (class.method, attribute)."""

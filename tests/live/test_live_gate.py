@@ -17,7 +17,7 @@ from flowctl.live.access.request import LiveRequest, Refusal, Why
 from flowctl.live.access.rules import Access, Proof
 from flowctl.live.access.tokens import SecretFile, signed_query
 from flowctl.live.config import LiveConfig
-from flowctl.live.gate import Gate
+from flowctl.live.gate import AccessGate
 from flowctl.live.hooks import HookRunner, LiveHooks
 from flowctl.live.server import LiveServer
 from flowctl.live.settings.levels import Level, Role
@@ -47,7 +47,7 @@ def test_hooks_of_an_application_hear_of_who_connects_to_another_one():
     server, actions = HookServer(), []
     server.answer = lambda body: http("1" if body["action"] == "on_connect" else "0")
     values = {"access.on_connect": (server.url(),), "access.on_play": (server.url(),)}
-    gate = Gate(lambda: LiveConfig(levels=(Level(application="vip", values=values),)))
+    gate = AccessGate(lambda: LiveConfig(levels=(Level(application="vip", values=values),)))
 
     def ask(connected):
         told, found = threading.Event(), []
@@ -79,7 +79,7 @@ def test_levels_of_application_and_role_have_access_of_their_own():
         Level(application="vip", role=Role.PUBLISHER, values={"access.deny_publish": HERE}),
         Level(application="closed", values={"access.deny_play": HERE}),
     )
-    gate = Gate(lambda: LiveConfig(levels=levels))
+    gate = AccessGate(lambda: LiveConfig(levels=levels))
     assert asked(gate, "play") is None
     assert asked(gate, "play", "rtmp://h/vip/room").why is Why.UNAUTHORIZED
     assert asked(gate, "play", f"rtmp://h/vip/room?key={KEY}") is None
@@ -91,7 +91,7 @@ def test_levels_of_application_and_role_have_access_of_their_own():
 
 def test_settings_that_change_hold_for_the_next_who_asks():
     now = [LiveConfig()]
-    gate = Gate(lambda: now[0])
+    gate = AccessGate(lambda: now[0])
     assert asked(gate) is None
     now[0] = LiveConfig(access=Access(deny_play=HERE))
     assert isinstance(asked(gate), Refusal)
@@ -104,7 +104,7 @@ def test_settings_that_change_hold_for_the_next_who_asks():
 )  # fmt: skip
 def test_password_is_asked_for_over_http_where_rtmp_asks_for_one(text, good):
     """The credentials of RTMP are no use where somebody only has to come over HTTP."""
-    gate = Gate(lambda: LiveConfig(rtmp=ServerSessionConfig(credentials={"ann": "pw"})))
+    gate = AccessGate(lambda: LiveConfig(rtmp=ServerSessionConfig(credentials={"ann": "pw"})))
     found = asked(gate, "play", text, protocol="http")
     assert (found is None) is good
     assert good or found.why is Why.UNAUTHORIZED
@@ -241,7 +241,7 @@ def test_hooks_of_the_application_and_of_http_must_both_allow(hook, name, answer
     hook.answer = lambda _: http(answer)
     failures, found, done = [], [], threading.Event()
     config = LiveConfig(access=Access(on_publish=(hook.url(),)))
-    gate = Gate(lambda: config)
+    gate = AccessGate(lambda: config)
     gate.hooks = HookRunner(Ours(), lambda *failure: failures.append(failure))
     gate.hooks.start()
     question = gate.ask(
@@ -260,7 +260,7 @@ def test_hooks_of_http_are_those_of_the_application_and_heard_kinds_of_all(hook)
     """A level may name hooks of its own; without any, nothing is kept for telling, and no thread is started."""
     levels = (Level(application="vip", values={"access.on_end": (hook.url("/vip"),)}),)
     both = LiveConfig(levels=levels), LiveConfig()
-    gate, plain = Gate(lambda: both[0]), Gate(lambda: both[1])
+    gate, plain = AccessGate(lambda: both[0]), AccessGate(lambda: both[1])
     assert [gate.hears(kind) for kind in ("connect", "publish", "play")] == [True, True, True]
     assert not any(plain.hears(kind) for kind in ("connect", "publish", "play"))
     gate.over(request_of("play"), "deleteStream")

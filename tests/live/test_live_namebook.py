@@ -8,7 +8,7 @@ import pytest
 
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.config import SecondPublisher
-from flowctl.live.namebook import NameBook, Owner, Rules, Verdict
+from flowctl.live.namebook import ClaimVerdict, NameBook, NameRules, Owner
 
 ANN, BOB = Owner("192.0.2.1"), Owner("192.0.2.2")
 OWNERS = {"ann": ANN, "bob": BOB}
@@ -19,7 +19,7 @@ class Script:
     """Runs steps like ``claim 1 ann`` on a book: each line is a step, ``=>``, and what comes of it."""
 
     def __init__(self, policy: str) -> None:
-        rules = Rules(SecondPublisher(policy), GRACE_S, 2)
+        rules = NameRules(SecondPublisher(policy), GRACE_S, 2)
         self.book: NameBook[str] = NameBook(lambda _: rules)
         self.now = 0.0
 
@@ -50,7 +50,7 @@ class Script:
 
     def claim(self, verb, holder, owner, last=None) -> str:
         """Claim a name: of one that sends, one whose silence has to be asked about, or as was decided elsewhere."""
-        decided = Verdict(last.replace("-", " ")) if verb == "decided" else None
+        decided = ClaimVerdict(last.replace("-", " ")) if verb == "decided" else None
         name = "live/a" if last is None or decided else last
         silent = None if verb == "silent?" else False
         try:
@@ -142,7 +142,7 @@ def test_book_when_publishers_come_and_go_decides_by_its_rules(name):
 
 def test_standbys_when_too_many_are_refused():
     """Each of them is a connection whose media is read for nothing."""
-    book: NameBook[int] = NameBook(lambda _: Rules(SecondPublisher.STANDBY, GRACE_S, 0))
+    book: NameBook[int] = NameBook(lambda _: NameRules(SecondPublisher.STANDBY, GRACE_S, 0))
     for number in range(9):
         book.claim("live/a", number, ANN, silent=False)
     with pytest.raises(LimitExceededError, match="standby_publishers is 9, the limit is 8"):
@@ -161,7 +161,10 @@ def test_book_when_all_have_left_is_empty(policy):
 
 def test_names_when_kept_for_different_times_are_due_in_order():
     """A name that is kept for less long than others is due before them."""
-    rules = {"live/long": Rules(SecondPublisher.REFUSE, 9.0, 8), "live/short": Rules(SecondPublisher.REFUSE, 1.0, 8)}
+    rules = {
+        "live/long": NameRules(SecondPublisher.REFUSE, 9.0, 8),
+        "live/short": NameRules(SecondPublisher.REFUSE, 1.0, 8),
+    }
     book: NameBook[str] = NameBook(rules.__getitem__)
     for name in rules:
         book.claim(name, "1", ANN)

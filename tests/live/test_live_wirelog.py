@@ -11,7 +11,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.outgoing.streamlog import CacheLimits
 from flowctl.errors import LimitExceededError
 from flowctl.live import wirelog
-from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, Headers, RtmpChunks, WireLog
+from flowctl.live.wirelog import HEADER_BYTES, HEADERS, HEADERS_BYTES, KeptHeaders, RtmpChunks, WireLog
 from flowctl.wire.rtmp.chunk.reader import ChunkReader
 from flowctl.wire.rtmp.chunk.writer import serialise
 from flowctl.wire.rtmp.limits import WireLimits
@@ -129,7 +129,7 @@ def test_key_frames_when_there_are_headers_copy_and_serialise_their_own_octets_o
 )
 def test_headers_when_of_any_number_and_size_stay_within_their_bounds(found):
     """What is over a bound is refused by name, and the header whose place it would take is forgotten all the same."""
-    headers, model = Headers(), {}
+    headers, model = KeptHeaders(), {}
     for place, size in found:
         model.pop(place, None)
         over = [

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from flowctl.errors import ConfigError
-from flowctl.live.access.request import Kind, Use
+from flowctl.live.access.request import RequestKind, Use
 
 LEAST_KEY_CHARS: Final = 16
 """Shorter keys can be found by trying, where somebody has the file."""
@@ -76,7 +76,7 @@ class StoredKey:
     kind: Use | None = None
     streams: str = "*"
 
-    def is_for(self, kind: Kind | Use, stream: str) -> bool:
+    def is_for(self, kind: RequestKind | Use, stream: str) -> bool:
         """Return whether it is for that."""
         kinds = {None: ("publish", "play"), "edge": ("edge", "play")}.get(self.kind, (self.kind,))
         return kind in kinds and fnmatchcase(stream, self.streams)
@@ -99,7 +99,7 @@ class KeyFile:
     def __str__(self) -> str:
         return self.path
 
-    def allows(self, tried: Iterable[str], kind: Kind | Use, stream: str) -> bool:
+    def allows(self, tried: Iterable[str], kind: RequestKind | Use, stream: str) -> bool:
         """Return whether one of the keys that were tried is one of these, for that.
 
         How long it takes tells at most how a hash begins that has a salt, which nobody outside can know.

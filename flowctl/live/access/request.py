@@ -10,7 +10,7 @@ from typing import Final, Literal
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.wire.rtmp.url import Query, RtmpUrl
 
-Kind = Literal["connect", "publish", "play"]
+RequestKind = Literal["connect", "publish", "play"]
 """What is asked for. Who comes over HTTP is asked about "play" alone: there a connection is for nothing else."""
 Use = Literal["publish", "play", "edge"]
 """What a proof is for; one for an edge is one to play, too."""
@@ -29,7 +29,7 @@ class LiveRequest:
         page_url: page on which the player is (RTMP ``pageUrl``, HTTP ``Referer``); "" when it does not say.
     """
 
-    kind: Kind
+    kind: RequestKind
     connection: int
     peer: tuple[str, int]
     url: RtmpUrl

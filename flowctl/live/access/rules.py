@@ -17,7 +17,7 @@ from flowctl.core.text.addresses import Network
 from flowctl.core.text.fieldtypes import check_fields
 from flowctl.errors import ConfigError
 from flowctl.live.access.keys import KeyFile
-from flowctl.live.access.request import NOT_GENUINE, Kind, LiveRequest, Refusal, Why
+from flowctl.live.access.request import NOT_GENUINE, LiveRequest, Refusal, RequestKind, Why
 from flowctl.live.access.tokens import SecretFile
 from flowctl.live.access.webtokens import WebTokenKey
 from flowctl.wire.rtmp.url import redact_url
@@ -103,7 +103,7 @@ class Access:
             for url in urls:
                 _check_hook(name, url)
 
-    def asked(self, kind: Kind) -> tuple[str, ...]:
+    def asked(self, kind: RequestKind) -> tuple[str, ...]:
         """Return the HTTP hooks that decide about `kind`."""
         if kind == "connect":
             return self.on_connect
@@ -118,7 +118,7 @@ class Access:
                     return f"{name} asks for {proof.value}, but there is no {PROOF_SETTINGS[proof]}"
         return None
 
-    def open_to_all(self, kind: Kind, protocol: str = "rtmp") -> bool:
+    def open_to_all(self, kind: RequestKind, protocol: str = "rtmp") -> bool:
         """Return whether these settings let everybody publish, or play, from anywhere."""
         proofs = self.publish_auth if kind == "publish" else self.play_auth
         allowed = self.allow_publish if kind == "publish" else self.allow_play

@@ -18,7 +18,7 @@ from typing import Final
 
 from flowctl.core.text.private import check_private
 from flowctl.errors import ConfigError
-from flowctl.live.access.request import NOT_GENUINE, Kind
+from flowctl.live.access.request import NOT_GENUINE, RequestKind
 
 _VERSION: Final = "flowctl-token-1"
 LEAST_SECRET_BYTES: Final = 16
@@ -27,14 +27,14 @@ _MOST_EXPIRES_CHARS: Final = 12
 _HINT: Final = "flowctl key secret FILE makes one"
 
 
-def sign(secret: bytes, kind: Kind, stream: str, expires: int, address: str = "") -> str:
+def sign(secret: bytes, kind: RequestKind, stream: str, expires: int, address: str = "") -> str:
     """Return the token that allows `kind` on ``app/stream``."""
     text = "\n".join((_VERSION, kind, stream, str(expires), address))
     digest = hmac.digest(secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def signed_query(secret: bytes, kind: Kind, stream: str, expires: int, address: str = "") -> str:
+def signed_query(secret: bytes, kind: RequestKind, stream: str, expires: int, address: str = "") -> str:
     """Return what is put behind the ``?`` of the stream's address."""
     bound = f"&address={address}" if address else ""
     return f"expires={expires}{bound}&token={sign(secret, kind, stream, expires, address)}"
@@ -51,7 +51,7 @@ class SecretFile:
         return self.path
 
     def fault(
-        self, query: Mapping[str, str], kind: Kind, stream: str, address: str, now_s: float, leeway_s: float
+        self, query: Mapping[str, str], kind: RequestKind, stream: str, address: str, now_s: float, leeway_s: float
     ) -> str | None:
         """Return what is wrong with the token in a query, without a secret. None: it allows `kind` on the stream."""
         token, expires, bound = query.get("token", ""), query.get("expires", ""), query.get("address", "")

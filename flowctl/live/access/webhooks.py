@@ -29,7 +29,7 @@ from flowctl.core.loop.faults import ErrorHook, report
 from flowctl.core.loop.thread import LoopThread
 from flowctl.core.text.addresses import address_key
 from flowctl.errors import InternalError, LimitExceededError
-from flowctl.live.access.request import UNDECIDED, Kind, LiveRequest, Question, Refusal, Why
+from flowctl.live.access.request import UNDECIDED, LiveRequest, Question, Refusal, RequestKind, Why
 from flowctl.live.access.rules import Access, HookFailure
 from flowctl.live.access.turns import Turns
 
@@ -51,7 +51,7 @@ _LOG_EVERY_S: Final = 10.0
 _MOST_HOSTS: Final = 256
 _WIND_UP_S: Final = 1.0
 """For what is being sent at the end to be given up in order; it takes milliseconds."""
-_ACTIONS: Final[dict[Kind, tuple[str, str]]] = {
+_ACTIONS: Final[dict[RequestKind, tuple[str, str]]] = {
     "connect": ("on_connect", "on_close"),
     "publish": ("on_publish", "on_unpublish"),
     "play": ("on_play", "on_stop"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from flowctl.core.text.printable import short
 from flowctl.errors import ConfigError
-from flowctl.live.access.request import NOT_GENUINE, Kind, Use
+from flowctl.live.access.request import NOT_GENUINE, RequestKind, Use
 from flowctl.live.access.tokens import read_private
 
 _LEAST_BYTES: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
@@ -40,7 +40,7 @@ class WebTokenKey:
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.path}"
 
-    def fault(self, token: str, kind: Kind | Use, stream: str, leeway_s: float) -> str | None:
+    def fault(self, token: str, kind: RequestKind | Use, stream: str, leeway_s: float) -> str | None:
         """Return what is wrong with a token, without showing it. None: it allows `kind` on ``app/stream``."""
         import jwt  # noqa: PLC0415 - only servers that look at web tokens pay for it
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from flowctl.connection import Connection
 from flowctl.live.access.request import LiveRequest
 
-Headers = Iterable[tuple[str, str]]
+HeaderFields = Iterable[tuple[str, str]]
 SERVER: Final = "flowctl"
 
 
@@ -49,14 +49,14 @@ class Request:
         return "websocket" in offered and self.version != "1.0"
 
 
-class Wire(Protocol):
+class AnswerWire(Protocol):
     """Sends the answer of an exchange: its session."""
 
     @property
     def connection(self) -> Connection:
         """The connection."""
 
-    def begin_response(self, status: int, headers: Headers) -> None:
+    def begin_response(self, status: int, headers: HeaderFields) -> None:
         """Send status and headers."""
 
     def send_body(self, data: bytes) -> None:
@@ -74,7 +74,7 @@ class Exchange:
 
     __slots__ = ("_wire", "request")
 
-    def __init__(self, request: Request, wire: Wire) -> None:
+    def __init__(self, request: Request, wire: AnswerWire) -> None:
         self.request: Final = request
         self._wire: Final = wire
 
@@ -83,7 +83,7 @@ class Exchange:
         """The connection; `Connection.when_drained` says when the next part of a long body may go."""
         return self._wire.connection
 
-    def respond(self, status: int, text: str = "", headers: Headers = (), *, body: bytes | None = None) -> None:
+    def respond(self, status: int, text: str = "", headers: HeaderFields = (), *, body: bytes | None = None) -> None:
         if body is None:
             body = b"" if status == HTTPStatus.NO_CONTENT else f"{text or HTTPStatus(status).phrase}\n".encode()
             headers = (*headers, ("Content-Type", "text/plain; charset=utf-8")) if body else headers
@@ -93,7 +93,7 @@ class Exchange:
             self.write(body)
         self.end()
 
-    def begin(self, status: int, headers: Headers) -> None:
+    def begin(self, status: int, headers: HeaderFields) -> None:
         """Begin an answer, whose ``Content-Length`` is among `headers` where it has a body."""
         self._wire.begin_response(status, headers)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowctl import flv
-from flowctl.live.httpd.exchange import Headers
+from flowctl.live.httpd.exchange import HeaderFields
 from flowctl.live.httpd.formats import CHUNKS, FlvTags
 from flowctl.live.httpd.websocket import WebSocketPeer
 from flowctl.live.stream import Stream
@@ -35,7 +35,7 @@ class FlvPlay:
     def settled(self, stream: Stream, now: float) -> bool:
         return len(_kinds(stream)) > 1 or now - (stream.published_at or 0.0) >= SETTLE_S
 
-    def head(self, stream: Stream, headers: Headers) -> bytes:
+    def head(self, stream: Stream, headers: HeaderFields) -> bytes:
         """Return all that goes before the first tag: the head of the response, and FLV's own.
 
         Players of HTTP/1.0 know no chunks: for them the body is as long as the connection lasts.

@@ -26,7 +26,7 @@ from flowctl.core.flow.state import MessageClass
 from flowctl.core.text.printable import printable
 from flowctl.errors import LimitExceededError, RemoteProtocolError
 from flowctl.live.access.request import TOO_SLOW, LiveRequest, Question, Refusal
-from flowctl.live.httpd.exchange import Exchange, Handler, Headers, Request, Routes, usual_headers
+from flowctl.live.httpd.exchange import Exchange, Handler, HeaderFields, Request, Routes, usual_headers
 from flowctl.live.httpd.flvplay import FLV_TYPE, FlvPlay
 from flowctl.live.httpd.formats import CHUNKS, FRAMES, GOING_AWAY, TAGS
 from flowctl.live.httpd.limits import HttpLimits
@@ -317,7 +317,7 @@ class HttpSession(ViewerSession):
             self._answer_bytes += len(data)
             self.connection.sender.send(data, MessageClass.DATA, droppable=False)
 
-    def begin_response(self, status: int, headers: Headers) -> None:
+    def begin_response(self, status: int, headers: HeaderFields) -> None:
         if status < HTTPStatus.BAD_REQUEST and self._exchange is not None and self._exchange.request.live is not None:
             self._gave = True
         every = [*usual_headers(), *self._cors(), *headers]

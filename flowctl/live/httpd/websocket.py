@@ -14,7 +14,7 @@ from wsproto.events import AcceptConnection, CloseConnection, Ping
 from wsproto.utilities import RemoteProtocolError as WebSocketError
 
 from flowctl.errors import RemoteProtocolError
-from flowctl.live.httpd.exchange import Headers, Request
+from flowctl.live.httpd.exchange import HeaderFields, Request
 
 _HANDSHAKE: Final = frozenset({b"connection", b"sec-websocket-key", b"sec-websocket-version"})
 """Headers of the request that say whether it may be accepted. Neither subprotocols nor extensions are offered: what is
@@ -58,7 +58,7 @@ class WebSocketPeer:
             code = "websocket-version" if other else "websocket-handshake"
             raise RemoteProtocolError(f"no WebSocket handshake: {error}", code=code) from None
 
-    def accept(self, headers: Headers) -> bytes:
+    def accept(self, headers: HeaderFields) -> bytes:
         extra = [(name.encode(), value.encode("latin-1")) for name, value in headers]
         return self._connection.send(AcceptConnection(extra_headers=extra))
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from flowctl.connection import Connection
 from flowctl.core.flow.ledger import LedgerEntry, LedgerKind
-from flowctl.live.access.request import Kind
+from flowctl.live.access.request import RequestKind
 from flowctl.live.observer import Observer
 from flowctl.live.records.flights import name_flight
 from flowctl.live.records.sampler import Sampler, line_columns
@@ -40,7 +40,7 @@ class SessionRecords(Observer):
     def connected(self, connection: Connection, now: float, *, agent: str, app_named: bool) -> None:
         self._record(connection).connected(now, agent, app_named=app_named)
 
-    def asked(self, connection: Connection, kind: Kind, stream: str, now: float) -> None:
+    def asked(self, connection: Connection, kind: RequestKind, stream: str, now: float) -> None:
         """Record whose stream the connection is about from now on."""
         record, session = self._record(connection), connection.session
         role = Role.PUBLISH if kind == "publish" else Role.PLAY

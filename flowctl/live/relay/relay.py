@@ -183,7 +183,7 @@ class Relays:
         self._stopped = False
         if self._pull:
             server.hub.demand = self._following.demand
-        server.hub.observers = (*server.hub.observers, _Watch(self))
+        server.hub.observers = (*server.hub.observers, _PublisherWatch(self))
 
     def start(self) -> None:
         """Begin; the server's groups run."""
@@ -288,7 +288,7 @@ def _source(rule: RelayRule, name: str) -> Source:
     return Source(url, node=f"{url.host}:{url.port}")
 
 
-class _Watch(Observer):
+class _PublisherWatch(Observer):
     """Tells relays who publishes."""
 
     def __init__(self, relays: Relays) -> None:

@@ -1,6 +1,6 @@
 """The names that the publishers of one worker have claimed, and what the directory decided about them.
 
-What the hub of a worker asks before a publish begins (`flowctl.live.hub.Names`). Nobody waits on a thread: the answer
+What the hub of a worker asks before a publish begins (`flowctl.live.hub.NameAuthority`). No thread waits: the answer
 comes as a message. A claim is given back when it is not wanted any more, answered or not. A publish whose answer does
 not come in time is refused, for two that publish under one name in two workers would each have half of the viewers.
 """
@@ -14,11 +14,11 @@ from typing import Final
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.errors import BusyError
 from flowctl.live.cluster.names.desk import Values
-from flowctl.live.cluster.names.directory import Told
+from flowctl.live.cluster.names.directory import NoticeKind
 from flowctl.live.hub import Hub, Right
-from flowctl.live.namebook import Owner, Verdict
+from flowctl.live.namebook import ClaimVerdict, Owner
 
-_RIGHTS: Final = {Verdict.GRANTED.value: Right.GRANTED, Verdict.STANDS_BY.value: Right.STANDS_BY}
+_RIGHTS: Final = {ClaimVerdict.GRANTED.value: Right.GRANTED, ClaimVerdict.STANDS_BY.value: Right.STANDS_BY}
 _TAKEN: Final = "Another publisher has taken the stream."
 
 
@@ -63,7 +63,7 @@ class NameClaims:
     # -- what the hub asks
 
     def claim(self, name: str, number: int, owner: Owner, answer: Callable[[str | None], None]) -> NameClaim:
-        """Ask for a name; see `flowctl.live.hub.Names`."""
+        """Ask for a name; see `flowctl.live.hub.NameAuthority`."""
         claim = NameClaim(self, name, number, next(self._ids), answer)
         with self._lock:
             known = self._claims.setdefault((name, number), claim) is not claim
@@ -116,9 +116,9 @@ class NameClaims:
             case "silent?":
                 answer = {"ask": "silent", "name": name, "claim": values["claim"], "worker": values["worker"]}
                 self._send(answer | {"silent": self._hub.silent(name)})
-            case Told.TURN.value:
+            case NoticeKind.TURN.value:
                 self._change(name, values["value"], revoked=False)
-            case Told.REVOKED.value:
+            case NoticeKind.REVOKED.value:
                 self._change(name, values["value"], revoked=True)
 
     def _decided(self, values: Values) -> None:

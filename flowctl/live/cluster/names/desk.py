@@ -15,13 +15,13 @@ from flowctl.core.outcomes.pending import Pending
 from flowctl.errors import BusyError, LimitExceededError
 from flowctl.live.cluster.names.directory import Directory, Holder, Notice
 from flowctl.live.config import LiveConfig
-from flowctl.live.namebook import Owner, Rules, Verdict
+from flowctl.live.namebook import ClaimVerdict, NameRules, Owner
 from flowctl.live.settings.levels import Role
 
 Values = dict[str, Any]
 """A message between a worker and the desk."""
 REFUSED: Final = "refused"
-"""What becomes of a claim, beside what `Verdict` has."""
+"""What becomes of a claim, beside what `ClaimVerdict` has."""
 _ASK_S: Final = 1.0
 """How long a worker has to say whether a publisher has fallen silent: less than a publish waits for its name."""
 
@@ -34,9 +34,9 @@ class _Held(NamedTuple):
     rival: Holder
 
 
-def _rules(config: LiveConfig, name: str) -> Rules:
+def _rules(config: LiveConfig, name: str) -> NameRules:
     found = config.at(name, Role.PUBLISHER)
-    return Rules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
+    return NameRules(found.second_publisher, found.return_grace_s, found.publishers_per_address)
 
 
 class NamesDesk:
@@ -82,7 +82,7 @@ class NamesDesk:
             self._send(worker, answer | {"verdict": REFUSED, "why": str(error), "limit": error.limit})
             return
         holder = decision.holder
-        if decision.verdict is Verdict.ASK and holder is not None:
+        if decision.verdict is ClaimVerdict.ASK and holder is not None:
             self._held.add((worker, values["claim"]), _Held(worker, values, holder), self._clock() + _ASK_S)
             self._send(holder.worker, {"tell": "silent?", "name": name, "claim": values["claim"], "worker": worker})
             return

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 from flowctl.errors import LimitExceededError
 from flowctl.live.config import SecondPublisher
-from flowctl.live.namebook import Freed, NameBook, Owner, Rules, Verdict
+from flowctl.live.namebook import ClaimVerdict, Freed, NameBook, NameRules, Owner
 
 MOST_NAMES: Final = 100_000
 """Names that are published or kept, and names that are viewed, at a time: as many as ten workers have streams."""
 
 
-class Told(enum.Enum):
+class NoticeKind(enum.Enum):
     """What a worker is told."""
 
     WHERE = "where"  #: which worker has the stream; 0: none
@@ -43,7 +43,7 @@ class Notice(NamedTuple):
     """
 
     worker: int
-    told: Told
+    told: NoticeKind
     name: str
     value: int
     keep: bool = False
@@ -52,7 +52,7 @@ class Notice(NamedTuple):
 class Decision(NamedTuple):
     """What becomes of a claim, and who is told; `holder` is to be asked about."""
 
-    verdict: Verdict
+    verdict: ClaimVerdict
     notices: tuple[Notice, ...] = ()
     holder: Holder | None = None
 
@@ -68,9 +68,9 @@ class Directory:
         policy: SecondPublisher = SecondPublisher.REFUSE,
         grace_s: float = 3.0,
         per_address: int = 8,
-        rules: Callable[[str], Rules] | None = None,
+        rules: Callable[[str], NameRules] | None = None,
     ) -> None:
-        same = Rules(policy, grace_s, per_address)
+        same = NameRules(policy, grace_s, per_address)
         self._book: Final[NameBook[Holder]] = NameBook(rules or (lambda _: same))
         self._viewers: Final[dict[str, dict[int, None]]] = {}  # workers that view a name
         self._shown: Final[dict[str, int]] = {}  # the worker that those who view a name were told
@@ -91,11 +91,11 @@ class Directory:
         if name not in self._book.entries and len(self._book.entries) >= MOST_NAMES:
             raise LimitExceededError("streams", MOST_NAMES + 1, MOST_NAMES)
         verdict, rival = self._book.claim(name, holder, owner, silent=silent)
-        if verdict is Verdict.ASK:
+        if verdict is ClaimVerdict.ASK:
             return Decision(verdict, holder=rival)
-        if verdict is Verdict.STANDS_BY:
+        if verdict is ClaimVerdict.STANDS_BY:
             return Decision(verdict)
-        revoked = [] if rival is None else [Notice(rival.worker, Told.REVOKED, name, rival.number)]
+        revoked = [] if rival is None else [Notice(rival.worker, NoticeKind.REVOKED, name, rival.number)]
         return Decision(verdict, (*revoked, *self._show(name, holder.worker)))
 
     def release(self, name: str, holder: Holder, now: float, *, grace: bool) -> list[Notice]:
@@ -107,14 +107,14 @@ class Directory:
         following = freed.following
         if following is None:
             return self._show(name, 0)
-        return [Notice(following.worker, Told.TURN, name, following.number), *self._show(name, following.worker)]
+        return [Notice(following.worker, NoticeKind.TURN, name, following.number), *self._show(name, following.worker)]
 
     def _show(self, name: str, worker: int, *, keep: bool = False) -> list[Notice]:
         if worker:
             self._shown[name] = worker
         else:
             self._shown.pop(name, None)
-        return [Notice(viewer, Told.WHERE, name, worker, keep) for viewer in self._viewers.get(name, ())]
+        return [Notice(viewer, NoticeKind.WHERE, name, worker, keep) for viewer in self._viewers.get(name, ())]
 
     # -- viewers
 
@@ -124,7 +124,7 @@ class Directory:
             return []
         self._viewers.setdefault(name, {})[worker] = None
         shown = self._shown.get(name, 0)
-        return [Notice(worker, Told.WHERE, name, shown, self._book.is_kept(name) and not shown)]
+        return [Notice(worker, NoticeKind.WHERE, name, shown, self._book.is_kept(name) and not shown)]
 
     def unview(self, name: str, worker: int) -> None:
         viewers = self._viewers.get(name, {})

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 from flowctl.control.operations import BY_NAME, Operation, Permission, answer_with, error_dict, error_of
-from flowctl.control.together import Answer, Who, combine
+from flowctl.control.together import Who, WorkerAnswer, combine
 from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.server.bans import Ban, parse_ban
 from flowctl.errors import ClosedError, FlowctlError, RpcError
@@ -213,7 +213,7 @@ class Operating:
     def _asked_all(self, operation: Operation, asked: Mapping[str, Any]) -> Json:
         """Ask all, those that come meanwhile too; note what is in force then, and what has changed."""
         done: set[int] = set()
-        answers: list[Answer] = []
+        answers: list[WorkerAnswer] = []
         changed: list[Mapping[str, Any]] = []
         while True:
             with self._lock:
@@ -231,8 +231,8 @@ class Operating:
             self.changes.note(change["what"], change["detail"], change["origin"])
         return result
 
-    def _any(self, name: str, asked: Mapping[str, Any]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _any(self, name: str, asked: Mapping[str, Any]) -> list[WorkerAnswer]:
+        answers: list[WorkerAnswer] = []
         for item in self._now():
             answers += [reply for reply, _ in self._ask([item], name, asked)]
             if answers[-1].result is not None:
@@ -245,20 +245,20 @@ class Operating:
 
     def _ask(
         self, targets: list[Linked], name: str, asked: Mapping[str, Any]
-    ) -> list[tuple[Answer, list[Mapping[str, Any]]]]:
+    ) -> list[tuple[WorkerAnswer, list[Mapping[str, Any]]]]:
         """Ask processes side by side; return their answers, with the changes that each has made."""
         call = json.dumps({"name": name, "asked": dict(asked)})
-        found: list[tuple[Answer, list[Mapping[str, Any]]]] = []
+        found: list[tuple[WorkerAnswer, list[Mapping[str, Any]]]] = []
         for number, octets, missing in self._request(targets, f"{WORKER}.operate", call):
             if octets is None:
                 if missing:
-                    found.append((Answer(number, missing=missing), []))
+                    found.append((WorkerAnswer(number, missing=missing), []))
                 continue
             said = json.loads(octets)
             if "error" in said:
-                found.append((Answer(number, error=error_of(said["error"])), []))
+                found.append((WorkerAnswer(number, error=error_of(said["error"])), []))
             else:
-                found.append((Answer(number, result=said["result"]), said["changes"]))
+                found.append((WorkerAnswer(number, result=said["result"]), said["changes"]))
         return found
 
     def _request(self, targets: Iterable[Linked], command: str, call: str) -> Iterator[_Reply]:
@@ -323,18 +323,18 @@ class Operating:
             made["warning"] = "; ".join(filter(None, [made.get("warning"), names]))
         return made
 
-    def _looked(self, operation: Operation, asked: Mapping[str, Any]) -> list[Answer]:
+    def _looked(self, operation: Operation, asked: Mapping[str, Any]) -> list[WorkerAnswer]:
         """Ask all, side by side, for what they only look at; lists page by page."""
         if operation.together.lists and asked.get("connection") is None:
             return self._pages(operation, asked)
         return [reply for reply, _ in self._ask(self._now(), operation.name, asked)]
 
-    def _pages(self, operation: Operation, asked: Mapping[str, Any]) -> list[Answer]:
+    def _pages(self, operation: Operation, asked: Mapping[str, Any]) -> list[WorkerAnswer]:
         """Return what each has up to the end of the page: of streams all, since those of several are added."""
         how = operation.together
         need, offset = asked["offset"] + asked["limit"], 0
         whole: dict[int, Json] = {}
-        failed: list[Answer] = []
+        failed: list[WorkerAnswer] = []
         targets = self._now()
         while targets:
             page = {**asked, "offset": offset, "limit": how.page}
@@ -354,7 +354,7 @@ class Operating:
                     more.add(number)
             targets = [item for item in targets if item.number in more]
         incomplete = {reply.worker for reply in failed}
-        return [*failed, *(Answer(number, found) for number, found in whole.items() if number not in incomplete)]
+        return [*failed, *(WorkerAnswer(number, found) for number, found in whole.items() if number not in incomplete)]
 
 
 def _why(error: RpcError) -> str:

@@ -18,7 +18,7 @@ from flowctl.live.cluster.follow import FollowStatistics, Source
 from flowctl.live.cluster.links import Links
 from flowctl.live.cluster.names.claims import NameClaims
 from flowctl.live.cluster.names.desk import NamesDesk, Values
-from flowctl.live.cluster.names.directory import Told
+from flowctl.live.cluster.names.directory import NoticeKind
 from flowctl.live.cluster.names.following import Following
 from flowctl.live.cluster.workers.link import Link
 from flowctl.live.cluster.workers.order import WORKER, WORKERS
@@ -75,7 +75,7 @@ class WorkerStreams:
 
     def told(self, values: Values) -> None:
         """Take a message of the desk. One thread."""
-        if values["tell"] != Told.WHERE.value:
+        if values["tell"] != NoticeKind.WHERE.value:
             self._claims.told(values)
             return
         name, where = values["name"], values["value"]
