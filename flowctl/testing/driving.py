@@ -67,7 +67,6 @@ class MemoryWire:
         self.reset = self.reset or option == socket.SO_LINGER
 
     def getpeername(self) -> tuple[str, int]:
-        """Return `peer`."""
         return self.peer
 
     def getsockopt(self, level: int, option: int, _size: int | None = None) -> int:
@@ -85,7 +84,6 @@ class MemoryWire:
             raise self.broken
 
     def recv_into(self, memory: memoryview) -> int:
-        """Read."""
         self._check()
         count = min(len(memory), len(self.up), self.piece)
         if not count:
@@ -97,7 +95,6 @@ class MemoryWire:
         return count
 
     def recv(self, most: int, _flags: int = 0) -> bytes:
-        """Read."""
         self._check()
         data = bytes(self.up[:most])
         del self.up[:most]
@@ -106,7 +103,6 @@ class MemoryWire:
         return data
 
     def send(self, data: bytes | memoryview) -> int:
-        """Take what there is room for."""
         self._check()
         count = len(data) if self.room is None else min(len(data), max(self.room - len(self.down), 0))
         if not count:
@@ -115,15 +111,12 @@ class MemoryWire:
         return count
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Take what there is room for."""
         return self.send(b"".join(buffers))
 
     def shutdown(self, _how: int) -> None:
-        """End a direction."""
         self._check()
 
     def close(self) -> None:
-        """Note it."""
         self.closed = True
 
 
@@ -162,7 +155,6 @@ class HandGroup(ManualGroup):
         return self._loop
 
     def report(self, where: str, error: BaseException) -> None:
-        """Note it."""
         self.failures.append((where, error))
 
     def _arm(self, when: float) -> None:
@@ -175,7 +167,6 @@ class HandGroup(ManualGroup):
         connection.registration.activate()
 
     def remove_pollable(self, connection: Connection) -> None:
-        """Let it go."""
         connection.detached(cast("PollGroup", self))
         connection.registration.unbind()
 
@@ -191,7 +182,6 @@ class HandGroup(ManualGroup):
         self.ends[wire] = callback
 
     def unwatch_input(self, wire: MemoryWire) -> None:
-        """Call no more."""
         self.inputs.pop(wire, None)
         self.ends.pop(wire, None)
 
@@ -200,7 +190,6 @@ class HandGroup(ManualGroup):
         self.outputs[wire] = callback
 
     def unwatch_output(self, wire: MemoryWire) -> None:
-        """Call no more."""
         self.outputs.pop(wire, None)
 
     def turn(self) -> bool:

@@ -497,7 +497,6 @@ class Fanout:
             self._watch(sender)
 
     def statistics(self) -> FanoutStatistics:
-        """Return a snapshot."""
         meter = self._meter
         return FanoutStatistics(
             members=self._cohort.count,

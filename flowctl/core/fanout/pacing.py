@@ -129,7 +129,6 @@ class RoundMeter:
         self.by_duration = [0] * (len(ROUND_BOUNDS_MS) + 1)
 
     def round(self, took_s: float) -> None:
-        """Count a round of `took_s` seconds."""
         self.rounds += 1
         self.longest_round_s = max(self.longest_round_s, took_s)
         self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
@@ -143,6 +142,5 @@ class RoundMeter:
         self.by_duration[bisect_left(ROUND_BOUNDS_MS, took_s * 1000)] += 1
 
     def turn(self, took_s: float) -> None:
-        """Count a turn of `took_s` seconds."""
         self.turns += 1
         self.longest_turn_s = max(self.longest_turn_s, took_s)

@@ -46,12 +46,10 @@ class Counts:
 
     @property
     def total_messages(self) -> int:
-        """Messages of all classes."""
         return sum(self.messages)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all classes."""
         return sum(self.sizes_bytes)
 
     def of(self, message_class: MessageClass) -> int:
@@ -101,7 +99,6 @@ class Tally(list[int]):
         super().__init__(figures)
 
     def add(self, message_class: MessageClass, size_bytes: int) -> None:
-        """Count one message."""
         self[message_class] += 1
         self[message_class + CLASS_COUNT] += size_bytes
 
@@ -119,7 +116,6 @@ class Tally(list[int]):
         self[:] = map(sub, self, figures)
 
     def frozen(self) -> Counts:
-        """Return the present counts."""
         return Counts.of_figures(self)
 
 

@@ -102,7 +102,6 @@ class Ledger:
         self._unread += 1
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """Return all entries kept, oldest first."""
         return tuple(map(_unpack, self._entries))
 
     def unread(self) -> tuple[LedgerEntry, ...]:

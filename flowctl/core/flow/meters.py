@@ -266,7 +266,6 @@ class PictureMeter:
         self._joined_at, self._forgotten = float("-inf"), False  # of the log; whether pictures of it were not wanted
 
     def note(self, now: float, published: int, lost: int, joined_at: float) -> None:
-        """Note pictures of the followed log."""
         if joined_at != self._joined_at:  # another log
             self._joined_at, self._forgotten = joined_at, False
         if not published:  # it wants none for now, and what it does not want is not lost

@@ -221,7 +221,6 @@ class FlowCore:
 
     @property
     def transitions(self) -> int:
-        """Number of edges so far."""
         return self._sequence
 
     def time_in_states(self, now: float) -> tuple[float, float, float, float]:

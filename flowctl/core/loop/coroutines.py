@@ -51,7 +51,6 @@ class Coroutines:
 
     @property
     def running(self) -> bool:
-        """Whether there is one."""
         return bool(self._tasks)
 
     def cancel(self) -> None:

@@ -130,7 +130,6 @@ class Deadlines:
 
     @property
     def count(self) -> int:
-        """Owners that have a deadline."""
         return len(self._entries)
 
     @property

@@ -319,5 +319,4 @@ class WorkBook:
 
     @property
     def addresses_count(self) -> int:
-        """How many addresses are kept."""
         return len(self._addresses)

@@ -54,7 +54,6 @@ class Pending(Generic[K, V]):
         return iter(self._entries)
 
     def add(self, key: K, value: V, deadline: float | None = None) -> None:
-        """Enter a request."""
         if key in self._entries:
             raise LocalProtocolError(f"{key!r} waits for its outcome already")
         if deadline is None or deadline == inf:

@@ -51,12 +51,10 @@ class Backlog:
 
     @property
     def own_bytes(self) -> int:
-        """Wire bytes in the own queue."""
         return 0 if self._own is None else self._own.size_bytes
 
     @property
     def control_bytes(self) -> int:
-        """Wire bytes in the control lane."""
         return 0 if self.control is None else self.control.size_bytes
 
     @property
@@ -134,7 +132,6 @@ class Backlog:
     # -- dropping
 
     def drop_droppable(self, reason: DropReason) -> None:
-        """Drop all that may be dropped."""
         self._drop(self.own_messages, reason)
 
     def drop_oldest(self, room: Room, reason: DropReason) -> None:

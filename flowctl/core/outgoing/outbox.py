@@ -194,7 +194,6 @@ class Outbox:
         return Load(load.size_bytes - len(inflight.rest), load.messages, load.age_ms)
 
     def load(self, now: float, overhead_bytes: int, *, log: bool = True, given: bool = True) -> Load:
-        """Return what is queued."""
         backlog, cursor, inflight = self.backlog, self.cursor, self._inflight
         messages = len(backlog)
         size, oldest = (backlog.size_bytes, backlog.oldest_at) if messages else (0, None)

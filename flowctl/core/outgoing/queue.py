@@ -43,7 +43,6 @@ class MessageQueue(Generic[_Item]):
         return self._items[0][2]
 
     def push(self, item: _Item) -> None:
-        """Append one message."""
         if len(self._items) == _LONG:
             self._items = deque(self._items)
         self._items.append(item)

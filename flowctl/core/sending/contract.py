@@ -127,7 +127,6 @@ class NoHost:
         self._ended_at = ended_at
 
     def now(self) -> float:
-        """Return when the Sender ended."""
         return self._ended_at
 
     def in_thread(self) -> bool:
@@ -139,11 +138,9 @@ class NoHost:
         return 0
 
     def strained(self) -> bool:
-        """Return False: there is no thread."""
         return False
 
     def handler_failed(self, where: str, error: BaseException) -> None:
-        """Log it."""
         log_error(where, as_exception(error))
 
     def _nothing(self, *args: object) -> None:

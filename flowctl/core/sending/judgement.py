@@ -71,7 +71,6 @@ class Judgement:
     # -- what is queued, and since when
 
     def load(self, now: float) -> Load:
-        """Return all that is queued."""
         return self.outbox.load(now, self.core.limits.overhead_bytes)
 
     def counted(self, now: float, limits: Limits | None = None, *, refused: bool | None = None) -> Load:

@@ -145,7 +145,6 @@ class SlowPeer:
     def timing(
         self, now: float, rate: float, held_bytes: int, log: StreamLog, limits: Limits, patience: Sequence[float]
     ) -> Timing:
-        """Return what lateness goes by."""
         target = target_s(limits.target_delay_ms, log.gop_duration_s)
         most_s = most_wait_s(limits, log.rates.bytes_per_s, log.rates.messages_per_s)
         return Timing(
@@ -171,7 +170,6 @@ class SlowPeer:
         return self._allowed_bytes <= 0
 
     def kernel_asked(self) -> None:
-        """The kernel takes more again."""
         self._allowed_bytes = self.ahead_bytes
 
     def note_late(self, now: float, late: int) -> LedgerEntry | None:

@@ -79,7 +79,6 @@ class Nodes:
             self._counts[address_key(address)] += 1
 
     def leave(self, address: str) -> None:
-        """One of them has gone."""
         with self._lock:
             self._counts[address_key(address)] -= 1
             self._counts = +self._counts
@@ -113,7 +112,6 @@ class _Address:
     connections: int = 0
 
     def attempt(self, now: float) -> None:
-        """Count an attempt to connect."""
         if now - self.second >= 1.0:
             self.second = now
             self.in_second = 0
@@ -154,7 +152,6 @@ class Admission:
 
     @property
     def connections(self) -> int:
-        """Connections now."""
         with self._lock:
             return self._connections
 
@@ -165,7 +162,6 @@ class Admission:
             return dict(self._refused)
 
     def enter(self, address: str, now: float, cost: float = 1.0) -> None:
-        """Count a new connection of `address`."""
         ban = self.ban_of(address)
         if ban is not None and ban.action is BanAction.BAN:  # first of all: who is banned takes no place of our memory
             with self._lock:

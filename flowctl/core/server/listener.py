@@ -86,7 +86,6 @@ class Listener:
         self.close()
 
     def close(self) -> None:
-        """Close the socket; idempotent."""
         self.sock.close()
 
     def _accept(self, group: PollGroup) -> None:

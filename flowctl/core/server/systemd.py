@@ -90,7 +90,6 @@ class Notifier:
         self._tell("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The service begins to end."""
         self._tell("STOPPING=1")
 
 
