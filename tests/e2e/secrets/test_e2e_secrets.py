@@ -204,7 +204,7 @@ def test_secrets_when_sent_through_every_door_leave_by_none(tmp_path, monkeypatc
     hook = f"http://me:{mark('password of a hook')}@127.0.0.1:9/hook?token={mark('query of a hook')}"
     config = tmp_path / "flowctl.toml"
     config.write_text(
-        f"on_publish = ['{hook}']\non_close = ['{hook}']\nhook_failure = 'allow'\nhttp = '{http_address}'\n"
+        f"on_publish = ['{hook}']\non_end = ['{hook}']\nhook_failure = 'allow'\nhttp = '{http_address}'\n"
         f"admin = '{admin_address}'\nevents = '{tmp_path / 'events'}'\nevents_streams = 'plain'\nflights = '100%'\n"
     )
     with served("live", "--config", str(config), "--log-json") as server:
