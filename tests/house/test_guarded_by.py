@@ -61,7 +61,6 @@ UNLOCKED: dict[tuple[str, str], str] = {
 
 FOREIGN = re.compile(r"#.*\bguarded by the (\w+)'s lock\b")
 UNLOCKED_FOREIGN: dict[tuple[str, str], str] = {
-    ("Hub.snapshot", "standby"): "one length, for statistics",
     ("Playing.stream_ended", "ended"): "asks again, on the viewer's thread, whether a job from the hub is outdated",
     ("Playing.stream_published", "ended"): "asks again, on the viewer's thread, whether a job is outdated",
     ("Playing.pause", "ended"): "as in Playing.begin",
