@@ -82,7 +82,6 @@ print(rss() - before, span_bytes(log.tail.offset - keep.offset, log.tail.sequenc
 
 
 def test_held_when_compared_with_resident_memory_is_that():
-    """A process that holds 60 MB of a log by one place has grown by what is computed, within an eighth."""
     done = subprocess.run([sys.executable, "-c", RSS], capture_output=True, text=True, check=True, timeout=60)
     grown, computed = map(int, done.stdout.split())
     assert computed > 50_000_000
@@ -134,7 +133,6 @@ def test_victims_when_counted_by_address_are_the_one_with_many_connections():
 
 
 def test_victims_when_all_stand_in_the_cache_are_none():
-    """Viewers inside the GOP cache hold nothing, so nobody gives way for it."""
     assert choose({"a": 1000}, [viewer(1, 900), viewer(2, 1000)], 5000) == []
 
 
@@ -142,7 +140,6 @@ def test_victims_when_all_stand_in_the_cache_are_none():
 
 
 def test_budget_when_exceeded_thins_then_closes_until_the_low_mark():
-    """Above the limit a viewer is thinned, the second time closed; between the marks the episode goes on."""
     budget = MemoryBudget(1000, low_bytes=600)
     assert budget.judge({"a": 0}, [viewer(1, 1000)], 0.0) == []
     (victim,) = budget.judge({"a": 0}, [viewer(1, 1001)], 1.0)
@@ -165,7 +162,6 @@ def test_budget_when_back_at_the_low_mark_begins_anew():
 
 
 def test_budget_when_off_counts_and_never_acts():
-    """Without a limit what is held is counted and nobody gives way."""
     budget = MemoryBudget(0)
     assert budget.judge({"a": 5}, [viewer(1, 1 << 40)], 0.0) == []
     assert budget.statistics().held.total_bytes == 1 << 40
@@ -198,5 +194,4 @@ def test_caches_when_they_take_more_than_half_give_way_largest_first_and_only_ab
 
 
 def test_caches_when_there_is_no_limit_stay():
-    """Without a budget nobody gives way."""
     assert MemoryBudget(0).caches_to_empty({"a": 10**12}, {"a": 10**12}, []) == []

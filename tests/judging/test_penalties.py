@@ -137,14 +137,12 @@ def test_addresses_when_there_are_more_than_are_remembered_forget_the_least_guil
     ],
 )
 def test_networks_when_addresses_are_written_in_any_way_are_those_of_ban_lists(address, expected):
-    """IPv4 in IPv6 is IPv4; what is no address is not counted."""
     assert networks_of(address) == expected
     assert (Penalties(FEW).charge(address, Offence.REFUSED, 99, 0.0) == []) == (expected is None)
 
 
 @pytest.mark.parametrize(("count", "period_s"), [(-1, 1), (float("nan"), 1), (1, 0), (1, float("inf")), (2e9, 1)])
 def test_allowance_when_it_is_out_of_range_is_refused(count, period_s):
-    """A bucket that never empties, or that is none, is an error of the configuration."""
     with pytest.raises(ConfigError, match="an allowance is"):
         Allowance(count, period_s)
 

@@ -59,6 +59,5 @@ def test_counts_when_seen_one_after_the_other_are_told_where_they_say_something(
 
 @pytest.mark.parametrize("values", [{"interval_s": -1}, {"change": 0}, {"change": 1.1}, {"settle_s": float("nan")}])
 def test_settings_when_out_of_range_are_refused(values):
-    """An error names the field."""
     with pytest.raises(ConfigError, match=next(iter(values))):
         ShareSettings(**values)

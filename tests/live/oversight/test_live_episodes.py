@@ -128,7 +128,6 @@ def test_drops_when_without_an_edge_are_no_trouble(lines, reason):
 
 
 def test_drops_when_the_viewer_left_the_stream_itself_are_not_its_slowness(lines):
-    """What was queued when it left is no loss."""
     script = Script()
     script.edge(SendState.OVERLOADED, 1.0)
     script.drop(5, 1.1, DropReason.UNFOLLOWED)
@@ -217,7 +216,6 @@ def test_episode_when_pictures_are_late_says_so_and_ends_with_what_the_viewer_go
 
 
 def test_log_when_refused_names_the_limit(lines):
-    """Refusals of publishers and players name limit, value and maximum."""
     world = World(config(publishers_per_address=1))
     world.publisher("live/1")
     world.connect().publish("live/2")
@@ -240,7 +238,6 @@ def test_log_when_a_limit_ends_a_connection_names_it(lines):
 
 
 def test_log_when_a_peer_leaves_names_no_limit(lines):
-    """A connection that ended without a limit has no such field."""
     world = World()
     world.player().leave()
     (line,) = named(lines, "connection closed")

@@ -133,7 +133,6 @@ def test_budget_when_thinning_is_not_enough_closes_with_its_own_reason():
 
 
 def test_held_bytes_when_two_streams_are_lagged_behind_are_told_by_stream():
-    """What each stream holds is in its own figures, and the sum in those of the server."""
     world = World()
     one, two = world.publisher("live/one"), world.publisher("live/two")
     slow(world.player("live/one"))
@@ -228,7 +227,6 @@ def test_budget_when_a_viewer_is_closed_after_a_flush_counts_what_it_still_holds
 
 
 def test_look_when_it_fails_is_reported_and_the_next_one_comes():
-    """The timer goes on after a look that raised."""
     reports, timers = [], []
 
     def streams():

@@ -16,19 +16,16 @@ def test_sampler_when_it_keeps_within_its_share_is_within_the_target():
 
 
 def test_cpu_share_when_kept_lets_rounds_come_as_they_are_due():
-    """Who uses less than the share never rests."""
     cpu_share = CpuShare(share=0.03, least=0.002, credit_s=20.0)
     assert [cpu_share.rest_s(0.005, 0.2, 1.0) for _ in range(10)] == [0.0] * 10
 
 
 def test_cpu_share_when_overdrawn_rests_until_it_is_earned():
-    """50 ms where 6 ms a second are allowed: eight and a third seconds, the one that has passed included."""
     cpu_share = CpuShare(share=0.03, least=0.002, credit_s=20.0)
     assert cpu_share.rest_s(0.05, 0.2, 1.0) == pytest.approx((0.05 - 0.006) / 0.006)
 
 
 def test_cpu_share_when_the_process_is_idle_is_the_least():
-    """A server with a viewer uses nothing to take a share of: two thousandths of a core are allowed in any case."""
     cpu_share = CpuShare(share=0.03, least=0.002, credit_s=20.0)
     assert cpu_share.rest_s(0.0015, 0.003, 1.0) == 0.0
 

@@ -73,7 +73,6 @@ def test_subscriber_when_of_all_streams_is_told_of_each_on_its_own(world):
 
 
 def test_subscriber_when_it_raises_is_reported_and_others_are_told(world):
-    """One subscriber's exception is contained."""
     reports, calls = [], []
 
     def broken(shares):
@@ -89,7 +88,6 @@ def test_subscriber_when_it_raises_is_reported_and_others_are_told(world):
 
 
 def test_publisher_when_it_asks_is_told_and_others_are_not(world):
-    """With ``viewer_states`` in its address a publisher gets data messages; without, it gets none."""
     asking = world.publisher("live/room?viewer_states=2")
     silent = world.publisher("live/other")
     viewer = world.player()
@@ -108,7 +106,6 @@ def test_publisher_when_it_asks_is_told_and_others_are_not(world):
 
 
 def test_publisher_when_it_has_gone_is_not_told_any_more(world):
-    """The end of a publication ends its subscription."""
     publisher = world.publisher("live/room?viewer_states=2")
     assert world.hub.oversight.signals.wanted
     publisher.leave()
