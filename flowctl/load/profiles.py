@@ -366,13 +366,18 @@ def _apportion(shares: Mapping[str, float], viewers: int) -> dict[str, int]:
 # -- parameters
 
 
+def pattern_of(grammar: str) -> str:
+    """Return the regular expression of parameters such as ``RATE[/DURATION]``, with a group for each name."""
+    piece = "[^-/]*" if "-" in grammar else ".*" if grammar == "FILE" else "[^/]*"
+    optional = grammar.replace("[", "(?:").replace("]", ")?")
+    return re.sub(r"[A-Z]+", lambda name: f"(?P<{name[0]}>{piece})", optional)
+
+
 def _values(profile: Profile, text: str, whole: str) -> dict[str, Any]:
     """Return the parameters in `text` by their names: bits per second, seconds, bytes, or a trace."""
     if not text:
         return {}
-    grammar = profile.parameters.replace("[", "(?:").replace("]", ")?")
-    piece = "[^-/]*" if "-" in grammar else ".*" if grammar == "FILE" else "[^/]*"
-    match = re.fullmatch(re.sub(r"[A-Z]+", lambda name: f"(?P<{name[0]}>{piece})", grammar), text, re.DOTALL)
+    match = re.fullmatch(pattern_of(profile.parameters), text, re.DOTALL)
     if match is None:
         raise ConfigError(
             f"profile {whole!r}: {profile.name} has {profile.parameters}", hint=f"for example {profile.example}"
