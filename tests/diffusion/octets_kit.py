@@ -133,6 +133,12 @@ class RawPeer:
         assert not self.heard, text(self.heard)
 
 
+async def converse(peer, script):
+    """Play a conversation: of each line, octets behind > are said to our side, those behind < are heard from it."""
+    for line in filter(None, map(str.strip, script.splitlines())):
+        await (peer.says if line[0] == ">" else peer.hears)(line[1:].replace("|", " "))
+
+
 class DelayedStream:
     """A stream over a link that takes its time, in virtual time."""
 

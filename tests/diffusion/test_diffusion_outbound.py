@@ -115,7 +115,6 @@ async def test_server_when_the_window_is_exactly_full_serves():
     served = Served(b"a", b"b", b"c", most=3)
     await served.peer.says("81 00  84 01 F5 00 01  84 01 F4 00 02")
     await served.peer.hears(f"82 02 9F {ID_A} FF 82 02 9F {ID_B} {ID_C} FF")
-    served.task.cancel()
 
 
 @virtual
@@ -126,7 +125,6 @@ async def test_server_when_objects_are_asked_for_in_any_order_sends_them_in_its_
     await served.peer.hears(f"82 02 9F {ID_A} {ID_B} {ID_C} FF")
     await served.peer.says("82 03 9F 41 63 41 61 41 62 FF")
     await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} {OBJECT_C} FF")
-    served.task.cancel()
 
 
 @virtual
@@ -155,7 +153,6 @@ async def test_blocking_request_when_there_is_nothing_waits_for_the_first_new_ob
     await served.peer.hears_nothing()
     served.add(b"b", b"c")
     await served.peer.hears(f"82 02 9F {ID_B} {ID_C} FF")
-    served.task.cancel()
 
 
 @virtual
@@ -171,7 +168,6 @@ async def test_blocking_request_when_the_new_object_is_evicted_at_once_waits_aga
     await served.peer.hears_nothing()
     served.add(b"a")
     await served.peer.hears(f"82 02 9F {ID_A} FF")
-    served.task.cancel()
 
 
 @virtual
@@ -228,7 +224,6 @@ async def test_announced_object_when_evicted_meanwhile_is_sent_all_the_same():
     assert pool.get(b"a") is None
     await served.peer.says("82 03 9F 41 61 FF")
     await served.peer.hears(f"82 04 9F {OBJECT_A} FF")
-    served.task.cancel()
 
 
 @virtual
@@ -242,7 +237,6 @@ async def test_server_when_much_is_announced_and_not_fetched_keeps_a_bounded_par
     await served.peer.hears("82 02 9F FF")
     await served.peer.says("82 03 9F 41 61 FF  84 01 F4 00 01")
     await served.peer.hears(f"82 04 9F {OBJECT_A} FF  82 02 9F {ID_C} FF")
-    served.task.cancel()
 
 
 @virtual
@@ -258,7 +252,6 @@ async def test_server_when_more_is_asked_for_than_a_reply_holds_names_the_limit(
     await second.peer.says("81 00  84 01 F5 00 03 82 03 9F 41 61 41 62 41 63 FF")
     with pytest.raises(RequestedTooManyBytesError, match="the limit is 2500000"):
         await second.ends()
-    served.task.cancel()
 
 
 @virtual
@@ -271,7 +264,6 @@ async def test_client_that_pipelines_without_reading_is_slowed_down():
     assert not flood.done()
     assert served.outbound._inbox.decoder.buffered_bytes <= outbound_module.MOST_INPUT_BYTES + 65_536
     flood.cancel()
-    served.task.cancel()
 
 
 @pytest.mark.parametrize("keeps_asking", [False, True])
@@ -304,7 +296,6 @@ async def test_peer_when_it_asks_in_time_for_what_is_gone_gets_it():
     await served.peer.hears(f"82 04 9F {OBJECT_A} {OBJECT_B} FF")
     await asyncio.sleep(2 * outbound_module.KEPT_FOR_S)
     assert not served.task.done()
-    served.task.cancel()
 
 
 @virtual
@@ -364,7 +355,6 @@ async def test_client_when_it_subscribes_is_told_of_that_and_of_what_was_passed(
     assert (served.outbound._topics, list(served.outbound._patterns)) == ({"b"}, ["[a]"])
     await peer.says("82 03 9F 42 61 32 42 62 31 FF")
     await peer.hears("82 04 9F 44 62 31 2F 00 44 61 32 2F 00 FF")  # in the order of announcement (OD-22)
-    served.task.cancel()
 
 
 @virtual
@@ -374,7 +364,6 @@ async def test_topic_when_its_name_has_wild_letters_is_no_pattern():
     await served.peer.says("81 00  83 06 F5 48 78 5B 2A 5D 5B 3F 5D 62  84 01 F5 00 09")
     await served.peer.hears_nothing()
     assert (served.outbound._topics, served.outbound._patterns) == ({"x*?b"}, {})
-    served.task.cancel()
 
 
 @pytest.mark.parametrize("pattern", [False, True])
@@ -409,7 +398,6 @@ async def test_clients_when_they_change_what_they_want_go_through_the_pool_one_b
     await served.peer.hears_nothing()
     turn.release()
     await served.peer.hears(f"82 02 9F {name_of('b1')} FF")
-    served.task.cancel()
 
 
 @pytest.mark.parametrize("word", ["83 06 F4 41 61", "82 07 41 61"], ids=["unsubscribe", "prove"])
@@ -432,7 +420,6 @@ async def test_server_when_there_are_ever_new_topics_forgets_the_old_ones(monkey
     await served.peer.says("81 00  84 01 F5 00 09")
     await served.peer.hears("82 02 9F" + "".join(f" {name_of(f'{name}1')}" for name in "abcde") + " FF")
     assert (len(served.outbound._told), len(served.outbound._wanted)) == (1, 1)
-    served.task.cancel()
 
 
 class Doorman:
