@@ -12,7 +12,8 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 from flowctl.core.text.printable import short
 from flowctl.errors import BrokenError, ClosedError
@@ -33,39 +34,18 @@ HOLD_S: Final = 60.0
 """How long a coroutine may keep a channel without using it: longer than anything it should do in between."""
 
 
-class Desk(Protocol):
-    """What the scheduler does for coroutines."""
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the scheduler does for coroutines; the last three with channels that are kept beyond an offer."""
 
-    def schedule(self, sender: WaitingSender, priority: int = 0) -> bool:
-        """Let `sender` wait."""
-
-    def withdraw(self, what: WaitingSender | int) -> bool:
-        """Take back a sender or a request."""
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> int:
-        """Call `callback` after `delay_s`."""
-
-    def cancel_call(self, key: int) -> bool:
-        """Forget it."""
-
-    def now(self) -> float:
-        """Return the time in seconds."""
-
-    def hold(self, offer: Offer, channel: Channel, timeout: float) -> SentMessage | None:
-        """Close `channel` without a message."""
-
-    def use(
-        self,
-        held: SentMessage,
-        message: Any,
-        receiver: ResponseReceiver | None,
-        timeout: float,
-        response_type: ResponseType,
-    ) -> int | None:
-        """Send on a channel that is held."""
-
-    def free(self, held: SentMessage) -> None:
-        """Open a channel that is held."""
+    schedule: Callable[..., bool]
+    withdraw: Callable[[WaitingSender | int], bool]
+    call_later: Callable[[float, Callable[[], None]], int]
+    cancel_call: Callable[[int], bool]
+    now: Callable[[], float]
+    hold: Callable[[Offer, Channel, float], SentMessage | None]
+    use: Callable[[SentMessage, Any, ResponseReceiver | None, float, ResponseType], int | None]
+    free: Callable[[SentMessage], None]
 
 
 class _Outcome:

@@ -11,7 +11,8 @@ and both say for how long at most.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from flowctl.errors import ConfigError
@@ -112,28 +113,21 @@ class QueuedSender:
         self.successor: QueuedSender | None = None  # it was scheduled again while it had an offer before it
 
 
-class Hands(Protocol):
-    """What offers do, done by their scheduler, under its lock."""
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What offers do, done by their scheduler, under its lock.
 
-    def post(
-        self,
-        offer: Offer,
-        channel: Channel,
-        message: Any,
-        receiver: ResponseReceiver | None,
-        timeout: float,
-        response_type: ResponseType,
-    ) -> int | None:
-        """Send a message, a notification if there is no receiver; returns its key, None if it was not sent."""
+    Attributes:
+        post: sends a message, a notification if there is no receiver; returns its key, None if it was not sent.
+        pull: returns the next open peer, None if there is none.
+        choose: returns the peer of that id if the offer can send to it.
+        leave: takes the sender out; whether it was in the queue.
+    """
 
-    def pull(self, offer: Offer) -> PeerChannels | None:
-        """Return the next open peer, None if there is none."""
-
-    def choose(self, offer: Offer, peer_id: PeerId) -> PeerChannels | None:
-        """Return the peer `peer_id` if the offer can send to it."""
-
-    def leave(self, offer: Offer) -> bool:
-        """Take the sender out; whether it was in the queue."""
+    post: Callable[[Offer, Channel, Any, ResponseReceiver | None, float, ResponseType], int | None]
+    pull: Callable[[Offer], PeerChannels | None]
+    choose: Callable[[Offer, PeerId], PeerChannels | None]
+    leave: Callable[[Offer], bool]
 
 
 class Channel:

@@ -33,13 +33,14 @@ from flowctl.core.loop.locks import OwnedLock
 from flowctl.core.outcomes.outcome import Outcome
 from flowctl.core.text.printable import short
 from flowctl.errors import ClosedError
-from flowctl.nodes.scheduler.awaited import AwaitedRequest, ChannelWait, HeldChannel
+from flowctl.nodes.scheduler.awaited import AwaitedRequest, ChannelWait, Desk, HeldChannel
 from flowctl.nodes.scheduler.core import Call, Core, Job, PolicyFault, ResponseFault, SentMessage, Step
 from flowctl.nodes.scheduler.driver import Driver
 from flowctl.nodes.scheduler.offer import (
     MAX_TIMEOUT_S,
     Channel,
     ConnectedPeer,
+    Hands,
     Offer,
     PeerId,
     QueuedSender,
@@ -57,16 +58,6 @@ _log: Final = logging.getLogger("flowctl.scheduler")
 WARNINGS_PER_PERIOD: Final = 10
 WARNING_PERIOD_S: Final = 10.0
 """Peers cause these lines; what is beyond is counted in `statistics`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Hands:
-    """`Hands`, made of the methods of one scheduler."""
-
-    post: Callable[[Offer, Channel, Any, ResponseReceiver | None, float, ResponseType], int | None]
-    pull: Callable[[Offer], PeerChannels | None]
-    choose: Callable[[Offer, PeerId], PeerChannels | None]
-    leave: Callable[[Offer], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +89,6 @@ class SchedulerStatistics:
     wrong_type: int  #: responses of a type that was not asked for
     ejections: int
     errors: int  #: exceptions of callbacks, contained
-
-
-@dataclass(frozen=True, slots=True)
-class _Desk:
-    """`Desk`, made of the methods of one scheduler."""
-
-    schedule: Callable[..., bool]
-    withdraw: Callable[[WaitingSender | int], bool]
-    call_later: Callable[[float, Callable[[], None]], int]
-    cancel_call: Callable[[int], bool]
-    now: Callable[[], float]
-    hold: Callable[[Offer, Channel, float], SentMessage | None]
-    use: Callable[[SentMessage, Any, ResponseReceiver | None, float, ResponseType], int | None]
-    free: Callable[[SentMessage], None]
 
 
 class MessageScheduler:
@@ -159,7 +136,7 @@ class MessageScheduler:
         self._lock: Final = OwnedLock()  # a leaf: policies are asked under it, nothing else is called
         policy = SchedulerPolicy() if policy is None else policy
         self._useful: Final = policy.useful
-        hands = _Hands(self._post, self._pull, self._choose, self._leave)
+        hands = Hands(self._post, self._pull, self._choose, self._leave)
         self._core: Final = Core(  # guarded by _lock
             policy, SystemRandom() if rng is None else rng, hands
         )
@@ -174,8 +151,8 @@ class MessageScheduler:
         self._warning_count = 0  # in that period  # guarded by _lock
 
     @property
-    def _desk(self) -> _Desk:
-        return _Desk(
+    def _desk(self) -> Desk:
+        return Desk(
             self.schedule,
             self.withdraw,
             self.call_later,
