@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -26,22 +27,15 @@ class HandlerKind(enum.Enum):
     STREAM = "stream"  #: an asynchronous generator, on the node's loop
 
 
+@dataclass(slots=True, eq=False)
 class Category:
-    """A category of commands.
+    """A category of commands."""
 
-    Attributes:
-        running_count: handlers of it that wait on the loop.
-        running_bytes: octets of the messages that those were given.
-    """
-
-    __slots__ = ("access", "lane", "name", "running_bytes", "running_count")
-
-    def __init__(self, name: str, access: Access, lane: CategoryLane) -> None:
-        self.name: Final = name
-        self.access: Final = access
-        self.lane: Final = lane
-        self.running_count = 0
-        self.running_bytes = 0
+    name: str
+    access: Access
+    lane: CategoryLane
+    running_count: int = 0  #: handlers of it that wait on the loop
+    running_bytes: int = 0  #: octets of the messages that those were given
 
 
 class RpcCommand:

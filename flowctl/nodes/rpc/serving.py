@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
 from math import inf
@@ -58,16 +59,14 @@ _RESERVED_CODES: Final = frozenset(
 """Codes that say something of the node, and which a handler that fails cannot claim."""
 
 
+@dataclass(slots=True, eq=False)
 class Running:
     """A request that runs or waits, and can be cancelled."""
 
-    __slots__ = ("credit", "message", "more", "task")
-
-    def __init__(self, message: RpcMessage, credit: int = 0) -> None:
-        self.message: Final = message
-        self.task: asyncio.Task[None] | None = None  #: of a coroutine that waits
-        self.credit = credit  #: items of a stream that may go out
-        self.more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
+    message: RpcMessage
+    credit: int = 0  #: items of a stream that may go out
+    task: asyncio.Task[None] | None = None  #: of a coroutine that waits
+    more: asyncio.Future[None] | None = None  #: what a stream waits for that has no credit
 
     def cancel(self) -> None:
         """End it: nobody wants its outcome."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 from random import Random
@@ -60,29 +60,20 @@ class ResponseFault(enum.Enum):
     WRONG_TYPE = "is of another type than was asked for"
 
 
+@dataclass(slots=True, eq=False)
 class SentMessage:
     """A message that keeps a channel closed: a request, or, without receiver, a notification or a withdrawn request."""
 
-    __slots__ = ("code", "ended_at", "key", "outcome", "peer", "receiver", "response", "response_type", "sent_at")
-
-    def __init__(
-        self,
-        key: int,
-        peer: PeerChannels,
-        receiver: ResponseReceiver | None,
-        response_type: ResponseType,
-        sent_at: float,
-    ) -> None:
-        self.key: Final = key  # the request id; of notifications a negative number, which no peer can answer
-        self.peer: Final = peer
-        self.receiver = receiver  # None: nobody is told
-        self.response_type: Final = response_type
-        self.sent_at: Final = sent_at
-        # Set when it is claimed:
-        self.ended_at = sent_at
-        self.code: FailureCode | None = None
-        self.outcome = Outcome.RESPONSE
-        self.response: Any = None
+    key: int  # the request id; of notifications a negative number, which no peer can answer
+    peer: PeerChannels
+    receiver: ResponseReceiver | None  # None: nobody is told
+    response_type: ResponseType
+    sent_at: float
+    # Set when it is claimed:
+    ended_at: float = 0.0
+    code: FailureCode | None = None
+    outcome: Outcome = Outcome.RESPONSE
+    response: Any = None
 
 
 class PolicyFault:
@@ -188,15 +179,13 @@ def _is_before(entry: QueuedSender, other: QueuedSender) -> bool:
     return entry.place < other.place or (entry.place == other.place and entry.number < other.number)
 
 
+@dataclass(slots=True, eq=False)
 class Walk:
     """A walk over those that wait: who is asked next, about what, and who has declined."""
 
-    __slots__ = ("asked", "fresh", "lines")
-
-    def __init__(self, lines: tuple[SenderLine, ...], fresh: tuple[PeerChannels, ...] | None) -> None:
-        self.lines = lines
-        self.fresh: Final = fresh  # peers with channels that nobody has seen, by id; None: all that is open is new
-        self.asked: Final[list[QueuedSender]] = []  # they have declined, and stand in no line
+    lines: tuple[SenderLine, ...]
+    fresh: tuple[PeerChannels, ...] | None  # peers with channels that nobody has seen, by id; None: all that is open
+    asked: list[QueuedSender] = field(default_factory=list)  # they have declined, and stand in no line
 
 
 @dataclass(slots=True)

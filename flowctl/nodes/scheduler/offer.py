@@ -97,20 +97,18 @@ class ResponseReceiver(Protocol):
         """Learn that no response to `request_id` comes, and why."""
 
 
+@dataclass(slots=True, eq=False)
 class QueuedSender:
     """A sender in the queue; it belongs to the core."""
 
-    __slots__ = ("done", "lines", "number", "offer", "peers", "place", "sender", "successor")
-
-    def __init__(self, sender: WaitingSender, number: int, place: float, peers: frozenset[PeerId] | None) -> None:
-        self.sender: Final = sender
-        self.peers: Final = peers  # the only ones that it wants; None: any
-        self.number: Final = number  # how many were scheduled before it
-        self.place: Final = place
-        self.done = False
-        self.lines: tuple[Any, ...] = ()  # those that it stands in
-        self.offer: Offer | None = None  # the one that it has before it
-        self.successor: QueuedSender | None = None  # it was scheduled again while it had an offer before it
+    sender: WaitingSender
+    number: int  # how many were scheduled before it
+    place: float
+    peers: frozenset[PeerId] | None  # the only ones that it wants; None: any
+    done: bool = False
+    lines: tuple[Any, ...] = ()  # those that it stands in
+    offer: Offer | None = None  # the one that it has before it
+    successor: QueuedSender | None = None  # it was scheduled again while it had an offer before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,51 +27,25 @@ MAX_PRIORITY: Final = 1_000
 """Either way. Enough to pass 64,000 that wait; without a bound, the guarantee would have none."""
 
 
+@dataclass(slots=True, eq=False)
 class PeerChannels:
-    """One connected peer, as the scheduler and its policies see it; only the scheduler changes it.
+    """One connected peer, as the scheduler and its policies see it; only the scheduler changes it."""
 
-    Attributes:
-        reference: calls to the peer's object, or to None once that is gone.
-        channel_count: its channels, open and closed. After it was lowered more than these may be closed.
-        open_count: messages that may be sent to it now; 0 while it is ejected.
-        pending: keys of what it has been sent and has not finished, oldest first: each is one closed channel.
-        probation: whether it was until lately: it has one channel until it has answered.
-        gone: whether it was disconnected, or its object is no more.
-        choice_state: for the `PeerChoice`, which may keep here what it knows of the peer.
-    """
-
-    __slots__ = (
-        "channel_count",
-        "choice_state",
-        "ejected",
-        "ejection_state",
-        "gone",
-        "limits_state",
-        "number",
-        "open_count",
-        "peer_id",
-        "pending",
-        "pooled",
-        "probation",
-        "reference",
-        "reserved",
-    )
-
-    def __init__(self, peer_id: Any, reference: ref[Any], number: int, channel_count: int) -> None:
-        self.peer_id: Final = peer_id
-        self.reference: Final = reference
-        self.number: Final = number
-        self.channel_count = channel_count
-        self.open_count = 0
-        self.pending: Final[dict[int, None]] = {}
-        self.pooled = False  # the Choice has it, or the running offer does
-        self.ejected = False
-        self.reserved = False  # those that wait are being asked about it: others see it after them
-        self.probation = False
-        self.gone = False
-        self.choice_state: Any = None
-        self.limits_state: Any = None
-        self.ejection_state: Any = None
+    peer_id: Any
+    reference: ref[Any]  #: calls to the peer's object, or to None once that is gone
+    number: int
+    channel_count: int  #: its channels, open and closed. After it was lowered more than these may be closed
+    open_count: int = 0  #: messages that may be sent to it now; 0 while it is ejected
+    #: Keys of what it has been sent and has not finished, oldest first: each is one closed channel.
+    pending: dict[int, None] = field(default_factory=dict)
+    pooled: bool = False  # the Choice has it, or the running offer does
+    ejected: bool = False
+    reserved: bool = False  # those that wait are being asked about it: others see it after them
+    probation: bool = False  #: whether it was ejected until lately: it has one channel until it has answered
+    gone: bool = False  #: whether it was disconnected, or its object is no more
+    choice_state: Any = None  #: for the `PeerChoice`, which may keep here what it knows of the peer
+    limits_state: Any = None
+    ejection_state: Any = None
 
     @property
     def closed_count(self) -> int:

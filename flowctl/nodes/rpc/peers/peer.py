@@ -66,24 +66,15 @@ class ConnectionID:
         return hash(self.pubkey) if self.service_node else hash((self.id, self.route))
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A request of ours that waits for its outcome."""
 
-    __slots__ = ("command", "item", "peer", "settle", "tag")
-
-    def __init__(
-        self,
-        tag: bytes,
-        command: bytes,
-        settle: Callable[[bool, list[bytes]], object],
-        item: Callable[[list[bytes]], bool] | None = None,
-    ) -> None:
-        self.tag: Final = tag
-        self.command: Final = command
-        self.settle: Final = settle
-        self.item: Final = item
-        #: Who was asked: what follows goes there. None: not sent yet.
-        self.peer: RpcPeer | None = None
+    tag: bytes
+    command: bytes
+    settle: Callable[[bool, list[bytes]], object]
+    item: Callable[[list[bytes]], bool] | None = None
+    peer: RpcPeer | None = None  #: who was asked: what follows goes there. None: not sent yet
 
 
 class PendingCalls:

@@ -55,13 +55,11 @@ class Reached(Protocol):
 P = TypeVar("P", bound=Reached)
 
 
+@dataclass(slots=True, eq=False)
 class _Kept(Generic[P]):
-    __slots__ = ("active_at", "keep_alive_s", "peer")
-
-    def __init__(self, peer: P, keep_alive_s: float, now: float) -> None:
-        self.peer: Final = peer
-        self.keep_alive_s = keep_alive_s
-        self.active_at = now
+    peer: P
+    keep_alive_s: float
+    active_at: float
 
 
 class OutgoingConnections(Generic[P]):

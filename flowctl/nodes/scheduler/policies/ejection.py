@@ -62,31 +62,19 @@ class EjectionSettings:
             raise ConfigError(f"most_share is {self.most_share}, it must be 0 to 1")
 
 
+@dataclass(slots=True, eq=False)
 class _PeerHistory:
     """What is known of one peer."""
 
-    __slots__ = (
-        "away",
-        "away_s",
-        "failures_in_row",
-        "good_in_window",
-        "outcomes",
-        "proving",
-        "since",
-        "times",
-        "until",
-    )
-
-    def __init__(self, now: float) -> None:
-        self.away = False
-        self.proving = False  # has returned, and not answered well since
-        self.failures_in_row = 0
-        self.since = now  # beginning of the window
-        self.outcomes = 0  # in the window
-        self.good_in_window = 0
-        self.times = 0  # ejections in a row
-        self.away_s = 0.0  # the last ejection lasted so long
-        self.until = 0.0  # it begins anew when it was good until then
+    since: float  # beginning of the window
+    away: bool = False
+    proving: bool = False  # has returned, and not answered well since
+    failures_in_row: int = 0
+    outcomes: int = 0  # in the window
+    good_in_window: int = 0
+    times: int = 0  # ejections in a row
+    away_s: float = 0.0  # the last ejection lasted so long
+    until: float = 0.0  # it begins anew when it was good until then
 
 
 class OutlierEjection:
