@@ -25,8 +25,9 @@ TEXTS = [
     ROOT / "pyproject.toml",
     ROOT / ".ci" / "run",
 ]
-CHECKS = {"exec", "fail", "raises", "warns"}
-"""Calls that make a test one that can fail: those of pytest, and running code that asserts (the documents')."""
+CHECKS = {"exec", "fail", "hears", "hears_nothing", "hears_the_end", "raises", "warns"}
+"""Calls that make a test one that can fail: those of pytest, running code that asserts (the documents'),
+and the peers of diffusion, who hear the octets that they were told to or fail."""
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 FOREIGN_PATHS = re.compile(r"(?<![\w.])/(home|Users|root|work)/\w")
 
